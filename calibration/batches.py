@@ -1,0 +1,338 @@
+"""Data in: what DATA may be, read batch by batch, checked against the model's inputs.
+
+| spelling              | is                                                                          |
+|-----------------------|-----------------------------------------------------------------------------|
+| `data.npz`            | one array per input name, first axis the samples; `labels` beside them      |
+| a folder              | `.npz` (keyed by input name) or `.npy` (models with one input), in name order |
+| `file.py:function`    | yields dicts, tuples or arrays (numpy or torch); or returns a DataLoader     |
+
+A tuple one longer than the model's inputs ends with the labels, as a DataLoader gives them; a dict may
+hold `labels`. Arrays must have the model's dtype: nothing is converted silently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..artifact import digest_files, nearest_name
+from ..errors import DataError, InvalidOption, MissingFile, QCompileError
+from ..shapes import Feeds, TensorInfo, check_feeds, fill_dynamic
+from ..model.source import Source, call, digest_source, load_function, parse_source, where_raised
+
+LABELS = "labels"
+DEFAULT_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Feeds of one inference.
+
+    Attributes:
+        feeds: Input name to array.
+        labels: One label per sample, if the data has them.
+        where: Where it came from, for messages: "data.npz[8:16]", "folder/0003.npy", "f batch 3".
+    """
+
+    feeds: Feeds
+    labels: NDArray[Any] | None
+    where: str
+
+    @property
+    def samples(self) -> int:
+        """Extent of the first axis of the first input (1 for a scalar)."""
+        first = next(iter(self.feeds.values()))
+        return int(first.shape[0]) if first.ndim else 1
+
+
+class Data:
+    """Samples that can be read again and again.
+
+    Args:
+        spec: A spelling of the table above.
+        inputs: The inputs of the model that will be fed.
+        batch_size: Samples fed at once from a `.npz`; a fixed first axis of the model decides over it.
+        limit: Stop after this many samples; None reads all.
+        base: Folder that relative paths start from.
+
+    Raises:
+        MissingFile, InvalidOption: If the spelling leads nowhere.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        inputs: Sequence[TensorInfo],
+        *,
+        batch_size: int | None = None,
+        limit: int | None = None,
+        base: Path | None = None,
+    ) -> None:
+        if limit is not None and limit < 1:
+            raise InvalidOption(f"samples: {limit}; at least 1 is required")
+        if batch_size is not None and batch_size < 1:
+            raise InvalidOption(f"batch size: {batch_size}; at least 1 is required")
+        self.spec, self.inputs, self.limit = spec, tuple(inputs), limit
+        self.batch_size = _batch_size(self.inputs, batch_size)
+        self._source = _locate(spec, base)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield checked batches.
+
+        Raises:
+            DataError: If the data does not fit, raises while it is read, or is empty.
+        """
+        seen = 0
+        for batch in self._read():
+            if self.limit is not None and seen + batch.samples > self.limit:
+                batch = _head(batch, self.limit - seen)
+                if batch is None:
+                    break
+            check_feeds(self.inputs, batch.feeds, batch.where)
+            seen += batch.samples
+            if batch.samples:
+                yield batch
+            if self.limit is not None and seen >= self.limit:
+                break
+        if not seen:
+            raise DataError(
+                f"{self.spec}: holds no samples; at least one is required",
+                hint="check the path, or what the function yields",
+            )
+
+    def digest(self) -> str:
+        """Return a digest that changes when the data may have changed."""
+        if isinstance(self._source, Source):
+            return digest_source(self._source)
+        if self._source.is_dir():
+            files = _sample_files(self._source)
+            names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
+            return f"{digest_files(files)}:{names[:16]}"
+        return digest_files([self._source])
+
+    def _read(self) -> Iterator[Batch]:
+        if isinstance(self._source, Source):
+            return self._read_function(self._source)
+        if self._source.is_dir():
+            return self._read_folder(self._source)
+        return self._read_npz(self._source)
+
+    def _read_npz(self, path: Path) -> Iterator[Batch]:
+        arrays = _load(path)
+        labels = arrays.pop(LABELS, None)
+        feeds = _select(arrays, self.inputs, str(path))
+        extents = {name: array.shape[0] if array.ndim else 0 for name, array in feeds.items()}
+        if labels is not None:
+            extents[LABELS] = len(labels)
+        if len(set(extents.values())) > 1:
+            found = ", ".join(f"{name} {extent}" for name, extent in extents.items())
+            raise DataError(f"{path}: arrays differ in their number of samples ({found})")
+        for start in range(0, next(iter(extents.values())), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            yield Batch(
+                {name: np.ascontiguousarray(array[part]) for name, array in feeds.items()},
+                None if labels is None else labels[part],
+                f"{path.name}[{start}:{start + self.batch_size}]",
+            )
+
+    def _read_folder(self, folder: Path) -> Iterator[Batch]:
+        for path in _sample_files(folder):
+            arrays = _load(path)
+            labels = arrays.pop(LABELS, None)
+            if path.suffix == ".npy":
+                if len(self.inputs) != 1:
+                    raise DataError(
+                        f"{path}: a .npy file has no input names, and the model takes "
+                        f"{len(self.inputs)} inputs",
+                        hint="save .npz files keyed by input name",
+                    )
+                arrays = {self.inputs[0].name: next(iter(arrays.values()))}
+            feeds = {
+                tensor.name: _with_batch_axis(array, tensor)
+                for tensor in self.inputs
+                for array in [_select(arrays, self.inputs, str(path))[tensor.name]]
+            }
+            yield Batch(feeds, labels, f"{folder.name}/{path.name}")
+
+    def _read_function(self, source: Source) -> Iterator[Batch]:
+        result = call(load_function(source), source)
+        if not isinstance(result, Iterable):
+            raise DataError(
+                f"{source.spec}: returned {type(result).__name__}; an iterable of samples is required"
+            )
+        iterator, index = iter(result), 0
+        while True:
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            except QCompileError:
+                raise
+            except Exception as error:
+                # Ending here instead would calibrate on part of the data without a word.
+                raise DataError(
+                    f"{source.spec}: raised {type(error).__name__} at batch {index}: {error}"
+                    f"{where_raised(error, source.path)}",
+                    sample=index,
+                ) from error
+            yield self._as_batch(item, f"{source.function} batch {index}")
+            index += 1
+
+    def _as_batch(self, item: Any, where: str) -> Batch:
+        labels = None
+        if isinstance(item, Mapping):
+            arrays = {str(name): _array(value, where) for name, value in item.items()}
+            labels = arrays.pop(LABELS, None)
+            return Batch(_select(arrays, self.inputs, where), labels, where)
+        values = list(item) if isinstance(item, tuple | list) else [item]
+        if len(values) == len(self.inputs) + 1:
+            labels = _array(values.pop(), where)
+        if len(values) != len(self.inputs):
+            raise DataError(
+                f"{where}: {len(values)} arrays; the model takes {len(self.inputs)} "
+                f"({', '.join(tensor.name for tensor in self.inputs)}), and labels may follow"
+            )
+        names = [tensor.name for tensor in self.inputs]
+        return Batch(
+            {name: _array(value, where) for name, value in zip(names, values, strict=True)},
+            labels,
+            where,
+        )
+
+
+def made_feeds(
+    inputs: Sequence[TensorInfo],
+    *,
+    seed: int = 0,
+    extent: int = 1,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Feeds:
+    """Return made input: standard normal floats, integers and booleans of 0 and 1 (safe as indices).
+
+    Args:
+        inputs: What to make.
+        seed: Equal seeds make equal input.
+        extent: For every dynamic axis.
+        shapes: Shapes to use for some inputs instead.
+
+    Raises:
+        DataError: If an input is of strings, which cannot be made up.
+    """
+    generator = np.random.default_rng(seed)
+    feeds: Feeds = {}
+    for tensor in inputs:
+        shape = (shapes or {}).get(tensor.name) or fill_dynamic(tensor, extent)
+        if tensor.dtype in ("string", "undefined"):
+            raise DataError(
+                f"input {tensor.name!r} is of {tensor.dtype}; no input can be made for it",
+                hint="give data",
+                tensor=tensor.name,
+            )
+        if "float" in tensor.dtype:
+            feeds[tensor.name] = generator.standard_normal(shape).astype(_numpy_dtype(tensor.dtype))
+        else:
+            feeds[tensor.name] = generator.integers(0, 2, shape).astype(tensor.dtype)
+    return feeds
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def _locate(spec: str, base: Path | None) -> Source | Path:
+    if ":" in spec and spec.rpartition(":")[2].isidentifier():
+        return parse_source(spec, base=base)
+    path = Path(spec).expanduser()
+    path = path if path.is_absolute() else (base or Path.cwd()) / path
+    if path.is_dir():
+        return path
+    if not path.exists():
+        raise MissingFile(f"data {spec} does not exist", hint=nearest_name(path), file=path)
+    if path.suffix != ".npz":
+        raise InvalidOption(
+            f"data {spec!r} is none of: .npz, a folder of .npy or .npz, file.py:function"
+        )
+    return path
+
+
+def _batch_size(inputs: Sequence[TensorInfo], asked: int | None) -> int:
+    fixed = {
+        tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)
+    }
+    if len(fixed) == 1:
+        return int(next(iter(fixed)))
+    return asked or DEFAULT_BATCH
+
+
+def _sample_files(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".npz"))
+    if not files:
+        raise DataError(f"{folder}: holds no .npy or .npz file; at least one is required")
+    return files
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"": loaded}
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except Exception as error:  # zipfile, struct and ValueError: numpy has no one type for "damaged"
+        raise DataError(
+            f"{path}: cannot be read as numpy data ({error})",
+            hint="pickled objects are not read; save plain arrays with numpy.savez",
+            file=path,
+        ) from error
+
+
+def _select(
+    arrays: Mapping[str, NDArray[Any]], inputs: Sequence[TensorInfo], where: str
+) -> dict[str, NDArray[Any]]:
+    """Keep the arrays that are inputs; a stray or missing one is refused by `check_feeds`."""
+    missing = [tensor.name for tensor in inputs if tensor.name not in arrays]
+    if missing:
+        raise DataError(
+            f"{where}: input {missing[0]!r} is missing; found {', '.join(arrays) or 'nothing'}",
+            hint="key the arrays by the model's input names",
+            tensor=missing[0],
+        )
+    return dict(arrays)
+
+
+def _with_batch_axis(array: NDArray[Any], tensor: TensorInfo) -> NDArray[Any]:
+    """A file holds one sample or a batch; a single sample gets the first axis."""
+    return array[None] if array.ndim == len(tensor.shape) - 1 else array
+
+
+def _array(value: Any, where: str) -> NDArray[Any]:
+    if hasattr(value, "detach"):  # a torch tensor, without importing torch
+        value = value.detach().cpu().numpy()
+    if not isinstance(value, np.ndarray | np.generic | int | float | list):
+        raise DataError(
+            f"{where}: holds {type(value).__name__}; arrays or tensors are required",
+            hint="yield a dict of arrays, a tuple of arrays, or (inputs, labels)",
+        )
+    return np.asarray(value)
+
+
+def _head(batch: Batch, samples: int) -> Batch | None:
+    """The first samples of a batch; None when its inputs do not share the first axis."""
+    extents = {array.shape[0] if array.ndim else 0 for array in batch.feeds.values()}
+    if extents != {batch.samples}:
+        return None
+    return Batch(
+        {name: array[:samples] for name, array in batch.feeds.items()},
+        None if batch.labels is None else batch.labels[:samples],
+        batch.where,
+    )

@@ -1,0 +1,112 @@
+"""Counts of a tensor's values that depend only on the values.
+
+Bins are `2**exponent` wide, `BINS` on each side of zero. When a value falls outside, the exponent grows
+and neighbouring bins merge. A power of two scales exactly and `floor(floor(x / w) / 2) == floor(x / 2w)`,
+so the counts are a function of the multiset of values alone: batch size, order and sharding cannot
+change a single one, and two histograms merge without loss.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 2048
+"""Bins on each side of zero, a power of two. At least half of them are in use on one side."""
+
+_LOWEST_EXPONENT = -160  # below float32's least subnormal, 2**-149, even divided by BINS
+_CHUNK = 1 << 20  # values binned at a time: bounds the float64 temporaries to a few MB
+
+
+class NonFinite(ValueError):
+    """Values hold NaN or infinity; `what` says which."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+@dataclass
+class Histogram:
+    """Counts of one tensor.
+
+    Attributes:
+        exponent: Bins are `2**exponent` wide; determined by the largest magnitude seen.
+        counts: int64 [2 * BINS]; bin `i` holds values in `[i - BINS, i - BINS + 1) * width`.
+        min, max: Exact extremes; `inf` and `-inf` while empty.
+    """
+
+    exponent: int = _LOWEST_EXPONENT
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2 * BINS, np.int64))
+    min: float = math.inf
+    max: float = -math.inf
+
+    @property
+    def width(self) -> float:
+        """Width of a bin in the tensor's units."""
+        return math.ldexp(1.0, self.exponent)
+
+    @property
+    def total(self) -> int:
+        """Number of values counted."""
+        return int(self.counts.sum())
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Count the values of an array of any shape; float16, float32 or float64.
+
+        Raises:
+            NonFinite: If there is a NaN or an infinity; nothing is counted then.
+        """
+        flat = values.reshape(-1)
+        if not flat.size:
+            return
+        low, high = float(flat.min()), float(flat.max())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise NonFinite("NaN" if math.isnan(low) or math.isnan(high) else "infinity")
+        self.min, self.max = min(self.min, low), max(self.max, high)
+        self._grow(_exponent_for(max(abs(low), abs(high))))
+        scale = math.ldexp(1.0, -self.exponent)
+        for start in range(0, flat.size, _CHUNK):
+            # float64: x * 2**-e is exact for every float32, subnormals included; in float32 it is not.
+            scaled = flat[start : start + _CHUNK].astype(np.float64)
+            scaled *= scale
+            np.floor(scaled, out=scaled)
+            indices = scaled.astype(np.int64)
+            indices += BINS
+            self.counts += np.bincount(indices, minlength=2 * BINS)
+
+    def merge(self, other: Histogram) -> None:
+        """Add another histogram's counts; exact."""
+        self._grow(other.exponent)
+        self.counts += _merged(other.counts, self.exponent - other.exponent)
+        self.min, self.max = min(self.min, other.min), max(self.max, other.max)
+
+    def magnitudes(self) -> NDArray[np.int64]:
+        """Return counts of absolute values, int64 [BINS]: bin `i` is `[i, i + 1) * width`."""
+        folded: NDArray[np.int64] = self.counts[BINS:] + self.counts[BINS - 1 :: -1]
+        return folded
+
+    def _grow(self, exponent: int) -> None:
+        if exponent > self.exponent:
+            self.counts = _merged(self.counts, exponent - self.exponent)
+            self.exponent = exponent
+
+
+def _exponent_for(magnitude: float) -> int:
+    """The exponent at which `BINS` bins reach past a magnitude: magnitude < BINS * 2**exponent."""
+    if magnitude == 0.0:
+        return _LOWEST_EXPONENT
+    return max(math.frexp(magnitude)[1] - BINS.bit_length() + 1, _LOWEST_EXPONENT)
+
+
+def _merged(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
+    if doublings == 0:
+        return counts
+    indices = (np.arange(-BINS, BINS) >> min(doublings, 63)) + BINS
+    merged = np.zeros_like(counts)
+    np.add.at(merged, indices, counts)
+    return merged

@@ -1,0 +1,152 @@
+"""From a histogram to the magnitude at which a tensor is clipped.
+
+Each method takes counts of absolute values (`Histogram.magnitudes`) and returns amax in the tensor's
+units; the scale follows as `amax / 127` for symmetric int8.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CalibrationError, InvalidOption
+from .histogram import Histogram
+
+Method = Literal["minmax", "percentile", "entropy"]
+METHODS: tuple[Method, ...] = ("minmax", "percentile", "entropy")
+
+DEFAULT_PERCENTILE = 99.99
+
+
+def amax(histogram: Histogram, method: Method, *, percentile: float = DEFAULT_PERCENTILE) -> float:
+    """Return the clipping magnitude by the named method.
+
+    Raises:
+        InvalidOption: If the method is unknown or the percentile outside (0, 100].
+        CalibrationError: If the histogram is empty.
+    """
+    if method == "minmax":
+        return amax_minmax(histogram)
+    if method == "percentile":
+        return amax_percentile(histogram, percentile)
+    if method == "entropy":
+        return amax_entropy(histogram)
+    raise InvalidOption(f"method {method!r} is unknown; known are {', '.join(METHODS)}")
+
+
+def amax_minmax(histogram: Histogram) -> float:
+    """Return the largest magnitude seen, exactly.
+
+    Raises:
+        CalibrationError: If the histogram is empty.
+    """
+    _require_values(histogram)
+    return max(abs(histogram.min), abs(histogram.max))
+
+
+def amax_percentile(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE) -> float:
+    """Return the magnitude that `percentile` percent of the values do not exceed.
+
+    Within one bin of `numpy.percentile(abs(values), percentile)`, at most the largest magnitude.
+
+    Raises:
+        InvalidOption: If the percentile is outside (0, 100].
+        CalibrationError: If the histogram is empty.
+    """
+    if not 0.0 < percentile <= 100.0:
+        raise InvalidOption(f"percentile {percentile}: a number above 0 and at most 100 is required")
+    largest = amax_minmax(histogram)
+    cumulative = np.cumsum(histogram.magnitudes())
+    # numpy's default interpolates between the order statistics around rank p * (n - 1).
+    rank = percentile / 100.0 * (int(cumulative[-1]) - 1)
+    index = int(np.searchsorted(cumulative, rank, side="right"))
+    return min((index + 1) * histogram.width, largest)
+
+
+def amax_entropy(histogram: Histogram, *, num_bits: int = 8) -> float:
+    """Return the clipping magnitude that loses least information.
+
+    Minimizes KL(P‖Q) over every candidate of `i` bins, `2**(num_bits-1) <= i <= bins`: P is the clipped
+    distribution with its tail folded into the last bin; Q is P without the tail, quantized to
+    `2**(num_bits-1)` levels (bin `j` belongs to level `j * levels // i`) and spread evenly over the bins
+    of each level that are not empty in P (Migacz, GTC 2017, "8-bit inference with TensorRT"). A
+    candidate for which Q is zero where P is not has infinite divergence. As TensorRT does, the count of
+    the bin at zero is replaced by its neighbour's: the spike that a ReLU leaves at zero is represented
+    exactly at any scale and must not decide.
+
+    Args:
+        histogram: Counts of one tensor.
+        num_bits: Width of the signed integer, 2 to 8.
+
+    Returns:
+        amax in the tensor's units, at most the largest magnitude seen.
+
+    Raises:
+        CalibrationError: If the histogram is empty.
+    """
+    largest = amax_minmax(histogram)
+    counts = histogram.magnitudes().astype(np.float64)
+    counts[0] = counts[1]
+    levels = 1 << (num_bits - 1)
+    used = np.flatnonzero(counts)
+    if not used.size or used[-1] < levels:
+        return largest
+    candidates = np.arange(levels, used[-1] + 2)
+    divergences = entropy_divergences(counts, candidates, levels)
+    best = int(candidates[int(np.argmin(divergences))])
+    return min(best * histogram.width, largest)
+
+
+def entropy_divergences(
+    counts: NDArray[np.float64], candidates: NDArray[np.int64], levels: int
+) -> NDArray[np.float64]:
+    """Return KL(P‖Q) of every candidate at once, by prefix sums: float64 [len(candidates)].
+
+    With `S_k` the counts and `n_k` the non-empty bins of level `k`, T all counts and C those kept:
+    KL = (Σ p log p − Σ_k S_k log(S_k / n_k) − tail · log q_last) / T − log T + log C.
+
+    Args:
+        counts: float64 [bins], of magnitudes.
+        candidates: int64, each the number of bins kept, `levels` to bins.
+        levels: Number of quantized levels.
+    """
+    total = counts.sum()
+    kept = _prefix(counts)
+    filled = _prefix((counts > 0).astype(np.float64))
+    plogp = _prefix(_xlogx(counts))
+
+    tail = total - kept[candidates]
+    last = counts[candidates - 1]
+    # The first bin of level k, ceil(k * i / levels), for every candidate i: int64 [candidates, levels + 1]
+    edges = -(-np.arange(levels + 1)[None, :] * candidates[:, None] // levels)
+    sums = np.diff(kept[edges], axis=1)
+    bins = np.diff(filled[edges], axis=1)
+    # The tail fills the last bin of P, so it counts as non-empty even where no value fell into it.
+    bins[:, -1] += (last == 0) & (tail > 0)
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.where(sums > 0, sums * np.log(sums / bins), 0.0).sum(axis=1)
+        share = np.log(sums[:, -1] / bins[:, -1])
+        cross = spread + np.where(tail > 0, tail * share, 0.0)
+        own = plogp[candidates] - _xlogx(last) + _xlogx(last + tail)
+        divergence = (own - cross) / total - np.log(total) + np.log(kept[candidates])
+    return np.where(np.isfinite(divergence), divergence, np.inf)
+
+
+def _require_values(histogram: Histogram) -> None:
+    if histogram.max < histogram.min:
+        raise CalibrationError(
+            "no values were observed; a threshold needs at least one",
+            hint="calibrate with samples in which the tensor is not empty",
+        )
+
+
+def _prefix(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _xlogx(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values > 0, values * np.log(values), 0.0)

@@ -1,0 +1,101 @@
+"""Does an ONNX file compute what its original computed? Run both, on real or made input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..artifact import Check
+from ..errors import EngineUnavailable, ModelError, first_line
+from ..model.fidelity import fidelity, worst
+from ..shapes import Feeds, format_shape
+
+Outputs = list[NDArray[Any]]
+
+
+class OnnxReference:
+    """A plain ONNX Runtime session of a file, for comparing outputs.
+
+    Raises:
+        EngineUnavailable: If ONNX Runtime is missing.
+        ModelError: If it refuses the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise EngineUnavailable(
+                f"checking outputs needs ONNX Runtime, which cannot be imported ({error})",
+                hint="pip install 'qcompile[cpu]'",
+                engine="onnxruntime",
+            ) from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # its exceptions share no narrower base
+            raise ModelError(
+                f"{path}: ONNX Runtime refuses it: {first_line(error)}", file=path
+            ) from error
+        self.path = path
+        self.names = [value.name for value in self._session.get_outputs()]
+
+    def __call__(self, feeds: Feeds) -> Outputs:
+        """Return the outputs in order.
+
+        Raises:
+            ModelError: If inference fails.
+        """
+        try:
+            return list(self._session.run(self.names, feeds))
+        except Exception as error:
+            shapes = ", ".join(f"{name}:{format_shape(a.shape)}" for name, a in feeds.items())
+            raise ModelError(
+                f"{self.path}: ONNX Runtime fails on {shapes}: {first_line(error)}", file=self.path
+            ) from error
+
+
+def compare_outputs(
+    subject: str, names: Sequence[str], pairs: Iterable[tuple[Outputs, Outputs]]
+) -> Check:
+    """Return whether every pair (reference, outputs) is equal up to float32 rounding.
+
+    Args:
+        subject: Name of the check, such as "same outputs as PyTorch at batch 3".
+        names: Names of the outputs, in order.
+        pairs: Reference and found outputs of each input.
+    """
+    compared = 0
+    lowest = ("", float("inf"))
+    for reference, found in pairs:
+        if len(reference) != len(found):
+            return Check(subject, False, f"{len(found)} outputs; {len(reference)} are required")
+        values = {}
+        for name, expected, output in zip(names, reference, found, strict=True):
+            if expected.shape != output.shape:
+                return Check(
+                    subject,
+                    False,
+                    f"output {name!r}: shape {format_shape(output.shape)}; "
+                    f"{format_shape(expected.shape)} is required",
+                )
+            values[name] = fidelity(expected, output)
+        for name, value in values.items():
+            if not value.close:
+                return Check(
+                    subject,
+                    False,
+                    f"output {name!r} differs by up to {value.max_abs_error:.3g} "
+                    f"(largest value {value.max_abs:.3g}, {value.snr_db:.1f} dB)",
+                )
+        name, value = worst(values)
+        lowest = min(lowest, (name, value.snr_db), key=lambda item: item[1])
+        compared += 1
+    quality = "equal" if lowest[1] == float("inf") else f"{lowest[1]:.1f} dB or better"
+    return Check(subject, True, f"{compared} input{'s' * (compared != 1)}, {quality}")

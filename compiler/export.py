@@ -1,0 +1,260 @@
+"""`qcompile export`: a model source becomes one checked ONNX file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ..calibration import Data, made_feeds
+from ..errors import ExportError, InvalidOption, ModelError, first_line
+from ..model.onnx_file import (
+    check_onnx, count_operators, external_files, load_checked, load_onnx, model_io, opset, save_onnx,
+)  # fmt: skip
+from ..model.source import LoadedModel, Source, import_torch, load_torch, parse_source
+from ..progress import Progress, quiet, silent
+from ..shapes import Feeds, TensorInfo
+from .check import OnnxReference, Outputs, compare_outputs
+from .example import CHECK_EXTENTS, Example, make_example
+from .failure import explain_export_failure
+
+DEFAULT_OPSET = 20
+OPSETS = range(13, 24)
+
+
+def export(
+    model: str | Source | Any,
+    output: str | Path,
+    *,
+    inputs: Sequence[str | TensorInfo] = (),
+    outputs: Sequence[str] = (),
+    dynamic: Sequence[str] = (),
+    opset_version: int = DEFAULT_OPSET,
+    data: str | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Export a model to ONNX, check the file, and compare its outputs with the original's.
+
+    Args:
+        model: A MODEL spelling (`model.source`) or an `nn.Module`.
+        output: The .onnx file to write.
+        inputs: `NAME:SHAPE[:DTYPE]` each, in the order of `forward`; named axes are dynamic.
+        outputs: Names for the outputs.
+        dynamic: `INPUT:AXIS=NAME` each.
+        opset_version: ONNX opset to export to.
+        data: Samples (`calibration.batches`) whose first batch is compared too.
+        progress: Told of every step.
+
+    Returns:
+        The ONNX file and its manifest.
+
+    Raises:
+        ExportError: If PyTorch cannot express the model in ONNX, naming operator and module.
+        ModelError: If the file fails the checker, or computes something else.
+    """
+    output = Path(output)
+    if opset_version not in OPSETS:
+        raise InvalidOption(
+            f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported"
+        )
+    source = parse_source(model) if isinstance(model, str) else model
+    if isinstance(source, Source) and source.kind == "onnx":
+        return _take_onnx(source, output)
+    progress("load the model")
+    loaded = (
+        load_torch(source) if isinstance(source, Source) else LoadedModel(source.eval(), None)
+    )
+    label = source.spec if isinstance(source, Source) else type(source).__name__
+    example = make_example(loaded, inputs, dynamic)
+    reference = _run_original(loaded, example, example.feeds, label)
+    names = _output_names(outputs, reference)
+    with writing(output) as path:
+        progress("export to ONNX")
+        _write(loaded, source, example, names, opset_version, path, label)
+        progress("check the ONNX file")
+        proto = load_checked(path)
+        if opset(proto) != opset_version:
+            raise ExportError(
+                f"{label}: opset {opset_version} was asked for; the exporter reached {opset(proto)}",
+                hint=f"give --opset {opset(proto)}; an operator has no older form",
+            )
+        checks = list(_checks(loaded, example, path, names, data, label, progress))
+        _require(checks, label)
+        manifest = commit(path, _manifest(proto, label, opset_version, checks))
+    return Artifact(output, manifest)
+
+
+def _write(
+    loaded: LoadedModel,
+    source: Any,
+    example: Example,
+    names: Sequence[str],
+    opset_version: int,
+    path: Path,
+    label: str,
+) -> None:
+    torch = import_torch()
+    arguments, keywords = example.arguments(example.feeds)
+    common = {
+        "input_names": [tensor.name for tensor in example.inputs],
+        "output_names": list(names),
+        "opset_version": opset_version,
+    }
+    try:
+        with quiet():
+            if isinstance(loaded.module, torch.jit.ScriptModule):
+                # The dynamo exporter traces Python; a TorchScript archive has none left.
+                torch.onnx.export(
+                    loaded.module, arguments, str(path), dynamo=False,
+                    dynamic_axes={t.name: t.dynamic_axes for t in example.inputs}, **common,
+                )  # fmt: skip
+                return
+            program = torch.onnx.export(
+                loaded.module, arguments, kwargs=keywords, dynamo=True, verbose=False,
+                dynamic_shapes=_dynamic_shapes(example), **common,
+            )  # fmt: skip
+            program.save(str(path), external_data=_is_large(loaded.module))
+    except Exception as error:
+        raise explain_export_failure(error, label) from error
+
+
+def _dynamic_shapes(example: Example) -> Any:
+    torch = import_torch()
+    dims: dict[str, Any] = {}
+    shapes: list[dict[int, Any]] = []
+    for tensor in example.inputs:
+        axes = {}
+        for axis, name in tensor.dynamic_axes.items():
+            dims.setdefault(name, torch.export.Dim(name if name != "?" else f"{tensor.name}_{axis}"))
+            axes[axis] = dims[name]
+        shapes.append(axes)
+    if not any(shapes):
+        return None
+    if example.by_name:
+        return {tensor.name: axes for tensor, axes in zip(example.inputs, shapes, strict=True)}
+    return tuple(shapes)
+
+
+def _is_large(module: Any) -> bool:
+    total = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    return bool(total > (1 << 31) - (1 << 26))
+
+
+def _run_original(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
+    try:
+        with quiet():
+            return example.call(loaded.module, feeds)
+    except Exception as error:
+        raise ModelError(
+            f"{label}: raised {type(error).__name__} on its input: {first_line(error)}",
+            hint="check the --input shapes and dtypes against forward()",
+        ) from error
+
+
+def _flat(outputs: Any) -> tuple[list[str], Outputs]:
+    """Names (empty where the structure has none) and arrays of whatever `forward` returns."""
+    torch = import_torch()
+    if isinstance(outputs, torch.Tensor):
+        return [""], [outputs.detach().cpu().numpy()]
+    items = (
+        outputs.items()
+        if isinstance(outputs, Mapping)
+        else [("", item) for item in outputs]
+        if isinstance(outputs, tuple | list)
+        else []
+    )
+    names, arrays = [], []
+    for name, item in items:
+        inner, values = _flat(item)
+        names += [str(name) if len(inner) == 1 else "" for _ in inner]
+        arrays += values
+    return names, arrays
+
+
+def _output_names(given: Sequence[str], reference: Any) -> list[str]:
+    names, arrays = _flat(reference)
+    if not arrays:
+        raise ExportError(
+            f"forward returned {type(reference).__name__}; tensors, or a tuple or dict of them, "
+            "are required"
+        )
+    if given:
+        if len(given) != len(arrays):
+            raise InvalidOption(f"{len(given)} output names for {len(arrays)} outputs")
+        return list(given)
+    if all(names) and len(set(names)) == len(names):
+        return names
+    return ["output"] if len(arrays) == 1 else [f"output_{i}" for i in range(len(arrays))]
+
+
+def _checks(
+    loaded: LoadedModel,
+    example: Example,
+    path: Path,
+    names: Sequence[str],
+    data: str | None,
+    label: str,
+    progress: Progress,
+) -> Iterator[Check]:
+    yield Check("ONNX checker and shape inference", True, f"opset {opset(load_onnx(path))}")
+    session = OnnxReference(path)
+
+    def pair(feeds: Feeds) -> tuple[Outputs, Outputs]:
+        return _flat(_run_original(loaded, example, feeds, label))[1], session(feeds)
+
+    if example.has_dynamic_batch:
+        for extent in CHECK_EXTENTS:
+            progress(f"compare with PyTorch at batch {extent}")
+            yield compare_outputs(
+                f"same outputs as PyTorch at batch {extent}", names, [pair(example.resized(extent))]
+            )
+    else:
+        progress("compare with PyTorch")
+        yield compare_outputs("same outputs as PyTorch", names, [pair(example.feeds)])
+    if data is not None:
+        batch = next(iter(Data(data, example.inputs)))
+        yield compare_outputs("same outputs as PyTorch on the data", names, [pair(batch.feeds)])
+
+
+def _require(checks: Sequence[Check], label: str) -> None:
+    for check in checks:
+        if not check.passed:
+            raise ModelError(
+                f"{label}: the exported file failed '{check.name}': {check.detail}",
+                hint="is the model in evaluation mode and free of randomness? "
+                "data-dependent Python branches are frozen at export",
+            )
+
+
+def _take_onnx(source: Source, output: Path) -> Artifact:
+    """An ONNX file given as MODEL is checked and copied: the road starts from it."""
+    proto = load_checked(source.file)
+    with writing(output) as path:
+        if external_files(source.file):
+            save_onnx(proto, path)  # the side file gets the new name
+        else:
+            shutil.copyfile(source.file, path)
+        check_onnx(path)
+        session = OnnxReference(path)
+        session(made_feeds(model_io(proto).inputs))
+        checks = [
+            Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"),
+            Check("runs in ONNX Runtime", True, "one made input"),
+        ]
+        manifest = commit(path, _manifest(proto, source.spec, opset(proto), checks))
+    return Artifact(output, manifest)
+
+
+def _manifest(proto: Any, label: str, version: int, checks: Sequence[Check]) -> Manifest:
+    return Manifest(
+        kind="onnx",
+        stage="export",
+        precision="fp32",
+        io=model_io(proto),
+        tools=tool_versions("torch", "onnx", "onnxscript", "onnxruntime"),
+        options={"model": label, "opset": version},
+        proof={"operators": count_operators(proto)},
+        checks=checks,
+    )

@@ -1,0 +1,109 @@
+"""What the quantizers need of a graph, without changing what it computes.
+
+1. Opset 13 or newer: per-channel Q/DQ has an axis only from there.
+2. Initializers are no longer listed as inputs (files older than IR version 4 do that), so they are fixed.
+3. Every node has a name of its own: placement speaks of nodes by name.
+4. `Sum` of two is `Add`: the quantizers know a residual add by that name.
+5. A bias read by several nodes is copied: its int32 scale differs with each.
+6. Every tensor whose type and shape can be inferred has them written in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import UnsupportedOperator, first_line
+from ..model.graph import consumers, name_nodes, without_weights
+from ..model.onnx_file import opset
+
+if TYPE_CHECKING:
+    import onnx
+
+LOWEST_OPSET = 13
+
+
+def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model as described above.
+
+    Raises:
+        UnsupportedOperator: If the model is of an older opset and an operator cannot be converted.
+    """
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _drop_initializers_from_inputs(copy)
+    copy = raise_opset(copy, LOWEST_OPSET)
+    copy.ir_version = max(copy.ir_version, 8)
+    name_nodes(copy.graph)
+    _sum_to_add(copy.graph)
+    _copy_shared_biases(copy.graph)
+    infer_into(copy)
+    return copy
+
+
+def raise_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
+    """Return the model in opset `lowest` or newer.
+
+    Raises:
+        UnsupportedOperator: Naming what ONNX's converter could not take.
+    """
+    import onnx
+
+    found = opset(model)
+    if found >= lowest:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, lowest)
+    except Exception as error:  # RuntimeError and ConvertError, by the converter's mood
+        raise UnsupportedOperator(
+            f"opset {found} cannot be converted to {lowest}: {first_line(error)}",
+            hint=f"export the model again with opset {lowest} or newer",
+        ) from error
+
+
+def infer_into(model: onnx.ModelProto) -> None:
+    """Write inferred types and shapes of tensors into the model."""
+    import onnx
+
+    try:
+        inferred = onnx.shape_inference.infer_shapes(without_weights(model))
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        return  # what is declared remains; a node that needs more is refused where it is used
+    known = {value.name for value in model.graph.value_info}
+    for value in inferred.graph.value_info:
+        if value.name not in known:
+            model.graph.value_info.append(value)
+
+
+def _drop_initializers_from_inputs(model: onnx.ModelProto) -> None:
+    stored = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in stored]
+    if len(kept) != len(model.graph.input):
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+        model.ir_version = max(model.ir_version, 4)
+
+
+def _sum_to_add(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        if node.op_type == "Sum" and node.domain in ("", "ai.onnx") and len(node.input) == 2:
+            node.op_type = "Add"
+
+
+def _copy_shared_biases(graph: onnx.GraphProto) -> None:
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    readers = consumers(graph)
+    seen: set[str] = set()
+    for node in graph.node:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3:
+            continue
+        bias = node.input[2]
+        if bias not in stored or len(readers[bias]) == 1:
+            continue
+        if bias in seen:
+            copy = graph.initializer.add()
+            copy.CopyFrom(stored[bias])
+            copy.name = f"{bias}/{node.name}"
+            node.input[2] = copy.name
+        seen.add(bias)

@@ -1,0 +1,189 @@
+"""`qcompile simplify`: fewer nodes, the same model.
+
+onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing. What it gives
+back is taken only if no input, output or dynamic axis changed and the outputs are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ..calibration import Data, made_feeds
+from ..errors import EngineUnavailable, first_line
+from ..model.onnx_file import (
+    check_onnx, count_operators, fingerprint, load_onnx, model_io, opset, save_onnx,
+)  # fmt: skip
+from ..progress import Progress, quiet, silent
+from ..shapes import Feeds, ModelIO
+from .check import OnnxReference, compare_outputs
+
+if TYPE_CHECKING:
+    import onnx
+
+_DATA_BATCHES = 2
+
+
+def simplify(
+    model: str | Path,
+    output: str | Path,
+    *,
+    data: str | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Simplify an ONNX file; where that fails or changes the model, keep it as it is, with a warning.
+
+    Args:
+        model: ONNX file.
+        output: ONNX file to write.
+        data: Samples to check the outputs on; made input otherwise.
+        progress: Told of every step.
+
+    Returns:
+        The file and its manifest; `proof["removed"]` counts nodes by type, `warnings` say why the model
+        was left as it is.
+
+    Raises:
+        ModelError: If the given model itself is damaged.
+        DataError: If the data does not fit the model.
+    """
+    model, output = Path(model), Path(output)
+    before = load_onnx(model)
+    check_onnx(model)
+    reference = OnnxReference(model)
+    feeds = list(_feeds(before, data))
+    expected = [reference(item) for item in feeds]
+    progress("simplify")
+    with writing(output) as path:
+        after, checks, warnings = _attempt(before, path, feeds, expected, reference.names)
+        if after is None:
+            after = before
+            save_onnx(before, path)
+        manifest = commit(path, _manifest(model, before, after, checks, warnings))
+    return Artifact(output, manifest)
+
+
+def removed_nodes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return operator to number of nodes that went (negative where some came)."""
+    difference = {name: before.get(name, 0) - after.get(name, 0) for name in {*before, *after}}
+    return {
+        name: count
+        for name, count in sorted(difference.items(), key=lambda item: (-item[1], item[0]))
+        if count
+    }
+
+
+def _attempt(
+    before: onnx.ModelProto,
+    path: Path,
+    feeds: list[Feeds],
+    expected: list[Any],
+    names: list[str],
+) -> tuple[onnx.ModelProto | None, list[Check], list[str]]:
+    """Return the simplified model written to `path`, or None with the reason as a warning."""
+    kept = "the model was left as it is"
+    try:
+        after = _run_onnxsim(before)
+        restore_io(before, after)
+        save_onnx(after, path)
+        check_onnx(path)
+        found = [OnnxReference(path)(item) for item in feeds]
+    except EngineUnavailable:
+        raise
+    except Exception as error:  # onnxsim fails in many ways; every one of them leaves the model whole
+        return None, [], [f"onnxsim failed ({type(error).__name__}: {first_line(error)}); {kept}"]
+    same_io = _same_io(model_io(before), model_io(after))
+    equal = compare_outputs("same outputs as before", names, zip(expected, found, strict=True))
+    checks = [same_io, equal]
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        detail = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+        return None, [], [f"onnxsim changed the model ({detail}); {kept}"]
+    return after, checks, []
+
+
+def _run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        import onnxsim
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"simplify needs onnxsim, which cannot be imported ({error})",
+            hint="pip install onnxsim",
+            engine="onnxsim",
+        ) from error
+    with quiet():
+        simplified, ok = onnxsim.simplify(model)
+    if not ok:
+        raise RuntimeError("its own check of the outputs failed")
+    return simplified  # type: ignore[no-any-return]
+
+
+def restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Write the declared shapes of inputs and outputs back: names of dynamic axes may have gone."""
+    stored = {tensor.name for tensor in after.graph.initializer}
+    for values, originals in (
+        (after.graph.input, before.graph.input),
+        (after.graph.output, before.graph.output),
+    ):
+        declared = {value.name: value for value in originals}
+        for value in values:
+            if value.name in declared and value.name not in stored:
+                value.CopyFrom(declared[value.name])
+
+
+def _same_io(before: ModelIO, after: ModelIO) -> Check:
+    name = "same inputs, outputs and dynamic axes"
+    for kind in ("inputs", "outputs"):
+        old = {tensor.name: tensor for tensor in getattr(before, kind)}
+        new = {tensor.name: tensor for tensor in getattr(after, kind)}
+        for tensor in old.values():
+            if tensor.name not in new:
+                return Check(name, False, f"{kind[:-1]} {tensor.name!r} was lost")
+            if new[tensor.name] != tensor:
+                return Check(name, False, f"{tensor} became {new[tensor.name]}")
+        if list(old) != list(new):
+            return Check(name, False, f"{kind} are now {', '.join(new)}")
+    return Check(name, True, f"{len(before.inputs)} in, {len(before.outputs)} out")
+
+
+def _feeds(model: onnx.ModelProto, data: str | None) -> Iterator[Feeds]:
+    inputs = model_io(model).inputs
+    if data is None:
+        # Two extents, so that a batch axis that was folded to a constant is found out.
+        yield made_feeds(inputs, seed=0, extent=1)
+        if any(tensor.dynamic_axes for tensor in inputs):
+            yield made_feeds(inputs, seed=1, extent=3)
+        return
+    for index, batch in enumerate(Data(data, inputs)):
+        if index == _DATA_BATCHES:
+            return
+        yield batch.feeds
+
+
+def _manifest(
+    model: Path,
+    before: onnx.ModelProto,
+    after: onnx.ModelProto,
+    checks: list[Check],
+    warnings: list[str],
+) -> Manifest:
+    counts = count_operators(before), count_operators(after)
+    return Manifest(
+        kind="onnx",
+        stage="simplify",
+        precision="fp32",
+        io=model_io(after),
+        sources={"model": fingerprint(model)},
+        tools=tool_versions("onnx", "onnxsim", "onnxruntime"),
+        options={"opset": opset(after)},
+        proof={
+            "operators": counts[1],
+            "nodes_before": sum(counts[0].values()),
+            "nodes_after": sum(counts[1].values()),
+            "removed": removed_nodes(*counts),
+        },
+        checks=checks,
+        warnings=warnings,
+    )

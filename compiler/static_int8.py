@@ -1,0 +1,176 @@
+"""Static INT8: Q/DQ placed by `onnxruntime.quantization` where our plan says, with our ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..calibration import Ranges
+from ..errors import CalibrationError, QuantizationError, first_line
+from ..model.graph import consumers, drop_unused_initializers, producers
+from ..progress import quiet
+from .placement import WEIGHTED, Placement
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def quantize_static(
+    model: onnx.ModelProto, placement: Placement, ranges: Mapping[str, tuple[float, float]]
+) -> onnx.ModelProto:
+    """Return the prepared model with Q/DQ pairs.
+
+    Args:
+        model: From `prepare.prepared`; it is changed.
+        placement: From `placement.plan`.
+        ranges: Tensor name to (min, max) in real units.
+
+    Raises:
+        CalibrationError: If a tensor that gets a scale has no range.
+        QuantizationError: If a scale is not positive and finite, or a planned node was passed over.
+    """
+    from onnxruntime.quantization import (
+        CalibrationMethod, QDQQuantizer, QuantType, TensorData, TensorsData,
+    )  # fmt: skip
+
+    values = {
+        name: TensorData(lowest=np.float32(low), highest=np.float32(high))
+        for name, (low, high) in ranges.items()
+    }
+    tensorrt = placement.target == "tensorrt"
+    operators = sorted({n.op_type for n in model.graph.node if n.name in set(placement.nodes)})
+    _mark_inferred(model)
+    try:
+        with quiet():
+            quantizer = QDQQuantizer(
+                model,
+                per_channel=True,
+                reduce_range=False,
+                weight_qType=QuantType.QInt8,
+                activation_qType=QuantType.QInt8 if tensorrt else QuantType.QUInt8,
+                tensors_range=TensorsData(CalibrationMethod.MinMax, values),
+                nodes_to_quantize=list(placement.nodes),
+                nodes_to_exclude=[],
+                op_types_to_quantize=operators,
+                extra_options=_TENSORRT_OPTIONS | {"OpTypesToExcludeOutputQuantization": operators}
+                if tensorrt
+                else _ONNXRUNTIME_OPTIONS,
+            )
+            quantizer.quantize_model()
+            quantizer.model.topological_sort()
+    except ValueError as error:
+        raise _missing_range(error, ranges) from error
+    quantized: onnx.ModelProto = quantizer.model.model
+    if not tensorrt:
+        _float_outputs(quantized.graph)
+    drop_unused_initializers(quantized.graph)
+    _check_scales(quantized)
+    return quantized
+
+
+_ONNXRUNTIME_OPTIONS: dict[str, Any] = {"ActivationSymmetric": False, "WeightSymmetric": True}
+
+_TENSORRT_OPTIONS: dict[str, Any] = {
+    "ActivationSymmetric": True,
+    "WeightSymmetric": True,
+    "QuantizeBias": False,  # its parser refuses int32 DequantizeLinear
+    "AddQDQPairToWeight": True,  # 8.5 takes weights as float behind a pair, not as stored int8
+}
+
+
+def quantized_nodes(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """Return operator to names of the weighted nodes all of whose operands are dequantized."""
+    made_by = producers(model.graph)
+    found: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        if node.op_type in WEIGHTED:
+            operands = [made_by.get(name) for name in node.input[:2]]
+            if all(n is not None and n.op_type == "DequantizeLinear" for n in operands):
+                found.setdefault(node.op_type, []).append(node.name)
+    return found
+
+
+def float_nodes(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """Return operator to names of the weighted nodes that compute in float."""
+    quantized = {name for names in quantized_nodes(model).values() for name in names}
+    found: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        if node.op_type in WEIGHTED and node.name not in quantized:
+            found.setdefault(node.op_type, []).append(node.name)
+    return found
+
+
+def activation_ranges(
+    ranges: Ranges, method: str | None, percentile: float | None
+) -> dict[str, tuple[float, float]]:
+    """Return tensor name to (min, max) by the method, for every observed tensor."""
+    return {
+        name: ranges.clipped(name, method, percentile)  # type: ignore[arg-type]
+        for name in ranges.histograms
+    }
+
+
+def _mark_inferred(model: onnx.ModelProto) -> None:
+    """Tell the quantizer that shapes are inferred, so that it does not write and read the model again."""
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "onnx.infer", "onnxruntime.quant"
+
+
+def _missing_range(error: ValueError, ranges: Iterable[str]) -> Exception:
+    import re
+
+    match = re.search(r"(?:param|tensor|for)\W+['\"]?([^\s'\"]+)['\"]?", str(error))
+    name = match.group(1) if match else ""
+    if name and name not in set(ranges):
+        return CalibrationError(
+            f"tensor {name!r} needs a scale and has no range",
+            hint="calibrate this very file; simplify comes before calibrate",
+            tensor=name,
+        )
+    return QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}")
+
+
+def _float_outputs(graph: onnx.GraphProto) -> None:
+    """Take Q/DQ off model outputs that a MatMul or Gemm makes: those kernels write float for free.
+
+        Gemm ─ Q ─ DQ ─ output      becomes      Gemm ─ output
+    """
+    made_by, readers = producers(graph), consumers(graph)
+    for output in graph.output:
+        dequantize = made_by.get(output.name)
+        quantize = made_by.get(dequantize.input[0]) if _is(dequantize, "DequantizeLinear") else None
+        source = made_by.get(quantize.input[0]) if _is(quantize, "QuantizeLinear") else None
+        if not (dequantize and quantize and _is(source, "MatMul", "Gemm") and source):
+            continue
+        value = quantize.input[0]
+        sole = len(readers[value]) == 1 and len(readers[quantize.output[0]]) == 1
+        if sole and output.name not in readers:
+            source.output[list(source.output).index(value)] = output.name
+            graph.node.remove(quantize)
+            graph.node.remove(dequantize)
+
+
+def _is(node: onnx.NodeProto | None, *operators: str) -> bool:
+    return node is not None and node.op_type in operators
+
+
+def _check_scales(model: onnx.ModelProto) -> None:
+    from onnx import numpy_helper
+
+    scales = {
+        node.input[1]: node.input[0]
+        for node in model.graph.node
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear")
+    }
+    for tensor in model.graph.initializer:
+        if tensor.name in scales:
+            values = numpy_helper.to_array(tensor)
+            if not (np.isfinite(values).all() and (values > 0).all()):
+                raise QuantizationError(
+                    f"tensor {scales[tensor.name]!r} got a scale of {values.min()}; "
+                    "above zero and finite is required",
+                    hint="exclude its node, or calibrate on more samples",
+                    tensor=scales[tensor.name],
+                )

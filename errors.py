@@ -1,0 +1,133 @@
+"""Every error qcompile raises on purpose.
+
+    QCompileError
+    ├── UsageError              the request itself is wrong (exit code 2)
+    │   ├── InvalidOption       an option's value
+    │   ├── MissingFile         a file that is not there
+    │   └── RecipeError         a key of a recipe
+    ├── ModelError              a model that cannot be loaded, is damaged or fails its checks
+    │   ├── ExportError         PyTorch code that cannot become ONNX
+    │   └── UnsupportedOperator an operator nothing on this road can take
+    ├── DataError               samples that do not fit, are empty, or hold NaN or infinity
+    ├── CalibrationError        ranges that cannot be made or do not belong to the model
+    ├── QuantizationError       a placement that cannot be made or was not reached
+    ├── BuildError              an engine that could not be built
+    │   └── IntentNotReached    an engine that is not what was asked for
+    ├── EngineUnavailable       a runtime that is missing here, with the reason
+    ├── ArtifactError           an artifact that is damaged or belongs elsewhere
+    └── WorkerError             a worker process that died, hung or answered nonsense
+
+A message says *subject: found; required*; the hint is the next step. Only `cli/` presents errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class QCompileError(Exception):
+    """Base of all errors raised on purpose.
+
+    Args:
+        message: Subject, what was found, what is required.
+        hint: The way out, one sentence; empty when there is none.
+        data: The values behind the message (tensor, node, file, ...), for `--json`.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", **data: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.data: Mapping[str, object] = data
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+    def as_json(self) -> dict[str, object]:
+        """Return the error as the `--json` object: type, message, hint and data."""
+        return {
+            "error": type(self).__name__,
+            "message": self.message,
+            "hint": self.hint,
+            "data": {key: _plain(value) for key, value in self.data.items()},
+        }
+
+
+class UsageError(QCompileError):
+    """The request itself is wrong; nothing was tried."""
+
+    exit_code = 2
+
+
+class InvalidOption(UsageError):
+    """An option has a value that cannot be used. Data: `option`."""
+
+
+class MissingFile(UsageError):
+    """A named file or folder does not exist. Data: `file`."""
+
+
+class RecipeError(UsageError):
+    """A recipe has an unknown key or a wrong value. Data: `file`, `key`."""
+
+
+class ModelError(QCompileError):
+    """A model cannot be loaded, is damaged, or fails a check. Data: `file`."""
+
+
+class ExportError(ModelError):
+    """PyTorch code cannot become ONNX. Data: `operator`, `module`."""
+
+
+class UnsupportedOperator(ModelError):
+    """An operator cannot be taken further. Data: `operator`, `node`."""
+
+
+class DataError(QCompileError):
+    """Samples do not fit the model, are missing, or hold NaN or infinity. Data: `tensor`, `sample`."""
+
+
+class CalibrationError(QCompileError):
+    """Ranges cannot be made, or do not belong to the model. Data: `tensor`."""
+
+
+class QuantizationError(QCompileError):
+    """Quantization is impossible or fell short of its plan. Data: `nodes`."""
+
+
+class BuildError(QCompileError):
+    """A runtime refused to build an engine. Data: `node`, `operator`."""
+
+
+class IntentNotReached(BuildError):
+    """The built engine is not what was asked for. Data: `proof`."""
+
+
+class EngineUnavailable(QCompileError):
+    """A runtime cannot work here. Data: `engine`, `reason`."""
+
+
+class ArtifactError(QCompileError):
+    """An artifact is damaged, or its manifest does not belong to it. Data: `file`."""
+
+
+class WorkerError(QCompileError):
+    """A worker process died, hung, or answered nonsense. Data: `artifact`, `output`."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line that a third-party error says, or its type when it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return str(value)

@@ -1,0 +1,133 @@
+"""Questions about an ONNX graph that several stages ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from .onnx_file import dtype_name
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def infer_types(model: onnx.ModelProto) -> dict[str, str]:
+    """Return tensor name to numpy dtype name for every tensor whose type can be inferred."""
+    import onnx
+
+    light = without_weights(model)
+    try:
+        light = onnx.shape_inference.infer_shapes(light)
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        pass  # what is declared in the file remains; the rest is reported as "cannot be inferred"
+    values = (*light.graph.input, *light.graph.value_info, *light.graph.output)
+    types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in values}
+    return {name: dtype for name, dtype in types.items() if dtype != "undefined"}
+
+
+def without_weights(model: onnx.ModelProto, keep_bytes: int = 4096) -> onnx.ModelProto:
+    """Return the model with large initializers turned into inputs: cheap to infer shapes on."""
+    import onnx
+
+    light = onnx.ModelProto()
+    light.ir_version = max(model.ir_version, 4)
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph, source = light.graph, model.graph
+    graph.name = source.name
+    graph.node.extend(source.node)
+    graph.output.extend(source.output)
+    graph.value_info.extend(source.value_info)
+    declared = {value.name for value in source.input}
+    graph.input.extend(source.input)
+    for tensor in source.initializer:
+        if tensor.ByteSize() <= keep_bytes:
+            graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    return light
+
+
+def constant_names(model: onnx.ModelProto) -> set[str]:
+    """Return names of tensors that do not depend on any input."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    constants |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    for node in model.graph.node:  # in topological order, as ONNX requires
+        has_subgraph = any(attribute.HasField("g") for attribute in node.attribute)
+        random = node.op_type.startswith("Random") or node.op_type in ("Multinomial", "Bernoulli")
+        if not has_subgraph and not random and all(not i or i in constants for i in node.input):
+            constants.update(node.output)
+    return constants
+
+
+def producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    """Return tensor name to the node that makes it."""
+    return {name: node for node in graph.node for name in node.output if name}
+
+
+def consumers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
+    """Return tensor name to the nodes of this graph that read it."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in dict.fromkeys(node.input):
+            readers.setdefault(name, []).append(node)
+    return readers
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs inside a node's attributes (If, Loop, Scan)."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Give every node without a name, or with one already taken, a unique one."""
+    taken: set[str] = set()
+    for node in graph.node:
+        base = node.name or f"{node.op_type}_{node.output[0] if node.output else len(taken)}"
+        name, number = base, 1
+        while name in taken:
+            number += 1
+            name = f"{base}_{number}"
+        node.name = name
+        taken.add(name)
+
+
+def drop_unused_initializers(graph: onnx.GraphProto) -> None:
+    """Remove initializers that no node, subgraph or output reads."""
+    used = {value.name for value in graph.output}
+    graphs = [graph]
+    while graphs:
+        for node in graphs.pop().node:
+            used.update(node.input)
+            graphs.extend(subgraphs(node))
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    if len(kept) != len(graph.initializer):
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+
+
+def rename_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Let every node of a graph and of its subgraphs read other names."""
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name in names:
+                node.input[index] = names[name]
+        for inner in subgraphs(node):
+            rename_inputs(inner, names)
+
+
+def captured_names(node: onnx.NodeProto) -> set[str]:
+    """Return names from outside that the subgraphs of a node read."""
+    found: set[str] = set()
+    for graph in subgraphs(node):
+        own = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+        own |= {name for inner in graph.node for name in inner.output}
+        for inner in graph.node:
+            found |= (set(inner.input) | captured_names(inner)) - own
+        found |= {value.name for value in graph.output} - own
+    return found - {""}

@@ -1,0 +1,174 @@
+"""ONNX files: read, checked, measured and written, with errors that name the file.
+
+Models over 2 GB, protobuf's limit, keep their weights in `NAME.onnx.data` beside the file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..artifact import digest_files, require_file
+from ..errors import ModelError, first_line
+from ..shapes import Dim, ModelIO, TensorInfo
+
+if TYPE_CHECKING:
+    import onnx
+
+EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
+"""Size from which weights go to a side file; 64 MiB under protobuf's 2 GB, for the graph itself."""
+
+
+def load_onnx(path: Path) -> onnx.ModelProto:
+    """Return the model with its weights.
+
+    Raises:
+        MissingFile: If the file is not there.
+        ModelError: If it is no ONNX file, is cut off, has no graph, or lacks its external data.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    require_file(path, what="model")
+    try:
+        model = onnx.load(path)
+    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise ModelError(
+            f"{path}: not an ONNX model, or cut off ({error})",
+            hint="copy or export the file again",
+            file=path,
+        ) from error
+    except (FileNotFoundError, onnx.checker.ValidationError) as error:
+        raise ModelError(
+            f"{path}: its external data cannot be read ({error})",
+            hint="keep the data file beside the model",
+            file=path,
+        ) from error
+    if not model.graph.node and not model.graph.output:
+        raise ModelError(
+            f"{path}: holds no graph ({path.stat().st_size} bytes)",
+            hint="copy or export the file again",
+            file=path,
+        )
+    return model
+
+
+def load_checked(path: Path) -> onnx.ModelProto:
+    """Return the model after ONNX's checker and shape inference found nothing wrong.
+
+    Raises:
+        MissingFile, ModelError: As `load_onnx`, or with what the checker found.
+    """
+    model = load_onnx(path)
+    check_onnx(path)
+    return model
+
+
+def check_onnx(path: Path) -> None:
+    """Run ONNX's checker on the file, which also serves models over 2 GB.
+
+    Raises:
+        ModelError: With the checker's finding.
+    """
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path), full_check=False)
+    except (onnx.checker.ValidationError, ValueError, OSError) as error:
+        # Old models may declare operators of domains that the checker does not know; it says so.
+        raise ModelError(
+            f"{path}: ONNX's checker refuses it: {first_line(error)}",
+            hint="the file is damaged or its exporter is wrong; export it again",
+            file=path,
+        ) from error
+
+
+def save_onnx(model: onnx.ModelProto, path: Path) -> None:
+    """Write the model to `path` (inside `artifact.writing`), with external data from 2 GB on."""
+    import onnx
+
+    external = model.ByteSize() > EXTERNAL_DATA_BYTES
+    onnx.save_model(
+        model,
+        str(path),
+        save_as_external_data=external,
+        all_tensors_to_one_file=True,
+        location=f"{path.name}.data",
+        size_threshold=1024,
+    )
+
+
+def model_io(model: onnx.ModelProto) -> ModelIO:
+    """Return inputs (without initializers that old files list as inputs) and outputs."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return ModelIO(
+        tuple(_tensor(value) for value in model.graph.input if value.name not in stored),
+        tuple(_tensor(value) for value in model.graph.output),
+    )
+
+
+def read_io(path: Path) -> ModelIO:
+    """Return the inputs and outputs of a file without reading its external data."""
+    import onnx
+
+    require_file(path, what="model")
+    try:
+        return model_io(onnx.load(path, load_external_data=False))
+    except Exception:  # the full reader says what is wrong
+        return model_io(load_onnx(path))
+
+
+def opset(model: onnx.ModelProto, domain: str = "") -> int:
+    """Return the opset of a domain, 0 when the model does not import it."""
+    names = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
+    return max((item.version for item in model.opset_import if item.domain in names), default=0)
+
+
+def count_operators(model: onnx.ModelProto) -> dict[str, int]:
+    """Return operator type to number of nodes, most frequent first, subgraphs included."""
+    counts: Counter[str] = Counter()
+    graphs = [model.graph]
+    while graphs:
+        for node in graphs.pop().node:
+            counts[node.op_type if not node.domain else f"{node.domain}::{node.op_type}"] += 1
+            for attribute in node.attribute:
+                graphs.extend([attribute.g] if attribute.HasField("g") else [])
+                graphs.extend(attribute.graphs)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def fingerprint(path: Path) -> str:
+    """Return the digest of an ONNX file with its external data, wherever that lies."""
+    return digest_files([require_file(path, what="model"), *external_files(path)])
+
+
+def external_files(path: Path) -> list[Path]:
+    """Return the files beside an ONNX file that hold its external data."""
+    import onnx
+    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+    names: set[str] = set()
+    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+        if uses_external_data(tensor):
+            names.add(str(ExternalDataInfo(tensor).location))
+    return [path.parent / name for name in sorted(names)]
+
+
+def dtype_name(elem_type: int) -> str:
+    """Return numpy's name of an ONNX element type ("float32"); "bfloat16" and "string" by name."""
+    import onnx
+
+    if elem_type == onnx.TensorProto.UNDEFINED:
+        return "undefined"
+    if elem_type == onnx.TensorProto.STRING:
+        return "string"
+    return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+
+
+def _tensor(value: onnx.ValueInfoProto) -> TensorInfo:
+    tensor = value.type.tensor_type
+    shape: list[Dim] = []
+    for dim in tensor.shape.dim:
+        shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?")
+    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(shape))

@@ -1,0 +1,252 @@
+"""How shapes, inputs and dynamic axes are spelled, read and printed.
+
+`x:1x3x224x224`, `x:[1,3,224,224]` and `x:1,3,224,224` are one shape; the first is printed. A dynamic
+axis has a name in place of a number (`x:batchx3x224x224` is ambiguous, so names are written between
+commas or brackets: `x:[batch,3,224,224]`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import DataError, InvalidOption
+
+Dim = int | str
+"""A fixed extent, or the name of a dynamic axis ("?" when it has none)."""
+
+Feeds = dict[str, Any]
+"""Input name to numpy array. Not spelled `NDArray`: reading shapes must not load numpy."""
+
+_DTYPES = (
+    "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "uint16",
+    "int32", "uint32", "int64", "uint64", "bool", "string",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One input or output of a model.
+
+    Attributes:
+        name: Tensor name.
+        dtype: numpy's name of the element type, such as "float32".
+        shape: Extents; a dynamic axis is a string.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}:{format_shape(self.shape)}:{self.dtype}"
+
+    @property
+    def dynamic_axes(self) -> dict[int, str]:
+        """The dynamic axes, index to name."""
+        return {axis: dim for axis, dim in enumerate(self.shape) if isinstance(dim, str)}
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Return whether a concrete shape fits this (possibly dynamic) one."""
+        return len(shape) == len(self.shape) and all(
+            isinstance(dim, str) or dim == extent
+            for dim, extent in zip(self.shape, shape, strict=True)
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """Return the form used in manifests and results."""
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, object]) -> TensorInfo:
+        """Read the form written by `as_json`."""
+        shape = value["shape"]
+        if not isinstance(shape, list):
+            raise InvalidOption(f"tensor {value.get('name')!r}: shape {shape!r} is not a list")
+        return TensorInfo(str(value["name"]), str(value["dtype"]), tuple(shape))
+
+
+@dataclass(frozen=True)
+class ModelIO:
+    """The inputs and outputs of a model, in order."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the form used in manifests and results."""
+        return {
+            "inputs": [tensor.as_json() for tensor in self.inputs],
+            "outputs": [tensor.as_json() for tensor in self.outputs],
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Iterable[Mapping[str, object]]]) -> ModelIO:
+        """Read the form written by `as_json`."""
+        return ModelIO(
+            tuple(TensorInfo.from_json(item) for item in value["inputs"]),
+            tuple(TensorInfo.from_json(item) for item in value["outputs"]),
+        )
+
+
+def format_shape(shape: Sequence[Dim]) -> str:
+    """Return the printed form: `1x3x224x224`; with dynamic axes `[batch,3,224,224]`; `scalar`."""
+    if not shape:
+        return "scalar"
+    if any(isinstance(dim, str) for dim in shape):
+        return "[" + ",".join(str(dim) for dim in shape) + "]"
+    return "x".join(str(dim) for dim in shape)
+
+
+def parse_shape(text: str, *, option: str = "shape") -> tuple[Dim, ...]:
+    """Read `1x3x224x224`, `[1,3,224,224]` or `1,3,224,224`; names stand for dynamic axes.
+
+    Raises:
+        InvalidOption: If a part is empty, negative, or not a number or name.
+    """
+    body = text.strip()
+    if body in ("", "[]", "scalar"):
+        return ()
+    if body.startswith("[") and body.endswith("]"):
+        parts = body[1:-1].split(",")
+    elif "," in body:
+        parts = body.split(",")
+    elif re.fullmatch(r"\d+(x\d+)*", body):
+        parts = body.split("x")
+    else:
+        parts = [body]
+    return tuple(_parse_dim(part.strip(), text, option) for part in parts)
+
+
+def parse_named_shape(text: str, *, option: str = "shape") -> tuple[str, tuple[Dim, ...]]:
+    """Read `NAME:SHAPE`. Names may hold colons (`serving_default:0`): the last one divides.
+
+    Raises:
+        InvalidOption: If there is no name or the shape cannot be read.
+    """
+    name, colon, shape = text.rpartition(":")
+    if not colon or not name:
+        raise InvalidOption(
+            f"{option}: {text!r} has no input name",
+            hint="write NAME:SHAPE, such as x:1x3x224x224",
+            option=option,
+        )
+    return name, parse_shape(shape, option=option)
+
+
+def parse_input(text: str, *, option: str = "--input") -> TensorInfo:
+    """Read `NAME:SHAPE[:DTYPE]`, dtype float32 unless said.
+
+    Raises:
+        InvalidOption: If a part cannot be read.
+    """
+    head, _, last = text.rpartition(":")
+    dtype = "float32"
+    if head and last in _DTYPES:
+        text, dtype = head, last
+    name, shape = parse_named_shape(text, option=option)
+    return TensorInfo(name, dtype, shape)
+
+
+def parse_shapes(texts: Iterable[str], *, option: str) -> dict[str, tuple[int, ...]]:
+    """Read several concrete `NAME:SHAPE`, as for `--min-shapes`.
+
+    Raises:
+        InvalidOption: If a shape is not concrete or a name comes twice.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, shape = parse_named_shape(text, option=option)
+        if name in shapes:
+            raise InvalidOption(f"{option}: input {name!r} is given twice", option=option)
+        shapes[name] = concrete(shape, f"{option} {text}")
+    return shapes
+
+
+def parse_dynamic_axis(text: str, *, option: str = "--dynamic") -> tuple[str, int, str]:
+    """Read `INPUT:AXIS[=NAME]`, such as `x:0=batch`; the name defaults to `INPUT_AXIS`.
+
+    Raises:
+        InvalidOption: If the form is wrong.
+    """
+    match = re.fullmatch(r"(.+):(\d+)(?:=([A-Za-z_]\w*))?", text.strip())
+    if not match:
+        raise InvalidOption(
+            f"{option}: {text!r} is not INPUT:AXIS=NAME",
+            hint="write for instance x:0=batch",
+            option=option,
+        )
+    name, axis, label = match.group(1), int(match.group(2)), match.group(3)
+    return name, axis, label or f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_{axis}"
+
+
+def concrete(shape: Sequence[Dim], subject: str) -> tuple[int, ...]:
+    """Return the shape as integers.
+
+    Raises:
+        InvalidOption: If an axis is dynamic.
+    """
+    extents: list[int] = []
+    for axis, dim in enumerate(shape):
+        if isinstance(dim, str):
+            raise InvalidOption(
+                f"{subject}: axis {axis} is dynamic ({dim}); a number is required here",
+                hint="give every extent as a number",
+            )
+        extents.append(dim)
+    return tuple(extents)
+
+
+def fill_dynamic(tensor: TensorInfo, extent: int = 1) -> tuple[int, ...]:
+    """Return a concrete shape with every dynamic axis set to `extent`."""
+    return tuple(dim if isinstance(dim, int) else extent for dim in tensor.shape)
+
+
+def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject: str) -> None:
+    """Refuse feeds that are not exactly what the inputs take: names, dtypes, ranks, fixed extents.
+
+    Args:
+        inputs: What the model takes.
+        feeds: Input name to array.
+        subject: Where the feeds come from, to begin the message with.
+
+    Raises:
+        DataError: Naming the input, what was found and what is required.
+    """
+    names = [tensor.name for tensor in inputs]
+    for name in feeds:
+        if name not in names:
+            raise DataError(
+                f"{subject}: no input {name!r} in the model; it takes {', '.join(names)}", tensor=name
+            )
+    for tensor in inputs:
+        if tensor.name not in feeds:
+            raise DataError(f"{subject}: input {tensor.name!r} is missing", tensor=tensor.name)
+        array = feeds[tensor.name]
+        dtype = "string" if array.dtype.kind in "OUS" else str(array.dtype)
+        if dtype != tensor.dtype and tensor.dtype != "undefined":
+            raise DataError(
+                f"{subject}: input {tensor.name!r} is {dtype}; {tensor.dtype} is required",
+                hint=f"give array.astype({tensor.dtype!r}); nothing is converted silently",
+                tensor=tensor.name,
+            )
+        if not tensor.accepts(array.shape):
+            raise DataError(
+                f"{subject}: input {tensor.name!r} has shape {format_shape(array.shape)}; "
+                f"{format_shape(tensor.shape)} is required",
+                tensor=tensor.name,
+            )
+
+
+def _parse_dim(part: str, text: str, option: str) -> Dim:
+    if re.fullmatch(r"\d+", part):
+        return int(part)
+    if re.fullmatch(r"[A-Za-z_?][\w.+*/ -]*", part):
+        return part
+    raise InvalidOption(
+        f"{option}: {part!r} in {text!r} is neither an extent nor a name of an axis",
+        hint="write for instance 1x3x224x224 or [batch,3,224,224]",
+        option=option,
+    )
