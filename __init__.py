@@ -18,11 +18,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
-    from .bench import bench, diff
+    from .bench import benchmark, diff
     from .calibration import Ranges, calibrate
     from .compiler import export, quantize, simplify
-    from .engines import build, doctor, load
+    from .engines import doctor, load
     from .errors import QCompileError
+    from .intent import build
     from .pipeline import run
     from .recipe import Recipe, read_recipe
 
@@ -30,14 +31,14 @@ _HOME = {
     "Artifact": "artifact",
     "Manifest": "artifact",
     "load_artifact": "artifact",
-    "bench": "bench",
+    "benchmark": "bench",
     "diff": "bench",
     "Ranges": "calibration",
     "calibrate": "calibration",
     "export": "compiler",
     "quantize": "compiler",
     "simplify": "compiler",
-    "build": "engines",
+    "build": "intent",
     "doctor": "engines",
     "load": "engines",
     "QCompileError": "errors",
@@ -47,7 +48,7 @@ _HOME = {
 }
 
 __all__ = [
-    "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "bench", "build",
+    "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "benchmark", "build",
     "calibrate", "diff", "doctor", "export", "load", "load_artifact", "quantize", "read_recipe",
     "run", "simplify",
 ]  # fmt: skip

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
-from ..calibration import Data, made_feeds
+from ..calibration import Data
 from ..errors import ExportError, InvalidOption, ModelError, first_line
+from ..model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
 from ..model.onnx_file import (
     check_onnx, count_operators, external_files, load_checked, load_onnx, model_io, opset, save_onnx,
 )  # fmt: skip
+from ..model.made_input import made_feeds
 from ..model.source import LoadedModel, Source, import_torch, load_torch, parse_source
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, TensorInfo
 from .check import OnnxReference, Outputs, compare_outputs
-from .example import CHECK_EXTENTS, Example, make_example
 from .failure import explain_export_failure
 
 DEFAULT_OPSET = 20
@@ -69,7 +70,7 @@ def export(
     label = source.spec if isinstance(source, Source) else type(source).__name__
     example = make_example(loaded, inputs, dynamic)
     reference = _run_original(loaded, example, example.feeds, label)
-    names = _output_names(outputs, reference)
+    names = name_outputs(outputs, reference)
     with writing(output) as path:
         progress("export to ONNX")
         _write(loaded, source, example, names, opset_version, path, label)
@@ -153,42 +154,6 @@ def _run_original(loaded: LoadedModel, example: Example, feeds: Feeds, label: st
         ) from error
 
 
-def _flat(outputs: Any) -> tuple[list[str], Outputs]:
-    """Names (empty where the structure has none) and arrays of whatever `forward` returns."""
-    torch = import_torch()
-    if isinstance(outputs, torch.Tensor):
-        return [""], [outputs.detach().cpu().numpy()]
-    items = (
-        outputs.items()
-        if isinstance(outputs, Mapping)
-        else [("", item) for item in outputs]
-        if isinstance(outputs, tuple | list)
-        else []
-    )
-    names, arrays = [], []
-    for name, item in items:
-        inner, values = _flat(item)
-        names += [str(name) if len(inner) == 1 else "" for _ in inner]
-        arrays += values
-    return names, arrays
-
-
-def _output_names(given: Sequence[str], reference: Any) -> list[str]:
-    names, arrays = _flat(reference)
-    if not arrays:
-        raise ExportError(
-            f"forward returned {type(reference).__name__}; tensors, or a tuple or dict of them, "
-            "are required"
-        )
-    if given:
-        if len(given) != len(arrays):
-            raise InvalidOption(f"{len(given)} output names for {len(arrays)} outputs")
-        return list(given)
-    if all(names) and len(set(names)) == len(names):
-        return names
-    return ["output"] if len(arrays) == 1 else [f"output_{i}" for i in range(len(arrays))]
-
-
 def _checks(
     loaded: LoadedModel,
     example: Example,
@@ -202,7 +167,7 @@ def _checks(
     session = OnnxReference(path)
 
     def pair(feeds: Feeds) -> tuple[Outputs, Outputs]:
-        return _flat(_run_original(loaded, example, feeds, label))[1], session(feeds)
+        return flat_outputs(_run_original(loaded, example, feeds, label))[1], session(feeds)
 
     if example.has_dynamic_batch:
         for extent in CHECK_EXTENTS:

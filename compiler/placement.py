@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import InvalidOption
-from ..model.graph import constant_names, producers
+from ..model.graph import WEIGHTED, constant_names, producers
 
 if TYPE_CHECKING:
     import onnx
@@ -29,9 +29,6 @@ _ONNXRUNTIME = frozenset(
     Reshape Transpose Squeeze Unsqueeze Flatten Split Resize Gather Where""".split()
 )
 _TENSORRT = frozenset("Conv ConvTranspose MatMul Gemm Add".split())
-WEIGHTED = frozenset("Conv ConvTranspose MatMul Gemm".split())
-"""Operators that do the arithmetic: a plan without one is no quantization."""
-
 _TRANSPARENT = frozenset("Relu Clip BatchNormalization Identity Dropout LeakyRelu".split())
 
 
@@ -63,7 +60,7 @@ def plan(model: onnx.ModelProto, target: Target, *, exclude: Iterable[str] = ())
     """
     if target not in TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(TARGETS)}")
-    excluded = _matching(model.graph, exclude)
+    excluded = matching(model.graph, exclude)
     constants = constant_names(model)
     made_by = producers(model.graph)
     operators = _ONNXRUNTIME if target == "onnxruntime" else _TENSORRT
@@ -111,7 +108,12 @@ def _from_convolution(name: str, made_by: Mapping[str, onnx.NodeProto]) -> bool:
     return node is not None and node.op_type in ("Conv", "ConvTranspose")
 
 
-def _matching(graph: onnx.GraphProto, patterns: Iterable[str]) -> dict[str, str]:
+def matching(graph: onnx.GraphProto, patterns: Iterable[str]) -> dict[str, str]:
+    """Return name to reason for the nodes that names, globs or operator types exclude.
+
+    Raises:
+        InvalidOption: If a pattern matches nothing.
+    """
     found: dict[str, str] = {}
     for pattern in patterns:
         hits = [

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
-from ..calibration import Data, made_feeds
+from ..calibration import Data
 from ..errors import EngineUnavailable, first_line
+from ..model.made_input import made_feeds
 from ..model.onnx_file import (
     check_onnx, count_operators, fingerprint, load_onnx, model_io, opset, save_onnx,
 )  # fmt: skip

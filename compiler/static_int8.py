@@ -11,7 +11,7 @@ from ..calibration import Ranges
 from ..errors import CalibrationError, QuantizationError, first_line
 from ..model.graph import consumers, drop_unused_initializers, producers
 from ..progress import quiet
-from .placement import WEIGHTED, Placement
+from .placement import Placement
 
 if TYPE_CHECKING:
     import onnx
@@ -78,28 +78,6 @@ _TENSORRT_OPTIONS: dict[str, Any] = {
     "QuantizeBias": False,  # its parser refuses int32 DequantizeLinear
     "AddQDQPairToWeight": True,  # 8.5 takes weights as float behind a pair, not as stored int8
 }
-
-
-def quantized_nodes(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """Return operator to names of the weighted nodes all of whose operands are dequantized."""
-    made_by = producers(model.graph)
-    found: dict[str, list[str]] = {}
-    for node in model.graph.node:
-        if node.op_type in WEIGHTED:
-            operands = [made_by.get(name) for name in node.input[:2]]
-            if all(n is not None and n.op_type == "DequantizeLinear" for n in operands):
-                found.setdefault(node.op_type, []).append(node.name)
-    return found
-
-
-def float_nodes(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """Return operator to names of the weighted nodes that compute in float."""
-    quantized = {name for names in quantized_nodes(model).values() for name in names}
-    found: dict[str, list[str]] = {}
-    for node in model.graph.node:
-        if node.op_type in WEIGHTED and node.name not in quantized:
-            found.setdefault(node.op_type, []).append(node.name)
-    return found
 
 
 def activation_ranges(

@@ -1,1 +1,9 @@
-"""x."""
+"""Runtimes: what each can build and run here, and the runners that execute artifacts."""
+
+from .base import Runner
+from .build import build_engine
+from .doctor import doctor
+from .load import load
+from .registry import engine, names
+
+__all__ = ["Runner", "build_engine", "doctor", "engine", "load", "names"]

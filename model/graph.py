@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,15 @@ from .onnx_file import dtype_name
 
 if TYPE_CHECKING:
     import onnx
+
+WEIGHTED = frozenset("Conv ConvTranspose MatMul Gemm".split())
+"""Operators that do the arithmetic: where their precision is not reached, the intent is not."""
+
+_INTEGER = frozenset(
+    """QLinearConv ConvInteger QLinearMatMul MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QGemm
+    QAttention DynamicQuantizeLSTM MatMulNBits""".split()
+)
+_FUSED = frozenset("FusedConv FusedGemm FusedMatMul GemmFloat8 Attention LSTM GRU RNN".split())
 
 
 def infer_types(model: onnx.ModelProto) -> dict[str, str]:
@@ -131,3 +141,41 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
             found |= (set(inner.input) | captured_names(inner)) - own
         found |= {value.name for value in graph.output} - own
     return found - {""}
+
+
+def weighted_nodes(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+    """Return the nodes that do the arithmetic, by the precision they compute in.
+
+    "int8": an integer operator, or both operands come from DequantizeLinear. "fp16" and "fp32": by the
+    type of the first operand. Works on graphs before and after ONNX Runtime's optimizer.
+    """
+    made_by = producers(model.graph)
+    types = infer_types(model)
+    types.update({t.name: dtype_name(t.data_type) for t in model.graph.initializer})
+    found: dict[str, list[onnx.NodeProto]] = {"int8": [], "fp16": [], "fp32": []}
+    for node in model.graph.node:
+        if node.op_type in _INTEGER:
+            found["int8"].append(node)
+        elif node.op_type in WEIGHTED or node.op_type in _FUSED:
+            operands = [made_by.get(name) for name in node.input[:2]]
+            if all(maker is not None and maker.op_type == "DequantizeLinear" for maker in operands):
+                found["int8"].append(node)
+            elif any(types.get(name) == "float16" for name in node.input[:2]):
+                found["fp16"].append(node)
+            else:
+                found["fp32"].append(node)
+    return found
+
+
+def count_weighted(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
+    """Return precision to operator to number of nodes, for the manifest."""
+    return {
+        precision: dict(Counter(node.op_type for node in nodes))
+        for precision, nodes in weighted_nodes(model).items()
+    }
+
+
+def graph_precision(model: onnx.ModelProto) -> str:
+    """Return "int8" or "fp16" if any weighted node computes in it, else "fp32"."""
+    nodes = weighted_nodes(model)
+    return next((precision for precision in ("int8", "fp16") if nodes[precision]), "fp32")

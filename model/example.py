@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..calibration import made_feeds
 from ..errors import ExportError, InvalidOption
-from ..model.source import LoadedModel, import_torch
 from ..shapes import Feeds, TensorInfo, parse_dynamic_axis, parse_input
+from .made_input import made_feeds
+from .source import LoadedModel, import_torch
 
 EXPORT_EXTENT = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced at 2 or more
 CHECK_EXTENTS = (1, 3)
@@ -80,7 +81,49 @@ def make_example(
     for name, array in feeds.items():
         if array.shape == traced[name].shape:
             traced[name] = array  # the user's own values, where no axis had to be widened
-    return Example(tensors, traced, _are_keywords(loaded.module, tensors))
+    return Example(tensors, traced, takes_keywords(loaded.module, tensors))
+
+
+def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
+    """Return names (empty where the structure has none) and arrays of what `forward` returned."""
+    torch = import_torch()
+    if isinstance(outputs, torch.Tensor):
+        return [""], [outputs.detach().cpu().numpy()]
+    items = (
+        outputs.items()
+        if isinstance(outputs, Mapping)
+        else [("", item) for item in outputs]
+        if isinstance(outputs, tuple | list)
+        else []
+    )
+    names, arrays = [], []
+    for name, item in items:
+        inner, values = flat_outputs(item)
+        names += [str(name) if len(inner) == 1 else "" for _ in inner]
+        arrays += values
+    return names, arrays
+
+
+def name_outputs(given: Sequence[str], reference: Any) -> list[str]:
+    """Return a name for every output: as given, as the structure says, or `output`, `output_0`, ...
+
+    Raises:
+        InvalidOption: If the given names are not as many as the outputs.
+        ExportError: If there is no tensor among them.
+    """
+    names, arrays = flat_outputs(reference)
+    if not arrays:
+        raise ExportError(
+            f"forward returned {type(reference).__name__}; tensors, or a tuple or dict of them, "
+            "are required"
+        )
+    if given:
+        if len(given) != len(arrays):
+            raise InvalidOption(f"{len(given)} output names for {len(arrays)} outputs")
+        return list(given)
+    if all(names) and len(set(names)) == len(names):
+        return names
+    return ["output"] if len(arrays) == 1 else [f"output_{i}" for i in range(len(arrays))]
 
 
 def _from_model(loaded: LoadedModel) -> tuple[tuple[TensorInfo, ...], Feeds]:
@@ -145,7 +188,12 @@ def _parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
     return [(n, p) for n, p in signature.parameters.items() if p.kind in kinds]
 
 
-def _are_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
+def takes_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
+    """Return whether the inputs go to `forward` by name: it has a parameter for each.
+
+    Raises:
+        ExportError: If it requires more inputs than there are.
+    """
     captured = getattr(module, "_in_spec", None)
     if captured is not None:  # a .pt2 program takes its inputs as it was captured with them
         return bool(captured.child(1).num_leaves)

@@ -1,0 +1,90 @@
+"""Dynamic INT8: weights are stored as int8, activations get their scale while the model runs.
+
+Only operators whose weights dominate are quantized: MatMul, Gemm, LSTM, GRU, Attention. A Conv is left
+alone: ONNX Runtime's ConvInteger spends more on finding the scale than it saves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import QuantizationError, first_line
+from ..model.graph import constant_names
+from ..progress import quiet
+from .placement import matching
+
+if TYPE_CHECKING:
+    import onnx
+
+DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "GRU", "Attention")
+
+_INTEGER = (
+    "MatMulInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention", "ConvInteger",
+)  # fmt: skip
+
+
+def quantize_dynamic(
+    model: onnx.ModelProto, path: Path, *, exclude: tuple[str, ...] = ()
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Write the dynamically quantized model to `path`.
+
+    Args:
+        model: From `prepare.prepared`.
+        path: File to write, inside `artifact.writing`.
+        exclude: Names, globs or operator types that stay in float.
+
+    Returns:
+        Operator to number of nodes planned, and integer operator to number of nodes reached.
+
+    Raises:
+        QuantizationError: If the model has nothing to quantize this way, or less was reached.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
+
+    excluded = matching(model.graph, exclude)
+    planned = _planned(model, set(excluded))
+    if not planned:
+        raise QuantizationError(
+            f"nothing to quantize: dynamic INT8 takes {', '.join(DYNAMIC_OPERATORS)} with constant "
+            "weights, and the model has none",
+            hint="quantize it with --mode static and a ranges file",
+        )
+    try:
+        with quiet():
+            quantize_by_onnxruntime(
+                model,
+                path,
+                # It turns Gemm into MatMul and Add, and only if MatMul is asked for.
+                op_types_to_quantize=sorted({*planned, "MatMul"}),
+                per_channel=True,
+                weight_type=QuantType.QInt8,
+                nodes_to_exclude=sorted(excluded),
+                extra_options={"MatMulConstBOnly": True},
+            )
+    except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
+        raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
+    written = onnx.load(path, load_external_data=False)
+    reached = Counter(node.op_type for node in written.graph.node if node.op_type in _INTEGER)
+    if reached.total() < sum(planned.values()):
+        raise QuantizationError(
+            f"{reached.total()} of {sum(planned.values())} planned nodes were quantized "
+            f"(planned {dict(planned)}, reached {dict(reached)})",
+            hint="exclude the operator type that the quantizer passes over",
+        )
+    return dict(planned), dict(reached)
+
+
+def _planned(model: onnx.ModelProto, excluded: set[str]) -> Counter[str]:
+    constants = constant_names(model)
+    return Counter(
+        node.op_type
+        for node in model.graph.node
+        if node.op_type in DYNAMIC_OPERATORS
+        and node.name not in excluded
+        and len(node.input) > 1
+        and node.input[1] in constants
+    )

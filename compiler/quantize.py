@@ -1,0 +1,219 @@
+"""`qcompile quantize`: a float ONNX file becomes INT8 (static or dynamic) or FP16, and is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ..calibration import Data, Ranges, load_ranges
+from ..calibration.ranges import parse_method
+from ..errors import CalibrationError, InvalidOption, QuantizationError
+from ..model.fidelity import fidelity, worst
+from ..model.graph import WEIGHTED, count_weighted, weighted_nodes
+from ..model.made_input import made_feeds
+from ..model.onnx_file import check_onnx, count_operators, fingerprint, load_onnx, model_io, save_onnx
+from ..progress import Progress, silent
+from ..shapes import Feeds
+from .check import OnnxReference
+from .dynamic_int8 import quantize_dynamic
+from .placement import Placement, Target, plan
+from .precision import to_half
+from .prepare import prepared
+from .static_int8 import activation_ranges, quantize_static
+
+if TYPE_CHECKING:
+    import onnx
+
+Precision = Literal["int8", "fp16"]
+Mode = Literal["static", "dynamic"]
+
+_POOR_SNR_DB = 10.0
+
+
+def quantize(
+    model: str | Path,
+    output: str | Path,
+    *,
+    ranges: str | Path | Ranges | None = None,
+    target: Target = "onnxruntime",
+    precision: Precision = "int8",
+    mode: Mode = "static",
+    method: str | None = None,
+    exclude: Sequence[str] = (),
+    data: str | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Quantize an ONNX file for a target, or convert it to FP16.
+
+    Args:
+        model: Float ONNX file; for static INT8 the very file that was calibrated.
+        output: ONNX file to write.
+        ranges: Ranges file, required for static INT8; for FP16 it finds activations that overflow.
+        target: "onnxruntime" or "tensorrt" (also TensorRT-RTX).
+        precision: "int8" or "fp16".
+        mode: "static" or "dynamic", for INT8.
+        method: Another method than the ranges file's own, as `minmax` or `percentile:99.9`.
+        exclude: Names, globs or operator types of nodes that stay in float.
+        data: Samples to measure the signal-to-noise ratio on; made input otherwise.
+        progress: Told of every step.
+
+    Returns:
+        The file and its manifest: what was quantized, what was left in float and why, and the
+        signal-to-noise ratio against the float model.
+
+    Raises:
+        CalibrationError: If ranges are missing, or belong to another model.
+        QuantizationError: If less was quantized than planned, or the result computes NaN.
+        InvalidOption: If the options contradict each other.
+    """
+    model, output = Path(model), Path(output)
+    loaded = load_ranges(Path(ranges)) if isinstance(ranges, str | Path) else ranges
+    _check_options(precision, mode, target, loaded, model)
+    if data is not None:
+        next(iter(Data(data, model_io(load_onnx(model)).inputs)))  # before the work, not after it
+    progress(f"quantize to {precision}")
+    proto = load_onnx(model)
+    warnings: list[str] = []
+    with writing(output) as path:
+        if precision == "fp16":
+            proof = _to_fp16(proto, path, exclude, loaded)
+        elif mode == "dynamic":
+            planned, reached = quantize_dynamic(prepared(proto), path, exclude=tuple(exclude))
+            proof = {"planned": planned, "quantized": reached}
+        else:
+            assert loaded is not None  # _check_options
+            proof = _to_int8(proto, path, target, loaded, method, exclude)
+        check_onnx(path)
+        progress("compare with the float model")
+        check = _compare(model, path, model_io(proto).inputs, data)
+        if not check.passed:
+            raise QuantizationError(f"{model}: {check.detail}", hint="exclude the layers concerned")
+        if data is not None and _snr(check) < _POOR_SNR_DB:
+            warnings.append(
+                f"only {check.detail}: much of the signal is lost; try another --method or --exclude"
+            )
+        manifest = commit(
+            path,
+            Manifest(
+                kind="onnx",
+                stage="quantize",
+                target=target,
+                precision=precision,
+                io=model_io(proto),
+                sources={"model": fingerprint(model)} | _ranges_source(loaded),
+                tools=tool_versions("onnx", "onnxruntime", "numpy"),
+                options={
+                    "mode": mode if precision == "int8" else "",
+                    "method": (method or loaded.method) if loaded and mode == "static" else "",
+                    "exclude": list(exclude),
+                },
+                proof={**proof, "operators": count_operators(load_onnx(path))},
+                checks=[check],
+                warnings=warnings,
+            ),
+        )
+    return Artifact(output, manifest)
+
+
+def _check_options(
+    precision: str, mode: str, target: str, ranges: Ranges | None, model: Path
+) -> None:
+    if precision not in ("int8", "fp16") or mode not in ("static", "dynamic"):
+        raise InvalidOption(f"precision {precision!r}, mode {mode!r}: int8 or fp16, static or dynamic")
+    if precision == "int8" and mode == "dynamic" and target != "onnxruntime":
+        raise InvalidOption(
+            f"dynamic INT8 for {target}: TensorRT has no such mode; static is required",
+            hint="calibrate, then quantize with --mode static --ranges FILE",
+        )
+    if precision == "int8" and mode == "static" and ranges is None:
+        raise InvalidOption(
+            "static INT8 needs the ranges of the activations",
+            hint="run qcompile calibrate first and give --ranges FILE",
+            option="--ranges",
+        )
+    if ranges is not None and ranges.model != fingerprint(model):
+        raise CalibrationError(
+            f"{model}: the ranges were observed on another model "
+            f"({ranges.model[:19]}…, this is {fingerprint(model)[:19]}…)",
+            hint="calibrate this very file; simplify comes before calibrate",
+            file=model,
+        )
+
+
+def _to_fp16(
+    proto: onnx.ModelProto, path: Path, exclude: Sequence[str], ranges: Ranges | None
+) -> dict[str, object]:
+    half, kept = to_half(proto, block=exclude, ranges=ranges)
+    if all(node.name in kept for node in half.graph.node if not node.name.startswith("cast/")):
+        raise QuantizationError("no node could become float16", hint="see --exclude and the model's types")
+    save_onnx(half, path)
+    return {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
+
+
+def _to_int8(
+    proto: onnx.ModelProto,
+    path: Path,
+    target: Target,
+    ranges: Ranges,
+    method: str | None,
+    exclude: Sequence[str],
+) -> dict[str, object]:
+    chosen, percentile = parse_method(method) if method else (None, None)
+    ready = prepared(proto)
+    placement = plan(ready, target, exclude=exclude)
+    operators = {node.name: node.op_type for node in ready.graph.node}
+    planned = _weighted(placement, operators)
+    if not planned:
+        raise QuantizationError(
+            "nothing to quantize: no Conv, ConvTranspose, MatMul or Gemm with constant weights",
+            hint="simplify first (weights made by nodes are folded), or see --exclude",
+            reasons=dict(placement.left_in_float),
+        )
+    result = quantize_static(ready, placement, activation_ranges(ranges, chosen, percentile))
+    nodes = weighted_nodes(result)
+    reached = {node.name for node in nodes["int8"]}
+    missed = [name for name in planned if name not in reached]
+    if missed:
+        raise QuantizationError(
+            f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
+            hint="exclude them by name if that is wanted",
+            nodes=missed,
+        )
+    save_onnx(result, path)
+    return {
+        "nodes_by_precision": count_weighted(result),
+        "left_in_float": dict(placement.left_in_float),
+    }
+
+
+def _weighted(placement: Placement, operators: Mapping[str, str]) -> list[str]:
+    return [name for name in placement.nodes if operators[name] in WEIGHTED]
+
+
+def _compare(model: Path, path: Path, inputs: Any, data: str | None) -> Check:
+    """Signal-to-noise ratio against the float model; fails on NaN that was not there before."""
+    feeds: Feeds = next(iter(Data(data, inputs))).feeds if data else made_feeds(inputs)
+    reference, quantized = OnnxReference(model), OnnxReference(path)
+    expected = dict(zip(reference.names, reference(feeds), strict=True))
+    found = dict(zip(quantized.names, quantized(feeds), strict=True))
+    for name, array in found.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if np.isfinite(expected[name]).all():
+                return Check("finite outputs", False, f"output {name!r} became NaN or infinite")
+    name, value = worst({name: fidelity(expected[name], found[name]) for name in expected})
+    on = "the data" if data else "made input"
+    return Check(
+        "signal-to-noise ratio", True, f"{value.snr_db:.1f} dB at output {name!r} on {on}"
+    )
+
+
+def _snr(check: Check) -> float:
+    return float(check.detail.split(" dB")[0])
+
+
+def _ranges_source(ranges: Ranges | None) -> dict[str, str]:
+    return {"calibration data": ranges.data} if ranges else {}

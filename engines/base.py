@@ -1,0 +1,175 @@
+"""What every engine offers: a builder (model file in, artifact out) and a `Runner` (feeds in, outputs out)."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..artifact import Check
+from ..progress import Progress, silent
+from ..shapes import Feeds, ModelIO
+
+Precision = Literal["fp32", "fp16", "int8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What a builder is asked for.
+
+    Attributes:
+        model: The file to build from (ONNX), or a MODEL spelling where the engine takes PyTorch.
+        output: Where to write, inside `artifact.writing`.
+        precision: The intent.
+        source: What the user gave, where `model` was made from it; for messages and the manifest.
+        min_shapes, opt_shapes, max_shapes: Input name to shape, for dynamic inputs.
+        gpus: Compute capabilities ("sm86") to build for, where the engine can choose.
+        inputs: `NAME:SHAPE[:DTYPE]` for models that do not declare their inputs.
+        threads: Threads of the runtime; 0 lets it choose.
+        progress: Told of every step.
+    """
+
+    model: str
+    output: Path
+    precision: Precision
+    source: str = ""
+    min_shapes: Shapes = field(default_factory=dict)
+    opt_shapes: Shapes = field(default_factory=dict)
+    max_shapes: Shapes = field(default_factory=dict)
+    gpus: Sequence[str] = ()
+    inputs: Sequence[str] = ()
+    threads: int = 0
+    progress: Progress = silent
+
+
+@dataclass(frozen=True)
+class BuildOutcome:
+    """What a builder made.
+
+    Attributes:
+        kind: "onnx", "engine" or "torchscript".
+        io: Inputs and outputs of the artifact.
+        planned: Weighted nodes that the model file holds in the asked precision.
+        reached: Weighted layers of the built artifact in that precision.
+        proof: What was found inside, for the manifest.
+        device: What it was built for.
+        packages: Whose versions matter.
+        checks: Verifications that were carried out.
+        warnings: What the user should know.
+    """
+
+    kind: str
+    io: ModelIO
+    planned: int
+    reached: int
+    proof: Mapping[str, object]
+    device: Mapping[str, object]
+    packages: Sequence[str]
+    checks: Sequence[Check] = ()
+    warnings: Sequence[str] = ()
+
+
+class Runner(ABC):
+    """A loaded artifact. A context manager; leaving it frees everything."""
+
+    io: ModelIO
+    contains: str
+    """What a latency measured by `time` contains, such as "host to host"."""
+
+    @abstractmethod
+    def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """Run once.
+
+        Args:
+            feeds: Input name to array, exactly of the declared dtype; nothing is converted.
+
+        Returns:
+            Output name to array.
+
+        Raises:
+            DataError: If the feeds do not fit.
+        """
+
+    def time(self, feeds: Feeds, iterations: int) -> NDArray[np.int64]:
+        """Run `iterations` times and return the duration of each in nanoseconds, int64 [iterations]."""
+        run = self.prepare(feeds)
+        clock = time.perf_counter_ns
+        durations = np.empty(iterations, np.int64)
+        for index in range(iterations):
+            start = clock()
+            run()
+            durations[index] = clock() - start
+        return durations
+
+    @abstractmethod
+    def prepare(self, feeds: Feeds) -> Any:
+        """Return a callable without arguments that runs once on these feeds; checks happen here."""
+
+    def close(self) -> None:
+        """Free everything; the runner cannot be used afterwards."""
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Engine(ABC):
+    """A runtime."""
+
+    name: str
+    """How it is spelled: "onnxruntime", "tensorrt-rtx", ..."""
+    suffix: str
+    """Ending of the files it builds, such as ".engine"."""
+    takes: Literal["onnx", "pytorch"] = "onnx"
+    """What it builds from."""
+
+    @abstractmethod
+    def why_not_build(self) -> str:
+        """Return why it cannot build here; empty when it can."""
+
+    @abstractmethod
+    def why_not_run(self) -> str:
+        """Return why it cannot run here; empty when it can."""
+
+    @abstractmethod
+    def fix(self) -> str:
+        """Return what the user can do about either; empty when nothing is needed."""
+
+    @abstractmethod
+    def graph_precision(self, precision: Precision) -> Precision:
+        """Return the precision the ONNX graph itself must have for the intent."""
+
+    @abstractmethod
+    def build(self, request: BuildRequest) -> BuildOutcome:
+        """Build to `request.output`.
+
+        Raises:
+            EngineUnavailable: If it cannot build here.
+            BuildError: If the runtime refuses the model, naming node and operator.
+        """
+
+    @abstractmethod
+    def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
+        """Load an artifact.
+
+        Raises:
+            EngineUnavailable: If it cannot run here.
+            ArtifactError: If the artifact is damaged or was built for something else.
+        """

@@ -1,0 +1,120 @@
+"""Build an artifact with an engine, and prove that it is what was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..artifact import Artifact, Manifest, commit, tool_versions, writing
+from ..errors import EngineUnavailable, IntentNotReached
+from ..model.onnx_file import fingerprint
+from ..model.source import digest_source, parse_source
+from .base import BuildOutcome, BuildRequest, Engine
+from .registry import engine
+
+
+def build_engine(target: str, request: BuildRequest, *, allow_fallback: bool = False) -> Artifact:
+    """Build with the engine `target` from a graph that has the right precision already.
+
+    Args:
+        target: Name of the engine.
+        request: What to build; its `output` is the final path.
+        allow_fallback: Hand the artifact out although its precision was not reached, with a warning.
+
+    Returns:
+        The artifact and its manifest.
+
+    Raises:
+        EngineUnavailable: If the engine cannot build here, with the reason.
+        IntentNotReached: If what came out is not what was asked for.
+        BuildError: If the runtime refuses the model.
+    """
+    chosen = require_builder(target)
+    final = Path(request.output)
+    with writing(final) as path:
+        outcome = chosen.build(_at(request, path))
+        warnings = list(outcome.warnings)
+        missed = _missed(request.precision, outcome)
+        if missed and not allow_fallback:
+            raise IntentNotReached(
+                f"{request.source or request.model} for {target}: {missed}",
+                hint="choose another precision or target, or give --allow-fallback",
+                proof=dict(outcome.proof),
+            )
+        if missed:
+            warnings.append(missed)
+        manifest = commit(
+            path,
+            Manifest(
+                kind=outcome.kind,
+                stage="build",
+                target=target,
+                precision=request.precision,
+                io=outcome.io,
+                sources={
+                    "model": _digest(request.source or request.model),
+                    "graph": _digest(request.model),
+                },
+                tools=tool_versions(*outcome.packages),
+                device=outcome.device,
+                options={
+                    "min_shapes": {k: list(v) for k, v in request.min_shapes.items()},
+                    "opt_shapes": {k: list(v) for k, v in request.opt_shapes.items()},
+                    "max_shapes": {k: list(v) for k, v in request.max_shapes.items()},
+                    "gpus": list(request.gpus),
+                },
+                proof={
+                    **outcome.proof,
+                    "planned_in_precision": outcome.planned,
+                    "reached_in_precision": outcome.reached,
+                },
+                checks=outcome.checks,
+                warnings=warnings,
+            ),
+        )
+    return Artifact(final, manifest)
+
+
+def require_builder(target: str) -> Engine:
+    """Return an engine that can build here.
+
+    Raises:
+        EngineUnavailable: With the reason and the way out.
+    """
+    chosen = engine(target)
+    reason = chosen.why_not_build()
+    if reason:
+        raise EngineUnavailable(
+            f"target {target} cannot build here: {reason}",
+            hint=chosen.fix(),
+            engine=target,
+            reason=reason,
+        )
+    return chosen
+
+
+def _missed(precision: str, outcome: BuildOutcome) -> str:
+    if outcome.reached < max(outcome.planned, 1):
+        return (
+            f"{precision} was asked for; {outcome.reached} of {outcome.planned} layers that compute "
+            f"reached it ({_layers(outcome)})"
+        )
+    return ""
+
+
+def _layers(outcome: BuildOutcome) -> str:
+    layers = outcome.proof.get("layers_by_precision")
+    if not isinstance(layers, dict):
+        return "no layers were found"
+    found = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
+    return ", ".join(found) or "no layer computes"
+
+
+def _digest(model: str) -> str:
+    source = parse_source(model)
+    return fingerprint(source.file) if source.kind == "onnx" else digest_source(source)
+
+
+def _at(request: BuildRequest, path: Path) -> BuildRequest:
+    from dataclasses import replace
+
+    return replace(request, output=path)

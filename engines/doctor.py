@@ -1,0 +1,125 @@
+"""`qcompile doctor`: what is installed, what works here, why the rest does not, and the fix."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distributions, version
+
+from .onnx_runtime.processor import processor
+from .registry import engine, names
+
+_PACKAGES = (
+    "torch", "onnx", "onnxruntime", "onnxscript", "onnxsim", "numpy", "polygraphy", "safetensors",
+    "tensorrt", "tensorrt-rtx", "pycuda", "cuda-bindings",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """Whether a target builds and runs here; reasons are empty when it does."""
+
+    target: str
+    why_not_build: str
+    why_not_run: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A broken state of the installation and its fix."""
+
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `doctor` found."""
+
+    python: str
+    system: str
+    processor: str
+    packages: dict[str, str]
+    targets: list[TargetState]
+    problems: list[Problem]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the `--json` form."""
+        return asdict(self)
+
+
+def doctor() -> Diagnosis:
+    """Look at this installation; imports the runtimes, prints nothing."""
+    return Diagnosis(
+        python=platform.python_version(),
+        system=platform.platform(),
+        processor=str(processor()["processor"]),
+        packages=_packages(),
+        targets=[_state(name) for name in names()],
+        problems=find_problems({name.lower() for name in _installed()}, _version),
+    )
+
+
+def find_problems(installed: set[str], version_of: Callable[[str], str]) -> list[Problem]:
+    """Return the known broken states among installed distributions (names in lower case)."""
+    problems = []
+    runtimes = sorted(
+        name
+        for name in installed
+        if name in ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
+    )
+    if len(runtimes) > 1:
+        problems.append(
+            Problem(
+                f"{' and '.join(runtimes)} are installed together: they own the same files, and "
+                "which one is imported is chance",
+                f"pip uninstall -y {' '.join(runtimes)} && pip install {runtimes[-1]}",
+            )
+        )
+    if "torch" in installed and "onnxscript" not in installed:
+        problems.append(
+            Problem(
+                "torch is installed without onnxscript, which its ONNX exporter needs",
+                "pip install onnxscript",
+            )
+        )
+    if "onnx-simplifier" in installed:
+        problems.append(
+            Problem(
+                "onnx-simplifier is installed: an old name of onnxsim that owns the same module",
+                "pip uninstall -y onnx-simplifier && pip install --force-reinstall onnxsim",
+            )
+        )
+    if "numpy" in installed and version_of("numpy").startswith("1."):
+        problems.append(
+            Problem(
+                f"numpy {version_of('numpy')} is installed; qcompile is tested with numpy 2",
+                "pip install 'numpy>=2'",
+            )
+        )
+    if sys.version_info < (3, 10):
+        problems.append(Problem("Python is older than 3.10", "use Python 3.10 to 3.13"))
+    return problems
+
+
+def _state(name: str) -> TargetState:
+    one = engine(name)
+    return TargetState(name, one.why_not_build(), one.why_not_run(), one.fix())
+
+
+def _packages() -> dict[str, str]:
+    return {name: found for name in _PACKAGES if (found := _version(name))}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _installed() -> list[str]:
+    return [str(item.metadata["Name"]) for item in distributions() if item.metadata["Name"]]

@@ -1,0 +1,134 @@
+"""Build an offline-optimized ONNX model for this processor, and read what became of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...artifact import Check, read_manifest
+from ...errors import ArtifactError, BuildError, EngineUnavailable, first_line
+from ...model.graph import count_weighted, weighted_nodes
+from ...model.made_input import made_feeds
+from ...model.onnx_file import count_operators, load_onnx, model_io
+from ...shapes import ModelIO
+from ..base import BuildOutcome, BuildRequest, Engine, Precision, Runner
+from .processor import missing_features, processor
+
+
+class OnnxRuntime(Engine):
+    """ONNX Runtime's CPU provider."""
+
+    name = "onnxruntime"
+    suffix = ".onnx"
+
+    def why_not_build(self) -> str:
+        try:
+            import onnxruntime  # noqa: F401
+        except ImportError as error:
+            return f"onnxruntime cannot be imported ({error})"
+        return ""
+
+    def why_not_run(self) -> str:
+        return self.why_not_build()
+
+    def fix(self) -> str:
+        return "pip install 'qcompile[cpu]'" if self.why_not_build() else ""
+
+    def graph_precision(self, precision: Precision) -> Precision:
+        return precision  # the graph decides; the runtime has no flags for it
+
+    def build(self, request: BuildRequest) -> BuildOutcome:
+        path = Path(request.model)
+        before = load_onnx(path)
+        request.progress("optimize for this processor")
+        options = session_options(request.threads)
+        options.optimized_model_filepath = str(request.output)
+        # Weights of models near protobuf's limit go beside the file, as everywhere in qcompile.
+        if before.ByteSize() > (1 << 30):
+            options.add_session_config_entry(
+                "session.optimized_model_external_initializers_file_name",
+                f"{request.output.name}.data",
+            )
+        make_session(path, options)
+        after = load_onnx(request.output)
+        runner = self.open(str(request.output), threads=request.threads)
+        with runner:
+            runner.infer(made_feeds(runner.io.inputs))
+        counts = count_weighted(after)
+        return BuildOutcome(
+            kind="onnx",
+            io=model_io(before),
+            planned=len(weighted_nodes(before)[request.precision]),
+            reached=len(weighted_nodes(after)[request.precision]),
+            proof={"layers_by_precision": counts, "operators": count_operators(after)},
+            device=processor(),
+            packages=("onnxruntime", "onnx"),
+            checks=[Check("runs after loading again", True, "one made input")],
+        )
+
+    def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
+        from .runner import OnnxRuntimeRunner
+
+        reason = self.why_not_run()
+        if reason:
+            raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
+        path = Path(artifact)
+        options = session_options(threads)
+        manifest = read_manifest(path)
+        if manifest and manifest.stage == "build":
+            _require_same_device(path, manifest.device, dict(manifest.tools))
+        if manifest and manifest.stage == "build" or path.parent.name.startswith(".qcompile-tmp-"):
+            import onnxruntime
+
+            # It is optimized already, for this processor; doing it again costs load time only.
+            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.graph_optimization_level = level
+        return OnnxRuntimeRunner(make_session(path, options))
+
+
+def session_options(threads: int) -> Any:
+    """Return session options with the thread count and no log of their own."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # failures arrive as exceptions
+    if threads:
+        options.intra_op_num_threads = threads
+    return options
+
+
+def make_session(path: Path, options: Any) -> Any:
+    """Return a CPU session.
+
+    Raises:
+        BuildError: With what ONNX Runtime says of the model.
+    """
+    import onnxruntime
+
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no narrower base
+        raise BuildError(
+            f"{path}: ONNX Runtime refuses it: {first_line(error)}",
+            hint="qcompile inspect shows its operators and opset",
+            file=path,
+        ) from error
+
+
+def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None:
+    import onnxruntime
+
+    built = tools.get("onnxruntime", "")
+    if built != onnxruntime.__version__:
+        raise ArtifactError(
+            f"{path}: optimized by ONNX Runtime {built}; this is {onnxruntime.__version__}",
+            hint="build it again with this version",
+            file=path,
+        )
+    missing = missing_features(device)
+    if missing:
+        raise ArtifactError(
+            f"{path}: optimized for a processor with {', '.join(missing)}, which this one lacks",
+            hint="build it again on this machine",
+            file=path,
+        )

@@ -1,0 +1,48 @@
+"""The processor an offline-optimized model belongs to."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+# Instruction sets by which ONNX Runtime chooses kernels and memory layouts.
+_FEATURES = (
+    "avx", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16",
+    "asimd", "asimddp", "i8mm", "sve",
+)  # fmt: skip
+
+
+def processor() -> dict[str, object]:
+    """Return name, architecture and the instruction sets that matter, as far as the system says."""
+    flags, name = _read_cpuinfo()
+    return {
+        "processor": name or platform.processor() or platform.machine(),
+        "architecture": platform.machine(),
+        "features": [feature for feature in _FEATURES if feature in flags],
+    }
+
+
+def missing_features(device: Mapping[str, object]) -> list[str]:
+    """Return what an artifact's device had and this machine lacks."""
+    here = processor()
+    if device.get("architecture") != here["architecture"]:
+        return [str(device.get("architecture"))]
+    needed, found = device.get("features"), here["features"]
+    if not isinstance(needed, list) or not isinstance(found, list):
+        return []
+    return [feature for feature in needed if feature not in found]
+
+
+def _read_cpuinfo() -> tuple[set[str], str]:
+    flags: set[str] = set()
+    name = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():  # elsewhere the features stay empty and nothing is compared
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("flags", "Features"):
+                flags.update(value.split())
+            elif key.strip() == "model name":
+                name = value.strip()
+    return flags, name

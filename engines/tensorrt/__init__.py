@@ -1,0 +1,5 @@
+"""TensorRT 8.5 to 11 and TensorRT-RTX: one builder, one runner, one file that knows the versions."""
+
+from .engine import TensorRT, TensorRTRTX
+
+__all__ = ["TensorRT", "TensorRTRTX"]

@@ -1,0 +1,137 @@
+"""From an ONNX file to a serialized engine (plan)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...artifact import Check
+from ...errors import BuildError, UnsupportedOperator
+from ...model.graph import weighted_nodes
+from ...model.onnx_file import load_onnx, model_io, opset
+from ...progress import Progress
+from ...shapes import ModelIO, format_shape
+from ..base import BuildOutcome, BuildRequest
+from .adapter import Adapter
+from .log import last_error, make_log
+from .profiles import InputRange, make_ranges
+from .proof import layers_by_precision
+
+
+def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
+    """Parse, check, build, and write the plan to `request.output`.
+
+    Raises:
+        InvalidOption: If shapes or GPUs contradict the model or this TensorRT.
+        UnsupportedOperator: If the parser refuses a node, naming it.
+        BuildError: If the build fails, with TensorRT's reason.
+    """
+    path = Path(request.model)
+    model = load_onnx(path)
+    io = model_io(model)
+    ranges = make_ranges(io.inputs, request)
+    log = make_log(adapter.module)
+    builder = adapter.module.Builder(log)
+    network = builder.create_network(adapter.network_flags())
+    request.progress("parse")
+    parser = _parse(adapter, network, log, path)
+    config = builder.create_builder_config()
+    adapter.set_precision(config, request.precision)
+    adapter.set_gpus(config, list(request.gpus))
+    _add_profile(builder, config, ranges)
+    if adapter.has_progress_monitor:
+        config.progress_monitor = _monitor(adapter.module, request.progress)
+    layers = layers_by_precision(network)
+    request.progress("build")
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise BuildError(
+            f"{path}: {adapter.module.__name__} {adapter.version} cannot build it: "
+            f"{last_error(log, 'it gave no reason')}",
+            hint=f"opset {opset(model)}, {request.precision}, "
+            f"GPUs {', '.join(request.gpus) or 'the one here'}",
+        )
+    with request.output.open("wb") as file:
+        file.write(memoryview(plan))
+    del parser  # it holds the weights that the network refers to until here
+    return BuildOutcome(
+        kind="engine",
+        io=ModelIO(io.inputs, io.outputs),
+        planned=len(weighted_nodes(model)[adapter.graph_precision(request.precision)]),
+        reached=_reached(adapter, layers, request.precision),
+        proof={
+            "layers_by_precision": layers,
+            "network_layers": int(network.num_layers),
+            "typing": "strong" if adapter.strongly_typed else "weak",
+            "profiles": [
+                {item.name: {"min": list(item.min), "opt": list(item.opt), "max": list(item.max)}}
+                for item in ranges
+            ],
+            "has_run": False,
+        },
+        device={"gpus": list(request.gpus) or ["the GPU it was built on"]},
+        packages=(adapter.module.__name__.replace("_", "-"), "onnx"),
+        checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
+        warnings=tuple(log.warnings),
+    )
+
+
+def _reached(adapter: Adapter, layers: dict[str, dict[str, int]], precision: str) -> int:
+    # Weakly typed: the network still says float; the flag permits, and the inspector must be asked.
+    kind = precision if adapter.strongly_typed or precision == "int8" else "fp32"
+    return sum(layers.get(kind, {}).values())
+
+
+def _parse(adapter: Adapter, network: Any, log: Any, path: Path) -> Any:
+    parser = adapter.module.OnnxParser(network, log)
+    if parser.parse_from_file(str(path)):
+        return parser
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    if not errors:
+        raise BuildError(f"{path}: TensorRT cannot parse it: {last_error(log, 'no reason given')}")
+    error = errors[0]
+    operator = error.node_operator() if hasattr(error, "node_operator") else ""
+    node = error.node_name() if hasattr(error, "node_name") else f"node {error.node()}"
+    raise UnsupportedOperator(
+        f"{path}: {adapter.module.__name__} {adapter.version} refuses {operator or 'the graph'} "
+        f"{node!r}: {' '.join(str(error.desc()).split())}",
+        hint="simplify first; a graph quantized for ONNX Runtime must be quantized for tensorrt",
+        operator=operator,
+        node=node,
+    )
+
+
+def _add_profile(builder: Any, config: Any, ranges: list[InputRange]) -> None:
+    if not ranges:
+        return
+    profile = builder.create_optimization_profile()
+    for item in ranges:
+        profile.set_shape(item.name, item.min, item.opt, item.max)
+    if config.add_optimization_profile(profile) < 0:
+        shapes = ", ".join(f"{item.name} up to {format_shape(item.max)}" for item in ranges)
+        raise BuildError(f"TensorRT refuses the optimization profile ({shapes})")
+
+
+def _monitor(module: Any, progress: Progress) -> Any:
+    class Monitor(module.IProgressMonitor):  # type: ignore[misc, name-defined]
+        """Passes the outermost phase on; a callback that raised would cross TensorRT's C++."""
+
+        def __init__(self) -> None:
+            module.IProgressMonitor.__init__(self)
+            self.totals: dict[str, int] = {}
+            self.outermost = ""
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            if not parent:
+                self.outermost = phase
+                self.totals[phase] = steps
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            if phase == self.outermost:
+                progress("build", step + 1, self.totals.get(phase))
+            return True
+
+        def phase_finish(self, phase: str) -> None:
+            self.totals.pop(phase, None)
+
+    return Monitor()

@@ -1,0 +1,56 @@
+"""What precision the layers of a parsed network compute in: the proof that needs no GPU.
+
+In a strongly typed network the types of tensors are binding, so what is read here is what will run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+_COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
+_MOVES = ("SHUFFLE", "IDENTITY", "SQUEEZE", "UNSQUEEZE", "SLICE")
+_NAMES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4"}
+
+
+def layers_by_precision(network: Any) -> dict[str, dict[str, int]]:
+    """Return precision to layer type to count, for the layers that do the arithmetic.
+
+    A layer computes in INT8 when each operand comes from a DEQUANTIZE layer, through layers that only
+    move data; otherwise in the type of its first operand.
+    """
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    made_by = {
+        layer.get_output(index).name: layer
+        for layer in layers
+        for index in range(layer.num_outputs)
+        if layer.get_output(index) is not None
+    }
+    found: dict[str, Counter[str]] = {}
+    for layer in layers:
+        kind = _kind(layer)
+        if kind in _COMPUTES:
+            precision = _precision(layer, made_by)
+            found.setdefault(precision, Counter())[kind] += 1
+    return {precision: dict(counts) for precision, counts in found.items()}
+
+
+def _precision(layer: Any, made_by: dict[str, Any]) -> str:
+    operands = [layer.get_input(index) for index in range(min(layer.num_inputs, 2))]
+    operands = [tensor for tensor in operands if tensor is not None]
+    sources = [_source(tensor, made_by) for tensor in operands]
+    if len(sources) == 2 and all(source == "DEQUANTIZE" for source in sources):
+        return "int8"
+    dtype = str(operands[0].dtype).rsplit(".", 1)[-1]
+    return _NAMES.get(dtype, dtype.lower())
+
+
+def _source(tensor: Any, made_by: dict[str, Any]) -> str:
+    layer = made_by.get(tensor.name)
+    while layer is not None and _kind(layer) in _MOVES:
+        layer = made_by.get(layer.get_input(0).name)
+    return _kind(layer) if layer is not None else ""
+
+
+def _kind(layer: Any) -> str:
+    return str(layer.type).rsplit(".", 1)[-1]

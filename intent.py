@@ -1,0 +1,116 @@
+"""`qcompile build`: one intent for any target.
+
+The graph is brought to the precision the target needs (`compiler/`), then built and proven
+(`engines/`): neither room knows the other.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .artifact import Artifact
+from .errors import InvalidOption
+from .progress import Progress, silent
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def build(
+    model: str | Path,
+    output: str | Path,
+    *,
+    target: str,
+    precision: str = "fp32",
+    ranges: str | Path | None = None,
+    method: str | None = None,
+    gpus: Sequence[str] = (),
+    min_shapes: Shapes | None = None,
+    opt_shapes: Shapes | None = None,
+    max_shapes: Shapes | None = None,
+    inputs: Sequence[str] = (),
+    threads: int = 0,
+    allow_fallback: bool = False,
+    progress: Progress = silent,
+) -> Artifact:
+    """Build an artifact for a target and prove that its precision was reached.
+
+    Args:
+        model: ONNX file; for "torchscript" a MODEL spelling.
+        output: File to write.
+        target: Name of the engine.
+        precision: "fp32", "fp16" or "int8".
+        ranges: Ranges file: a float ONNX file is then quantized to INT8 for the target first.
+        method: Another method than the ranges file's own.
+        gpus: Compute capabilities to build for ("sm86"), where the target can choose.
+        min_shapes, opt_shapes, max_shapes: Input name to shape, for dynamic inputs.
+        inputs: Inputs of a MODEL that does not declare them.
+        threads: Threads of a CPU runtime; 0 lets it choose.
+        allow_fallback: Keep an artifact that did not reach the precision, with a warning.
+        progress: Told of every step.
+
+    Returns:
+        The artifact and its manifest with the proof.
+
+    Raises:
+        InvalidOption: If the graph has not the precision and cannot be given it.
+        EngineUnavailable, BuildError, IntentNotReached: See `engines.build.build_engine`.
+    """
+    from .engines.base import PRECISIONS, BuildRequest
+    from .engines.build import build_engine, require_builder
+    from .engines.registry import engine
+
+    if precision not in PRECISIONS:
+        raise InvalidOption(f"precision {precision!r}: one of {', '.join(PRECISIONS)} is required")
+    chosen = PRECISIONS[PRECISIONS.index(precision)]  # type: ignore[arg-type]
+    require_builder(target)
+    with tempfile.TemporaryDirectory(prefix="qcompile-build-") as folder:
+        graph = str(model)
+        if engine(target).takes == "onnx":
+            needed = engine(target).graph_precision(chosen)
+            graph = _typed(Path(model), needed, target, ranges, method, Path(folder), progress)
+        request = BuildRequest(
+            graph, Path(output), chosen, str(model), min_shapes or {}, opt_shapes or {}, max_shapes or {},
+            gpus, inputs, threads, progress,
+        )  # fmt: skip
+        return build_engine(target, request, allow_fallback=allow_fallback)
+
+
+def _typed(
+    model: Path,
+    needed: str,
+    target: str,
+    ranges: str | Path | None,
+    method: str | None,
+    folder: Path,
+    progress: Progress,
+) -> str:
+    """Return an ONNX file of the needed precision: the given one, or one made from it."""
+    from .compiler import quantize
+    from .model.graph import graph_precision
+    from .model.onnx_file import load_onnx
+
+    found = graph_precision(load_onnx(model))
+    placement = "onnxruntime" if target == "onnxruntime" else "tensorrt"
+    if found == needed:
+        return str(model)
+    if found != "fp32":
+        raise InvalidOption(
+            f"{model}: its graph is {found} already; {needed} was asked for",
+            hint=f"give --precision {found}, or build from the float model",
+        )
+    typed = folder / model.name
+    if needed == "fp16":
+        quantize(model, typed, precision="fp16", target=placement, progress=progress)  # type: ignore[arg-type]
+        return str(typed)
+    if ranges is None:
+        raise InvalidOption(
+            f"{model}: holds no quantized layer, and int8 was asked for",
+            hint="quantize it first, or give --ranges FILE (qcompile calibrate makes it)",
+            option="--ranges",
+        )
+    quantize(
+        model, typed, ranges=ranges, method=method, target=placement, progress=progress  # type: ignore[arg-type]
+    )
+    return str(typed)
