@@ -1,0 +1,263 @@
+"""`qcompile diff`: Polygraphy's comparison of two artifacts, or of an artifact and the model it came from.
+
+What counts as equal depends on the precision, unless tolerances are given for an output:
+
+| precision | default                                                                              |
+|-----------|--------------------------------------------------------------------------------------|
+| fp32      | each element within 1e-3 relative, or 1e-4 of the output's largest magnitude          |
+| fp16      | each element within 1e-2 relative, or 1e-2 of the output's largest magnitude          |
+| int8      | signal-to-noise ratio of at least 15 dB, and the same argmax in at least 95% of rows  |
+
+INT8 has steps of a 256th of the range: no element-wise tolerance says whether it is good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidOption
+from ..model.fidelity import fidelity
+from ..progress import Progress, quiet, silent
+from .outputs import Subject, collect_outputs, describe, feeds_for
+
+Outputs = Mapping[str, NDArray[Any]]
+
+RTOL = {"fp32": 1e-3, "fp16": 1e-2}
+ATOL_SHARE = {"fp32": 1e-4, "fp16": 1e-2}
+SNR_DB = 15.0
+AGREEMENT = 0.95
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Limits that replace the defaults, by output name; the name "" is every other output."""
+
+    atol: Mapping[str, float] = field(default_factory=dict)
+    rtol: Mapping[str, float] = field(default_factory=dict)
+    snr_db: Mapping[str, float] = field(default_factory=dict)
+
+    def given(self, output: str) -> bool:
+        """Whether there is any limit for an output."""
+        return any(
+            output in limits or "" in limits for limits in (self.atol, self.rtol, self.snr_db)
+        )
+
+
+@dataclass(frozen=True)
+class OutputDifference:
+    """The verdict on one output.
+
+    Attributes:
+        output: Its name.
+        passed: Polygraphy's verdict on every batch, and the agreement for INT8.
+        criterion: What was required, in words.
+        max_abs_error, snr_db, agreement: What was found, over all batches.
+    """
+
+    output: str
+    passed: bool
+    criterion: str
+    max_abs_error: float
+    snr_db: float
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A comparison; true when every output passed."""
+
+    reference: str
+    artifact: str
+    precision: str
+    samples: int
+    outputs: Sequence[OutputDifference]
+
+    def __bool__(self) -> bool:
+        return all(output.passed for output in self.outputs)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the `--json` form."""
+        return {"passed": bool(self), **asdict(self)}
+
+
+def diff(
+    reference: str,
+    artifact: str,
+    *,
+    data: str | None = None,
+    inputs: Sequence[str] = (),
+    samples: int = 64,
+    tolerances: Tolerances | None = None,
+    threads: int = 0,
+    progress: Progress = silent,
+) -> Difference:
+    """Run both on the same input, each in a process of its own, and compare their outputs.
+
+    Args:
+        reference: Artifact or MODEL that is right by definition.
+        artifact: What is judged.
+        data: Samples; made input otherwise.
+        inputs: `NAME:SHAPE[:DTYPE]` where neither side declares its inputs.
+        samples: Use at most this many.
+        tolerances: Limits instead of the defaults.
+        threads: Threads of each side; 0 lets it choose.
+        progress: Told of every step.
+
+    Returns:
+        The comparison; a mismatch is a result, not an error.
+
+    Raises:
+        DataError, WorkerError, EngineUnavailable: If one side cannot run.
+    """
+    subjects = [describe(reference), describe(artifact)]
+    feeds = feeds_for(subjects, data, inputs=inputs, samples=samples)
+    found = []
+    for subject in subjects:
+        progress(f"run {subject.name}")
+        found.append(collect_outputs(subject, feeds, subjects, threads=threads))
+    count = sum(next(iter(batch.values())).shape[0] for batch in feeds)
+    outputs = judge(found[0], found[1], _precision(subjects), tolerances or Tolerances())
+    return Difference(reference, artifact, _precision(subjects), count, outputs)
+
+
+def judge(
+    reference: Sequence[Outputs],
+    found: Sequence[Outputs],
+    precision: str,
+    tolerances: Tolerances | None = None,
+) -> list[OutputDifference]:
+    """Compare outputs batch by batch with Polygraphy.
+
+    Outputs pair by name, or by position where names differ and their number is the same.
+
+    Raises:
+        InvalidOption: If the outputs do not pair up, or a tolerance names none of them.
+    """
+    tolerances = tolerances or Tolerances()
+    found = [_paired(a, b) for a, b in zip(reference, found, strict=True)]
+    names = list(reference[0])
+    for limits in (tolerances.atol, tolerances.rtol, tolerances.snr_db):
+        for name in limits:
+            if name and name not in names:
+                raise InvalidOption(
+                    f"tolerance for {name!r}: no such output; the outputs are {', '.join(names)}"
+                )
+    return [_judge_output(name, reference, found, precision, tolerances) for name in names]
+
+
+def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
+    """Read `OUTPUT:NUMBER` or `NUMBER`, as Polygraphy spells them.
+
+    Raises:
+        InvalidOption: If a number cannot be read.
+    """
+    limits = {}
+    for text in texts:
+        name, _, number = text.rpartition(":")
+        try:
+            limits[name] = float(number)
+        except ValueError:
+            raise InvalidOption(
+                f"{option} {text!r}: a number, or OUTPUT:NUMBER, is required", option=option
+            ) from None
+    return limits
+
+
+def _judge_output(
+    name: str,
+    reference: Sequence[Outputs],
+    found: Sequence[Outputs],
+    precision: str,
+    tolerances: Tolerances,
+) -> OutputDifference:
+    expected = [batch[name] for batch in reference]
+    output = [batch[name] for batch in found]
+    for a, b in zip(expected, output, strict=True):
+        if a.shape != b.shape:
+            return OutputDifference(
+                name, False, f"shape {a.shape} is required, {b.shape} found", np.inf, -np.inf, None
+            )
+    total = fidelity(np.concatenate([a.ravel() for a in expected]),
+                     np.concatenate([b.ravel() for b in output]))  # fmt: skip
+    agreement = _agreement(expected, output)
+    by_signal = precision == "int8" and not tolerances.given(name)
+    if by_signal or (_limit(tolerances.snr_db, name) is not None):
+        limit = _limit(tolerances.snr_db, name) or SNR_DB
+        passed = _polygraphy_snr(expected, output, limit)
+        criterion = f"SNR ≥ {limit:g} dB"
+        if by_signal and agreement is not None:
+            passed = passed and agreement >= AGREEMENT
+            criterion += f", same argmax in ≥ {AGREEMENT:.0%}"
+    else:
+        kind = precision if precision in RTOL else "fp32"
+        rtol = _limit(tolerances.rtol, name)
+        atol = _limit(tolerances.atol, name)
+        if rtol is None and atol is None:
+            rtol, atol = RTOL[kind], ATOL_SHARE[kind] * total.max_abs
+        passed = _polygraphy_simple(expected, output, atol or 0.0, rtol or 0.0)
+        criterion = f"atol {atol or 0.0:.3g}, rtol {rtol or 0.0:g}"
+    return OutputDifference(
+        name, passed, criterion, total.max_abs_error, total.snr_db, agreement
+    )
+
+
+def _polygraphy_simple(
+    expected: list[NDArray[Any]], output: list[NDArray[Any]], atol: float, rtol: float
+) -> bool:
+    from polygraphy.comparator import SimpleCompareFunc
+
+    # Its rtol is relative to the second side, which is the reference here.
+    compare = SimpleCompareFunc(atol=atol, rtol=rtol, infinities_compare_equal=True)
+    return _compare(output, expected, compare)
+
+
+def _polygraphy_snr(
+    expected: list[NDArray[Any]], output: list[NDArray[Any]], limit: float
+) -> bool:
+    from polygraphy.comparator import SnrCompareFunc
+
+    # The signal is the first side.
+    return _compare(expected, output, SnrCompareFunc(snr_threshold=limit))
+
+
+def _compare(first: list[NDArray[Any]], second: list[NDArray[Any]], compare: Any) -> bool:
+    from polygraphy.comparator import Comparator, RunResults
+    from polygraphy.logger import G_LOGGER
+
+    results = RunResults()
+    results.add([{"output": array} for array in first], runner_name="first")
+    results.add([{"output": array} for array in second], runner_name="second")
+    with quiet(), G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        return bool(Comparator.compare_accuracy(results, compare_func=compare))
+
+
+def _agreement(expected: list[NDArray[Any]], output: list[NDArray[Any]]) -> float | None:
+    if expected[0].ndim < 2 or expected[0].shape[-1] < 2:
+        return None
+    same = [a.argmax(-1) == b.argmax(-1) for a, b in zip(expected, output, strict=True)]
+    return float(np.mean(np.concatenate([rows.ravel() for rows in same])))
+
+
+def _paired(reference: Outputs, found: Outputs) -> Outputs:
+    if set(reference) == set(found):
+        return found
+    if len(reference) != len(found):
+        raise InvalidOption(
+            f"outputs do not pair up: {', '.join(reference)} against {', '.join(found)}"
+        )
+    return dict(zip(reference, found.values(), strict=True))
+
+
+def _limit(limits: Mapping[str, float], name: str) -> float | None:
+    return limits.get(name, limits.get(""))
+
+
+def _precision(subjects: Sequence[Subject]) -> str:
+    """The coarser precision of the two sides decides what can be asked."""
+    order = ("fp32", "fp16", "int8")
+    return max((subject.precision for subject in subjects), key=order.index)

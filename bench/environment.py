@@ -1,0 +1,38 @@
+"""What the numbers were measured in: a figure without its machine is not repeatable."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from ..artifact import tool_versions
+from ..engines.onnx_runtime.processor import processor
+
+
+def environment(threads: int) -> dict[str, object]:
+    """Return processor, cores, memory, load, system and versions."""
+    import psutil
+
+    return {
+        **processor(),
+        "cores": os.cpu_count(),
+        "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "threads": threads,
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": tool_versions("torch", "onnxruntime", "onnx", "numpy", "polygraphy", "tensorrt-rtx"),
+    }
+
+
+def default_threads() -> int:
+    """Return the number of cores this process may use: fixed and equal for every artifact."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read(path: str) -> str | None:
+    file = Path(path)
+    return file.read_text().strip() if file.is_file() else None

@@ -1,0 +1,187 @@
+"""Subjects of a comparison, the input they share, and their outputs, each from a process of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..artifact import load_artifact, manifest_path, read_manifest, size_bytes
+from ..calibration import Data
+from ..engines.load import engine_of
+from ..engines.registry import engine
+from ..errors import DataError, EngineUnavailable
+from ..model.graph import graph_precision
+from ..model.made_input import made_feeds
+from ..model.onnx_file import load_onnx, model_io
+from ..model.source import parse_source
+from ..shapes import Feeds, ModelIO, TensorInfo, parse_input
+from .process import Worker
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An artifact or MODEL to be run.
+
+    Attributes:
+        name: Short and unique name.
+        artifact: Path or MODEL spelling.
+        engine: Name of its engine.
+        precision: "fp32", "fp16" or "int8".
+        io: Declared inputs and outputs; None where a MODEL declares none.
+        runs_on: "CPU" or the GPUs it was built for.
+        size_bytes: None for a MODEL.
+        why_not: Why it cannot run here; empty when it can.
+    """
+
+    name: str
+    artifact: str
+    engine: str
+    precision: str
+    io: ModelIO | None
+    runs_on: str
+    size_bytes: int | None
+    why_not: str
+
+
+def describe(artifact: str, *, name: str = "") -> Subject:
+    """Look at an artifact or MODEL without running it; a file must be what its manifest says.
+
+    Raises:
+        MissingFile, InvalidOption, ArtifactError: If it is not there, or not what it claims to be.
+    """
+    runtime = engine_of(artifact)
+    path = Path(artifact)
+    if path.is_file() and manifest_path(path).is_file():
+        load_artifact(path)  # the digest, before anything is executed
+    manifest = read_manifest(path) if path.is_file() else None
+    io, precision, runs_on = None, "fp32", "CPU"
+    if path.suffix == ".onnx":
+        proto = load_onnx(path)
+        io, precision = model_io(proto), graph_precision(proto)
+    if manifest:
+        io = manifest.io or io
+        precision = manifest.precision or precision
+        if manifest.kind == "engine":
+            gpus = manifest.device.get("gpus")
+            runs_on = "GPU " + ", ".join(map(str, gpus if isinstance(gpus, list) else []))
+    return Subject(
+        name=name or _short(artifact),
+        artifact=artifact,
+        engine=runtime,
+        precision=precision,
+        io=io,
+        runs_on=runs_on,
+        size_bytes=size_bytes(path) if path.is_file() and path.suffix != ".py" else None,
+        why_not=engine(runtime).why_not_run() if runtime.startswith("tensorrt") else "",
+    )
+
+
+def shared_io(subjects: Sequence[Subject], inputs: Sequence[str] = ()) -> ModelIO:
+    """Return the inputs and outputs that all subjects are run with: the first that are declared.
+
+    Raises:
+        DataError: If nobody declares them and none are given.
+    """
+    if inputs:
+        return ModelIO(tuple(parse_input(text) for text in inputs), ())
+    for subject in subjects:
+        if subject.io is not None and subject.io.inputs:
+            return subject.io
+    example = _example_io(subjects)
+    if example is None:
+        raise DataError(
+            "the inputs are not known: no artifact declares them",
+            hint="give --input NAME:SHAPE",
+        )
+    return example
+
+
+def feeds_for(
+    subjects: Sequence[Subject],
+    data: str | None,
+    *,
+    inputs: Sequence[str] = (),
+    samples: int | None = None,
+    batch_size: int | None = None,
+) -> list[Feeds]:
+    """Return the batches that every subject is given: from the data, or one made batch.
+
+    Raises:
+        DataError: If the data does not fit.
+    """
+    io = shared_io(subjects, inputs)
+    if data is not None:
+        return [b.feeds for b in Data(data, io.inputs, batch_size=batch_size, limit=samples)]
+    return [made_feeds(io.inputs, extent=batch_size or min(samples or 8, 8))]
+
+
+def collect_outputs(
+    subject: Subject, feeds: Sequence[Feeds], subjects: Sequence[Subject], *, threads: int
+) -> list[dict[str, np.ndarray[Any, Any]]]:
+    """Return the outputs of every batch, from a worker of its own.
+
+    Raises:
+        EngineUnavailable: If the subject cannot run here.
+        WorkerError: If its process dies.
+    """
+    if subject.why_not:
+        raise EngineUnavailable(
+            f"{subject.artifact}: cannot run here: {subject.why_not}",
+            hint=engine(subject.engine).fix(),
+            engine=subject.engine,
+        )
+    with Worker(subject.name, threads=threads) as worker:
+        start(worker, subject, subjects, threads)
+        return list(infer_all(worker, feeds))
+
+
+def start(worker: Worker, subject: Subject, subjects: Sequence[Subject], threads: int) -> dict[str, Any]:
+    """Load a subject in its worker; a MODEL without declared outputs is told those of the others."""
+    io = subject.io or next((other.io for other in subjects if other.io), None)
+    return worker.ask(
+        "load", artifact=subject.artifact, threads=threads, io=io.as_json() if io else None
+    )
+
+
+def infer_all(
+    worker: Worker, feeds: Sequence[Feeds]
+) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+    """Yield the outputs of each batch; arrays travel as files, not through the pipe."""
+    with tempfile.TemporaryDirectory(prefix="qcompile-outputs-") as folder:
+        for batch in feeds:
+            path, output = Path(folder) / "feeds.npz", Path(folder) / "outputs.npz"
+            save_feeds(batch, path)
+            worker.ask("infer", path=str(path), output=str(output))
+            with np.load(output, allow_pickle=False) as arrays:
+                yield {name: arrays[name] for name in arrays.files}
+
+
+def save_feeds(feeds: Feeds, path: Path) -> None:
+    """Write feeds for a worker."""
+    np.savez(path, allow_pickle=False, **feeds)
+
+
+def _example_io(subjects: Sequence[Subject]) -> ModelIO | None:
+    """The example that a MODEL's function returns; loads the model, so it is asked last."""
+    from ..model.example import make_example
+    from ..model.source import load_torch
+
+    for subject in subjects:
+        if subject.engine == "pytorch":
+            loaded = load_torch(parse_source(subject.artifact))
+            if loaded.example is not None:
+                tensors: tuple[TensorInfo, ...] = make_example(loaded, [], []).inputs
+                return ModelIO(tensors, ())
+    return None
+
+
+def _short(artifact: str) -> str:
+    head, _, function = artifact.rpartition(":")
+    if head.endswith(".py"):
+        return f"{Path(head).name}:{function}"
+    return Path(artifact).name
