@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .compiler import export, quantize, simplify
     from .engines import doctor, load
     from .errors import QCompileError
+    from .inspection import inspect
     from .intent import build
     from .pipeline import run
     from .recipe import Recipe, read_recipe
@@ -39,6 +40,7 @@ _HOME = {
     "quantize": "compiler",
     "simplify": "compiler",
     "build": "intent",
+    "inspect": "inspection",
     "doctor": "engines",
     "load": "engines",
     "QCompileError": "errors",
@@ -49,7 +51,7 @@ _HOME = {
 
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "benchmark", "build",
-    "calibrate", "diff", "doctor", "export", "load", "load_artifact", "quantize", "read_recipe",
+    "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact", "quantize", "read_recipe",
     "run", "simplify",
 ]  # fmt: skip
 

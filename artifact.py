@@ -259,11 +259,14 @@ def size_bytes(path: Path) -> int:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove temporary folders left in `folder` by processes that were killed."""
+    """Remove temporary files and folders left in `folder` by processes that were killed."""
     for path in folder.glob(f"{_TEMPORARY}*"):
         pid = path.name.removeprefix(_TEMPORARY).split("-")[0]
         if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def tool_versions(*packages: str) -> dict[str, str]:

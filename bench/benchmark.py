@@ -68,7 +68,7 @@ def benchmark(
     subjects, base = _subjects(artifacts, baseline)
     threads = threads or default_threads()
     io = shared_io(subjects, inputs)
-    feeds = _first(feeds_for(subjects, data, inputs=inputs, batch_size=batch_size, samples=batch_size))
+    feeds = next(feeds_for(subjects, data, inputs=inputs, batch_size=batch_size, samples=batch_size))
     entries = {subject.name: _entry(subject) for subject in subjects}
     surroundings = environment(threads)
     with contextlib.ExitStack() as stack:
@@ -285,10 +285,6 @@ def _guarded(entry: Entry, work: Any) -> Any:
 def _require_baseline(entry: Entry) -> None:
     if entry.status != "measured":
         raise QCompileError(f"the baseline {entry.name} failed: {entry.reason}")
-
-
-def _first(feeds: Sequence[Feeds]) -> Feeds:
-    return feeds[0]
 
 
 def _samples(feeds: Feeds) -> int:

@@ -115,7 +115,7 @@ def diff(
         DataError, WorkerError, EngineUnavailable: If one side cannot run.
     """
     subjects = [describe(reference), describe(artifact)]
-    feeds = feeds_for(subjects, data, inputs=inputs, samples=samples)
+    feeds = list(feeds_for(subjects, data, inputs=inputs, samples=samples))
     found = []
     for subject in subjects:
         progress(f"run {subject.name}")

@@ -13,6 +13,7 @@ from .process import Worker
 BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds
 WARM_UP_S = 0.5
 _DISCARD = 2  # calls after an idle pause: caches and threads wake up
+_WARM_UP_BLOCKS = 4  # the first call may take longer than all of the warm-up, and says nothing of the rest
 _MOST_ROUNDS = 200
 
 
@@ -74,8 +75,9 @@ def measure(
 
 def _warm_up(worker: Worker, timed: Timed) -> None:
     """Run until warm, and learn how many calls fill a block."""
-    spent, fastest_ns = 0.0, float("inf")
-    while spent < WARM_UP_S:
+    spent, blocks, fastest_ns = 0.0, 0, float("inf")
+    while spent < WARM_UP_S or blocks < _WARM_UP_BLOCKS:
+        blocks += 1
         durations = worker.ask("time", iterations=max(timed.iterations, 1))["ns"]
         spent += sum(durations) / 1e9
         fastest_ns = min(fastest_ns, median(durations))

@@ -108,16 +108,18 @@ def feeds_for(
     inputs: Sequence[str] = (),
     samples: int | None = None,
     batch_size: int | None = None,
-) -> list[Feeds]:
-    """Return the batches that every subject is given: from the data, or one made batch.
+) -> Iterator[Feeds]:
+    """Yield the batches that every subject is given: from the data, or one made batch.
 
     Raises:
         DataError: If the data does not fit.
     """
     io = shared_io(subjects, inputs)
     if data is not None:
-        return [b.feeds for b in Data(data, io.inputs, batch_size=batch_size, limit=samples)]
-    return [made_feeds(io.inputs, extent=batch_size or min(samples or 8, 8))]
+        for batch in Data(data, io.inputs, batch_size=batch_size, limit=samples):
+            yield batch.feeds
+        return
+    yield made_feeds(io.inputs, extent=batch_size or min(samples or 8, 8))
 
 
 def collect_outputs(

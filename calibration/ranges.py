@@ -103,7 +103,7 @@ class Ranges:
 
 def save_ranges(ranges: Ranges, path: Path) -> None:
     """Write a ranges file to `path` (inside `artifact.writing`); equal ranges give equal bytes."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     header = {
         "version": FORMAT_VERSION,
@@ -129,7 +129,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         "skipped": dict(sorted(ranges.skipped.items())),
     }
     counts = {name: ranges.histograms[name].counts for name in header["tensors"]}  # type: ignore[attr-defined]
-    save_file(counts, path, metadata={_KEY: json.dumps(header)})
+    path.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
 
 
 def load_ranges(path: Path) -> Ranges:

@@ -62,7 +62,7 @@ class TorchScript(PyTorch):
     """A traced and frozen program, saved by `torch.jit.save`."""
 
     name = "torchscript"
-    suffix = ".torchscript"
+    suffix = ".pt"
 
     def why_not_build(self) -> str:
         return self.why_not_run()

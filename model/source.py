@@ -58,6 +58,13 @@ class Source:
     function: str = ""
 
     @property
+    def absolute(self) -> str:
+        """The spelling with an absolute path, for another process or another working folder."""
+        if self.path is None:
+            return self.spec
+        return f"{self.path.resolve()}:{self.function}" if self.function else str(self.path.resolve())
+
+    @property
     def file(self) -> Path:
         """The file of a source that is one."""
         if self.path is None:

@@ -1,0 +1,105 @@
+"""`qcompile inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .session import Session, command_options, examples
+from .tables import add_row, bytes_text, make_table, results_table
+
+
+@click.command(
+    short_help="say what a file is",
+    epilog=examples(
+        "qcompile inspect model.onnx",
+        "qcompile inspect model.onnx --nodes",
+        "qcompile inspect model.engine",
+        "qcompile inspect model.ranges --json",
+    )
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--nodes", is_flag=True, help="List every node of an ONNX file.")
+@command_options
+def inspect(session: Session, file: Path, nodes: bool) -> None:
+    """Say what FILE is: ONNX, engine, TorchScript, ranges, or results."""
+    from ..inspection import inspect as look
+
+    facts = look(file, nodes=nodes)
+    session.json(facts)
+    session.say(f"{facts['file']}: {facts['kind']}, {bytes_text(facts['size_bytes'])}")
+    _SHOW.get(facts["kind"], _show_manifest)(session, facts)
+
+
+def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
+    from ..shapes import ModelIO
+
+    io = ModelIO.from_json(facts["io"])
+    session.say(f"  opset {facts['opset']}, made by {facts['producer'] or 'unknown'}")
+    for word, tensors in (("in ", io.inputs), ("out", io.outputs)):
+        for tensor in tensors:
+            session.say(f"  {word} {tensor}")
+    session.say(
+        f"  {facts['precision']}; {facts['quantized_share']:.0%} of the layers that compute are INT8"
+    )
+    table = make_table("", "operator", "nodes")
+    for operator, count in facts["operators"].items():
+        add_row(table, operator, str(count))
+    session.table(table)
+    if "nodes" in facts:
+        listing = make_table("", "node", "operator", "precision", text=True)
+        for node in facts["nodes"]:
+            add_row(listing, node["name"], node["operator"], node["precision"])
+        session.table(listing)
+    _show_manifest(session, facts)
+
+
+def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
+    session.say(
+        f"  {facts['samples']} samples, method {facts['method']}, of model {facts['model'][:19]}…"
+    )
+    methods = ("minmax", "percentile", "entropy")
+    table = make_table("", "tensor", "min", "max", *(f"amax {method}" for method in methods))
+    for name, entry in facts["tensors"].items():
+        values = [entry["min"], entry["max"], *(entry["amax"][method] for method in methods)]
+        add_row(table, name, *(f"{value:.5g}" for value in values))
+    session.table(table)
+    for name, reason in facts["skipped"].items():
+        session.say(f"  skipped {name}: {reason}")
+
+
+def _show_results(session: Session, facts: dict[str, Any]) -> None:
+    from ..bench import load_results
+
+    session.table(results_table(load_results(Path(facts["file"]))))
+
+
+def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
+    manifest = facts.get("manifest")
+    if manifest is None:
+        session.say("  no manifest: not made by qcompile, or its .json was left behind")
+        return
+    if not facts["matches_manifest"]:
+        session.warn(["the file is not the one its manifest describes: it was changed"])
+    tools = ", ".join(f"{name} {version}" for name, version in manifest["tools"].items())
+    session.say(f"  made by {manifest['stage']} with {tools}")
+    for word in ("target", "precision"):
+        if manifest[word]:
+            session.say(f"  {word}: {manifest[word]}")
+    if manifest["device"]:
+        session.say("  for: " + ", ".join(f"{k} {v}" for k, v in manifest["device"].items()))
+    proof = manifest["proof"]
+    for precision, kinds in proof.get("layers_by_precision", {}).items():
+        if kinds:
+            found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            session.say(f"  {precision} layers: {found}")
+    if proof.get("has_run") is False:
+        session.say("  it has not been run: the proof is the types of the network")
+    for check in manifest["checks"]:
+        session.say(f"  checked: {check['name']}: {check['detail']}")
+    session.warn(manifest["warnings"])
+
+
+_SHOW = {"onnx": _show_onnx, "ranges": _show_ranges, "results": _show_results}

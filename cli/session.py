@@ -1,0 +1,131 @@
+"""What every command shares: `-v`, `-q`, `--json`, progress on standard error, results on standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_LINE_EVERY_S = 2.0
+_PLAIN_WIDTH = 200
+
+
+class Session:
+    """How one command talks to its user."""
+
+    def __init__(self, *, verbose: bool, quiet: bool, as_json: bool) -> None:
+        self.verbose, self.quiet, self.as_json = verbose, quiet, as_json
+        self._display: Any = None
+        self._task: Any = None
+        self._last_line = 0.0
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Session]:
+        """Show progress while the block runs: a live line on a terminal, now and then a line elsewhere."""
+        if self.quiet or not sys.stderr.isatty():
+            self._last_line = time.monotonic()
+            yield self
+            return
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn,
+            TimeRemainingColumn,
+        )  # fmt: skip
+
+        columns = (
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24),
+            MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        )  # fmt: skip
+        with Progress(*columns, console=Console(stderr=True), transient=True) as self._display:
+            self._task = self._display.add_task("", total=None)
+            try:
+                yield self
+            finally:
+                self._display = None
+
+    def progress(self, text: str, done: int = 0, total: int | None = None, /) -> None:
+        """Show what is being done; this is the `progress` that library functions take."""
+        if self._display is not None:
+            self._display.update(self._task, description=text, completed=done, total=total)
+        elif not self.quiet:
+            now = time.monotonic()
+            if self.verbose or now - self._last_line >= _LINE_EVERY_S:
+                self._last_line = now
+                count = f" {done}" + (f"/{total}" if total else "") if done else ""
+                click.echo(f"{text}{count}", err=True)
+
+    def say(self, text: str) -> None:
+        """Print a line of the result."""
+        if not self.quiet and not self.as_json:
+            self._above(lambda: click.echo(text))
+
+    def note(self, text: str) -> None:
+        """Print a line about the work, to standard error."""
+        if not self.quiet:
+            self._above(lambda: click.echo(text, err=True))
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Print warnings, to standard error, even with `-q`."""
+        for warning in warnings:
+            text = click.style("warning: ", fg="yellow", bold=True) + warning
+            self._above(lambda text=text: click.echo(text, err=True))
+
+    def json(self, value: object) -> None:
+        """Print the `--json` form."""
+        if self.as_json:
+            click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+    def table(self, table: Table) -> None:
+        """Print a table."""
+        if self.as_json:
+            return
+        from rich.console import Console
+
+        width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+        Console(width=width).print(table)
+
+    def _above(self, show: Callable[[], None]) -> None:
+        if self._display is None:
+            show()
+            return
+        self._display.stop()  # the live line is redrawn below what is printed
+        show()
+        self._display.start()
+
+
+def command_options(function: Command) -> Command:
+    """Add `-v`, `-q` and `--json`; the command gets a `Session` as its first argument."""
+
+    @click.option("-v", "--verbose", is_flag=True, help="Show every step; tracebacks of errors.")
+    @click.option("-q", "--quiet", is_flag=True, help="No progress, no tables.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
+    @functools.wraps(function)
+    def wrapper(*args: Any, verbose: bool, quiet: bool, as_json: bool, **options: Any) -> Any:
+        if verbose and quiet:
+            raise click.UsageError("-v and -q exclude each other")
+        session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
+        with session.working():
+            return function(session, *args, **options)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def examples(*lines: str) -> str:
+    """Return the epilog of a command: its examples, as they are typed."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def split(values: Sequence[str]) -> list[str]:
+    """Return the parts of `a,b` and of repeated options."""
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]

@@ -1,0 +1,137 @@
+"""Tables and figures as people read them: units everywhere, a dash where nothing was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..bench import Results
+    from ..bench.diff import Difference
+    from ..bench.results import Entry
+
+DASH = "–"
+
+
+def bytes_text(size: float | None) -> str:
+    """Return "1.10 MB"; decimal units, as file managers and disk makers count."""
+    if size is None:
+        return DASH
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")
+
+
+def make_table(title: str, *columns: str, text: bool = False) -> Table:
+    """Return an empty table.
+
+    Args:
+        title: Line above it; empty for none.
+        columns: Headers.
+        text: Whether columns after the first hold words, not figures to be aligned on the right.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title) if title else None, title_justify="left", header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(Text(column), justify="left" if text or index == 0 else "right")
+    return table
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """Add a row of plain text: brackets in `qcompile[torch]` or `[2.1, 2.3]` are no markup."""
+    from rich.text import Text
+
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def results_table(results: Results) -> Table:
+    """Return the table of a benchmark, one row per artifact."""
+    settings, machine = results.settings, results.environment
+    shapes = ", ".join(f"{name}:{shape}" for name, shape in settings["inputs"].items())
+    table = make_table(
+        f"{shapes} · {settings['threads']} threads · {machine['processor']} · "
+        f"speed-up against {results.baseline} with its 95% interval",
+        "artifact", "runs on", "latency ms: median, p90, p99", "samples/s", "speed-up", "size",
+        "peak memory", "accuracy, drop", "output difference",
+    )  # fmt: skip
+    for entry in results.entries:
+        add_row(table, *_row(entry, results.baseline))
+    return table
+
+
+def _row(entry: Entry, baseline: str) -> list[str]:
+    name = f"{entry.name} (baseline)" if entry.name == baseline else entry.name
+    if entry.status != "measured":
+        where = f"{entry.runs_on}: {entry.status} here" if entry.status == "not run" else "failed"
+        dashes = [DASH] * 3
+        return [name, where, *dashes, bytes_text(entry.size_bytes), DASH, DASH, DASH]
+    latency = entry.latency_ms or {}
+    return [
+        name,
+        f"{entry.engine}, {entry.runs_on}" if entry.engine != "pytorch" else entry.runs_on,
+        "  ".join(f"{latency[key]:.3g}" for key in ("median", "p90", "p99")),
+        f"{entry.throughput_per_s:.4g}" if entry.throughput_per_s else DASH,
+        _speedup(entry),
+        bytes_text(entry.size_bytes),
+        bytes_text(entry.peak_memory_bytes),
+        _accuracy(entry),
+        _difference(entry.difference),
+    ]
+
+
+def _speedup(entry: Entry) -> str:
+    ratio = entry.speedup
+    if not ratio:
+        return DASH
+    text = f"{ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    return text if ratio["verdict"] == "faster" else f"{text} {ratio['verdict']}"
+
+
+def _accuracy(entry: Entry) -> str:
+    if not entry.accuracy:
+        return DASH
+    drop = entry.accuracy["drop_points"]
+    return f"{entry.accuracy['value']:.2%}, {drop + 0.0:.2f}"
+
+
+def _difference(difference: Mapping[str, Any] | None) -> str:
+    if not difference:
+        return DASH
+    snr = difference["snr_db"]
+    text = "equal" if snr is None else f"{snr:.1f} dB"
+    return text if difference["passed"] else f"{text} MISMATCH"
+
+
+def reasons(results: Results) -> list[str]:
+    """Return why artifacts have no numbers, one line per reason."""
+    why: dict[str, list[str]] = {}
+    for entry in results.entries:
+        if entry.status != "measured":
+            why.setdefault(f"{entry.status}: {entry.reason}", []).append(entry.name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in why.items()]
+
+
+def difference_table(difference: Difference) -> Table:
+    """Return the table of a comparison, one row per output."""
+    table = make_table(
+        f"{difference.artifact} against {difference.reference}: {difference.samples} samples, "
+        f"judged as {difference.precision}",
+        "output", "verdict", "SNR", "largest error", "same argmax", "required",
+    )  # fmt: skip
+    for output in difference.outputs:
+        add_row(
+            table,
+            output.output,
+            "pass" if output.passed else "MISMATCH",
+            "equal" if output.snr_db == float("inf") else f"{output.snr_db:.1f} dB",
+            f"{output.max_abs_error:.3g}",
+            DASH if output.agreement is None else f"{output.agreement:.2%}",
+            output.criterion,
+        )
+    return table

@@ -1,0 +1,244 @@
+"""The recipe: a TOML file that says which model becomes which artifacts, and how they are measured.
+
+Frozen, validated, versioned. A wrong key is named with its path and the nearest right one; paths in a
+recipe are relative to the recipe.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from .artifact import require_file
+from .errors import RecipeError, UsageError
+from .shapes import parse_dynamic_axis, parse_input, parse_shapes
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+RECIPE_VERSION = 1
+BASELINE = "pytorch"
+"""Name of the row that is the model itself."""
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """`[model]`: the source and how it is exported."""
+
+    source: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    dynamic: tuple[str, ...] = ()
+    opset: int = 20
+    depends: tuple[str, ...] = ()
+    simplify: bool = True
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """`[data]`: samples for calibration and for accuracy."""
+
+    calibration: str = ""
+    evaluation: str = ""
+    depends: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CalibrateSection:
+    """`[calibrate]`."""
+
+    method: str = "entropy"
+    samples: int = 0
+    batch_size: int = 0
+
+
+@dataclass(frozen=True)
+class ArtifactSection:
+    """`[[artifact]]`: one thing to build."""
+
+    name: str
+    target: str
+    precision: str = "fp32"
+    mode: str = "static"
+    method: str = ""
+    exclude: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    min_shapes: tuple[str, ...] = ()
+    opt_shapes: tuple[str, ...] = ()
+    max_shapes: tuple[str, ...] = ()
+    allow_fallback: bool = False
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether its activations need calibrated ranges."""
+        return self.precision == "int8" and self.mode == "static"
+
+
+@dataclass(frozen=True)
+class BenchSection:
+    """`[bench]`."""
+
+    batch_size: int = 1
+    threads: int = 0
+    max_time_s: float = 60.0
+    precision_target: float = 0.02
+    metric: str = "top1"
+    baseline: str = BASELINE
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole recipe; `path` is the file it was read from."""
+
+    version: int
+    name: str
+    model: ModelSection
+    artifact: tuple[ArtifactSection, ...]
+    data: DataSection = field(default_factory=DataSection)
+    calibrate: CalibrateSection = field(default_factory=CalibrateSection)
+    bench: BenchSection | None = None
+    output: str = "out"
+    path: Path = Path("recipe.toml")
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the recipe's paths are relative to."""
+        return self.path.resolve().parent
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Read and validate a recipe.
+
+    Raises:
+        MissingFile: If it is not there.
+        RecipeError: Naming the key, what was found and what is required.
+    """
+    path = require_file(Path(path), what="recipe")
+    try:
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not TOML: {error}", file=path) from error
+    if "path" in value:
+        raise _error(path, "path", "is unknown", "")
+    version = value.get("version")
+    if version != RECIPE_VERSION:
+        raise _error(
+            path, "version", f"is {version!r}; {RECIPE_VERSION} is required", "version = 1"
+        )
+    recipe: Recipe = _build(Recipe, {**value, "path": path}, path, "")
+    _check(recipe)
+    return recipe
+
+
+def _build(kind: Any, value: Mapping[str, Any], path: Path, prefix: str) -> Any:
+    known = {item.name: item for item in fields(kind)}
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            shown = ", ".join(name for name in known if name != "path")
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {shown}"
+            raise _error(path, f"{prefix}{key}", "is unknown", hint)
+    for name, item in known.items():
+        if item.default is MISSING and item.default_factory is MISSING and name not in value:
+            raise _error(path, f"{prefix}{name}", "is missing", "")
+    return kind(
+        **{key: _convert(hints[key], item, path, f"{prefix}{key}") for key, item in value.items()}
+    )
+
+
+def _convert(kind: Any, value: Any, path: Path, key: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        kind = next(item for item in typing.get_args(kind) if item is not type(None))
+        origin = typing.get_origin(kind)
+    if origin is tuple:
+        inner = typing.get_args(kind)[0]
+        if not isinstance(value, list):
+            raise _error(path, key, f"is {_kind(value)}; a list is required", "")
+        return tuple(_convert(inner, v, path, f"{key}[{i}]") for i, v in enumerate(value))
+    if is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise _error(path, key, f"is {_kind(value)}; a table is required", "")
+        return _build(kind, value, path, f"{key}.")
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise _error(path, key, f"is {_kind(value)}; {_NAMES.get(kind, kind)} is required", "")
+    return value
+
+
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _kind(value: Any) -> str:
+    return f"{_NAMES.get(type(value), type(value).__name__)} ({value!r})"
+
+
+def _check(recipe: Recipe) -> None:
+    """Everything that can be wrong before any work is done."""
+    path = recipe.path
+    if not recipe.artifact:
+        raise _error(path, "artifact", "is empty; at least one [[artifact]] is required", "")
+    seen: set[str] = set()
+    for index, one in enumerate(recipe.artifact):
+        key = f"artifact[{index}]"
+        if not one.name or any(letter in one.name for letter in "/\\\0") or one.name[0] == ".":
+            raise _error(path, f"{key}.name", f"is {one.name!r}; a plain file name is required", "")
+        if one.name in seen or one.name in (recipe.name, BASELINE):
+            raise _error(path, f"{key}.name", f"is {one.name!r}, which is taken", "")
+        seen.add(one.name)
+        _check_artifact(one, recipe, key)
+    if recipe.bench and recipe.bench.baseline not in (*seen, BASELINE):
+        raise _error(
+            path,
+            "bench.baseline",
+            f"is {recipe.bench.baseline!r}; one of {', '.join((BASELINE, *sorted(seen)))} is required",
+            "",
+        )
+    for spelled, read in (
+        *((text, parse_input) for text in recipe.model.inputs),
+        *((text, parse_dynamic_axis) for text in recipe.model.dynamic),
+    ):
+        try:
+            read(spelled)  # type: ignore[operator]
+        except UsageError as error:
+            raise _error(path, "model", error.message, error.hint) from error
+
+
+def _check_artifact(one: ArtifactSection, recipe: Recipe, key: str) -> None:
+    path = recipe.path
+    choices = {
+        "target": ("onnxruntime", "tensorrt-rtx", "tensorrt", "torchscript"),
+        "precision": ("fp32", "fp16", "int8"),
+        "mode": ("static", "dynamic"),
+    }
+    for name, allowed in choices.items():
+        found = getattr(one, name)
+        if found not in allowed:
+            near = difflib.get_close_matches(found, allowed, n=1)
+            raise _error(
+                path,
+                f"{key}.{name}",
+                f"is {found!r}; one of {', '.join(allowed)} is required",
+                f"did you mean {near[0]!r}?" if near else "",
+            )
+    if one.needs_ranges and not recipe.data.calibration:
+        raise _error(path, "data.calibration", f"is missing; {one.name!r} is static INT8", "")
+    for kind in ("min_shapes", "opt_shapes", "max_shapes"):
+        try:
+            parse_shapes(getattr(one, kind), option=f"{key}.{kind}")
+        except UsageError as error:
+            raise _error(path, f"{key}.{kind}", error.message, error.hint) from error
+
+
+def _error(path: Path, key: str, problem: str, hint: str) -> RecipeError:
+    return RecipeError(f"{path}: key '{key}' {problem}", hint=hint, file=path, key=key)
