@@ -18,10 +18,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
-    from .bench import benchmark, diff
-    from .calibration import Ranges, calibrate
-    from .compiler import export, quantize, simplify
-    from .engines import doctor, load
+    from .bench.benchmark import benchmark
+    from .bench.diff import diff
+    from .calibration.calibrate import calibrate
+    from .calibration.ranges import Ranges
+    from .compiler.export import export
+    from .compiler.quantize import quantize
+    from .compiler.simplify import simplify
+    from .engines.doctor import doctor
+    from .engines.load import load
     from .errors import QCompileError
     from .inspection import inspect
     from .intent import build
@@ -32,17 +37,17 @@ _HOME = {
     "Artifact": "artifact",
     "Manifest": "artifact",
     "load_artifact": "artifact",
-    "benchmark": "bench",
-    "diff": "bench",
-    "Ranges": "calibration",
-    "calibrate": "calibration",
-    "export": "compiler",
-    "quantize": "compiler",
-    "simplify": "compiler",
+    "benchmark": "bench.benchmark",
+    "diff": "bench.diff",
+    "Ranges": "calibration.ranges",
+    "calibrate": "calibration.calibrate",
+    "export": "compiler.export",
+    "quantize": "compiler.quantize",
+    "simplify": "compiler.simplify",
     "build": "intent",
     "inspect": "inspection",
-    "doctor": "engines",
-    "load": "engines",
+    "doctor": "engines.doctor",
+    "load": "engines.load",
     "QCompileError": "errors",
     "run": "pipeline",
     "Recipe": "recipe",

@@ -54,9 +54,7 @@ def _kind(path: Path) -> str:
             raise InvalidOption(
                 f"{path}: a manifest", hint=f"inspect the artifact: {path.name.removesuffix('.json')}"
             )
-    raise InvalidOption(
-        f"{path}: is none of .onnx, .engine, .ranges, TorchScript (.pt), results (.json)"
-    )
+    raise InvalidOption(f"{path}: is none of .onnx, .engine, .ranges, TorchScript (.pt), results (.json)")
 
 
 def _onnx(path: Path, *, nodes: bool) -> dict[str, Any]:

@@ -9,10 +9,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .artifact import Artifact
 from .errors import InvalidOption
 from .progress import Progress, silent
+
+if TYPE_CHECKING:
+    from .compiler.placement import Target
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -63,7 +67,7 @@ def build(
 
     if precision not in PRECISIONS:
         raise InvalidOption(f"precision {precision!r}: one of {', '.join(PRECISIONS)} is required")
-    chosen = PRECISIONS[PRECISIONS.index(precision)]  # type: ignore[arg-type]
+    chosen = PRECISIONS[PRECISIONS.index(precision)]
     require_builder(target)
     with tempfile.TemporaryDirectory(prefix="qcompile-build-") as folder:
         graph = str(model)
@@ -92,7 +96,7 @@ def _typed(
     from .model.onnx_file import load_onnx
 
     found = graph_precision(load_onnx(model))
-    placement = "onnxruntime" if target == "onnxruntime" else "tensorrt"
+    placement: Target = "onnxruntime" if target == "onnxruntime" else "tensorrt"
     if found == needed:
         return str(model)
     if found != "fp32":
@@ -102,7 +106,7 @@ def _typed(
         )
     typed = folder / model.name
     if needed == "fp16":
-        quantize(model, typed, precision="fp16", target=placement, progress=progress)  # type: ignore[arg-type]
+        quantize(model, typed, precision="fp16", target=placement, progress=progress)
         return str(typed)
     if ranges is None:
         raise InvalidOption(
@@ -111,6 +115,11 @@ def _typed(
             option="--ranges",
         )
     quantize(
-        model, typed, ranges=ranges, method=method, target=placement, progress=progress  # type: ignore[arg-type]
+        model,
+        typed,
+        ranges=ranges,
+        method=method,
+        target=placement,
+        progress=progress,
     )
     return str(typed)

@@ -1,7 +1,7 @@
 """`qcompile run`: a recipe becomes stages; each is done once, and again only when something changed.
 
-    export ─ simplify ─┬─ calibrate ─┐
-                       └─────────────┴─ quantize, build (per artifact) ─ bench
+export ─ simplify ─┬─ calibrate ─┐
+                   └─────────────┴─ quantize, build (per artifact) ─ bench
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ class _Road:
             self._bench(built)
         return self.report
 
-    def _stage(
-        self, name: str, key: Mapping[str, Any], work: Callable[[Path], None]
-    ) -> Stored:
+    def _stage(self, name: str, key: Mapping[str, Any], work: Callable[[Path], None]) -> Stored:
         start = time.monotonic()
 
         def told(text: str, done: int = 0, total: int | None = None, /) -> None:

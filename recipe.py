@@ -130,9 +130,7 @@ def read_recipe(path: str | Path) -> Recipe:
         raise _error(path, "path", "is unknown", "")
     version = value.get("version")
     if version != RECIPE_VERSION:
-        raise _error(
-            path, "version", f"is {version!r}; {RECIPE_VERSION} is required", "version = 1"
-        )
+        raise _error(path, "version", f"is {version!r}; {RECIPE_VERSION} is required", "version = 1")
     recipe: Recipe = _build(Recipe, {**value, "path": path}, path, "")
     _check(recipe)
     return recipe
@@ -150,9 +148,7 @@ def _build(kind: Any, value: Mapping[str, Any], path: Path, prefix: str) -> Any:
     for name, item in known.items():
         if item.default is MISSING and item.default_factory is MISSING and name not in value:
             raise _error(path, f"{prefix}{name}", "is missing", "")
-    return kind(
-        **{key: _convert(hints[key], item, path, f"{prefix}{key}") for key, item in value.items()}
-    )
+    return kind(**{key: _convert(hints[key], item, path, f"{prefix}{key}") for key, item in value.items()})
 
 
 def _convert(kind: Any, value: Any, path: Path, key: str) -> Any:
@@ -209,7 +205,7 @@ def _check(recipe: Recipe) -> None:
         *((text, parse_dynamic_axis) for text in recipe.model.dynamic),
     ):
         try:
-            read(spelled)  # type: ignore[operator]
+            read(spelled)
         except UsageError as error:
             raise _error(path, "model", error.message, error.hint) from error
 

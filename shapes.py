@@ -51,8 +51,7 @@ class TensorInfo:
     def accepts(self, shape: Sequence[int]) -> bool:
         """Return whether a concrete shape fits this (possibly dynamic) one."""
         return len(shape) == len(self.shape) and all(
-            isinstance(dim, str) or dim == extent
-            for dim, extent in zip(self.shape, shape, strict=True)
+            isinstance(dim, str) or dim == extent for dim, extent in zip(self.shape, shape, strict=True)
         )
 
     def as_json(self) -> dict[str, object]:

@@ -97,20 +97,14 @@ class Store:
             if record.stat().st_mtime < oldest:
                 shutil.rmtree(record.parent, ignore_errors=True)
 
-    def _make(
-        self, final: Path, key: Mapping[str, Any], work: Callable[[Path], None]
-    ) -> Mapping[str, str]:
-        temporary = Path(
-            tempfile.mkdtemp(prefix=f".qcompile-tmp-{os.getpid()}-", dir=self.folder)
-        )
+    def _make(self, final: Path, key: Mapping[str, Any], work: Callable[[Path], None]) -> Mapping[str, str]:
+        temporary = Path(tempfile.mkdtemp(prefix=f".qcompile-tmp-{os.getpid()}-", dir=self.folder))
         try:
             work(temporary)
             written = sorted(path for path in temporary.iterdir() if path.is_file())
             files = {path.name: digest_files([path]) for path in written}
             stats = {path.name: _stat(path) for path in written}
-            write_json(
-                temporary / _RECORD, {"key": key, "files": files, "stats": stats}
-            )
+            write_json(temporary / _RECORD, {"key": key, "files": files, "stats": stats})
             os.replace(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

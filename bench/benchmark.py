@@ -110,9 +110,7 @@ def benchmark(
     return results
 
 
-def _subjects(
-    artifacts: Sequence[str] | Mapping[str, str], baseline: str
-) -> tuple[list[Subject], str]:
+def _subjects(artifacts: Sequence[str] | Mapping[str, str], baseline: str) -> tuple[list[Subject], str]:
     named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
     if not isinstance(artifacts, Mapping):
         for artifact in artifacts:

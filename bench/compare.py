@@ -61,8 +61,7 @@ def speedup(baseline_ms: Sequence[float], artifact_ms: Sequence[float]) -> Speed
     """
     if len(baseline_ms) != len(artifact_ms) or len(baseline_ms) < FEWEST_ROUNDS:
         raise InvalidOption(
-            f"{len(baseline_ms)} and {len(artifact_ms)} rounds; "
-            f"at least {FEWEST_ROUNDS} pairs are required",
+            f"{len(baseline_ms)} and {len(artifact_ms)} rounds; at least {FEWEST_ROUNDS} pairs are required",
             hint="give more time: --max-time",
         )
     ratios = sorted(a / b for a, b in zip(baseline_ms, artifact_ms, strict=True))

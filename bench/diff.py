@@ -43,9 +43,7 @@ class Tolerances:
 
     def given(self, output: str) -> bool:
         """Whether there is any limit for an output."""
-        return any(
-            output in limits or "" in limits for limits in (self.atol, self.rtol, self.snr_db)
-        )
+        return any(output in limits or "" in limits for limits in (self.atol, self.rtol, self.snr_db))
 
 
 @dataclass(frozen=True)
@@ -201,9 +199,7 @@ def _judge_output(
             rtol, atol = RTOL[kind], ATOL_SHARE[kind] * total.max_abs
         passed = _polygraphy_simple(expected, output, atol or 0.0, rtol or 0.0)
         criterion = f"atol {atol or 0.0:.3g}, rtol {rtol or 0.0:g}"
-    return OutputDifference(
-        name, passed, criterion, total.max_abs_error, total.snr_db, agreement
-    )
+    return OutputDifference(name, passed, criterion, total.max_abs_error, total.snr_db, agreement)
 
 
 def _polygraphy_simple(
@@ -216,9 +212,7 @@ def _polygraphy_simple(
     return _compare(output, expected, compare)
 
 
-def _polygraphy_snr(
-    expected: list[NDArray[Any]], output: list[NDArray[Any]], limit: float
-) -> bool:
+def _polygraphy_snr(expected: list[NDArray[Any]], output: list[NDArray[Any]], limit: float) -> bool:
     from polygraphy.comparator import SnrCompareFunc
 
     # The signal is the first side.
@@ -247,9 +241,7 @@ def _paired(reference: Outputs, found: Outputs) -> Outputs:
     if set(reference) == set(found):
         return found
     if len(reference) != len(found):
-        raise InvalidOption(
-            f"outputs do not pair up: {', '.join(reference)} against {', '.join(found)}"
-        )
+        raise InvalidOption(f"outputs do not pair up: {', '.join(reference)} against {', '.join(found)}")
     return dict(zip(reference, found.values(), strict=True))
 
 

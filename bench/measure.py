@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -56,12 +57,12 @@ def measure(
     """
     timed = {name: Timed() for name in workers}
     for name, worker in workers.items():
-        _guard(timed[name], lambda worker=worker, name=name: _warm_up(worker, timed[name]))
+        _guard(timed[name], functools.partial(_warm_up, worker))
     start, number = time.monotonic(), 0
     while number < _MOST_ROUNDS:
-        order = list(workers) if number % 2 == 0 else list(reversed(workers))
+        order = list(workers) if number % 2 == 0 else list(workers)[::-1]
         for name in order:
-            _guard(timed[name], lambda name=name: _block(workers[name], timed[name]))
+            _guard(timed[name], functools.partial(_block, workers[name]))
         number += 1
         widest = _widest(timed, baseline)
         progress(number, widest)
@@ -102,9 +103,9 @@ def _widest(timed: Mapping[str, Timed], baseline: str) -> float:
     return max(widths)
 
 
-def _guard(timed: Timed, work: Callable[[], None]) -> None:
+def _guard(timed: Timed, work: Callable[[Timed], None]) -> None:
     if timed.failure is None:
         try:
-            work()
+            work(timed)
         except QCompileError as error:
             timed.failure = error

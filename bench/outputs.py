@@ -145,14 +145,10 @@ def collect_outputs(
 def start(worker: Worker, subject: Subject, subjects: Sequence[Subject], threads: int) -> dict[str, Any]:
     """Load a subject in its worker; a MODEL without declared outputs is told those of the others."""
     io = subject.io or next((other.io for other in subjects if other.io), None)
-    return worker.ask(
-        "load", artifact=subject.artifact, threads=threads, io=io.as_json() if io else None
-    )
+    return worker.ask("load", artifact=subject.artifact, threads=threads, io=io.as_json() if io else None)
 
 
-def infer_all(
-    worker: Worker, feeds: Sequence[Feeds]
-) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
     """Yield the outputs of each batch; arrays travel as files, not through the pipe."""
     with tempfile.TemporaryDirectory(prefix="qcompile-outputs-") as folder:
         for batch in feeds:

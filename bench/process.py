@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -33,7 +34,7 @@ class Worker:
         self, name: str, *, threads: int, python: str = sys.executable, timeout_s: float = 600.0
     ) -> None:
         self.name, self._timeout_s = name, timeout_s
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._process = subprocess.Popen(
             [python, "-m", "qcompile.bench.worker"],
             stdin=subprocess.PIPE,
@@ -75,10 +76,8 @@ class Worker:
     def close(self) -> None:
         """End the process: by closing its input, then by force."""
         if self._process.stdin is not None:
-            try:
+            with contextlib.suppress(OSError):  # it is gone already
                 self._process.stdin.close()
-            except OSError:
-                pass  # it is gone already
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -116,9 +115,7 @@ class Worker:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
         said = "; it said:\n    " + "\n    ".join(lines) if lines else ""
-        return WorkerError(
-            f"worker of {self.name} {what}{said}", artifact=self.name, output="\n".join(lines)
-        )
+        return WorkerError(f"worker of {self.name} {what}{said}", artifact=self.name, output="\n".join(lines))
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from ..artifact import digest_files, nearest_name
 from ..errors import DataError, InvalidOption, MissingFile, QCompileError
-from ..shapes import Feeds, TensorInfo, check_feeds
 from ..model.source import Source, call, digest_source, load_function, parse_source, where_raised
+from ..shapes import Feeds, TensorInfo, check_feeds
 
 LABELS = "labels"
 DEFAULT_BATCH = 8
@@ -91,9 +91,10 @@ class Data:
         seen = 0
         for batch in self._read():
             if self.limit is not None and seen + batch.samples > self.limit:
-                batch = _head(batch, self.limit - seen)
-                if batch is None:
+                head = _head(batch, self.limit - seen)
+                if head is None:
                     break
+                batch = head
             check_feeds(self.inputs, batch.feeds, batch.where)
             seen += batch.samples
             if batch.samples:
@@ -216,16 +217,12 @@ def _locate(spec: str, base: Path | None) -> Source | Path:
     if not path.exists():
         raise MissingFile(f"data {spec} does not exist", hint=nearest_name(path), file=path)
     if path.suffix != ".npz":
-        raise InvalidOption(
-            f"data {spec!r} is none of: .npz, a folder of .npy or .npz, file.py:function"
-        )
+        raise InvalidOption(f"data {spec!r} is none of: .npz, a folder of .npy or .npz, file.py:function")
     return path
 
 
 def _batch_size(inputs: Sequence[TensorInfo], asked: int | None) -> int:
-    fixed = {
-        tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)
-    }
+    fixed = {tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)}
     if len(fixed) == 1:
         return int(next(iter(fixed)))
     return asked or DEFAULT_BATCH

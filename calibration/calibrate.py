@@ -144,13 +144,9 @@ def _observer(proto: Any, taps: Taps, threads: int, model: Path) -> Iterator[Any
         path = Path(folder) / "tapped.onnx"
         save_onnx(tapped(proto, taps), path)
         try:
-            session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise ModelError(
-                f"{model}: ONNX Runtime refuses it: {first_line(error)}", file=model
-            ) from error
+            raise ModelError(f"{model}: ONNX Runtime refuses it: {first_line(error)}", file=model) from error
         yield session
 
 

@@ -45,17 +45,13 @@ class Ranges:
     histograms: dict[str, Histogram] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
 
-    def amax(
-        self, tensor: str, method: Method | None = None, percentile: float | None = None
-    ) -> float:
+    def amax(self, tensor: str, method: Method | None = None, percentile: float | None = None) -> float:
         """Return the clipping magnitude of a tensor.
 
         Raises:
             CalibrationError: If the tensor was not observed.
         """
-        return amax(
-            self._histogram(tensor), method or self.method, percentile=percentile or self.percentile
-        )
+        return amax(self._histogram(tensor), method or self.method, percentile=percentile or self.percentile)
 
     def clipped(
         self, tensor: str, method: Method | None = None, percentile: float | None = None
@@ -105,6 +101,11 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
     """Write a ranges file to `path` (inside `artifact.writing`); equal ranges give equal bytes."""
     from safetensors.numpy import save
 
+    observed = {
+        name: histogram
+        for name, histogram in sorted(ranges.histograms.items())
+        if histogram.max >= histogram.min
+    }
     header = {
         "version": FORMAT_VERSION,
         "model": ranges.model,
@@ -118,17 +119,13 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
                 "exponent": histogram.exponent,
                 "min": histogram.min,
                 "max": histogram.max,
-                "amax": {
-                    method: amax(histogram, method, percentile=ranges.percentile)
-                    for method in METHODS
-                },
+                "amax": {method: amax(histogram, method, percentile=ranges.percentile) for method in METHODS},
             }
-            for name, histogram in sorted(ranges.histograms.items())
-            if histogram.max >= histogram.min
+            for name, histogram in observed.items()
         },
         "skipped": dict(sorted(ranges.skipped.items())),
     }
-    counts = {name: ranges.histograms[name].counts for name in header["tensors"]}  # type: ignore[attr-defined]
+    counts = {name: histogram.counts for name, histogram in observed.items()}
     path.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
 
 
@@ -184,4 +181,4 @@ def parse_method(text: str) -> tuple[Method, float]:
         raise InvalidOption(f"method {text!r}: {value!r} is not a number") from None
     if not 0.0 < percentile <= 100.0 or np.isnan(percentile):
         raise InvalidOption(f"method {text!r}: above 0 and at most 100 is required")
-    return METHODS[METHODS.index(name)], percentile  # type: ignore[arg-type]
+    return METHODS[METHODS.index(name)], percentile

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     import onnx
 
 QUANTIZABLE = frozenset(
-    """Conv ConvTranspose MatMul Gemm Add Sub Mul Div MaxPool AveragePool GlobalAveragePool Concat Split
-    Relu Clip LeakyRelu Sigmoid HardSigmoid HardSwish Tanh Softmax Gelu Erf Resize Pad Reshape Transpose
-    Squeeze Unsqueeze Flatten Slice Gather Where InstanceNormalization LayerNormalization ReduceMean
-    BatchNormalization Sum Einsum Min Max DepthToSpace SpaceToDepth Expand Identity""".split()
+    """
+    Conv ConvTranspose MatMul Gemm Add Sub Mul Div MaxPool AveragePool GlobalAveragePool Concat
+    Split Relu Clip LeakyRelu Sigmoid HardSigmoid HardSwish Tanh Softmax Gelu Erf Resize Pad
+    Reshape Transpose Squeeze Unsqueeze Flatten Slice Gather Where InstanceNormalization
+    LayerNormalization ReduceMean BatchNormalization Sum Einsum Min Max DepthToSpace
+    SpaceToDepth Expand Identity
+    """.split()
 )
 """Operators at which some target places a scale; tensors between others are not observed."""
 

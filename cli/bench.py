@@ -16,7 +16,7 @@ from .tables import reasons, results_table
         "qcompile bench model.onnx model.int8.onnx --baseline model.py:build",
         "qcompile bench a.onnx b.onnx --baseline a.onnx --batch-size 32 --threads 2 -o results.json",
         "qcompile bench model.int8.onnx --baseline model.onnx --evaluation data.py:evaluation",
-    )
+    ),
 )
 @click.argument("artifacts", nargs=-1, required=True)
 @click.option("--baseline", required=True, help="Artifact or MODEL that the others are compared with.")

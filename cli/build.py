@@ -18,13 +18,11 @@ from .session import Session, command_options, examples, split
         "qcompile build model.onnx --target tensorrt-rtx --precision int8 --ranges model.ranges "
         "--gpu sm86 -o model.engine",
         "qcompile build model.py:build --target torchscript --input x:1x3x224x224 -o model.pt",
-    )
+    ),
 )
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Artifact.")
-@click.option(
-    "--target", required=True, help="onnxruntime, tensorrt-rtx, tensorrt, or torchscript."
-)
+@click.option("--target", required=True, help="onnxruntime, tensorrt-rtx, tensorrt, or torchscript.")
 @click.option(
     "--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="fp32", show_default=True,
     help="The intent; a build that does not reach it fails.",

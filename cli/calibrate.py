@@ -15,7 +15,7 @@ from .session import Session, command_options, examples
     epilog=examples(
         "qcompile calibrate model.onnx --data samples.npz -o model.ranges",
         "qcompile calibrate model.onnx --data data.py:calibration -o model.ranges --method percentile:99.9",
-    )
+    ),
 )
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--data", required=True, help=".npz, folder of .npy/.npz, or file.py:function.")

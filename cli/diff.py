@@ -14,7 +14,7 @@ from .tables import difference_table
         "qcompile diff model.py:build model.int8.onnx --data data.py:evaluation",
         "qcompile diff model.onnx model.fp16.onnx --atol logits:1e-2 --rtol 1e-2",
         "qcompile diff model.onnx model.int8.onnx --snr 20",
-    )
+    ),
 )
 @click.argument("reference")
 @click.argument("artifact")

@@ -8,7 +8,10 @@ from .session import Session, command_options, examples
 from .tables import add_row, make_table
 
 
-@click.command(short_help="what works here, why not, the fix", epilog=examples("qcompile doctor", "qcompile doctor --json"))
+@click.command(
+    short_help="what works here, why not, the fix",
+    epilog=examples("qcompile doctor", "qcompile doctor --json"),
+)
 @command_options
 def doctor(session: Session) -> int:
     """Say what is installed, which targets work here, why the others do not, and the fix for each.

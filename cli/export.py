@@ -16,7 +16,7 @@ from .session import Session, command_options, examples
         "qcompile export model.py:build -o model.onnx --input x:1x3x224x224",
         "qcompile export model.py:build -o model.onnx --input 'x:[batch,3,224,224]'",
         "qcompile export net.pt2 -o net.onnx --input x:1x16 --opset 18",
-    )
+    ),
 )
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="ONNX file.")
@@ -25,9 +25,7 @@ from .session import Session, command_options, examples
     help="An input, in forward()'s order; a named axis is dynamic. Repeatable.",
 )  # fmt: skip
 @click.option("--output-name", "outputs", multiple=True, help="A name for an output. Repeatable.")
-@click.option(
-    "--dynamic", multiple=True, metavar="NAME:AXIS=LABEL", help="A dynamic axis. Repeatable."
-)
+@click.option("--dynamic", multiple=True, metavar="NAME:AXIS=LABEL", help="A dynamic axis. Repeatable.")
 @click.option("--opset", type=int, default=20, show_default=True, help="ONNX opset.")
 @click.option("--data", help="Samples to compare outputs on, besides made input.")
 @command_options

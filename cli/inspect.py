@@ -18,7 +18,7 @@ from .tables import add_row, bytes_text, make_table, results_table
         "qcompile inspect model.onnx --nodes",
         "qcompile inspect model.engine",
         "qcompile inspect model.ranges --json",
-    )
+    ),
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--nodes", is_flag=True, help="List every node of an ONNX file.")
@@ -41,9 +41,7 @@ def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
     for word, tensors in (("in ", io.inputs), ("out", io.outputs)):
         for tensor in tensors:
             session.say(f"  {word} {tensor}")
-    session.say(
-        f"  {facts['precision']}; {facts['quantized_share']:.0%} of the layers that compute are INT8"
-    )
+    session.say(f"  {facts['precision']}; {facts['quantized_share']:.0%} of the layers that compute are INT8")
     table = make_table("", "operator", "nodes")
     for operator, count in facts["operators"].items():
         add_row(table, operator, str(count))
@@ -57,9 +55,7 @@ def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
 
 
 def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
-    session.say(
-        f"  {facts['samples']} samples, method {facts['method']}, of model {facts['model'][:19]}…"
-    )
+    session.say(f"  {facts['samples']} samples, method {facts['method']}, of model {facts['model'][:19]}…")
     methods = ("minmax", "percentile", "entropy")
     table = make_table("", "tensor", "min", "max", *(f"amax {method}" for method in methods))
     for name, entry in facts["tensors"].items():

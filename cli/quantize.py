@@ -17,7 +17,7 @@ from .session import Session, command_options, examples, split
         "qcompile quantize model.onnx -o model.trt.onnx --ranges model.ranges --target tensorrt",
         "qcompile quantize model.onnx -o model.dyn.onnx --mode dynamic",
         "qcompile quantize model.onnx -o model.fp16.onnx --precision fp16",
-    )
+    ),
 )
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="ONNX file.")
@@ -26,9 +26,7 @@ from .session import Session, command_options, examples, split
     "--target", type=click.Choice(["onnxruntime", "tensorrt"]), default="onnxruntime",
     show_default=True, help="What the result is for: it decides where Q/DQ goes.",
 )  # fmt: skip
-@click.option(
-    "--precision", type=click.Choice(["int8", "fp16"]), default="int8", show_default=True
-)
+@click.option("--precision", type=click.Choice(["int8", "fp16"]), default="int8", show_default=True)
 @click.option("--mode", type=click.Choice(["static", "dynamic"]), default="static", show_default=True)
 @click.option("--method", help="Another method than the ranges file's: minmax, percentile:99.9, ...")
 @click.option("--exclude", multiple=True, help="Name, glob or operator type that stays in float.")

@@ -16,7 +16,7 @@ from .tables import add_row, bytes_text, make_table, reasons, results_table
     epilog=examples(
         "qcompile run examples/digits/recipe.toml",
         "qcompile run recipe.toml -o /tmp/out --again bench",
-    )
+    ),
 )
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="In place of the recipe's.")

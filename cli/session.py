@@ -39,7 +39,12 @@ class Session:
             return
         from rich.console import Console
         from rich.progress import (
-            BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn,
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
             TimeRemainingColumn,
         )  # fmt: skip
 
@@ -79,7 +84,7 @@ class Session:
         """Print warnings, to standard error, even with `-q`."""
         for warning in warnings:
             text = click.style("warning: ", fg="yellow", bold=True) + warning
-            self._above(lambda text=text: click.echo(text, err=True))
+            self._above(functools.partial(click.echo, text, err=True))
 
     def json(self, value: object) -> None:
         """Print the `--json` form."""

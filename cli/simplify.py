@@ -15,7 +15,7 @@ from .session import Session, command_options, examples
     epilog=examples(
         "qcompile simplify model.onnx -o model.simple.onnx",
         "qcompile simplify model.onnx -o model.simple.onnx --data samples.npz",
-    )
+    ),
 )
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="ONNX file.")
@@ -30,6 +30,4 @@ def simplify(session: Session, model: Path, output: Path, data: str | None) -> N
     removed = proof["removed"]
     assert isinstance(removed, dict)
     gone = ", ".join(f"{-count:+d} {name}" for name, count in removed.items()) or "nothing to remove"
-    present_artifact(
-        session, artifact, f"nodes: {proof['nodes_before']} to {proof['nodes_after']} ({gone})"
-    )
+    present_artifact(session, artifact, f"nodes: {proof['nodes_before']} to {proof['nodes_after']} ({gone})")

@@ -40,9 +40,7 @@ class OnnxReference:
                 str(path), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # its exceptions share no narrower base
-            raise ModelError(
-                f"{path}: ONNX Runtime refuses it: {first_line(error)}", file=path
-            ) from error
+            raise ModelError(f"{path}: ONNX Runtime refuses it: {first_line(error)}", file=path) from error
         self.path = path
         self.names = [value.name for value in self._session.get_outputs()]
 
@@ -61,9 +59,7 @@ class OnnxReference:
             ) from error
 
 
-def compare_outputs(
-    subject: str, names: Sequence[str], pairs: Iterable[tuple[Outputs, Outputs]]
-) -> Check:
+def compare_outputs(subject: str, names: Sequence[str], pairs: Iterable[tuple[Outputs, Outputs]]) -> Check:
     """Return whether every pair (reference, outputs) is equal up to float32 rounding.
 
     Args:

@@ -11,10 +11,17 @@ from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data
 from ..errors import ExportError, InvalidOption, ModelError, first_line
 from ..model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
-from ..model.onnx_file import (
-    check_onnx, count_operators, external_files, load_checked, load_onnx, model_io, opset, save_onnx,
-)  # fmt: skip
 from ..model.made_input import made_feeds
+from ..model.onnx_file import (
+    check_onnx,
+    count_operators,
+    external_files,
+    load_checked,
+    load_onnx,
+    model_io,
+    opset,
+    save_onnx,
+)  # fmt: skip
 from ..model.source import LoadedModel, Source, import_torch, load_torch, parse_source
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, TensorInfo
@@ -57,23 +64,19 @@ def export(
     """
     output = Path(output)
     if opset_version not in OPSETS:
-        raise InvalidOption(
-            f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported"
-        )
+        raise InvalidOption(f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
     source = parse_source(model) if isinstance(model, str) else model
     if isinstance(source, Source) and source.kind == "onnx":
         return _take_onnx(source, output)
     progress("load the model")
-    loaded = (
-        load_torch(source) if isinstance(source, Source) else LoadedModel(source.eval(), None)
-    )
+    loaded = load_torch(source) if isinstance(source, Source) else LoadedModel(source.eval(), None)
     label = source.spec if isinstance(source, Source) else type(source).__name__
     example = make_example(loaded, inputs, dynamic)
     reference = _run_original(loaded, example, example.feeds, label)
     names = name_outputs(outputs, reference)
     with writing(output) as path:
         progress("export to ONNX")
-        _write(loaded, source, example, names, opset_version, path, label)
+        _write(loaded, example, names, opset_version, path, label)
         progress("check the ONNX file")
         proto = load_checked(path)
         if opset(proto) != opset_version:
@@ -89,7 +92,6 @@ def export(
 
 def _write(
     loaded: LoadedModel,
-    source: Any,
     example: Example,
     names: Sequence[str],
     opset_version: int,

@@ -25,11 +25,13 @@ TARGETS: tuple[Target, ...] = ("onnxruntime", "tensorrt")
 # Operators for which ONNX Runtime's CPU provider has a kernel that reads and writes uint8 (or that only
 # moves data). Softmax and normalizations stay in float: eight bits are too few for their outputs.
 _ONNXRUNTIME = frozenset(
-    """Conv MatMul Gemm Add Mul MaxPool AveragePool GlobalAveragePool Concat LeakyRelu Sigmoid Relu Clip
-    Reshape Transpose Squeeze Unsqueeze Flatten Split Resize Gather Where""".split()
+    """
+    Conv MatMul Gemm Add Mul MaxPool AveragePool GlobalAveragePool Concat LeakyRelu Sigmoid Relu
+    Clip Reshape Transpose Squeeze Unsqueeze Flatten Split Resize Gather Where
+    """.split()
 )
-_TENSORRT = frozenset("Conv ConvTranspose MatMul Gemm Add".split())
-_TRANSPARENT = frozenset("Relu Clip BatchNormalization Identity Dropout LeakyRelu".split())
+_TENSORRT = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm", "Add"])
+_TRANSPARENT = frozenset(["Relu", "Clip", "BatchNormalization", "Identity", "Dropout", "LeakyRelu"])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,12 @@ import numpy as np
 
 from ..calibration import Ranges
 from ..model.graph import (
-    captured_names, drop_unused_initializers, infer_types, name_nodes, rename_inputs, subgraphs,
+    captured_names,
+    drop_unused_initializers,
+    infer_types,
+    name_nodes,
+    rename_inputs,
+    subgraphs,
 )  # fmt: skip
 from ..model.onnx_file import opset
 
@@ -175,8 +180,7 @@ class _Conversion:
         bound = {var for (var, _), _, name in pairs if self._is_half(name)}
         results = self._formal(node, "outputs", len(node.output))
         return [
-            name in self.floats and var in bound
-            for name, (var, _) in zip(node.output, results, strict=True)
+            name in self.floats and var in bound for name, (var, _) in zip(node.output, results, strict=True)
         ]
 
     def _is_half(self, name: str) -> bool:
@@ -190,9 +194,7 @@ class _Conversion:
         import onnx
 
         try:
-            schema = onnx.defs.get_schema(
-                node.op_type, opset(self.model, node.domain) or 1, node.domain
-            )
+            schema = onnx.defs.get_schema(node.op_type, opset(self.model, node.domain) or 1, node.domain)
         except onnx.defs.SchemaError:
             return [("", set())] * count
         parameters: Any = getattr(schema, side)
@@ -233,7 +235,5 @@ class _Conversion:
                 for graph in subgraphs(node):
                     rename_inputs(graph, {name: inner})
             self.nodes.append(
-                onnx.helper.make_node(
-                    "Cast", [inner], [name], name=f"cast/{name}", to=onnx.TensorProto.FLOAT
-                )
+                onnx.helper.make_node("Cast", [inner], [name], name=f"cast/{name}", to=onnx.TensorProto.FLOAT)
             )

@@ -119,9 +119,7 @@ def quantize(
     return Artifact(output, manifest)
 
 
-def _check_options(
-    precision: str, mode: str, target: str, ranges: Ranges | None, model: Path
-) -> None:
+def _check_options(precision: str, mode: str, target: str, ranges: Ranges | None, model: Path) -> None:
     if precision not in ("int8", "fp16") or mode not in ("static", "dynamic"):
         raise InvalidOption(f"precision {precision!r}, mode {mode!r}: int8 or fp16, static or dynamic")
     if precision == "int8" and mode == "dynamic" and target != "onnxruntime":
@@ -201,14 +199,12 @@ def _compare(model: Path, path: Path, inputs: Any, data: str | None) -> Check:
     expected = dict(zip(reference.names, reference(feeds), strict=True))
     found = dict(zip(quantized.names, quantized(feeds), strict=True))
     for name, array in found.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            if np.isfinite(expected[name]).all():
-                return Check("finite outputs", False, f"output {name!r} became NaN or infinite")
+        broken = array.dtype.kind == "f" and not np.isfinite(array).all()
+        if broken and np.isfinite(expected[name]).all():
+            return Check("finite outputs", False, f"output {name!r} became NaN or infinite")
     name, value = worst({name: fidelity(expected[name], found[name]) for name in expected})
     on = "the data" if data else "made input"
-    return Check(
-        "signal-to-noise ratio", True, f"{value.snr_db:.1f} dB at output {name!r} on {on}"
-    )
+    return Check("signal-to-noise ratio", True, f"{value.snr_db:.1f} dB at output {name!r} on {on}")
 
 
 def _snr(check: Check) -> float:

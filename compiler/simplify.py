@@ -15,7 +15,13 @@ from ..calibration import Data
 from ..errors import EngineUnavailable, first_line
 from ..model.made_input import made_feeds
 from ..model.onnx_file import (
-    check_onnx, count_operators, fingerprint, load_onnx, model_io, opset, save_onnx,
+    check_onnx,
+    count_operators,
+    fingerprint,
+    load_onnx,
+    model_io,
+    opset,
+    save_onnx,
 )  # fmt: skip
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, ModelIO
@@ -118,7 +124,7 @@ def _run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
         simplified, ok = onnxsim.simplify(model)
     if not ok:
         raise RuntimeError("its own check of the outputs failed")
-    return simplified  # type: ignore[no-any-return]
+    return simplified
 
 
 def restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:

@@ -32,7 +32,11 @@ def quantize_static(
         QuantizationError: If a scale is not positive and finite, or a planned node was passed over.
     """
     from onnxruntime.quantization import (
-        CalibrationMethod, QDQQuantizer, QuantType, TensorData, TensorsData,
+        CalibrationMethod,
+        QDQQuantizer,
+        QuantType,
+        TensorData,
+        TensorsData,
     )  # fmt: skip
 
     values = {
@@ -113,14 +117,14 @@ def _missing_range(error: ValueError, ranges: Iterable[str]) -> Exception:
 def _float_outputs(graph: onnx.GraphProto) -> None:
     """Take Q/DQ off model outputs that a MatMul or Gemm makes: those kernels write float for free.
 
-        Gemm ─ Q ─ DQ ─ output      becomes      Gemm ─ output
+    Gemm ─ Q ─ DQ ─ output      becomes      Gemm ─ output
     """
     made_by, readers = producers(graph), consumers(graph)
     for output in graph.output:
-        dequantize = made_by.get(output.name)
-        quantize = made_by.get(dequantize.input[0]) if _is(dequantize, "DequantizeLinear") else None
-        source = made_by.get(quantize.input[0]) if _is(quantize, "QuantizeLinear") else None
-        if not (dequantize and quantize and _is(source, "MatMul", "Gemm") and source):
+        dequantize = _maker(made_by, output.name, "DequantizeLinear")
+        quantize = _maker(made_by, dequantize.input[0], "QuantizeLinear") if dequantize else None
+        source = _maker(made_by, quantize.input[0], "MatMul", "Gemm") if quantize else None
+        if dequantize is None or quantize is None or source is None:
             continue
         value = quantize.input[0]
         sole = len(readers[value]) == 1 and len(readers[quantize.output[0]]) == 1
@@ -130,8 +134,10 @@ def _float_outputs(graph: onnx.GraphProto) -> None:
             graph.node.remove(dequantize)
 
 
-def _is(node: onnx.NodeProto | None, *operators: str) -> bool:
-    return node is not None and node.op_type in operators
+def _maker(made_by: Mapping[str, onnx.NodeProto], name: str, *operators: str) -> onnx.NodeProto | None:
+    """The node that makes a tensor, if it is one of the operators."""
+    node = made_by.get(name)
+    return node if node is not None and node.op_type in operators else None
 
 
 def _check_scales(model: onnx.ModelProto) -> None:

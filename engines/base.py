@@ -1,4 +1,4 @@
-"""What every engine offers: a builder (model file in, artifact out) and a `Runner` (feeds in, outputs out)."""
+"""What every engine offers: a builder (model in, artifact out) and a `Runner` (feeds in, outputs out)."""
 
 from __future__ import annotations
 
@@ -115,6 +115,7 @@ class Runner(ABC):
     def prepare(self, feeds: Feeds) -> Any:
         """Return a callable without arguments that runs once on these feeds; checks happen here."""
 
+    @abstractmethod
     def close(self) -> None:
         """Free everything; the runner cannot be used afterwards."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distributions, version
@@ -100,8 +99,6 @@ def find_problems(installed: set[str], version_of: Callable[[str], str]) -> list
                 "pip install 'numpy>=2'",
             )
         )
-    if sys.version_info < (3, 10):
-        problems.append(Problem("Python is older than 3.10", "use Python 3.10 to 3.13"))
     return problems
 
 

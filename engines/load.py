@@ -12,9 +12,7 @@ from .base import Runner
 from .registry import engine
 
 
-def load(
-    artifact: str | Path, *, threads: int = 0, io: ModelIO | None = None, trust: bool = False
-) -> Runner:
+def load(artifact: str | Path, *, threads: int = 0, io: ModelIO | None = None, trust: bool = False) -> Runner:
     """Return a runner for an artifact or a MODEL.
 
     Args:

@@ -157,7 +157,7 @@ def _compare(module: Any, example: Example, path: str) -> tuple[tuple[TensorInfo
         TensorInfo(
             name,
             str(array.dtype),
-            tuple("?" if 0 == axis and example.has_dynamic_batch else int(extent)
+            tuple("?" if axis == 0 and example.has_dynamic_batch else int(extent)
                   for axis, extent in enumerate(array.shape)),
         )
         for name, array in zip(names, arrays, strict=True)

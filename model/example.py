@@ -44,8 +44,7 @@ class Example:
         """Return positional and keyword arguments as tensors."""
         torch = import_torch()
         tensors = {
-            tensor.name: torch.from_numpy(np.ascontiguousarray(feeds[tensor.name]))
-            for tensor in self.inputs
+            tensor.name: torch.from_numpy(np.ascontiguousarray(feeds[tensor.name])) for tensor in self.inputs
         }
         return ((), tensors) if self.by_name else (tuple(tensors.values()), {})
 
@@ -56,15 +55,11 @@ class Example:
 
     def resized(self, extent: int) -> Feeds:
         """Return made feeds with another extent on the first axis, other axes as traced."""
-        shapes = {
-            tensor.name: (extent, *self.feeds[tensor.name].shape[1:]) for tensor in self.inputs
-        }
+        shapes = {tensor.name: (extent, *self.feeds[tensor.name].shape[1:]) for tensor in self.inputs}
         return made_feeds(self.inputs, seed=extent, shapes=shapes)
 
 
-def make_example(
-    loaded: LoadedModel, inputs: Sequence[str | TensorInfo], dynamic: Sequence[str]
-) -> Example:
+def make_example(loaded: LoadedModel, inputs: Sequence[str | TensorInfo], dynamic: Sequence[str]) -> Example:
     """Decide on inputs: as given, else the example that came with the model.
 
     Raises:
@@ -114,8 +109,7 @@ def name_outputs(given: Sequence[str], reference: Any) -> list[str]:
     names, arrays = flat_outputs(reference)
     if not arrays:
         raise ExportError(
-            f"forward returned {type(reference).__name__}; tensors, or a tuple or dict of them, "
-            "are required"
+            f"forward returned {type(reference).__name__}; tensors, or a tuple or dict of them, are required"
         )
     if given:
         if len(given) != len(arrays):
@@ -141,22 +135,16 @@ def _from_model(loaded: LoadedModel) -> tuple[tuple[TensorInfo, ...], Feeds]:
         names += [f"input_{index}" for index in range(len(names), len(loaded.example))]
         values = dict(zip(names, loaded.example, strict=False))
     feeds = {name: value.detach().cpu().numpy() for name, value in values.items()}
-    tensors = tuple(
-        TensorInfo(name, str(array.dtype), tuple(array.shape)) for name, array in feeds.items()
-    )
+    tensors = tuple(TensorInfo(name, str(array.dtype), tuple(array.shape)) for name, array in feeds.items())
     return tensors, feeds
 
 
-def _with_dynamic_axes(
-    tensors: Sequence[TensorInfo], dynamic: Sequence[str]
-) -> tuple[TensorInfo, ...]:
+def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) -> tuple[TensorInfo, ...]:
     by_name = {tensor.name: tensor for tensor in tensors}
     for text in dynamic:
         name, axis, label = parse_dynamic_axis(text)
         if name not in by_name:
-            raise InvalidOption(
-                f"--dynamic {text}: no input {name!r}; the inputs are {', '.join(by_name)}"
-            )
+            raise InvalidOption(f"--dynamic {text}: no input {name!r}; the inputs are {', '.join(by_name)}")
         shape = list(by_name[name].shape)
         if axis >= len(shape):
             raise InvalidOption(f"--dynamic {text}: input {name!r} has {len(shape)} axes")
@@ -165,9 +153,7 @@ def _with_dynamic_axes(
     return tuple(by_name.values())
 
 
-def _trace_shapes(
-    given: Sequence[TensorInfo], tensors: Sequence[TensorInfo]
-) -> dict[str, tuple[int, ...]]:
+def _trace_shapes(given: Sequence[TensorInfo], tensors: Sequence[TensorInfo]) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for before, after in zip(given, tensors, strict=True):
         shapes[after.name] = tuple(

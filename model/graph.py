@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -11,14 +12,16 @@ from .onnx_file import dtype_name
 if TYPE_CHECKING:
     import onnx
 
-WEIGHTED = frozenset("Conv ConvTranspose MatMul Gemm".split())
+WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
 """Operators that do the arithmetic: where their precision is not reached, the intent is not."""
 
 _INTEGER = frozenset(
-    """QLinearConv ConvInteger QLinearMatMul MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QGemm
-    QAttention DynamicQuantizeLSTM MatMulNBits""".split()
+    """
+    QLinearConv ConvInteger QLinearMatMul MatMulInteger MatMulIntegerToFloat
+    DynamicQuantizeMatMul QGemm QAttention DynamicQuantizeLSTM MatMulNBits
+    """.split()
 )
-_FUSED = frozenset("FusedConv FusedGemm FusedMatMul GemmFloat8 Attention LSTM GRU RNN".split())
+_FUSED = frozenset(["FusedConv", "FusedGemm", "FusedMatMul", "GemmFloat8", "Attention", "LSTM", "GRU", "RNN"])
 
 
 def infer_types(model: onnx.ModelProto) -> dict[str, str]:
@@ -26,10 +29,9 @@ def infer_types(model: onnx.ModelProto) -> dict[str, str]:
     import onnx
 
     light = without_weights(model)
-    try:
+    # Where it fails, what is declared in the file remains; the rest is reported as "cannot be inferred".
+    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
         light = onnx.shape_inference.infer_shapes(light)
-    except (onnx.shape_inference.InferenceError, RuntimeError):
-        pass  # what is declared in the file remains; the rest is reported as "cannot be inferred"
     values = (*light.graph.input, *light.graph.value_info, *light.graph.output)
     types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in values}
     return {name: dtype for name, dtype in types.items() if dtype != "undefined"}
@@ -54,9 +56,7 @@ def without_weights(model: onnx.ModelProto, keep_bytes: int = 4096) -> onnx.Mode
         if tensor.ByteSize() <= keep_bytes:
             graph.initializer.append(tensor)
         elif tensor.name not in declared:
-            graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return light
 
 

@@ -263,8 +263,7 @@ def _import_file(source: Source) -> Any:
     except Exception as error:
         del sys.modules[name]
         raise ModelError(
-            f"{source.spec}: importing it raised {type(error).__name__}: {error}"
-            f"{where_raised(error, path)}",
+            f"{source.spec}: importing it raised {type(error).__name__}: {error}{where_raised(error, path)}",
             file=path,
         ) from error
     finally:
@@ -305,9 +304,7 @@ def _load_torchscript(path: Path) -> torch.nn.Module:
     try:
         return torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-any-return]
     except RuntimeError as error:
-        raise ModelError(
-            f"{path}: PyTorch cannot load it ({first_line(error)})", file=path
-        ) from error
+        raise ModelError(f"{path}: PyTorch cannot load it ({first_line(error)})", file=path) from error
 
 
 def _is_torchscript(path: Path) -> bool:
@@ -319,9 +316,7 @@ def _is_torchscript(path: Path) -> bool:
 
 
 def _keyed_files(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES
-    )
+    return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES)
 
 
 def _installed(origin: Path) -> bool:

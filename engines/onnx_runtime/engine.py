@@ -77,7 +77,7 @@ class OnnxRuntime(Engine):
         manifest = read_manifest(path)
         if manifest and manifest.stage == "build":
             _require_same_device(path, manifest.device, dict(manifest.tools))
-        if manifest and manifest.stage == "build" or path.parent.name.startswith(".qcompile-tmp-"):
+        if (manifest and manifest.stage == "build") or path.parent.name.startswith(".qcompile-tmp-"):
             import onnxruntime
 
             # It is optimized already, for this processor; doing it again costs load time only.

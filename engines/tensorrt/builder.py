@@ -113,7 +113,7 @@ def _add_profile(builder: Any, config: Any, ranges: list[InputRange]) -> None:
 
 
 def _monitor(module: Any, progress: Progress) -> Any:
-    class Monitor(module.IProgressMonitor):  # type: ignore[misc, name-defined]
+    class Monitor(module.IProgressMonitor):  # type: ignore[misc]
         """Passes the outermost phase on; a callback that raised would cross TensorRT's C++."""
 
         def __init__(self) -> None:

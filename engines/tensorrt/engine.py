@@ -27,10 +27,7 @@ class TensorRT(Engine):
         if self._why_not_import():
             return f"pip install 'qcompile[{self.name}]'"
         if why_no_gpu():
-            return (
-                "run it on a machine with an NVIDIA GPU, or build ahead of time with "
-                "--target tensorrt-rtx"
-            )
+            return "run it on a machine with an NVIDIA GPU, or build ahead of time with --target tensorrt-rtx"
         return "pip install 'qcompile[cuda]'" if self._why_no_pycuda() else ""
 
     def graph_precision(self, precision: Precision) -> Precision:
@@ -72,7 +69,7 @@ class TensorRT(Engine):
 
     def _why_no_pycuda(self) -> str:
         try:
-            import pycuda.driver  # type: ignore[import-not-found]  # noqa: F401
+            import pycuda.driver  # noqa: F401
         except Exception as error:  # ImportError, or a driver that is too old
             return f"pycuda cannot be imported ({error})"
         return ""

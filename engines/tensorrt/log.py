@@ -8,7 +8,7 @@ from typing import Any
 def make_log(module: Any) -> Any:
     """Return an `ILogger` with lists `errors` and `warnings` of what was said."""
 
-    class Log(module.ILogger):  # type: ignore[misc, name-defined]
+    class Log(module.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             module.ILogger.__init__(self)
             self.errors: list[str] = []

@@ -40,13 +40,9 @@ def make_ranges(inputs: Sequence[TensorInfo], request: BuildRequest) -> list[Inp
     return [_range(tensor, given) for tensor in inputs if tensor.dynamic_axes]
 
 
-def _check_given(
-    kind: str, name: str, shape: tuple[int, ...], names: dict[str, TensorInfo]
-) -> None:
+def _check_given(kind: str, name: str, shape: tuple[int, ...], names: dict[str, TensorInfo]) -> None:
     if name not in names:
-        raise InvalidOption(
-            f"--{kind}-shapes: no input {name!r}; the inputs are {', '.join(names)}"
-        )
+        raise InvalidOption(f"--{kind}-shapes: no input {name!r}; the inputs are {', '.join(names)}")
     if not names[name].accepts(shape):
         raise InvalidOption(
             f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "

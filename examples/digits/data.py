@@ -63,9 +63,7 @@ def calibration() -> Iterator[tuple[Images, Labels]]:
     quantized model's scales.
     """
     images, labels = _shuffled()
-    return _batches(
-        images[:CALIBRATION_SAMPLES], labels[:CALIBRATION_SAMPLES], size=CALIBRATION_BATCH
-    )
+    return _batches(images[:CALIBRATION_SAMPLES], labels[:CALIBRATION_SAMPLES], size=CALIBRATION_BATCH)
 
 
 def evaluation() -> Iterator[tuple[Images, Labels]]:
