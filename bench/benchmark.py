@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from .compare import FEWEST_ROUNDS, median, percentile, speedup
 from .diff import judge
 from .environment import default_threads, environment
 from .measure import Timed, measure
-from .outputs import Subject, describe, feeds_for, infer_all, save_feeds, shared_io, start
+from .outputs import Subject, describe, infer_all, save_feeds, shared_io, start, timing_feeds
 from .process import Worker
 from .results import Entry, Results, save_results
 
@@ -68,7 +68,7 @@ def benchmark(
     subjects, base = _subjects(artifacts, baseline)
     threads = threads or default_threads()
     io = shared_io(subjects, inputs)
-    feeds = next(feeds_for(subjects, data, inputs=inputs, batch_size=batch_size, samples=batch_size))
+    feeds = timing_feeds(subjects, data, inputs=inputs, batch_size=batch_size)
     entries = {subject.name: _entry(subject) for subject in subjects}
     surroundings = environment(threads)
     with contextlib.ExitStack() as stack:
@@ -85,6 +85,7 @@ def benchmark(
         for name, one in timed.items():
             _record_timing(entries[name], one, timed[base], _samples(feeds))
         _require_baseline(entries[base])
+        _note_doubt(entries.values(), precision_target)
         if evaluation is not None or data is not None:
             progress("compare outputs")
             _record_quality(workers, entries, base, io, evaluation or data, evaluation is not None, k, metric)
@@ -210,6 +211,17 @@ def _record_timing(entry: Entry, timed: Timed, base: Timed, samples: int) -> Non
     }
     if entry.precision == "int8" and ratio.verdict == "slower":
         entry.warnings.append("INT8 is slower than the baseline; hand out the float artifact")
+
+
+def _note_doubt(entries: Iterable[Entry], precision_target: float) -> None:
+    for entry in entries:
+        ratio = entry.speedup
+        width = (ratio["high"] - ratio["low"]) / ratio["value"] if ratio else 0.0
+        if width > precision_target:
+            entry.warnings.append(
+                f"the interval of its speed-up is {width:.1%} wide, not {precision_target:.1%}: "
+                "give --max-time, or a quieter machine"
+            )
 
 
 def _record_quality(

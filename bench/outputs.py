@@ -14,7 +14,7 @@ from ..artifact import load_artifact, manifest_path, read_manifest, size_bytes
 from ..calibration import Data
 from ..engines.load import engine_of
 from ..engines.registry import engine
-from ..errors import DataError, EngineUnavailable
+from ..errors import DataError, EngineUnavailable, InvalidOption
 from ..model.graph import graph_precision
 from ..model.made_input import made_feeds
 from ..model.onnx_file import load_onnx, model_io
@@ -120,6 +120,44 @@ def feeds_for(
             yield batch.feeds
         return
     yield made_feeds(io.inputs, extent=batch_size or min(samples or 8, 8))
+
+
+def timing_feeds(
+    subjects: Sequence[Subject],
+    data: str | None,
+    *,
+    inputs: Sequence[str] = (),
+    batch_size: int | None = None,
+) -> Feeds:
+    """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches.
+
+    Raises:
+        InvalidOption: If the model's own batch is fixed at another size.
+        DataError: If the data does not fit, or holds fewer samples.
+    """
+    io = shared_io(subjects, inputs)
+    fixed = {t.shape[0] for t in io.inputs if t.shape and isinstance(t.shape[0], int)}
+    if batch_size is not None and fixed - {batch_size}:
+        raise InvalidOption(
+            f"batch size {batch_size}: the first axis of the model is fixed at {min(fixed)}",
+            hint="leave --batch-size out, or export with a dynamic batch: --input 'x:[batch,...]'",
+        )
+    batches = feeds_for(subjects, data, inputs=inputs, batch_size=batch_size)
+    if batch_size is None or data is None:
+        return next(batches)
+    parts: list[Feeds] = []
+    found = 0
+    for feeds in batches:
+        parts.append(feeds)
+        found += len(next(iter(feeds.values())))
+        if found >= batch_size:
+            break
+    if found < batch_size:
+        raise DataError(
+            f"{data}: holds {found} samples; a batch of {batch_size} is required",
+            hint="give a smaller batch size, or more data",
+        )
+    return {name: np.concatenate([feeds[name] for feeds in parts])[:batch_size] for name in parts[0]}
 
 
 def collect_outputs(

@@ -45,7 +45,8 @@ class Worker:
             start_new_session=True,
         )
         self._answers: queue.Queue[bytes] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Send one request and return its answer.
@@ -83,6 +84,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join()  # its pipe ends with the process
         self._log.close()
 
     def __enter__(self) -> Worker:
@@ -100,8 +102,9 @@ class Worker:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(line)
+        with self._process.stdout as answers:
+            for line in answers:
+                self._answers.put(line)
         self._answers.put(b"")
 
     def _cause(self) -> str:

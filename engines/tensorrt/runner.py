@@ -135,7 +135,8 @@ class TensorRTRunner(Runner):
         self._cuda_context = None
 
     def _read_io(self, module: Any) -> ModelIO:
-        inputs, outputs = [], []
+        inputs: list[TensorInfo] = []
+        outputs: list[TensorInfo] = []
         for index in range(self._engine.num_io_tensors):
             name = self._engine.get_tensor_name(index)
             kind = str(self._engine.get_tensor_dtype(name)).rsplit(".", 1)[-1]

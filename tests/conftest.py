@@ -1,0 +1,161 @@
+"""Tiny named models, in one place, and files made of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+# Before any library reads them: tests share two cores with each other.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+CHANNELS = 4
+
+
+def weight(name: str, *shape: int, seed: int = 0, scale: float = 0.3) -> onnx.TensorProto:
+    """A float32 initializer of normal values."""
+    values = np.random.default_rng([seed, *shape, *name.encode()]).standard_normal(shape) * scale
+    return numpy_helper.from_array(values.astype(np.float32), name)
+
+
+def graph_model(
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list[int | str]],
+    outputs: dict[str, list[int | str]],
+    weights: list[onnx.TensorProto],
+    *,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    """A checked model of float32 inputs and outputs."""
+
+    def values(shapes: dict[str, list[int | str]]) -> list[onnx.ValueInfoProto]:
+        return [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+
+    graph = helper.make_graph(nodes, "tiny", values(inputs), values(outputs), weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+def residual(*, opset: int = 17, batch: int | str = "batch") -> onnx.ModelProto:
+    """Two convolutions with a residual add, pooling and a Gemm: x [batch,4,8,8] to y [batch,3]."""
+    c = CHANNELS
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["c2", "r1"], ["a"], "add"),
+        helper.make_node("Relu", ["a"], ["r2"], "relu2"),
+        helper.make_node("GlobalAveragePool", ["r2"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["y"], "gemm", transB=1),
+    ]
+    weights = [
+        weight("w1", c, c, 3, 3), weight("b1", c), weight("w2", c, c, 3, 3), weight("b2", c),
+        weight("w3", 3, c), weight("b3", 3),
+    ]  # fmt: skip
+    return graph_model(nodes, {"x": [batch, c, 8, 8]}, {"y": [batch, 3]}, weights, opset=opset)
+
+
+def mlp(*, opset: int = 17) -> onnx.ModelProto:
+    """Two MatMuls with bias and Relu: x [batch,16] to y [batch,8]."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["m1"], "matmul1"),
+        helper.make_node("Add", ["m1", "b1"], ["h1"], "bias1"),
+        helper.make_node("Relu", ["h1"], ["r1"], "relu1"),
+        helper.make_node("MatMul", ["r1", "w2"], ["y"], "matmul2"),
+    ]
+    weights = [weight("w1", 16, 32), weight("b1", 32), weight("w2", 32, 8)]
+    return graph_model(nodes, {"x": ["batch", 16]}, {"y": ["batch", 8]}, weights, opset=opset)
+
+
+def elementwise(*, opset: int = 17) -> onnx.ModelProto:
+    """Nothing that computes with weights: x [batch,4] to sigmoid(x) + 1."""
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["s"], "sigmoid"),
+        helper.make_node("Add", ["s", "one"], ["y"], "add_one"),
+    ]
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    return graph_model(nodes, {"x": ["batch", 4]}, {"y": ["batch", 4]}, [one], opset=opset)
+
+
+MODELS: dict[str, Callable[..., onnx.ModelProto]] = {
+    "residual": residual,
+    "mlp": mlp,
+    "elementwise": elementwise,
+}
+
+
+@pytest.fixture
+def tiny() -> Callable[..., onnx.ModelProto]:
+    """`tiny("residual", opset=17)` returns a tiny model."""
+    return lambda name, **options: MODELS[name](**options)
+
+
+@pytest.fixture
+def tiny_file(tmp_path: Path) -> Callable[..., Path]:
+    """`tiny_file("residual")` returns the path of a tiny model."""
+
+    def make(name: str, *, file: str = "", **options: object) -> Path:
+        path = tmp_path / (file or f"{name}.onnx")
+        onnx.save(MODELS[name](**options), path)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Callable[..., Path]:
+    """`samples("residual", 32)` returns an .npz of normal samples for a tiny model, with labels."""
+    shapes = {"residual": (CHANNELS, 8, 8), "mlp": (16,), "elementwise": (4,)}
+
+    def make(name: str, count: int = 32, *, seed: int = 0) -> Path:
+        generator = np.random.default_rng(seed)
+        path = tmp_path / f"{name}-{count}-{seed}.npz"
+        x = generator.standard_normal((count, *shapes[name])).astype(np.float32)
+        np.savez(path, x=x, labels=generator.integers(0, 3, count))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def torch_model(tmp_path: Path) -> str:
+    """The spelling of a tiny PyTorch model: x [N,3,8,8] to [N,5]."""
+    path = tmp_path / "net.py"
+    path.write_text(TORCH_MODEL)
+    return f"{path}:build"
+
+
+TORCH_MODEL = '''
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return Net()
+'''
+
+
+@pytest.fixture(scope="session")
+def light_models() -> dict[str, Path]:
+    """The ONNX package's light_*.onnx: real architectures of old opsets, made by other exporters."""
+    folder = Path(onnx.__file__).parent / "backend/test/data/light"
+    return {path.stem.removeprefix("light_"): path for path in sorted(folder.glob("light_*.onnx"))}
