@@ -160,9 +160,11 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
         try:
             limits[name] = float(number)
         except ValueError:
+            limits[name] = -1.0
+        if not limits[name] >= 0.0:
             raise InvalidOption(
-                f"{option} {text!r}: a number, or OUTPUT:NUMBER, is required", option=option
-            ) from None
+                f"{option} {text!r}: a number from 0, or OUTPUT:NUMBER, is required", option=option
+            )
     return limits
 
 

@@ -132,7 +132,7 @@ def torch_model(tmp_path: Path) -> str:
     return f"{path}:build"
 
 
-TORCH_MODEL = '''
+TORCH_MODEL = """
 import torch
 from torch import nn
 
@@ -151,7 +151,7 @@ class Net(nn.Module):
 def build() -> nn.Module:
     torch.manual_seed(0)
     return Net()
-'''
+"""
 
 
 @pytest.fixture(scope="session")
@@ -159,3 +159,20 @@ def light_models() -> dict[str, Path]:
     """The ONNX package's light_*.onnx: real architectures of old opsets, made by other exporters."""
     folder = Path(onnx.__file__).parent / "backend/test/data/light"
     return {path.stem.removeprefix("light_"): path for path in sorted(folder.glob("light_*.onnx"))}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--slow` runs the tests that take more than a few seconds each."""
+    parser.addoption("--slow", action="store_true", help="run slow tests too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what was not asked for or cannot run here, with the reason."""
+    from qcompile.engines.tensorrt.adapter import why_no_gpu
+
+    no_gpu = why_no_gpu()
+    for item in items:
+        if "slow" in item.keywords and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
+        if "gpu" in item.keywords and no_gpu:
+            item.add_marker(pytest.mark.skip(reason=no_gpu))

@@ -123,7 +123,7 @@ def test_a_file_without_manifest_has_none_and_is_no_artifact(tmp_path: Path) -> 
     path = tmp_path / "model.engine"
     path.write_bytes(b"plan")
     assert read_manifest(path) is None
-    with pytest.raises(ArtifactError, match=r"has no manifest \(model.engine.json\)"):
+    with pytest.raises(ArtifactError, match=r"has no manifest \(model\.engine\.json\)"):
         load_artifact(path)
 
 
@@ -155,7 +155,7 @@ def test_a_damaged_or_foreign_manifest_is_named(tmp_path: Path, text: str) -> No
     path = tmp_path / "model.engine"
     path.write_bytes(b"plan")
     manifest_path(path).write_text(text)
-    with pytest.raises(ArtifactError, match="model.engine.json"):
+    with pytest.raises(ArtifactError, match=r"model\.engine\.json"):
         load_artifact(path)
 
 
@@ -173,7 +173,7 @@ def test_a_manifest_with_a_damaged_value_is_named(tmp_path: Path, key: str, valu
     make(path)
     written = json.loads(manifest_path(path).read_text())
     write_json(manifest_path(path), {**written, key: value})
-    with pytest.raises(ArtifactError, match="model.engine.json"):
+    with pytest.raises(ArtifactError, match=r"model\.engine\.json"):
         read_manifest(path)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qcompile.errors import DataError, InvalidOption
@@ -37,17 +37,20 @@ def test_the_first_spelling_is_printed() -> None:
     assert format_shape(()) == "scalar"
 
 
+@settings(deadline=None)
 @given(SHAPES)
 def test_a_printed_shape_reads_back(shape: tuple[int | str, ...]) -> None:
     assert parse_shape(format_shape(shape)) == shape
 
 
+@settings(deadline=None)
 @given(TENSOR_NAMES, SHAPES, st.sampled_from(["float32", "int64", "bool", "float16"]))
 def test_a_printed_tensor_reads_back(name: str, shape: tuple[int | str, ...], dtype: str) -> None:
     tensor = TensorInfo(name, dtype, shape)
     assert parse_input(str(tensor)) == tensor
 
 
+@settings(deadline=None)
 @given(st.builds(TensorInfo, TENSOR_NAMES, st.sampled_from(["float32", "int8"]), SHAPES))
 def test_the_json_form_reads_back(tensor: TensorInfo) -> None:
     io = ModelIO((tensor,), (tensor, tensor))

@@ -73,8 +73,9 @@ def test_shapes_and_names_must_pair_up() -> None:
 
 def test_tolerances_are_spelled_as_polygraphy_spells_them() -> None:
     assert parse_tolerances(["1e-3", "out:0:2"], option="--atol") == {"": 1e-3, "out:0": 2.0}
-    with pytest.raises(InvalidOption, match="--atol 'x:y'"):
-        parse_tolerances(["x:y"], option="--atol")
+    for text in ("x:y", "x:-1", "nan"):
+        with pytest.raises(InvalidOption, match=f"--atol '{text}'"):
+            parse_tolerances([text], option="--atol")
 
 
 def test_a_perturbed_weight_is_a_mismatch(tiny_file: Callable[..., Path]) -> None:

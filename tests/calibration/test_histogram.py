@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from qcompile.calibration.histogram import BINS, Histogram, NonFinite
+
+Values = NDArray[np.floating]
+
+# Machines share these cores: an example that once takes long is not an error.
+property_test = settings(deadline=None, max_examples=60)
+
+
+def floats(width: int) -> st.SearchStrategy[float]:
+    return st.floats(allow_nan=False, allow_infinity=False, width=width)
+
+
+def arrays(width: int, dtype: str) -> st.SearchStrategy[Values]:
+    return st.lists(floats(width), max_size=40).map(lambda values: np.array(values, dtype))
+
+
+ARRAYS = st.one_of(arrays(32, "float32"), arrays(16, "float16"), arrays(32, "float64"))
+
+
+def histogram(*batches: Values) -> Histogram:
+    made = Histogram()
+    for batch in batches:
+        made.add(batch)
+    return made
+
+
+def assert_equal(found: Histogram, expected: Histogram) -> None:
+    assert (found.exponent, found.min, found.max) == (expected.exponent, expected.min, expected.max)
+    np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def exact(values: Values) -> tuple[int, dict[int, int]]:
+    """The smallest exponent whose bins reach past every magnitude, and the counts, in rational numbers."""
+    largest = max((abs(Fraction(float(value))) for value in values), default=Fraction(0))
+    exponent = -160
+    while largest >= BINS * Fraction(2) ** exponent:
+        exponent += 1
+    return exponent, Counter(math.floor(Fraction(float(v)) / Fraction(2) ** exponent) for v in values)
+
+
+def counted(made: Histogram) -> dict[int, int]:
+    return {int(i) - BINS: int(made.counts[i]) for i in np.flatnonzero(made.counts)}
+
+
+@property_test
+@given(ARRAYS)
+def test_counts_are_the_floor_of_the_exact_quotient(values: Values) -> None:
+    made = histogram(values)
+    assert (made.exponent, counted(made)) == exact(values)
+    assert made.total == values.size
+    if values.size:
+        assert (made.min, made.max) == (float(values.min()), float(values.max()))
+
+
+@property_test
+@given(ARRAYS, st.data())
+def test_order_and_batches_do_not_matter(values: Values, data: st.DataObject) -> None:
+    shuffled = values[data.draw(st.permutations(range(values.size)))] if values.size else values
+    cuts = data.draw(st.lists(st.integers(0, values.size), max_size=4).map(sorted))
+    assert_equal(histogram(*np.split(shuffled, cuts)), histogram(values))
+
+
+@property_test
+@given(st.lists(ARRAYS, min_size=1, max_size=5), st.randoms())
+def test_merged_shards_are_the_whole(shards: list[Values], random: np.random.Generator) -> None:
+    whole = histogram(*shards)
+    parts = [histogram(shard) for shard in shards]
+    random.shuffle(parts)  # type: ignore[arg-type]
+    left, right = Histogram(), Histogram()
+    for index, part in enumerate(parts):
+        (left if index % 2 else right).merge(part)
+    left.merge(right)
+    assert_equal(left, whole)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([2.0**-149, -(2.0**-149), 2.0**-126], np.float32),
+        np.array([2.0**-149, 1.0, -(2.0**-149)], np.float32),
+        np.array([-(2.0**-149), np.finfo(np.float32).max, np.finfo(np.float32).min], np.float32),
+        np.array([-1e-30, 1e30], np.float32),
+        np.array([0.0, 0.0, 0.0], np.float32),
+        np.array([np.finfo(np.float16).max, -np.finfo(np.float16).smallest_subnormal], np.float16),
+        np.array([1.0, 2.0, 1024.0, 2047.0, 2048.0, -2048.0], np.float32),
+        np.array([-1.0, np.nextafter(np.float32(-1), np.float32(0))], np.float32),
+        np.array([1e300, -1e-5], np.float64),
+    ],
+    ids=lambda values: str(values.tolist()),
+)
+def test_extreme_values_are_counted_exactly(values: Values) -> None:
+    made = histogram(values)
+    assert (made.exponent, counted(made)) == exact(values)
+    assert_equal(histogram(*values.reshape(-1, 1)), made)
+
+
+def test_the_whole_reach_of_float64_is_counted_exactly() -> None:
+    small, large = np.array([-1e-300]), np.array([1e308])
+    made = histogram(np.concatenate([small, large]))
+    assert (made.exponent, counted(made)) == exact(np.array([-1e-300, 1e308]))
+    assert_equal(histogram(small, large), made)
+    assert_equal(histogram(large, small), made)
+
+
+def test_zeros_are_one_bin_and_stay_zero() -> None:
+    made = histogram(np.zeros((3, 4), np.float32))
+    assert counted(made) == {0: 12}
+    assert (made.min, made.max) == (0.0, 0.0)
+    made.add(np.array([5.0], np.float32))
+    assert counted(made) == {0: 12, 1280: 1}
+
+
+def test_a_negative_value_too_small_for_its_bin_is_not_zero() -> None:
+    made = histogram(np.array([-1e-38, 1000.0], np.float32))
+    assert counted(made) == {-1: 1, 2000: 1}
+
+
+@property_test
+@given(arrays(32, "float32").filter(lambda values: np.any(values)))
+def test_at_least_half_of_the_bins_of_one_side_are_in_reach(values: Values) -> None:
+    made = histogram(values)
+    largest = float(np.abs(values.astype(np.float64)).max())
+    if made.exponent > -160:
+        assert BINS / 2 * made.width <= largest < BINS * made.width
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_nan_and_infinity_are_errors_and_count_nothing(bad: float, dtype: str) -> None:
+    made = histogram(np.array([1.0, -2.0], dtype))
+    with pytest.raises(NonFinite) as caught:
+        made.add(np.array([[1000.0, bad], [3.0, 4.0]], dtype))
+    assert caught.value.what == ("NaN" if math.isnan(bad) else "infinity")
+    assert_equal(made, histogram(np.array([1.0, -2.0], dtype)))
+
+
+def test_nan_among_infinities_is_called_nan() -> None:
+    with pytest.raises(NonFinite, match="NaN"):
+        Histogram().add(np.array([np.inf, np.nan, -np.inf], np.float32))
+
+
+def test_arrays_of_any_shape_and_layout_count_alike() -> None:
+    values = np.random.default_rng(0).standard_normal((6, 5, 4)).astype(np.float32)
+    flat = histogram(values.reshape(-1))
+    assert_equal(histogram(values), flat)
+    assert_equal(histogram(values.transpose(2, 0, 1)), flat)
+    assert_equal(histogram(values[::2], values[1::2]), flat)
+    assert_equal(histogram(*values.reshape(-1)), flat)
+
+
+def test_empty_arrays_change_nothing() -> None:
+    made = histogram(np.zeros((0, 3), np.float32))
+    assert_equal(made, Histogram())
+    assert made.total == 0
+    made.add(np.array([1.5], np.float32))
+    made.merge(Histogram())
+    assert_equal(made, histogram(np.array([1.5], np.float32)))
+
+
+def test_an_array_larger_than_what_is_counted_at_once_is_counted_whole() -> None:
+    values = np.random.default_rng(0).standard_normal((1 << 20) + 1000).astype(np.float32)
+    made = histogram(values)
+    assert made.total == values.size
+    assert_equal(made, histogram(*np.array_split(values, 7)))
+
+
+def test_the_array_that_is_counted_is_not_changed() -> None:
+    values = np.array([0.3, -0.7], np.float64)
+    histogram(values)
+    assert values.tolist() == [0.3, -0.7]
+
+
+@property_test
+@given(arrays(32, "float32").filter(lambda values: values.size))
+def test_magnitudes_fold_both_sides(values: Values) -> None:
+    made = histogram(values)
+    magnitudes = made.magnitudes()
+    assert int(magnitudes.sum()) == values.size
+    width = Fraction(2) ** made.exponent
+    # A negative value on the edge of a bin belongs to the bin that it closes.
+    expected = Counter(
+        math.floor(q) if q >= 0 else math.ceil(-q) - 1 for q in (Fraction(float(v)) / width for v in values)
+    )
+    assert {int(i): int(magnitudes[i]) for i in np.flatnonzero(magnitudes)} == expected

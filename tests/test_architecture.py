@@ -1,0 +1,108 @@
+"""The map of DESIGN: arrows run one way, only cli/ prints, nothing is unpickled or run by a shell."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("calibration", "compiler", "engines", "bench", "cli", "model")
+SOURCES = sorted(
+    path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
+)
+
+# A room may import itself and those listed; modules at the root are named by their own name.
+GROUND = {"errors", "shapes", "artifact", "progress"}
+ALLOWED = {
+    "errors": set[str](),
+    "shapes": {"errors"},
+    "progress": set[str](),
+    "artifact": {"errors", "shapes"},
+    "model": GROUND,
+    "calibration": GROUND | {"model"},
+    "compiler": GROUND | {"model", "calibration"},
+    "engines": GROUND | {"model", "calibration"},
+    "bench": GROUND | {"model", "calibration", "engines"},
+    "recipe": GROUND,
+    "store": GROUND,
+    "intent": GROUND | {"model", "compiler", "engines"},
+    "inspection": GROUND | {"model", "calibration", "bench"},
+    "pipeline": GROUND
+    | {"model", "calibration", "compiler", "engines", "bench", "recipe", "store", "intent"},
+    "cli": GROUND
+    | {"model", "calibration", "compiler", "engines", "bench", "intent", "inspection", "pipeline", "recipe"},
+}
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[0] if len(parts) > 1 else path.stem
+
+
+def imported_rooms(path: Path) -> set[str]:
+    depth = len(path.relative_to(ROOT).parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == depth:
+            names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+            found.update(names)
+    return found - {"__version__"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_arrows_run_one_way(path: Path) -> None:
+    name = room(path)
+    if name in ("__init__", "__main__"):
+        return
+    extra = imported_rooms(path) - ALLOWED[name] - {name}
+    assert not extra, f"{path.name} imports {extra}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_command_line_prints_or_exits(path: Path) -> None:
+    if room(path) == "cli":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("print", "exit", "input", "eval", "exec"), f"line {node.lineno}"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            assert ast.unparse(node.func) not in ("sys.exit", "os.system", "pickle.load", "torch.load")
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            pytest.fail(f"line {node.lineno}: a shell string")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_fit_the_eye_and_say_what_they_are_for(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    assert ast.get_docstring(ast.parse(text)), "a docstring says what the file is for"
+
+
+def test_the_packages_of_setup_cfg_are_the_rooms() -> None:
+    import configparser
+
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    listed = {name for name in config["options"]["packages"].split() if name}
+    found = {"qcompile"} | {
+        ".".join(("qcompile", *path.parent.relative_to(ROOT).parts))
+        for path in SOURCES
+        if path.name == "__init__.py" and path.parent != ROOT
+    }
+    assert listed == found
+
+
+def test_the_public_names_are_pinned() -> None:
+    import qcompile
+
+    assert sorted(qcompile.__all__) == [
+        "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "benchmark", "build",
+        "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact", "quantize",
+        "read_recipe", "run", "simplify",
+    ]  # fmt: skip
+    for name in qcompile.__all__:
+        assert getattr(qcompile, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        qcompile.nothing  # noqa: B018

@@ -1,0 +1,114 @@
+"""The whole road for ONNX files that qcompile did not make: old opsets, other exporters, real networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import qcompile
+from qcompile.errors import QCompileError, UnsupportedOperator
+from qcompile.model.graph import weighted_nodes
+from qcompile.model.onnx_file import load_onnx, read_io
+
+SMALL = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "densenet121", "inception_v2")
+LARGE = ("bvlc_alexnet", "zfnet512", "vgg19")
+
+
+def drive(model: Path, folder: Path) -> None:
+    """Simplify, calibrate, quantize for both targets, build both, compare."""
+    (tensor,) = read_io(model).inputs
+    x = np.random.default_rng(0).standard_normal((2, *tensor.shape[1:])).astype(np.float32)
+    data = folder / "x.npz"
+    np.savez(data, **{tensor.name: x})
+    simple = qcompile.simplify(model, folder / "simple.onnx")
+    assert simple.manifest.warnings == []
+    ranges = qcompile.calibrate(simple.path, str(data), folder / "model.ranges")
+    for target, engine in (("onnxruntime", "onnxruntime"), ("tensorrt", "tensorrt-rtx")):
+        int8 = qcompile.quantize(
+            simple.path, folder / f"{target}.onnx", ranges=ranges.path, target=target, data=str(data)
+        )
+        planned = weighted_nodes(load_onnx(int8.path))["int8"]
+        assert len(planned) >= 20 or model.stem.endswith(("alexnet", "zfnet512", "vgg19"))
+        built = qcompile.build(
+            int8.path,
+            folder / f"built-{target}{'.onnx' if engine == 'onnxruntime' else '.engine'}",
+            target=engine,
+            precision="int8",
+            gpus=["sm86"] if engine == "tensorrt-rtx" else [],
+        )
+        assert built.manifest.proof["reached_in_precision"] == len(planned)
+    assert qcompile.diff(str(simple.path), str(folder / "built-onnxruntime.onnx"), data=str(data))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_model_of_an_old_opset_goes_down_the_whole_road(
+    name: str, light_models: dict[str, Path], tmp_path: Path
+) -> None:
+    drive(light_models[name], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_model_of_an_old_opset_goes_down_the_whole_road(
+    name: str, light_models: dict[str, Path], tmp_path: Path
+) -> None:
+    drive(light_models[name], tmp_path)
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "quantize", "build"])
+def test_each_verb_takes_an_unsimplified_file_or_says_why_not(
+    verb: str, light_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Here weights are made by nodes at run time: only `simplify` turns them into weights."""
+    model = light_models["squeezenet"]
+    data = tmp_path / "x.npz"
+    np.savez(data, data_0=np.ones((1, 3, 224, 224), np.float32))
+    ranges = qcompile.calibrate(model, str(data), tmp_path / "m.ranges")
+    if verb == "quantize":
+        try:
+            qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges.path)
+        except QCompileError as error:
+            assert "simplify" in str(error)
+    if verb == "build":
+        built = qcompile.build(model, tmp_path / "b.onnx", target="onnxruntime")
+        assert built.manifest.proof["reached_in_precision"] == 26
+
+
+def test_an_operator_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "y")]
+    node = helper.make_node("Frobnicate", ["x"], ["y"], "frob", domain="com.acme")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.acme", 1)]
+    model = helper.make_model(
+        helper.make_graph([node], "g", values[:1], values[1:]), opset_imports=opsets, ir_version=8
+    )
+    path = tmp_path / "frob.onnx"
+    onnx.save(model, path)
+    for attempt in (
+        lambda: qcompile.simplify(path, tmp_path / "s.onnx"),
+        lambda: qcompile.build(path, tmp_path / "b.onnx", target="onnxruntime"),
+        lambda: qcompile.build(path, tmp_path / "b.engine", target="tensorrt-rtx", gpus=["sm86"]),
+    ):
+        with pytest.raises(QCompileError, match="Frobnicate"):
+            attempt()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["frob.onnx"]
+
+
+def test_a_graph_for_onnxruntime_is_refused_by_the_tensorrt_parser_with_its_node(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = tiny_file("residual")
+    ranges = qcompile.calibrate(model, str(samples("residual")), tmp_path / "m.ranges")
+    qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges.path, target="onnxruntime")
+    with pytest.raises(UnsupportedOperator, match="DequantizeLinear"):
+        qcompile.build(
+            tmp_path / "q.onnx",
+            tmp_path / "q.engine",
+            target="tensorrt-rtx",
+            precision="int8",
+            gpus=["sm86"],
+        )
