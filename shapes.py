@@ -21,9 +21,21 @@ Feeds = dict[str, Any]
 """Input name to numpy array. Not spelled `NDArray`: reading shapes must not load numpy."""
 
 _DTYPES = (
-    "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "uint16",
-    "int32", "uint32", "int64", "uint64", "bool", "string",
-)  # fmt: skip
+    "float32",
+    "float16",
+    "bfloat16",
+    "float64",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "bool",
+    "string",
+)
 
 
 @dataclass(frozen=True)

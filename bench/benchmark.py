@@ -195,7 +195,7 @@ def _record_timing(entry: Entry, timed: Timed, base: Timed, samples: int) -> Non
     entry.throughput_per_s = samples * len(latencies) / (sum(latencies) / 1e3)
     entry.round_medians_ms = timed.round_medians_ms
     if len(latencies) < 100:
-        entry.warnings.append(f"p99 from {len(latencies)} calls is its slowest; give --max-time")
+        entry.warnings.append(f"p99 from {len(latencies)} calls is the slowest of them; measure longer")
     if timed is base:
         return
     if len(timed.round_medians_ms) < FEWEST_ROUNDS:
@@ -219,8 +219,8 @@ def _note_doubt(entries: Iterable[Entry], precision_target: float) -> None:
         width = (ratio["high"] - ratio["low"]) / ratio["value"] if ratio else 0.0
         if width > precision_target:
             entry.warnings.append(
-                f"the interval of its speed-up is {width:.1%} wide, not {precision_target:.1%}: "
-                "give --max-time, or a quieter machine"
+                f"the interval of its speed-up is wider than {precision_target:.0%}: "
+                "measure longer (max time), or on a quieter machine"
             )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..model.graph import constant_names, infer_types
+from ..model.onnx_file import copy_model
 
 if TYPE_CHECKING:
     import onnx
@@ -74,8 +75,7 @@ def tapped(model: onnx.ModelProto, taps: Taps) -> onnx.ModelProto:
 
     inputs = {value.name for value in model.graph.input}
     types = infer_types(model)
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     del copy.graph.output[:]
     for name in taps.names:
         if name not in inputs:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .session import Session, command_options, examples
-from .tables import reasons, results_table
+from .tables import reasons, results_table, warnings
 
 
 @click.command(
@@ -30,9 +30,12 @@ from .tables import reasons, results_table
 @click.option("--threads", type=int, default=0, help="The same for all; 0: every usable core.")
 @click.option("--max-time", type=float, default=60.0, show_default=True, help="Seconds of rounds.")
 @click.option(
-    "--precision-target", type=float, default=0.02, show_default=True,
+    "--precision-target",
+    type=float,
+    default=0.02,
+    show_default=True,
     help="Stop when every speed-up's interval is narrower than this share.",
-)  # fmt: skip
+)
 @command_options
 def bench(
     session: Session,
@@ -67,8 +70,8 @@ def bench(
     )
     session.json(results.as_json())
     if not session.quiet:
-        session.table(results_table(results))
+        session.table(results_table(results, width=session.width))
     for line in reasons(results):
         session.note(line)
-    session.warn(f"{entry.name}: {text}" for entry in results.entries for text in entry.warnings)
+    session.warn(warnings(results))
     return 1 if any(entry.status == "failed" for entry in results.entries) else 0

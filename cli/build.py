@@ -24,9 +24,12 @@ from .session import Session, command_options, examples, split
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Artifact.")
 @click.option("--target", required=True, help="onnxruntime, tensorrt-rtx, tensorrt, or torchscript.")
 @click.option(
-    "--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="fp32", show_default=True,
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "int8"]),
+    default="fp32",
+    show_default=True,
     help="The intent; a build that does not reach it fails.",
-)  # fmt: skip
+)
 @click.option("--ranges", type=click.Path(path_type=Path), help="Quantize to INT8 with these first.")
 @click.option("--method", help="Another method than the ranges file's.")
 @click.option("--gpu", multiple=True, help="GPU to build for, such as sm86,sm89 (tensorrt-rtx).")

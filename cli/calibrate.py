@@ -21,9 +21,11 @@ from .session import Session, command_options, examples
 @click.option("--data", required=True, help=".npz, folder of .npy/.npz, or file.py:function.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Ranges file.")
 @click.option(
-    "--method", default="entropy", show_default=True,
+    "--method",
+    default="entropy",
+    show_default=True,
     help="minmax, entropy, or percentile[:NUMBER]; can be chosen again when quantizing.",
-)  # fmt: skip
+)
 @click.option("--samples", type=int, help="Use at most this many.")
 @click.option("--batch-size", type=int, help="Samples per inference, where the model leaves it open.")
 @click.option("--threads", type=int, default=0, help="Threads of ONNX Runtime; 0 lets it choose.")

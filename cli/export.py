@@ -21,9 +21,13 @@ from .session import Session, command_options, examples
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="ONNX file.")
 @click.option(
-    "-i", "--input", "inputs", multiple=True, metavar="NAME:SHAPE[:DTYPE]",
+    "-i",
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME:SHAPE[:DTYPE]",
     help="An input, in forward()'s order; a named axis is dynamic. Repeatable.",
-)  # fmt: skip
+)
 @click.option("--output-name", "outputs", multiple=True, help="A name for an output. Repeatable.")
 @click.option("--dynamic", multiple=True, metavar="NAME:AXIS=LABEL", help="A dynamic axis. Repeatable.")
 @click.option("--opset", type=int, default=20, show_default=True, help="ONNX opset.")

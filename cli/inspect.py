@@ -69,7 +69,7 @@ def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
 def _show_results(session: Session, facts: dict[str, Any]) -> None:
     from ..bench import load_results
 
-    session.table(results_table(load_results(Path(facts["file"]))))
+    session.table(results_table(load_results(Path(facts["file"])), width=session.width))
 
 
 def _show_manifest(session: Session, facts: dict[str, Any]) -> None:

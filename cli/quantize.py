@@ -23,9 +23,12 @@ from .session import Session, command_options, examples, split
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="ONNX file.")
 @click.option("--ranges", type=click.Path(path_type=Path), help="Ranges file, for static INT8.")
 @click.option(
-    "--target", type=click.Choice(["onnxruntime", "tensorrt"]), default="onnxruntime",
-    show_default=True, help="What the result is for: it decides where Q/DQ goes.",
-)  # fmt: skip
+    "--target",
+    type=click.Choice(["onnxruntime", "tensorrt"]),
+    default="onnxruntime",
+    show_default=True,
+    help="What the result is for: it decides where Q/DQ goes.",
+)
 @click.option("--precision", type=click.Choice(["int8", "fp16"]), default="int8", show_default=True)
 @click.option("--mode", type=click.Choice(["static", "dynamic"]), default="static", show_default=True)
 @click.option("--method", help="Another method than the ranges file's: minmax, percentile:99.9, ...")

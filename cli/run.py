@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .session import Session, command_options, examples, split
-from .tables import add_row, bytes_text, make_table, reasons, results_table
+from .tables import add_row, bytes_text, make_table, reasons, results_table, warnings
 
 
 @click.command(
@@ -47,10 +47,10 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
         }
     )
     if results and not session.quiet:
-        session.table(results_table(results))
+        session.table(results_table(results, width=session.width))
         for line in reasons(results):
             session.note(line)
-        session.warn(f"{entry.name}: {text}" for entry in results.entries for text in entry.warnings)
+        session.warn(warnings(results))
     elif not session.quiet:
         session.table(_artifacts_table(report))
     if all(state == "skipped" for state in report.stages.values()):

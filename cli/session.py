@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -97,8 +98,12 @@ class Session:
             return
         from rich.console import Console
 
-        width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-        Console(width=width).print(table)
+        self._above(lambda: Console(width=self.width).print(table))
+
+    @property
+    def width(self) -> int:
+        """Columns that a table may take: the terminal's, or plenty where there is none."""
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
 
     def _above(self, show: Callable[[], None]) -> None:
         if self._display is None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 DASH = "–"
 
+_WIDE = 150
+_RUNTIMES = {"onnxruntime": "ONNX Runtime", "pytorch": "PyTorch", "torchscript": "PyTorch"}
+
 
 def bytes_text(size: float | None) -> str:
     """Return "1.10 MB"; decimal units, as file managers and disk makers count."""
@@ -39,7 +42,8 @@ def make_table(title: str, *columns: str, text: bool = False) -> Table:
 
     table = Table(title=Text(title) if title else None, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if text or index == 0 else "right")
+        left = text or index == 0
+        table.add_column(Text(column), justify="left" if left else "right", no_wrap=index == 0)
     return table
 
 
@@ -50,54 +54,66 @@ def add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(cell) for cell in cells))
 
 
-def results_table(results: Results) -> Table:
-    """Return the table of a benchmark, one row per artifact."""
+def results_table(results: Results, *, width: int) -> Table:
+    """Return the table of a benchmark, one row per artifact; narrow terminals get two lines a row."""
     settings, machine = results.settings, results.environment
     shapes = ", ".join(f"{name}:{shape}" for name, shape in settings["inputs"].items())
+    wide = width >= _WIDE
+    gap = ", " if wide else "\n"
     table = make_table(
-        f"{shapes} · {settings['threads']} threads · {machine['processor']} · "
-        f"speed-up against {results.baseline} with its 95% interval",
-        "artifact", "runs on", "latency ms: median, p90, p99", "samples/s", "speed-up", "size",
-        "peak memory", "accuracy, drop", "output difference",
-    )  # fmt: skip
+        f"{shapes} · {settings['threads']} threads · {machine['processor']} · speed-up against "
+        f"{results.baseline} with its 95% interval",
+        "artifact",
+        "runs on",
+        "latency ms: median, p90, p99" if wide else "latency ms\np90  p99",
+        "samples/s",
+        "speed-up" if wide else "speed-up\ninterval",
+        f"size{gap}memory",
+        f"accuracy{gap}drop",
+        "output SNR" if wide else "output\nSNR",
+    )
+    if not wide:
+        from rich import box
+
+        table.box, table.show_lines = box.SIMPLE_HEAD, False
     for entry in results.entries:
-        add_row(table, *_row(entry, results.baseline))
+        add_row(table, *_row(entry, results.baseline, wide=wide))
     return table
 
 
-def _row(entry: Entry, baseline: str) -> list[str]:
-    name = f"{entry.name} (baseline)" if entry.name == baseline else entry.name
+def _row(entry: Entry, baseline: str, *, wide: bool) -> list[str]:
+    gap = " " if wide else "\n"
+    name = f"{entry.name}{gap}(baseline)" if entry.name == baseline else entry.name
     if entry.status != "measured":
-        where = f"{entry.runs_on}: {entry.status} here" if entry.status == "not run" else "failed"
-        dashes = [DASH] * 3
-        return [name, where, *dashes, bytes_text(entry.size_bytes), DASH, DASH, DASH]
+        where = "failed" if entry.status == "failed" else f"not run here:{gap}{entry.runs_on}"
+        return [name, where, DASH, DASH, DASH, bytes_text(entry.size_bytes), DASH, DASH]
     latency = entry.latency_ms or {}
+    size, memory = bytes_text(entry.size_bytes), bytes_text(entry.peak_memory_bytes)
     return [
         name,
-        f"{entry.engine}, {entry.runs_on}" if entry.engine != "pytorch" else entry.runs_on,
-        "  ".join(f"{latency[key]:.3g}" for key in ("median", "p90", "p99")),
-        f"{entry.throughput_per_s:.4g}" if entry.throughput_per_s else DASH,
-        _speedup(entry),
-        bytes_text(entry.size_bytes),
-        bytes_text(entry.peak_memory_bytes),
-        _accuracy(entry),
+        f"{_RUNTIMES.get(entry.engine, entry.engine)}{',' if wide else ''}{gap}{entry.runs_on}",
+        f"{latency['median']:.3g}{gap}{latency['p90']:.3g} {latency['p99']:.3g}",
+        f"{entry.throughput_per_s:,.0f}" if entry.throughput_per_s else DASH,
+        _speedup(entry, gap),
+        f"{size},{gap}{memory}" if wide else f"{size}\n{memory}",
+        _accuracy(entry, "," + gap if wide else "\n"),
         _difference(entry.difference),
     ]
 
 
-def _speedup(entry: Entry) -> str:
+def _speedup(entry: Entry, gap: str) -> str:
     ratio = entry.speedup
     if not ratio:
         return DASH
-    text = f"{ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    text = f"{ratio['value']:.2f}x{gap}[{ratio['low']:.2f}, {ratio['high']:.2f}]"
     return text if ratio["verdict"] == "faster" else f"{text} {ratio['verdict']}"
 
 
-def _accuracy(entry: Entry) -> str:
+def _accuracy(entry: Entry, gap: str) -> str:
     if not entry.accuracy:
         return DASH
     drop = entry.accuracy["drop_points"]
-    return f"{entry.accuracy['value']:.2%}, {drop + 0.0:.2f}"
+    return f"{entry.accuracy['value']:.2%}{gap}{drop + 0.0:.2f}"
 
 
 def _difference(difference: Mapping[str, Any] | None) -> str:
@@ -106,6 +122,15 @@ def _difference(difference: Mapping[str, Any] | None) -> str:
     snr = difference["snr_db"]
     text = "equal" if snr is None else f"{snr:.1f} dB"
     return text if difference["passed"] else f"{text} MISMATCH"
+
+
+def warnings(results: Results) -> list[str]:
+    """Return what the user should know, artifacts with the same warning in one line."""
+    found: dict[str, list[str]] = {}
+    for entry in results.entries:
+        for text in entry.warnings:
+            found.setdefault(text, []).append(entry.name)
+    return [f"{', '.join(names)}: {text}" for text, names in found.items()]
 
 
 def reasons(results: Results) -> list[str]:

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "GRU", "Attention")
 
 _INTEGER = (
-    "MatMulInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention", "ConvInteger",
-)  # fmt: skip
+    "MatMulInteger",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul",
+    "QAttention",
+    "ConvInteger",
+)
 
 
 def quantize_dynamic(

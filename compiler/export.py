@@ -21,7 +21,7 @@ from ..model.onnx_file import (
     model_io,
     opset,
     save_onnx,
-)  # fmt: skip
+)
 from ..model.source import LoadedModel, Source, import_torch, load_torch, parse_source
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, TensorInfo

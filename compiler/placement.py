@@ -64,13 +64,14 @@ def plan(model: onnx.ModelProto, target: Target, *, exclude: Iterable[str] = ())
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(TARGETS)}")
     excluded = matching(model.graph, exclude)
     constants = constant_names(model)
+    stored = {tensor.name for tensor in model.graph.initializer}
     made_by = producers(model.graph)
     operators = _ONNXRUNTIME if target == "onnxruntime" else _TENSORRT
     nodes, left = [], {}
     for node in model.graph.node:
         if node.domain not in ("", "ai.onnx") or node.op_type not in operators:
             continue
-        reason = excluded.get(node.name) or _unfit(node, target, constants, made_by)
+        reason = excluded.get(node.name) or _unfit(node, target, constants, stored, made_by)
         if reason is None:
             nodes.append(node.name)
         elif node.op_type in WEIGHTED:
@@ -82,6 +83,7 @@ def _unfit(
     node: onnx.NodeProto,
     target: Target,
     constants: set[str],
+    stored: set[str],
     made_by: Mapping[str, onnx.NodeProto],
 ) -> str | None:
     """The reason why a node stays in float; None when it is quantized."""
@@ -90,6 +92,8 @@ def _unfit(
         return "all its inputs are constant"
     if node.op_type in ("Conv", "ConvTranspose") and node.input[1] not in constants:
         return "its weight is computed at run time"
+    if node.op_type in WEIGHTED and node.input[1] in constants - stored:
+        return "its weight is made by nodes; simplify folds them"
     if target == "tensorrt" and node.op_type == "Add":
         return None if _closes_residual(activations, made_by) else "not the add of a residual branch"
     if node.op_type in ("Add", "Mul", "Where") and len(activations) < 2:

@@ -29,8 +29,8 @@ from ..model.graph import (
     name_nodes,
     rename_inputs,
     subgraphs,
-)  # fmt: skip
-from ..model.onnx_file import opset
+)
+from ..model.onnx_file import copy_model, opset
 
 if TYPE_CHECKING:
     import onnx
@@ -50,10 +50,7 @@ def to_half(
         block: Names, globs or operator types of nodes that stay in float32.
         ranges: Observed values, for the overflow check of activations.
     """
-    import onnx
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     name_nodes(copy.graph)
     conversion = _Conversion(copy, list(block), ranges)
     conversion.run()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedOperator, first_line
 from ..model.graph import consumers, name_nodes, without_weights
-from ..model.onnx_file import opset
+from ..model.onnx_file import copy_model, opset
 
 if TYPE_CHECKING:
     import onnx
@@ -28,10 +28,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         UnsupportedOperator: If the model is of an older opset and an operator cannot be converted.
     """
-    import onnx
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     _drop_initializers_from_inputs(copy)
     copy = raise_opset(copy, LOWEST_OPSET)
     copy.ir_version = max(copy.ir_version, 8)

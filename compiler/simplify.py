@@ -18,11 +18,12 @@ from ..model.onnx_file import (
     check_onnx,
     count_operators,
     fingerprint,
+    is_large,
     load_onnx,
     model_io,
     opset,
     save_onnx,
-)  # fmt: skip
+)
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, ModelIO
 from .check import OnnxReference, compare_outputs
@@ -64,7 +65,7 @@ def simplify(
     expected = [reference(item) for item in feeds]
     progress("simplify")
     with writing(output) as path:
-        after, checks, warnings = _attempt(before, path, feeds, expected, reference.names)
+        after, checks, warnings = _attempt(model, before, path, feeds, expected, reference.names)
         if after is None:
             after = before
             save_onnx(before, path)
@@ -83,6 +84,7 @@ def removed_nodes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[s
 
 
 def _attempt(
+    model: Path,
     before: onnx.ModelProto,
     path: Path,
     feeds: list[Feeds],
@@ -92,7 +94,7 @@ def _attempt(
     """Return the simplified model written to `path`, or None with the reason as a warning."""
     kept = "the model was left as it is"
     try:
-        after = _run_onnxsim(before)
+        after = _run_onnxsim(model, before, path)
         restore_io(before, after)
         save_onnx(after, path)
         check_onnx(path)
@@ -111,7 +113,7 @@ def _attempt(
     return after, checks, []
 
 
-def _run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
+def _run_onnxsim(file: Path, model: onnx.ModelProto, output: Path) -> onnx.ModelProto:
     try:
         import onnxsim
     except ImportError as error:
@@ -121,7 +123,11 @@ def _run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
             engine="onnxsim",
         ) from error
     with quiet():
-        simplified, ok = onnxsim.simplify(model)
+        if is_large(model):  # over 2 GB it works from file to file
+            simplified, ok = onnxsim.simplify(str(file), output_path=str(output))
+            simplified = load_onnx(output)
+        else:
+            simplified, ok = onnxsim.simplify(model)
     if not ok:
         raise RuntimeError("its own check of the outputs failed")
     return simplified

@@ -103,7 +103,7 @@ def _mark_inferred(model: onnx.ModelProto) -> None:
 def _missing_range(error: ValueError, ranges: Iterable[str]) -> Exception:
     import re
 
-    match = re.search(r"(?:param|tensor|for)\W+['\"]?([^\s'\"]+)['\"]?", str(error))
+    match = re.search(r"not specified for param (.+?)\. In static mode", str(error))
     name = match.group(1) if match else ""
     if name and name not in set(ranges):
         return CalibrationError(

@@ -11,9 +11,19 @@ from .onnx_runtime.processor import processor
 from .registry import engine, names
 
 _PACKAGES = (
-    "torch", "onnx", "onnxruntime", "onnxscript", "onnxsim", "numpy", "polygraphy", "safetensors",
-    "tensorrt", "tensorrt-rtx", "pycuda", "cuda-bindings",
-)  # fmt: skip
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "onnxsim",
+    "numpy",
+    "polygraphy",
+    "safetensors",
+    "tensorrt",
+    "tensorrt-rtx",
+    "pycuda",
+    "cuda-bindings",
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..artifact import digest_files, require_file
 from ..errors import ModelError, first_line
@@ -55,28 +55,32 @@ def load_onnx(path: Path) -> onnx.ModelProto:
 
 
 def load_checked(path: Path) -> onnx.ModelProto:
-    """Return the model after ONNX's checker and shape inference found nothing wrong.
+    """Return the model after ONNX's checker and strict shape inference found nothing wrong.
 
     Raises:
         MissingFile, ModelError: As `load_onnx`, or with what the checker found.
     """
     model = load_onnx(path)
-    check_onnx(path)
+    check_onnx(path, infer_shapes=True)
     return model
 
 
-def check_onnx(path: Path) -> None:
+def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
     """Run ONNX's checker on the file, which also serves models over 2 GB.
+
+    Args:
+        path: The file.
+        infer_shapes: Also infer all shapes, strictly: what is declared must be what follows.
 
     Raises:
         ModelError: With the checker's finding.
     """
     import onnx
 
+    refusals = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, OSError)
     try:
-        onnx.checker.check_model(str(path), full_check=False)
-    except (onnx.checker.ValidationError, ValueError, OSError) as error:
-        # Old models may declare operators of domains that the checker does not know; it says so.
+        onnx.checker.check_model(str(path), full_check=infer_shapes)
+    except refusals as error:
         raise ModelError(
             f"{path}: ONNX's checker refuses it: {first_line(error)}",
             hint="the file is damaged or its exporter is wrong; export it again",
@@ -88,7 +92,7 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
     """Write the model to `path` (inside `artifact.writing`), with external data from 2 GB on."""
     import onnx
 
-    external = model.ByteSize() > EXTERNAL_DATA_BYTES
+    external = is_large(model)
     onnx.save_model(
         model,
         str(path),
@@ -97,6 +101,48 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
         location=f"{path.name}.data",
         size_threshold=1024,
     )
+
+
+def is_large(model: onnx.ModelProto) -> bool:
+    """Return whether the weights are too many for one protobuf file.
+
+    Counted from shapes: protobuf's own `ByteSize` fails on exactly the models this is asked for.
+    """
+    import math
+
+    import onnx
+
+    total = 0
+    for tensor in model.graph.initializer:
+        if tensor.data_type != onnx.TensorProto.STRING:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            total += math.prod(tensor.dims) * dtype.itemsize
+    return total > EXTERNAL_DATA_BYTES
+
+
+def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy; initializers one by one, as protobuf cannot copy a message over 2 GB."""
+    import onnx
+
+    copy = onnx.ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _copy_field(copy, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _copy_field(copy.graph, field.name, value)
+    for tensor in model.graph.initializer:
+        copy.graph.initializer.add().CopyFrom(tensor)
+    return copy
+
+
+def _copy_field(target: Any, name: str, value: Any) -> None:
+    if isinstance(value, bool | int | float | str | bytes):
+        setattr(target, name, value)
+    elif hasattr(value, "CopyFrom"):
+        getattr(target, name).CopyFrom(value)
+    else:
+        getattr(target, name).extend(value)
 
 
 def model_io(model: onnx.ModelProto) -> ModelIO:

@@ -34,9 +34,21 @@ SourceKind = Literal["file", "module", "pt2", "torchscript", "onnx"]
 
 _TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".ts", ".jit", ".torchscript")
 _KEYED_SUFFIXES = (
-    ".py", ".safetensors", ".pt", ".pth", ".pt2", ".bin", ".npz", ".npy", ".onnx",
-    ".json", ".yaml", ".yml", ".txt", ".csv",
-)  # fmt: skip
+    ".py",
+    ".safetensors",
+    ".pt",
+    ".pth",
+    ".pt2",
+    ".bin",
+    ".npz",
+    ".npy",
+    ".onnx",
+    ".json",
+    ".yaml",
+    ".yml",
+    ".txt",
+    ".csv",
+)
 
 
 @dataclass(frozen=True)

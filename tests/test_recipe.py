@@ -127,12 +127,16 @@ def test_what_is_not_toml_is_refused(tmp_path: Path, content: bytes) -> None:
     [
         ("outptu = 'built'", 'output = "built"', "outptu", "did you mean output?"),
         ("soruce = 'm.py:b'", 'source = "model.py:build"', "model.soruce", "did you mean model.source?"),
-        ("precison = 'int8'", 'gpus = ["sm86", "sm89"]', "artifact[0].precison",
-         "did you mean artifact[0].precision?"),
+        (
+            "precison = 'int8'",
+            'gpus = ["sm86", "sm89"]',
+            "artifact[0].precison",
+            "did you mean artifact[0].precision?",
+        ),
         ("zzz = 1", "batch_size = 4", "bench.zzz", "known keys: batch_size, threads,"),
         ("path = 'elsewhere'", 'output = "built"', "path", ""),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_key_is_named_with_its_path_and_the_nearest(
     tmp_path: Path, line: str, instead_of: str, key: str, hint: str
 ) -> None:

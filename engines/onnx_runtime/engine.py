@@ -9,7 +9,7 @@ from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable, first_line
 from ...model.graph import count_weighted, weighted_nodes
 from ...model.made_input import made_feeds
-from ...model.onnx_file import count_operators, load_onnx, model_io
+from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
 from ...shapes import ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Precision, Runner
 from .processor import missing_features, processor
@@ -43,8 +43,7 @@ class OnnxRuntime(Engine):
         request.progress("optimize for this processor")
         options = session_options(request.threads)
         options.optimized_model_filepath = str(request.output)
-        # Weights of models near protobuf's limit go beside the file, as everywhere in qcompile.
-        if before.ByteSize() > (1 << 30):
+        if is_large(before):
             options.add_session_config_entry(
                 "session.optimized_model_external_initializers_file_name",
                 f"{request.output.name}.data",

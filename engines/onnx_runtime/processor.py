@@ -8,9 +8,19 @@ from pathlib import Path
 
 # Instruction sets by which ONNX Runtime chooses kernels and memory layouts.
 _FEATURES = (
-    "avx", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16",
-    "asimd", "asimddp", "i8mm", "sve",
-)  # fmt: skip
+    "avx",
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimddp",
+    "i8mm",
+    "sve",
+)
 
 
 def processor() -> dict[str, object]:

@@ -14,6 +14,9 @@ X = TensorInfo("x", "float32", ("batch", 3))
 MASK = TensorInfo("mask", "bool", ("batch",))
 
 
+Script = Callable[..., str]
+
+
 def rows(count: int) -> np.ndarray:
     """Float32 [count, 3]; every value says which sample it is of."""
     return np.repeat(np.arange(count, dtype=np.float32)[:, None], 3, axis=1)
@@ -28,8 +31,14 @@ def samples_of(batches: list[Batch]) -> list[float]:
     return [float(value) for batch in batches for value in batch.feeds["x"][:, 0]]
 
 
+def labels_of(batches: list[Batch]) -> list[int] | None:
+    """All labels in order; None where not every batch has them."""
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    return [int(label) for part in labels for label in part] if len(labels) == len(batches) else None
+
+
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[..., str]:
+def script(tmp_path: Path) -> Script:
     """`script("yield x")` returns the spelling of a function with this body."""
 
     def make(body: str, *, head: str = "") -> str:
@@ -42,16 +51,13 @@ def script(tmp_path: Path) -> Callable[..., str]:
 
 def test_an_npz_is_read_in_batches_with_its_labels(tmp_path: Path) -> None:
     spec = npz(tmp_path / "data.npz", x=rows(7), labels=np.arange(7) * 10)
-    batches = list(Data(spec, [X], batch_size=3))
+    data = Data(spec, [X], batch_size=3)
+    batches = list(data)
+    assert samples_of(list(data)) == samples_of(batches)  # it can be read again and again
     assert [batch.samples for batch in batches] == [3, 3, 1]
     assert samples_of(batches) == list(range(7))
-    assert [b.labels.tolist() for b in batches if b.labels is not None] == [[0, 10, 20], [30, 40, 50], [60]]
+    assert labels_of(batches) == [0, 10, 20, 30, 40, 50, 60]
     assert batches[1].where == "data.npz[3:6]"
-
-
-def test_data_can_be_read_again_and_again(tmp_path: Path) -> None:
-    data = Data(npz(tmp_path / "data.npz", x=rows(5)), [X], batch_size=2)
-    assert samples_of(list(data)) == samples_of(list(data)) == list(range(5))
 
 
 def test_a_fixed_first_axis_decides_over_the_batch_size(tmp_path: Path) -> None:
@@ -66,17 +72,12 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     npz(folder / "2.npz", x=rows(5)[3:], labels=np.array([3, 4]))
     np.save(folder / "1.npy", rows(3)[1:])
     np.save(folder / "0.npy", rows(1)[0])  # one sample, without the first axis
-    (folder / "readme.txt").write_text("not read")
     batches = list(Data(str(folder), [X]))
     assert samples_of(batches) == [0, 1, 2, 3, 4]
     assert [batch.where for batch in batches] == ["samples/0.npy", "samples/1.npy", "samples/2.npz"]
     assert [batch.labels is None for batch in batches] == [True, True, False]
-
-
-def test_an_npy_file_cannot_feed_two_inputs(tmp_path: Path) -> None:
-    np.save(tmp_path / "0.npy", rows(2))
     with pytest.raises(DataError, match="has no input names, and the model takes 2 inputs"):
-        list(Data(str(tmp_path), [X, MASK]))
+        list(Data(str(folder), [X, MASK]))
 
 
 @pytest.mark.parametrize(
@@ -91,43 +92,32 @@ def test_an_npy_file_cannot_feed_two_inputs(tmp_path: Path) -> None:
     ],
 )
 def test_a_function_may_give_arrays_tuples_dicts_and_labels(
-    script: Callable[..., str], body: str, labels: list[int] | None
+    script: Script, body: str, labels: list[int] | None
 ) -> None:
     head = "X = np.repeat(np.arange(3, dtype=np.float32)[:, None], 3, axis=1)\nL = np.arange(3)"
     batches = list(Data(script(body, head=head), [X]))
     assert samples_of(batches) == [0, 1, 2]
     assert [batch.where for batch in batches] == ["samples batch 0", "samples batch 1"]
-    found = [batch.labels for batch in batches]
-    if labels is None:
-        assert found == [None, None]
-    else:
-        assert [int(label) for part in found for label in part] == labels  # type: ignore[union-attr]
+    assert labels_of(batches) == labels
 
 
-def test_a_torch_dataloader_is_read_with_its_labels(script: Callable[..., str]) -> None:
-    data = Data(
-        script(
-            """
-            x = torch.arange(5.0)[:, None].repeat(1, 3).requires_grad_()
-            return DataLoader(TensorDataset(x, torch.arange(5)), batch_size=2)
-            """.replace("            ", ""),
-            head="import torch\nfrom torch.utils.data import DataLoader, TensorDataset",
-        ),
-        [X],
-    )
-    batches = list(data)
+def test_a_torch_dataloader_is_read_with_its_labels(script: Script) -> None:
+    head = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset"
+    body = """
+x = torch.arange(5.0)[:, None].repeat(1, 3).requires_grad_()
+return DataLoader(TensorDataset(x, torch.arange(5)), batch_size=2)
+"""
+    batches = list(Data(script(body, head=head), [X]))
     assert [batch.samples for batch in batches] == [2, 2, 1]
-    assert samples_of(batches) == list(range(5))
+    assert samples_of(batches) == labels_of(batches) == list(range(5))
     assert all(isinstance(batch.feeds["x"], np.ndarray) for batch in batches)
-    assert [b.labels.tolist() for b in batches if b.labels is not None] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_tuple_feeds_several_inputs_in_the_models_order(script: Callable[..., str]) -> None:
+def test_a_tuple_feeds_several_inputs_in_the_models_order(script: Script) -> None:
     spec = script("yield np.ones((2, 3), np.float32), np.array([True, False]), [1, 0]")
     (batch,) = Data(spec, [X, MASK])
     assert batch.feeds["mask"].tolist() == [True, False]
-    assert batch.labels is not None
-    assert batch.labels.tolist() == [1, 0]
+    assert labels_of([batch]) == [1, 0]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1, 1), (3, 3), (4, 4), (7, 7), (100, 7)])
@@ -135,10 +125,10 @@ def test_a_limit_stops_at_exactly_so_many_samples(tmp_path: Path, limit: int, ex
     spec = npz(tmp_path / "data.npz", x=rows(7), labels=np.arange(7))
     batches = list(Data(spec, [X], batch_size=3, limit=limit))
     assert samples_of(batches) == list(range(expected))
-    assert [label for b in batches if b.labels is not None for label in b.labels] == list(range(expected))
+    assert labels_of(batches) == list(range(expected))
 
 
-def test_nothing_is_read_past_the_limit(script: Callable[..., str]) -> None:
+def test_nothing_is_read_past_the_limit(script: Script) -> None:
     spec = script("yield np.zeros((4, 3), np.float32)\nraise RuntimeError('read too far')")
     assert [batch.samples for batch in Data(spec, [X], limit=4)] == [4]
 
@@ -146,11 +136,11 @@ def test_nothing_is_read_past_the_limit(script: Callable[..., str]) -> None:
 @pytest.mark.parametrize("options", [{"limit": 0}, {"batch_size": 0}, {"limit": -1}, {"batch_size": -3}])
 def test_less_than_one_sample_cannot_be_asked_for(tmp_path: Path, options: dict[str, int]) -> None:
     with pytest.raises(InvalidOption, match="at least 1 is required"):
-        Data(npz(tmp_path / "data.npz", x=rows(1)), [X], **options)  # type: ignore[arg-type]
+        Data(npz(tmp_path / "data.npz", x=rows(1)), [X], **options)
 
 
 @pytest.mark.parametrize("body", ["return []", "return iter(())", "yield np.zeros((0, 3), np.float32)"])
-def test_a_function_without_samples_is_an_error(script: Callable[..., str], body: str) -> None:
+def test_a_function_without_samples_is_an_error(script: Script, body: str) -> None:
     with pytest.raises(DataError, match="holds no samples"):
         list(Data(script(body), [X]))
 
@@ -163,16 +153,13 @@ def test_files_without_samples_are_an_error(tmp_path: Path) -> None:
         list(Data(str(tmp_path / "empty"), [X]))
 
 
-def test_a_missing_file_is_named_with_the_nearest(tmp_path: Path) -> None:
+def test_data_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> None:
     npz(tmp_path / "calibration.npz", x=rows(1))
     with pytest.raises(MissingFile) as caught:
         Data("calibraton.npz", [X], base=tmp_path)
     assert caught.value.hint == f"did you mean {tmp_path / 'calibration.npz'}?"
     with pytest.raises(MissingFile):
         Data(f"{tmp_path / 'none.py'}:samples", [X])
-
-
-def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("1,2,3")
     with pytest.raises(InvalidOption, match=r"is none of: \.npz, a folder"):
         Data(str(tmp_path / "data.csv"), [X])
@@ -198,30 +185,29 @@ def test_data_that_does_not_fit_is_refused(
 
 def test_damaged_and_pickled_files_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "0.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"0\.npy: cannot be read as numpy data") as caught:
+    with pytest.raises(DataError, match=r"0\.npy: cannot be read as numpy data .*\n  hint: pickled objects"):
         list(Data(str(tmp_path), [X]))
-    assert "pickled objects are not read" in caught.value.hint
     whole = Path(npz(tmp_path / "data.npz", x=rows(100)))
     for size in (0, 10, whole.stat().st_size - 30):
-        whole.write_bytes(whole.read_bytes()[:size] if size else b"")
+        whole.write_bytes(whole.read_bytes()[:size])
         with pytest.raises(DataError, match=r"data\.npz: cannot be read as numpy data"):
             list(Data(str(whole), [X]))
         npz(whole, x=rows(100))
 
 
-def test_a_generator_that_raises_is_an_error_naming_batch_and_line(script: Callable[..., str]) -> None:
+def test_a_generator_that_raises_is_an_error_naming_batch_and_line(script: Script) -> None:
     spec = script(
         "yield np.zeros((1, 3), np.float32)\nyield np.zeros((1, 3), np.float32)\nraise OSError('disk')"
     )
-    seen = []
+    batches = iter(Data(spec, [X]))
+    assert [next(batches).samples for _ in range(2)] == [1, 1]
     with pytest.raises(DataError, match=r"raised OSError at batch 2: disk \(data\.py, line 6\)") as caught:
-        seen.extend(Data(spec, [X]))
-    assert len(seen) == 0 or len(seen) == 2
+        next(batches)
     assert caught.value.data["sample"] == 2
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_a_stop_iteration_inside_the_function_is_an_error_too(script: Callable[..., str]) -> None:
+def test_a_stop_iteration_inside_the_function_is_an_error_too(script: Script) -> None:
     with pytest.raises(DataError, match="at batch 1"):
         list(Data(script("yield np.zeros((1, 3), np.float32)\nnext(iter(()))"), [X]))
 
@@ -236,21 +222,19 @@ def test_a_stop_iteration_inside_the_function_is_an_error_too(script: Callable[.
         ("yield np.zeros((1, 3))", "samples batch 0: input 'x' is float64"),
     ],
 )
-def test_what_a_function_may_not_give_is_named(script: Callable[..., str], body: str, message: str) -> None:
+def test_what_a_function_may_not_give_is_named(script: Script, body: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         list(Data(script(body), [X]))
 
 
-def test_a_function_that_is_not_there_is_named_with_the_nearest(script: Callable[..., str]) -> None:
+def test_a_function_that_is_not_there_is_named_with_the_nearest(script: Script) -> None:
     spec = script("return []").replace(":samples", ":sample")
-    with pytest.raises(ModelError, match="no function 'sample' in it") as caught:
+    with pytest.raises(ModelError, match=r"no function 'sample' in it\n  hint: did you mean 'samples'\?"):
         list(Data(spec, [X]))
-    assert caught.value.hint == "did you mean 'samples'?"
 
 
-def test_the_digest_changes_with_the_data(tmp_path: Path, script: Callable[..., str]) -> None:
-    path = tmp_path / "data.npz"
-    folder = tmp_path / "folder"
+def test_the_digest_changes_with_the_data(tmp_path: Path, script: Script) -> None:
+    path, folder = tmp_path / "data.npz", tmp_path / "folder"
     folder.mkdir()
     np.save(folder / "0.npy", rows(1))
     spec = script("return []")

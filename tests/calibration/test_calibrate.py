@@ -16,7 +16,7 @@ from qcompile.calibration.taps import choose_taps, tapped
 from qcompile.errors import CalibrationError, DataError, InvalidOption, MissingFile, ModelError
 from qcompile.model.onnx_file import fingerprint, model_io
 
-Path_ = Callable[..., Path]
+MakePath = Callable[..., Path]
 
 
 def save(path: Path, body: str, signature: str) -> Path:
@@ -64,15 +64,13 @@ def test_ranges_do_not_depend_on_the_batch_size(exact: Path, tmp_path: Path) -> 
     assert list(whole.histograms) == ["a", "m", "x", "y"]
     for batch_size in (1, 2, 3, 7):
         assert_equal(ranges_of(exact, data, tmp_path / "part", batch_size=batch_size), whole)
-    one, two = tmp_path / "whole", tmp_path / "part"
-    assert one.read_bytes() == two.read_bytes()
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "part").read_bytes()
 
 
 def test_ranges_do_not_depend_on_the_order_of_samples(exact: Path, tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    x = generator.laplace(size=(29, 5)).astype(np.float32)
+    x = np.random.default_rng(0).laplace(size=(29, 5)).astype(np.float32)
     first = ranges_of(exact, data_file(tmp_path / "1.npz", x=x), tmp_path / "1")
-    second = ranges_of(exact, data_file(tmp_path / "2.npz", x=generator.permutation(x)), tmp_path / "2")
+    second = ranges_of(exact, data_file(tmp_path / "2.npz", x=x[::-1]), tmp_path / "2")
     assert_equal(second, first)
     assert first.data != second.data
 
@@ -87,7 +85,7 @@ def test_shards_merge_to_the_whole(exact: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["residual", "mlp"])
 def test_the_extremes_of_convolutions_and_products_hardly_depend_on_the_batch_size(
-    tiny_file: Path_, samples: Path_, tmp_path: Path, name: str
+    tiny_file: MakePath, samples: MakePath, tmp_path: Path, name: str
 ) -> None:
     model, data = tiny_file(name), samples(name, 13)
     whole = ranges_of(model, data, tmp_path / "whole", batch_size=13)
@@ -102,7 +100,7 @@ def test_the_extremes_of_convolutions_and_products_hardly_depend_on_the_batch_si
 
 @pytest.mark.parametrize("name", ["residual", "mlp", "elementwise"])
 def test_histograms_count_what_onnx_runtime_computes(
-    tiny_file: Path_, samples: Path_, tmp_path: Path, name: str
+    tiny_file: MakePath, samples: MakePath, tmp_path: Path, name: str
 ) -> None:
     model, data = tiny_file(name), samples(name, 8)
     found = ranges_of(model, data, tmp_path / "ranges", batch_size=4)
@@ -110,9 +108,8 @@ def test_histograms_count_what_onnx_runtime_computes(
     copy = tapped(proto, choose_taps(proto))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), options, providers=providers)
     expected = {name: Histogram() for name in ("x", *(value.name for value in session.get_outputs()))}
     for batch in np.split(np.load(data)["x"], 2):
         expected["x"].add(batch)
@@ -121,33 +118,32 @@ def test_histograms_count_what_onnx_runtime_computes(
     assert_equal(found, Ranges("", "", 8, histograms=expected))
 
 
-def test_the_artifact_says_what_was_observed(tiny_file: Path_, samples: Path_, tmp_path: Path) -> None:
+def test_the_artifact_says_what_was_observed(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> None:
     model = tiny_file("mlp")
-    said: list[tuple[int, int | None]] = []
+    said: list[tuple[str, int, int | None]] = []
     artifact = calibrate(
-        model, str(samples("mlp", 20)), tmp_path / "mlp.ranges", method="percentile:99.9", samples=12,
-        batch_size=5, progress=lambda text, done=0, total=None, /: said.append((done, total)),
-    )  # fmt: skip
+        model,
+        str(samples("mlp", 20)),
+        tmp_path / "mlp.ranges",
+        method="percentile:99.9",
+        samples=12,
+        batch_size=5,
+        progress=lambda text, done=0, total=None, /: said.append((text, done, total)),
+    )
     assert load_artifact(artifact.path) == artifact
     manifest = artifact.manifest
-    assert (manifest.kind, manifest.stage) == ("ranges", "calibrate")
-    assert manifest.sources["model"] == fingerprint(model)
+    assert (manifest.kind, manifest.sources["model"]) == ("ranges", fingerprint(model))
     assert manifest.options == {"method": "percentile", "percentile": 99.9}
     assert manifest.proof["samples"] == 12
-    assert said == [(5, 12), (10, 12), (12, 12)]
+    assert said == [("calibrate", done, 12) for done in (5, 10, 12)]
     ranges = load_ranges(artifact.path)
     assert (ranges.method, ranges.percentile, ranges.samples) == ("percentile", 99.9, 12)
-
-
-def test_labels_in_the_data_are_not_fed(tiny_file: Path_, samples: Path_, tmp_path: Path) -> None:
-    ranges = ranges_of(tiny_file("mlp"), samples("mlp", 4), tmp_path / "r")
     assert "labels" not in ranges.histograms
-    assert ranges.samples == 4
 
 
 @pytest.mark.parametrize(("bad", "what"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
 def test_nan_in_the_data_is_an_error_naming_input_and_batch(
-    tiny_file: Path_, tmp_path: Path, bad: float, what: str
+    tiny_file: MakePath, tmp_path: Path, bad: float, what: str
 ) -> None:
     x = np.zeros((9, 16), np.float32)
     x[5, 3] = bad
@@ -159,9 +155,8 @@ def test_nan_in_the_data_is_an_error_naming_input_and_batch(
 
 
 def test_nan_in_an_input_that_is_not_tapped_is_an_error_too(tmp_path: Path) -> None:
-    model = save(
-        tmp_path / "m.onnx", "e = Exp(z) y = Relu(x)", "(float[n] x, float[n] z) => (float[n] y, float[n] e)"
-    )
+    signature = "(float[n] x, float[n] z) => (float[n] y, float[n] e)"
+    model = save(tmp_path / "m.onnx", "e = Exp(z) y = Relu(x)", signature)
     data = data_file(tmp_path / "data.npz", x=np.zeros(2, np.float32), z=np.array([0, np.nan], np.float32))
     with pytest.raises(DataError, match="input 'z' holds NaN"):
         calibrate(model, data, tmp_path / "r")
@@ -174,7 +169,7 @@ def test_a_model_that_overflows_is_an_error_naming_the_tensor(tmp_path: Path) ->
     with pytest.raises(CalibrationError, match="tensor 'e' holds infinity") as caught:
         calibrate(model, data_file(tmp_path / "data.npz", x=x), tmp_path / "r", batch_size=1)
     assert caught.value.data == {"tensor": "e", "sample": "data.npz[3:4]"}
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(("r", "."))] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.npz", "m.onnx"]
 
 
 def test_skipped_integer_tensors_have_a_reason(tmp_path: Path) -> None:
@@ -214,7 +209,7 @@ def test_a_sample_on_which_the_model_fails_is_named(tmp_path: Path) -> None:
     model = save(
         tmp_path / "m.onnx", "y = Gather(x, ids)", "(float[n, 4] x, int64[n] ids) => (float[n, 4] y)"
     )
-    data = data_file(tmp_path / "data.npz", x=np.ones((3, 4), np.float32), ids=np.array([2, 0, 7]))
+    data = data_file(tmp_path / "data.npz", x=np.ones((3, 4), np.float32), ids=np.array([0, 0, 7]))
     with pytest.raises(DataError, match=r"data\.npz\[2:3\]: the model failed on it"):
         calibrate(model, data, tmp_path / "r", batch_size=1)
 
@@ -235,7 +230,9 @@ def test_a_model_that_onnx_runtime_refuses_is_named(tmp_path: Path) -> None:
         )
 
 
-def test_wrong_options_are_refused_before_any_work(tiny_file: Path_, samples: Path_, tmp_path: Path) -> None:
+def test_wrong_options_are_refused_before_any_work(
+    tiny_file: MakePath, samples: MakePath, tmp_path: Path
+) -> None:
     model, data = tiny_file("mlp"), str(samples("mlp", 4))
     with pytest.raises(InvalidOption, match="method 'kl' is unknown"):
         calibrate(model, data, tmp_path / "r", method="kl")
@@ -245,7 +242,7 @@ def test_wrong_options_are_refused_before_any_work(tiny_file: Path_, samples: Pa
         calibrate(tmp_path / "none.onnx", data, tmp_path / "r")
 
 
-def test_data_may_be_given_already_opened(tiny_file: Path_, samples: Path_, tmp_path: Path) -> None:
+def test_data_may_be_given_already_opened(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> None:
     model, path = tiny_file("mlp"), samples("mlp", 10)
     inputs = model_io(onnx.load(model)).inputs
     opened = calibrate(model, Data(str(path), inputs, batch_size=3, limit=7), tmp_path / "1", threads=1)

@@ -86,8 +86,11 @@ def test_the_header_holds_what_other_tools_may_read(tmp_path: Path) -> None:
 def test_merged_shards_are_the_whole(tmp_path: Path) -> None:
     values = tensors()
     whole = make(values, samples=8)
-    shards = [make({n: v[part] for n, v in values.items()}, samples=len(values["x"][part]))
-              for part in (slice(0, 1), slice(1, 4), slice(4, 8))]  # fmt: skip
+    parts = [
+        {name: array[start:stop] for name, array in values.items()}
+        for start, stop in ((0, 1), (1, 4), (4, 8))
+    ]
+    shards = [make(part, samples=len(part["x"])) for part in parts]
     merged = shards[2]
     merged.merge(load_ranges(saved(shards[0], tmp_path / "0")))
     merged.merge(shards[1])
@@ -134,11 +137,18 @@ def test_what_is_no_ranges_file_is_named(tmp_path: Path, content: bytes) -> None
     assert str(path) in caught.value.message
 
 
-HEADER = {
-    "version": FORMAT_VERSION, "model": "m", "data": "d", "samples": 1, "method": "entropy",
-    "percentile": 99.99, "bins": BINS, "skipped": {},
-    "tensors": {"x": {"exponent": 0, "min": 0.0, "max": 1.0}},
-}  # fmt: skip
+TENSOR = {"exponent": 0, "min": 0.0, "max": 1.0}
+HEADER: dict[str, object] = {
+    "version": FORMAT_VERSION,
+    "bins": BINS,
+    "model": "m",
+    "data": "d",
+    "samples": 1,
+    "method": "entropy",
+    "percentile": 99.99,
+    "skipped": {},
+    "tensors": {"x": TENSOR},
+}
 
 
 def write(path: Path, counts: NDArray[np.int64], header: dict[str, object] | str | None) -> Path:
@@ -149,7 +159,7 @@ def write(path: Path, counts: NDArray[np.int64], header: dict[str, object] | str
 
 
 def test_the_handmade_file_of_these_tests_is_a_ranges_file(tmp_path: Path) -> None:
-    found = load_ranges(write(tmp_path / "a.ranges", np.zeros(2 * BINS, np.int64), dict(HEADER)))
+    found = load_ranges(write(tmp_path / "a.ranges", np.zeros(2 * BINS, np.int64), HEADER))
     assert list(found.histograms) == ["x"]
 
 
@@ -160,7 +170,7 @@ def test_the_handmade_file_of_these_tests_is_a_ranges_file(tmp_path: Path) -> No
         "{",
         "[]",
         {key: value for key, value in HEADER.items() if key != "tensors"},
-        HEADER | {"tensors": {"y": {"exponent": 0, "min": 0.0, "max": 1.0}}},
+        HEADER | {"tensors": {"y": TENSOR}},
         HEADER | {"tensors": {"x": {"min": 0.0, "max": 1.0}}},
     ],
 )
@@ -228,11 +238,10 @@ def test_methods_are_spelled_so(text: str, expected: tuple[str, float]) -> None:
     assert parse_method(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "kl", "entropy:3", "minmax:1", "percentile:", "percentile:x", "percentile:0", "percentile:-1",
-     "percentile:101", "percentile:nan", "percentile:inf", "Entropy"],
-)  # fmt: skip
+WRONG = "kl Entropy entropy:3 minmax:1 percentile: percentile:x percentile:0 percentile:-1 percentile:101"
+
+
+@pytest.mark.parametrize("text", ["", "percentile:nan", "percentile:inf", *WRONG.split()])
 def test_a_wrong_method_is_refused_by_its_spelling(text: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         parse_method(text)

@@ -9,8 +9,17 @@ import time
 import pytest
 
 VERBS = (
-    "export", "simplify", "calibrate", "quantize", "build", "bench", "diff", "run", "inspect", "doctor",
-)  # fmt: skip
+    "export",
+    "simplify",
+    "calibrate",
+    "quantize",
+    "build",
+    "bench",
+    "diff",
+    "run",
+    "inspect",
+    "doctor",
+)
 HEAVY = ("torch", "onnx", "onnxruntime", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy", "rich", "onnxsim")
 
 PROBE = """

@@ -1,0 +1,208 @@
+"""Every MODEL becomes an ONNX file that computes what PyTorch computes, or nothing appears at all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from qcompile.artifact import load_artifact
+from qcompile.compiler import export
+from qcompile.errors import ExportError, InvalidOption, ModelError
+
+
+class Pair(nn.Module):
+    """A dict of two outputs from two inputs, of which the second is a keyword."""
+
+    def forward(self, left: Tensor, *, right: Tensor) -> dict[str, Tensor]:
+        return {"total": left + right, "ratio": left / (right * right + 1)}
+
+
+class Nested(nn.Module):
+    """Outputs inside a structure without names."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return x + 1, [x * 2]
+
+
+class Random(nn.Module):
+    """Computes something else each time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class Fixed(nn.Module):
+    """Takes two rows and two columns, no other number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(2, 2)
+
+
+class OtherWhenLarge(nn.Module):
+    """Computes something else from the fifth sample on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] < 5 else x * 3
+
+
+def run(path: Path, **feeds: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """Run a file in ONNX Runtime."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    """Normal float32 values."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_a_static_model_keeps_its_shapes_and_its_outputs(torch_model: str, tmp_path: Path) -> None:
+    artifact = export(torch_model, tmp_path / "m.onnx", inputs=["x:2x3x8x8"])
+    assert artifact.manifest.io is not None
+    assert [str(t) for t in artifact.manifest.io.inputs] == ["x:2x3x8x8:float32"]
+    assert [str(t) for t in artifact.manifest.io.outputs] == ["output:2x5:float32"]
+    assert [check.name for check in artifact.manifest.checks] == [
+        "ONNX checker and shape inference",
+        "same outputs as PyTorch",
+    ]
+    assert load_artifact(artifact.path).manifest.as_json() == artifact.manifest.as_json()
+
+
+def test_a_dynamic_batch_is_named_and_equal_to_pytorch_at_extents_it_was_not_traced_with(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5)).eval()
+    artifact = export(module, tmp_path / "m.onnx", inputs=["x:[batch,3,4,4]"], outputs=["scores"])
+    assert artifact.manifest.io is not None
+    assert artifact.manifest.io.inputs[0].shape == ("batch", 3, 4, 4)
+    assert artifact.manifest.io.outputs[0].shape == ("batch", 5)
+    assert [check.name for check in artifact.manifest.checks][1:] == [
+        "same outputs as PyTorch at batch 1",
+        "same outputs as PyTorch at batch 3",
+    ]
+    for batch in (1, 2, 7):
+        x = normal(batch, 3, 4, 4)
+        expected = module(torch.from_numpy(x)).detach().numpy()
+        np.testing.assert_allclose(run(artifact.path, x=x)["scores"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_two_inputs_keyword_arguments_and_a_dict_keep_their_names(tmp_path: Path) -> None:
+    artifact = export(Pair(), tmp_path / "m.onnx", inputs=["right:[n,3]", "left:[n,3]"])
+    left, right = normal(4, 3, seed=1), normal(4, 3, seed=2)
+    outputs = run(artifact.path, left=left, right=right)
+    assert list(outputs) == ["total", "ratio"]
+    np.testing.assert_allclose(outputs["total"], left + right, rtol=1e-6)
+    np.testing.assert_allclose(outputs["ratio"], left / (right * right + 1), rtol=1e-5)
+
+
+def test_outputs_without_names_are_numbered(tmp_path: Path) -> None:
+    artifact = export(Nested(), tmp_path / "m.onnx", inputs=["x:2x3"])
+    assert list(run(artifact.path, x=normal(2, 3))) == ["output_0", "output_1"]
+
+
+def test_given_output_names_must_be_as_many_as_the_outputs(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="1 output names for 2 outputs"):
+        export(Nested(), tmp_path / "m.onnx", inputs=["x:2x3"], outputs=["only"])
+
+
+def test_a_program_saved_by_torch_export_is_taken(tmp_path: Path) -> None:
+    module = nn.Linear(4, 3).eval()
+    torch.export.save(torch.export.export(module, (torch.ones(2, 4),)), tmp_path / "m.pt2")
+    artifact = export(str(tmp_path / "m.pt2"), tmp_path / "m.onnx", inputs=["x:2x4"])
+    x = normal(2, 4)
+    expected = module(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(run(artifact.path, x=x)["output"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_torchscript_archive_is_taken_with_a_dynamic_batch(tmp_path: Path) -> None:
+    module = nn.Linear(4, 3).eval()
+    with warnings.catch_warnings():  # making the archive is not what is tested
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(module, torch.ones(2, 4)), str(tmp_path / "m.pt"))
+    artifact = export(str(tmp_path / "m.pt"), tmp_path / "m.onnx", inputs=["x:[n,4]"])
+    x = normal(5, 4)
+    expected = module(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(run(artifact.path, x=x)["output"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_onnx_file_is_taken_as_it_is(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny_file("residual", opset=15)
+    artifact = export(str(model), tmp_path / "copy.onnx")
+    assert artifact.path.read_bytes() == model.read_bytes()
+    assert artifact.manifest.options["opset"] == 15
+
+
+@pytest.mark.parametrize("opset", [13, 17, 23])
+def test_the_opset_asked_for_is_the_opset_written(opset: int, tmp_path: Path) -> None:
+    artifact = export(nn.Linear(4, 3), tmp_path / "m.onnx", inputs=["x:2x4"], opset_version=opset)
+    imports = {item.domain: item.version for item in onnx.load(artifact.path).opset_import}
+    assert imports[""] == opset == artifact.manifest.options["opset"]
+
+
+def test_an_opset_that_the_exporter_does_not_reach_is_an_error_with_the_one_it_does(tmp_path: Path) -> None:
+    class Sampled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.grid_sample(x, torch.zeros(1, 4, 4, 2), align_corners=False)
+
+    with pytest.raises(ExportError, match=r"opset 14 was asked for; .* reached 18") as caught:
+        export(Sampled(), tmp_path / "m.onnx", inputs=["x:1x2x4x4"], opset_version=14)
+    assert "--opset 18" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_opset_out_of_range_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"opset 12: 13 to 23"):
+        export("nowhere.py:build", tmp_path / "m.onnx", opset_version=12)
+
+
+def test_a_random_model_fails_the_comparison_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="same outputs as PyTorch") as caught:
+        export(Random(), tmp_path / "m.onnx", inputs=["x:2x3"])
+    assert "randomness" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_file_survives_a_failed_export(tmp_path: Path) -> None:
+    path = export(nn.Linear(3, 3), tmp_path / "m.onnx", inputs=["x:2x3"]).path
+    before = path.read_bytes()
+    with pytest.raises(ModelError):
+        export(Random(), path, inputs=["x:2x3"])
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("shape", ["[n,2]", "[2,n]"])
+def test_an_axis_that_the_model_fixes_is_an_error_and_not_a_static_file(shape: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="dynamic"):
+        export(Fixed(), tmp_path / "m.onnx", inputs=[f"x:{shape}"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_branch_on_an_extent_is_not_frozen_at_the_traced_extent(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="dynamic"):
+        export(OtherWhenLarge(), tmp_path / "m.onnx", inputs=["x:[n,2]"])
+
+
+def test_unknown_inputs_are_asked_for_with_an_example(torch_model: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="inputs are not known") as caught:
+        export(torch_model, tmp_path / "m.onnx")
+    assert "--input x:1x3x224x224" in caught.value.hint
+    assert caught.value.data["option"] == "--input"
+
+
+def test_the_data_is_compared_too(torch_model: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=normal(4, 3, 8, 8))
+    artifact = export(
+        torch_model, tmp_path / "m.onnx", inputs=["x:[n,3,8,8]"], data=str(tmp_path / "data.npz")
+    )
+    assert artifact.manifest.checks[-1].name == "same outputs as PyTorch on the data"

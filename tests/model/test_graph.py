@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from qcompile.model.graph import (
+    captured_names,
+    constant_names,
+    consumers,
+    count_weighted,
+    drop_unused_initializers,
+    graph_precision,
+    infer_types,
+    name_nodes,
+    producers,
+    rename_inputs,
+    subgraphs,
+    weighted_nodes,
+    without_weights,
+)
+
+Tiny = Callable[..., onnx.ModelProto]
+
+BRANCHES = """
+    s = Sigmoid(x)
+    y = If (c) <
+        then_branch = yes () => (float[n] t) { a = Neg(x) t = Add(a, s) },
+        else_branch = no () => (float[n] e) {
+            b = Abs(outer)
+            e = If (inner) <
+                then_branch = deep () => (float[n] d) { d = Add(b, w) },
+                else_branch = flat () => (float[n] f) { f = Identity(s) }
+            >
+        }
+    >
+"""
+BRANCHED = "(float[n] x, bool c, bool inner, float[n] outer) => (float[n] y)"
+
+
+def model(body: str, signature: str, *weights: onnx.TensorProto) -> onnx.ModelProto:
+    """A model from ONNX's text form: `signature` is "(inputs) => (outputs)"."""
+    made = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {signature} {{ {body} }}')
+    made.graph.initializer.extend(weights)
+    onnx.checker.check_model(made)
+    return made
+
+
+def array(name: str, *shape: int, dtype: str = "float32") -> onnx.TensorProto:
+    return numpy_helper.from_array(np.ones(shape, dtype), name)
+
+
+def branched() -> onnx.ModelProto:
+    return model(BRANCHES, BRANCHED, array("w", 1))
+
+
+def test_types_are_inferred_for_every_tensor() -> None:
+    made = model(
+        "h = Cast <to = 10> (x) i = ArgMax <axis = 0> (h) b = Greater(x, x)",
+        "(float[n, 4] x) => (int64[m, 4] i, bool[n, 4] b)",
+    )
+    assert infer_types(made) == {"x": "float32", "h": "float16", "i": "int64", "b": "bool"}
+
+
+def test_types_are_inferred_past_large_weights(tiny: Tiny) -> None:
+    made = tiny("residual")
+    made.graph.initializer.append(array("huge", 4, 4, 40, 40))
+    types = infer_types(made)
+    assert {types[name] for name in ("x", "c1", "r1", "a", "p", "f", "y")} == {"float32"}
+    assert "huge" not in [tensor.name for tensor in without_weights(made).graph.initializer]
+    assert "huge" in [value.name for value in without_weights(made).graph.input]
+    assert len(made.graph.initializer) == 7
+
+
+def test_what_cannot_be_inferred_has_no_type() -> None:
+    made = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "custom" : 1]>'
+        "g (float[n] x) => (float[n] y) { m = custom.Mystery(x) y = Identity(x) }"
+    )
+    assert infer_types(made) == {"x": "float32", "y": "float32"}
+
+
+def test_constants_are_what_depends_on_no_input() -> None:
+    made = model(
+        """
+        k = Constant <value = float[1] {1.0}> ()
+        sum = Add(k, w)
+        random = RandomNormal <shape = [1]> ()
+        noisy = Add(sum, random)
+        y = Add(x, sum)
+        """,
+        "(float[1] x) => (float[1] y, float[1] noisy)",
+        array("w", 1),
+    )
+    assert constant_names(made) == {"w", "k", "sum"}
+
+
+def test_a_node_with_subgraphs_is_no_constant() -> None:
+    made = model(
+        """
+        flag = Constant <value = bool {1}> ()
+        y = If (flag) <
+            then_branch = yes () => (float[n] t) { t = Neg(x) },
+            else_branch = no () => (float[n] e) { e = Abs(x) }
+        >
+        """,
+        "(float[n] x) => (float[n] y)",
+    )
+    assert constant_names(made) == {"flag"}
+
+
+def test_producers_and_consumers_are_by_tensor(tiny: Tiny) -> None:
+    graph = tiny("residual").graph
+    assert producers(graph)["r1"].name == "relu1"
+    assert "x" not in producers(graph)
+    assert [node.name for node in consumers(graph)["r1"]] == ["conv2", "add"]
+    assert "y" not in consumers(graph)
+
+
+def test_a_node_that_reads_a_tensor_twice_is_one_consumer() -> None:
+    graph = model("y = Mul(x, x)", "(float[n] x) => (float[n] y)").graph
+    assert len(consumers(graph)["x"]) == 1
+
+
+def test_every_node_gets_a_name_of_its_own() -> None:
+    graph = model("a = Neg(x) b = Neg(a) d = Neg(b) y = Neg(d)", "(float[n] x) => (float[n] y)").graph
+    graph.node[0].name = graph.node[2].name = "neg"
+    graph.node[1].name = "Neg_y"
+    name_nodes(graph)
+    names = [node.name for node in graph.node]
+    assert names == ["neg", "Neg_y", "neg_2", "Neg_y_2"]
+    name_nodes(graph)
+    assert [node.name for node in graph.node] == names
+
+
+def test_the_subgraphs_of_a_node_are_found() -> None:
+    branch = branched().graph.node[1]
+    assert [graph.name for graph in subgraphs(branch)] == ["yes", "no"]
+    assert list(subgraphs(branched().graph.node[0])) == []
+
+
+def test_captured_names_are_those_from_outside_only() -> None:
+    assert captured_names(branched().graph.node[1]) == {"x", "s", "outer", "inner", "w"}
+    assert captured_names(branched().graph.node[0]) == set()
+
+
+def test_initializers_read_only_in_a_subgraph_are_kept() -> None:
+    graph = branched().graph
+    graph.initializer.append(array("unused", 5))
+    drop_unused_initializers(graph)
+    assert [tensor.name for tensor in graph.initializer] == ["w"]
+
+
+def test_an_initializer_that_is_an_output_is_kept() -> None:
+    graph = model("y = Neg(x)", "(float[1] x) => (float[1] y, float[1] w)", array("w", 1)).graph
+    drop_unused_initializers(graph)
+    assert [tensor.name for tensor in graph.initializer] == ["w"]
+
+
+def test_inputs_are_renamed_in_subgraphs_too() -> None:
+    graph = branched().graph
+    rename_inputs(graph, {"s": "s2", "w": "w2"})
+    assert captured_names(graph.node[1]) == {"x", "s2", "outer", "inner", "w2"}
+    assert [list(node.input) for node in graph.node] == [["x"], ["c"]]
+    assert list(graph.node[0].output) == ["s"]
+
+
+def quantizing(body: str) -> onnx.ModelProto:
+    """x through Q and DQ to d, weights w and (quantized) w8 at hand, then the body."""
+    head = "q = QuantizeLinear(x, scale, zero) d = DequantizeLinear(q, scale, zero) "
+    scale = numpy_helper.from_array(np.float32(0.1), "scale")
+    zero = numpy_helper.from_array(np.int8(0), "zero")
+    weights = (array("w", 4, 4), array("w8", 4, 4, dtype="int8"), scale, zero)
+    return model(head + body, "(float[n, 4] x) => (float[n, 4] y)", *weights)
+
+
+def test_weighted_nodes_are_sorted_by_the_precision_they_compute_in() -> None:
+    made = quantizing("dw = DequantizeLinear(w8, scale, zero) m = MatMul(d, dw) y = MatMul(m, w)")
+    found = {p: [node.output[0] for node in nodes] for p, nodes in weighted_nodes(made).items()}
+    assert found == {"int8": ["m"], "fp16": [], "fp32": ["y"]}
+    assert count_weighted(made) == {"int8": {"MatMul": 1}, "fp16": {}, "fp32": {"MatMul": 1}}
+    assert graph_precision(made) == "int8"
+
+
+def test_a_quantized_activation_alone_is_not_int8() -> None:
+    assert graph_precision(quantizing("y = MatMul(d, w)")) == "fp32"
+
+
+@pytest.mark.parametrize(("text", "precision"), [("float", "fp32"), ("float16", "fp16")])
+def test_the_precision_of_a_float_graph_is_that_of_its_operands(text: str, precision: str) -> None:
+    dtype = {"float": "float32", "float16": "float16"}[text]
+    made = model("y = MatMul(x, w)", f"({text}[n, 4] x) => ({text}[n, 4] y)", array("w", 4, 4, dtype=dtype))
+    assert graph_precision(made) == precision
+
+
+def test_integer_operators_are_int8() -> None:
+    made = model(
+        "y = MatMulInteger(x, w)", "(uint8[n, 4] x) => (int32[n, 4] y)", array("w", 4, 4, dtype="int8")
+    )
+    assert count_weighted(made)["int8"] == {"MatMulInteger": 1}
+
+
+def test_a_graph_without_weighted_nodes_is_fp32(tiny: Tiny) -> None:
+    made = tiny("elementwise")
+    assert count_weighted(made) == {"int8": {}, "fp16": {}, "fp32": {}}
+    assert graph_precision(made) == "fp32"
+
+
+@pytest.mark.parametrize("name", ["resnet50", "squeezenet", "inception_v1"])
+def test_real_models_of_old_opsets_are_understood(light_models: dict[str, Path], name: str) -> None:
+    made = onnx.load(light_models[name])
+    types = infer_types(made)
+    weighted = weighted_nodes(made)["fp32"]
+    assert len(weighted) > 20
+    assert {types[node.output[0]] for node in weighted} == {"float32"}
+    assert not constant_names(made) & {node.output[0] for node in weighted}
+
+
+def test_names_made_for_nodes_keep_the_model_valid(tiny: Tiny) -> None:
+    made = tiny("residual")
+    for node in made.graph.node:
+        node.ClearField("name")
+    name_nodes(made.graph)
+    assert len({node.name for node in made.graph.node}) == len(made.graph.node)
+    onnx.checker.check_model(made)

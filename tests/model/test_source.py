@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from qcompile.errors import InvalidOption, MissingFile, ModelError, QCompileError
+from qcompile.model.source import LoadedModel, digest_source, load_torch, parse_source
+
+LINEAR = "import torch\n\ndef build():\n    return torch.nn.Linear(2, 3)\n"
+
+
+def write(path: Path, text: str) -> str:
+    """The spelling of `build` in a file of this text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return f"{path}:build"
+
+
+def load(spec: str | Path) -> LoadedModel:
+    return load_torch(parse_source(str(spec)))
+
+
+def digest(spec: str | Path) -> str:
+    return digest_source(parse_source(str(spec)))
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An importable package `tinyzoo` with a module `nets`."""
+    write(tmp_path / "site/tinyzoo/nets.py", LINEAR)
+    (tmp_path / "site/tinyzoo/__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield tmp_path / "site/tinyzoo"
+    for name in ("tinyzoo", "tinyzoo.nets"):
+        sys.modules.pop(name, None)
+
+
+def test_every_spelling_is_recognized(tmp_path: Path) -> None:
+    for name in ("m.py", "M.ONNX", "m.onnx", "m.pt2", "m.pt", "m.torchscript"):
+        (tmp_path / name).write_text("")
+
+    def kind(spec: str) -> tuple[str, str, str]:
+        source = parse_source(spec, base=tmp_path)
+        assert source.spec == spec
+        assert source.kind == "module" or source.file.parent == tmp_path
+        return source.kind, source.module, source.function
+
+    assert kind("m.py:build") == kind(f"{tmp_path}/m.py:build") == ("file", "", "build")
+    assert kind("torchvision.models:resnet50") == ("module", "torchvision.models", "resnet50")
+    assert kind("zoo:net") == ("module", "zoo", "net")
+    assert kind("m.onnx") == kind("M.ONNX") == ("onnx", "", "")
+    assert kind("m.pt2") == ("pt2", "", "")
+    assert kind("m.pt") == kind("m.torchscript") == ("torchscript", "", "")
+
+
+def test_relative_paths_start_from_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write(tmp_path / "sub/net.py", LINEAR)
+    assert parse_source("net.py:build", base=tmp_path / "sub").absolute == spec
+    monkeypatch.chdir(tmp_path)
+    assert parse_source("sub/net.py:build").absolute == spec
+    assert parse_source("zoo:net").absolute == "zoo:net"
+    with pytest.raises(InvalidOption, match="'zoo:net' is not a file"):
+        _ = parse_source("zoo:net").file
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message", "hint"),
+    [
+        ("net.py", InvalidOption, "names a file but no function", "write net.py:FUNCTION"),
+        ("nett.py:build", MissingFile, "nett.py does not exist", "net.py?"),
+        ("net.onxn", MissingFile, "model net.onxn does not exist", "net.onnx?"),
+        ("resnet50", InvalidOption, "is none of: file.py:function", ""),
+        ("folder/none/net.onnx", MissingFile, "does not exist", "does not exist either"),
+    ],
+)
+def test_a_wrong_spelling_is_refused_with_the_way_out(
+    tmp_path: Path, spec: str, error: type[QCompileError], message: str, hint: str
+) -> None:
+    for name in ("net.py", "net.onnx"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(error, match=message) as caught:
+        parse_source(spec, base=tmp_path)
+    assert hint in caught.value.hint
+
+
+def test_a_function_in_a_file_gives_a_module_in_evaluation_mode(torch_model: str) -> None:
+    loaded = load(torch_model)
+    assert (loaded.module.training, loaded.example) == (False, None)
+    assert loaded.module(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("example", "kind"),
+    [("torch.ones(1, 2)", tuple), ("(torch.ones(1, 2),)", tuple), ("{'input': torch.ones(1, 2)}", dict)],
+)
+def test_an_example_may_come_with_the_module(tmp_path: Path, example: str, kind: type) -> None:
+    loaded = load(write(tmp_path / "net.py", LINEAR.replace("(2, 3)", f"(2, 3), {example}")))
+    assert isinstance(loaded.example, kind)
+    assert len(loaded.example) == 1
+
+
+@pytest.mark.usefixtures("package")
+def test_a_function_in_a_package_is_loaded() -> None:
+    assert isinstance(load("tinyzoo.nets:build").module, torch.nn.Linear)
+    with pytest.raises(ModelError, match=r"importing tinyzoo\.none raised"):
+        load("tinyzoo.none:build")
+
+
+def test_a_torchscript_archive_is_loaded(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch deprecates making them; files of them remain
+        traced = torch.jit.trace(torch.nn.Linear(2, 3), torch.ones(1, 2))
+        torch.jit.save(traced, str(tmp_path / "net.pt"))
+    assert load(tmp_path / "net.pt").module(torch.ones(4, 2)).shape == (4, 3)
+
+
+def test_an_exported_program_is_loaded(tmp_path: Path) -> None:
+    module, x = torch.nn.Linear(2, 3), torch.ones(1, 2)
+    torch.export.save(torch.export.export(module, (x,)), tmp_path / "net.pt2")
+    assert torch.allclose(load(tmp_path / "net.pt2").module(x), module(x))
+
+
+@pytest.mark.parametrize("content", ["state_dict", "module"])
+def test_a_pickled_checkpoint_is_refused_unread(tmp_path: Path, content: str) -> None:
+    module = torch.nn.Linear(2, 3)
+    torch.save(module.state_dict() if content == "state_dict" else module, tmp_path / "net.pt")
+    with pytest.raises(ModelError, match=r"never unpickled\n  hint: .* model\.py:build"):
+        load(tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.pt2", "net.onnx"])
+def test_a_file_that_pytorch_cannot_run_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(ModelError, match=re.escape(str(tmp_path / name))):
+        load(tmp_path / name)
+
+
+def test_a_missing_function_is_named_with_the_nearest(torch_model: str) -> None:
+    with pytest.raises(ModelError, match=r"no function 'bild' in it\n  hint: did you mean 'build'\?"):
+        load(torch_model.replace(":build", ":bild"))
+
+
+def test_a_function_that_raises_is_named_with_file_and_line(tmp_path: Path) -> None:
+    text = "def build():\n    return one()\n\ndef one():\n    return int('five')\n"
+    with pytest.raises(
+        ModelError, match=r"raised ValueError: invalid literal.*\(net\.py, line 5\)"
+    ) as caught:
+        load(write(tmp_path / "net.py", text))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_an_error_inside_a_library_names_the_users_own_line(tmp_path: Path) -> None:
+    text = "import json\n\ndef build():\n    return json.loads('{')\n"
+    write(tmp_path / "real/net.py", text)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for folder in ("real", "link", "real/../real"):
+        with pytest.raises(ModelError, match=r"raised JSONDecodeError.*\(net\.py, line 4\)"):
+            load(f"{tmp_path / folder / 'net.py'}:build")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import nothing_of_this_name\n", r"raised ModuleNotFoundError: .*\(net\.py, line 1\)"),
+        ("x = 1\ny = 1 / 0\n", r"raised ZeroDivisionError: .*\(net\.py, line 2\)"),
+        ("x = 1\ndef build(:\n", r"raised SyntaxError: .*\(net\.py, line 2\)$"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(write(tmp_path / "net.py", text))
+
+
+@pytest.mark.parametrize("value", ["None", "5", "torch.nn.Linear", "(torch.ones(1), torch.ones(1))"])
+def test_a_function_that_returns_something_else_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ModelError, match=r"an nn\.Module is required"):
+        load(write(tmp_path / "net.py", LINEAR.replace("torch.nn.Linear(2, 3)", value)))
+
+
+@pytest.mark.parametrize("place", ["top", "function"])
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, place: str) -> None:
+    name = f"layers_{place}"
+    write(tmp_path / f"{name}.py", "import torch\n\nWIDTH = 7\n")
+    head, body = (f"import {name}\n", "") if place == "top" else ("", f"    import {name}\n")
+    text = f"import torch\n{head}\ndef build():\n{body}    return torch.nn.Linear(2, {name}.WIDTH)\n"
+    assert load(write(tmp_path / "net.py", text)).module.out_features == 7
+    assert str(tmp_path) not in sys.path
+
+
+def test_files_of_one_name_in_two_folders_do_not_meet(tmp_path: Path) -> None:
+    def width(folder: str, width: int) -> int:
+        write(tmp_path / folder / "sizes_of_two_folders.py", f"WIDTH = {width}\n")
+        text = "from sizes_of_two_folders import WIDTH\n" + LINEAR.replace("3", "WIDTH")
+        return int(load(write(tmp_path / folder / "net.py", text)).module.out_features)
+
+    assert [width("a", 5), width("b", 6)] == [5, 6]
+
+
+def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    spec = write(tmp_path / "net.py", LINEAR)
+    assert load(spec).module.out_features == 3
+    before = digest(spec)
+    write(tmp_path / "net.py", LINEAR.replace("(2, 3)", "(2, 400)"))
+    assert digest(spec) != before  # a store asks for the stage again, and must not get the old model
+    assert load(spec).module.out_features == 400
+
+
+@pytest.mark.parametrize("name", ["net.py", "layers.py", "net.safetensors", "config.json", "net.bin"])
+def test_the_digest_changes_with_files_beside_the_model(torch_model: str, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    before = digest(torch_model)
+    (tmp_path / "train.log").write_text("says nothing of the model")
+    assert digest(torch_model) == before
+    assert digest(torch_model.replace(":build", ":other")) != before
+    with (tmp_path / name).open("ab") as file:
+        file.write(b"\n# other")
+    assert digest(torch_model) != before
+
+
+def test_the_digest_changes_when_weights_appear_or_are_renamed(torch_model: str, tmp_path: Path) -> None:
+    seen = [digest(torch_model)]
+    (tmp_path / "a.safetensors").write_bytes(b"weights")
+    seen.append(digest(torch_model))
+    (tmp_path / "a.safetensors").rename(tmp_path / "b.safetensors")
+    seen.append(digest(torch_model))
+    assert len(set(seen)) == 3
+
+
+def test_the_digest_counts_what_it_is_told_to_depend_on(torch_model: str, tmp_path: Path) -> None:
+    far = tmp_path / "far.dat"
+    far.write_bytes(b"1")
+    source = parse_source(torch_model)
+    before = digest_source(source, depends=[far])
+    far.write_bytes(b"2")
+    assert digest_source(source, depends=[far]) != before
+    far.unlink()
+    with pytest.raises(MissingFile, match="depends"):
+        digest_source(source, depends=[far])
+
+
+def test_the_digest_of_an_editable_package_changes_with_its_code(package: Path) -> None:
+    before = digest("tinyzoo.nets:build")
+    (package / "nets.py").write_text(LINEAR.replace("3", "4"))
+    assert digest("tinyzoo.nets:build") != before
