@@ -273,7 +273,7 @@ def tool_versions(*packages: str) -> dict[str, str]:
     """Return the versions of installed packages, qcompile's own first; absent ones are left out."""
     from importlib.metadata import PackageNotFoundError, version
 
-    from . import __version__
+    from .version import __version__
 
     versions = {"qcompile": __version__}
     for package in packages:

@@ -6,25 +6,29 @@ export ─ simplify ─┬─ calibrate ─┐
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from .artifact import tool_versions
 from .model.source import digest_source, parse_source
 from .progress import Progress, silent
-from .recipe import BASELINE, ArtifactSection, Recipe, read_recipe
-from .shapes import parse_shapes
-from .store import Store, Stored
+from .recipe import ArtifactSection, Recipe, read_recipe
+from .stages import (
+    Made,
+    Stage,
+    bench_stage,
+    build_stage,
+    calibrate_stage,
+    export_stage,
+    quantize_stage,
+    simplify_stage,
+)
+from .store import Store
 
 if TYPE_CHECKING:
     from .bench import Results
-
-_EXPORT_TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime")
-_ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
 
 
 class StageListener(Protocol):
@@ -80,14 +84,13 @@ def run(
     folder = Path(output) if output is not None else recipe.folder / recipe.output
     store = Store(folder)
     with store.locked():
-        road = _Road(recipe, store, again, progress, listener)
-        report = road.drive()
+        report = _Run(recipe, store, again, progress, listener).drive()
         store.forget_old()
     return report
 
 
-class _Road:
-    """One run: the stages in order, each handing its files to the next."""
+class _Run:
+    """One run: the stages in order, each handing its file to the next."""
 
     def __init__(
         self,
@@ -99,253 +102,61 @@ class _Road:
     ) -> None:
         self.recipe, self.store, self.again = recipe, store, again
         self.progress, self.listener = progress, listener
-        self.base = recipe.folder
         self.report = RunReport(store.output)
-        self.source = parse_source(recipe.model.source, base=self.base)
+        self.source = parse_source(recipe.model.source, base=recipe.folder)
         self.source_digest = digest_source(
-            self.source, depends=[self.base / name for name in recipe.model.depends]
+            self.source, depends=[recipe.folder / name for name in recipe.model.depends]
         )
 
     def drive(self) -> RunReport:
-        exported = self._export()
-        model = self._simplify(exported) if self.recipe.model.simplify else exported
+        recipe = self.recipe
+        model = self._do(export_stage(recipe, self.source, self.source_digest))
+        if recipe.model.simplify:
+            model = self._do(simplify_stage(recipe, model))
         ranges = None
-        if any(one.needs_ranges for one in self.recipe.artifact):
-            ranges = self._calibrate(model)
-        built = {one.name: self._artifact(one, model, ranges) for one in self.recipe.artifact}
-        if self.recipe.bench:
+        if any(one.needs_ranges for one in recipe.artifact):
+            ranges = self._do(calibrate_stage(recipe, model))
+        built = {one.name: self._artifact(one, model, ranges) for one in recipe.artifact}
+        if recipe.bench:
             self._bench(built)
         return self.report
 
-    def _stage(self, name: str, key: Mapping[str, Any], work: Callable[[Path], None]) -> Stored:
-        start = time.monotonic()
-
-        def told(text: str, done: int = 0, total: int | None = None, /) -> None:
-            self.progress(f"{name}: {text}", done, total)
-
-        self._told = told
-        again = any(name == wanted or name.startswith(f"{wanted}-") for wanted in self.again)
-        stored = self.store.run(name, key, work, again=again)
-        state = "skipped" if stored.was_done else "done"
-        self.report.stages[name] = state
-        if self.listener:
-            self.listener(name, state, time.monotonic() - start)
-        return stored
-
-    def _file(
-        self, stage: str, name: str, key: Mapping[str, Any], work: Callable[[Path], None]
-    ) -> tuple[Path, str]:
-        """Carry out a stage that writes one artifact; return its file and digest."""
-        stored = self._stage(stage, {**key, "file": name}, work)
-        return stored.folder / name, stored.files[name]
-
-    def _export(self) -> tuple[Path, str]:
-        from .compiler import export
-
-        section, name = self.recipe.model, f"{self.recipe.name}.onnx"
-        key = {
-            "source": self.source_digest,
-            "inputs": section.inputs,
-            "outputs": section.outputs,
-            "dynamic": section.dynamic,
-            "opset": section.opset,
-            "tools": tool_versions(*_EXPORT_TOOLS),
-        }
-
-        def work(folder: Path) -> None:
-            export(
-                self.source,
-                folder / name,
-                inputs=section.inputs,
-                outputs=section.outputs,
-                dynamic=section.dynamic,
-                opset_version=section.opset,
-                progress=self._told,
-            )
-
-        return self._file("export", name, key, work)
-
-    def _simplify(self, model: tuple[Path, str]) -> tuple[Path, str]:
-        from .compiler import simplify
-
-        path, digest = model
-        name = f"{self.recipe.name}.simplified.onnx"
-        key = {"model": digest, "tools": tool_versions("onnxsim", *_ONNX_TOOLS)}
-
-        def work(folder: Path) -> None:
-            simplify(path, folder / name, progress=self._told)
-
-        return self._file("simplify", name, key, work)
-
-    def _calibrate(self, model: tuple[Path, str]) -> tuple[Path, str]:
-        from .calibration import Data, calibrate
-        from .model.onnx_file import read_io
-
-        path, digest = model
-        name, section = f"{self.recipe.name}.ranges", self.recipe.calibrate
-        data = Data(
-            self.recipe.data.calibration,
-            read_io(path).inputs,
-            batch_size=section.batch_size or None,
-            limit=section.samples or None,
-            base=self.base,
-        )
-        key = {
-            "model": digest,
-            "data": data.digest(),
-            "method": section.method,
-            "samples": section.samples,
-            "batch_size": section.batch_size,
-            "tools": tool_versions(*_ONNX_TOOLS),
-        }
-
-        def work(folder: Path) -> None:
-            calibrate(path, data, folder / name, method=section.method, progress=self._told)
-
-        return self._file("calibrate", name, key, work)
-
-    def _artifact(
-        self, one: ArtifactSection, model: tuple[Path, str], ranges: tuple[Path, str] | None
-    ) -> tuple[Path, str]:
+    def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
         from .engines.registry import engine
 
         if engine(one.target).takes == "pytorch":
-            return self._build(one, str(self.source.absolute), self.source_digest)
-        if one.precision == "int8" or (one.precision == "fp16" and one.target != "tensorrt"):
-            model = self._quantize(one, model, ranges if one.needs_ranges else None)
-        return self._build(one, str(model[0]), model[1])
+            stage = build_stage(self.recipe, one, self.source.absolute, self.source_digest)
+        else:
+            # TensorRT of its own has a builder flag for FP16 where it has no strong types.
+            if one.precision == "int8" or (one.precision == "fp16" and one.target != "tensorrt"):
+                ranges = ranges if one.needs_ranges else None
+                model = self._do(quantize_stage(self.recipe, one, model, ranges))
+            stage = build_stage(self.recipe, one, str(model.path), model.digest)
+        self.report.artifacts[one.name] = self.store.output / stage.file
+        return self._do(stage)
 
-    def _quantize(
-        self, one: ArtifactSection, model: tuple[Path, str], ranges: tuple[Path, str] | None
-    ) -> tuple[Path, str]:
-        from .compiler import quantize
+    def _bench(self, built: Mapping[str, Made]) -> None:
+        from .bench import load_results
 
-        path, digest = model
-        name = f"{one.name}.graph.onnx"
-        key = {
-            "model": digest,
-            "ranges": ranges[1] if ranges else "",
-            "target": one.target,
-            "precision": one.precision,
-            "mode": one.mode,
-            "method": one.method,
-            "exclude": one.exclude,
-            "tools": tool_versions(*_ONNX_TOOLS),
-        }
+        stage = bench_stage(self.recipe, self.source, self.source_digest, built, self.store.output)
+        self.report.results = load_results(self._do(stage).path)
 
-        def work(folder: Path) -> None:
-            quantize(
-                path,
-                folder / name,
-                ranges=ranges[0] if ranges else None,
-                target="onnxruntime" if one.target == "onnxruntime" else "tensorrt",
-                precision="fp16" if one.precision == "fp16" else "int8",
-                mode="dynamic" if one.mode == "dynamic" else "static",
-                method=one.method or None,
-                exclude=one.exclude,
-                data=self._data(self.recipe.data.calibration),
-                progress=self._told,
-            )
+    def _do(self, stage: Stage) -> Made:
+        """Carry out a stage unless it is done already."""
+        start = time.monotonic()
 
-        return self._file(f"quantize-{one.name}", name, key, work)
+        def told(text: str, done: int = 0, total: int | None = None, /) -> None:
+            self.progress(f"{stage.name}: {text}", done, total)
 
-    def _build(self, one: ArtifactSection, model: str, digest: str) -> tuple[Path, str]:
-        from .engines.onnx_runtime.processor import processor
-        from .engines.registry import engine
-        from .intent import build
-
-        name = f"{one.name}{engine(one.target).suffix}"
-        shapes = {
-            kind: parse_shapes(getattr(one, kind), option=kind)
-            for kind in ("min_shapes", "opt_shapes", "max_shapes")
-        }
-        key = {
-            "model": digest,
-            "target": one.target,
-            "precision": one.precision,
-            "gpus": one.gpus,
-            "shapes": {kind: sorted(found.items()) for kind, found in shapes.items()},
-            "inputs": self.recipe.model.inputs if one.target == "torchscript" else (),
-            "processor": processor() if not one.gpus else {},
-            "allow_fallback": one.allow_fallback,
-            "tools": tool_versions("torch", "tensorrt", "tensorrt-rtx", *_ONNX_TOOLS),
-        }
-
-        def work(folder: Path) -> None:
-            build(
-                model,
-                folder / name,
-                target=one.target,
-                precision=one.precision,
-                gpus=one.gpus,
-                min_shapes=shapes["min_shapes"],
-                opt_shapes=shapes["opt_shapes"],
-                max_shapes=shapes["max_shapes"],
-                inputs=self.recipe.model.inputs,
-                allow_fallback=one.allow_fallback,
-                progress=self._told,
-            )
-
-        stored = self._file(f"build-{one.name}", name, key, work)
-        self.report.artifacts[one.name] = self.store.output / name
-        return stored
-
-    def _bench(self, built: Mapping[str, tuple[Path, str]]) -> None:
-        from .bench import benchmark, load_results
-        from .engines.onnx_runtime.processor import processor
-
-        section = self.recipe.bench
-        assert section is not None
-        evaluation = self._data(self.recipe.data.evaluation)
-        names = {BASELINE: self.source.absolute}
-        names |= {name: _shown(self.store.output / path.name) for name, (path, _) in built.items()}
-        key = {
-            "artifacts": {name: digest for name, (_, digest) in built.items()},
-            "source": self.source_digest,
-            "evaluation": _digest_data(evaluation),
-            "settings": [
-                section.batch_size, section.threads, section.max_time_s, section.precision_target,
-                section.metric, section.baseline,
-            ],
-            "machine": {**processor(), "cores": os.cpu_count()},
-            "tools": tool_versions("torch", "onnxruntime", "polygraphy", "numpy"),
-        }  # fmt: skip
-
-        def work(folder: Path) -> None:
-            benchmark(
-                names,
-                baseline=section.baseline,
-                output=folder / "results.json",
-                inputs=() if built else self.recipe.model.inputs,
-                batch_size=section.batch_size,
-                threads=section.threads,
-                data=evaluation,
-                evaluation=evaluation,
-                metric=section.metric,
-                precision_target=section.precision_target,
-                max_time_s=section.max_time_s,
-                progress=self._told,
-            )
-
-        stored = self._stage("bench", key, work)
-        self.report.results = load_results(stored.folder / "results.json")
-
-    def _data(self, spec: str) -> str | None:
-        """A data spelling that does not depend on the working folder."""
-        if not spec:
-            return None
-        if ":" in spec and spec.rpartition(":")[2].isidentifier():
-            return parse_source(spec, base=self.base).absolute
-        return str((self.base / spec).resolve())
-
-
-def _digest_data(spec: str | None) -> str:
-    from .calibration import Data
-
-    return Data(spec, ()).digest() if spec else ""
-
-
-def _shown(path: Path) -> str:
-    """Relative to the working folder where that is shorter: what a user would type."""
-    relative = os.path.relpath(path)
-    return relative if len(relative) < len(str(path)) else str(path)
+        again = any(stage.name == wanted or stage.name.startswith(f"{wanted}-") for wanted in self.again)
+        stored = self.store.run(
+            stage.name,
+            {**stage.key, "file": stage.file},
+            lambda folder: stage.work(folder / stage.file, told),
+            again=again,
+        )
+        state = "skipped" if stored.was_done else "done"
+        self.report.stages[stage.name] = state
+        if self.listener:
+            self.listener(stage.name, state, time.monotonic() - start)
+        return Made(stored.folder / stage.file, stored.files[stage.file])

@@ -113,6 +113,11 @@ class Recipe:
         """The folder that the recipe's paths are relative to."""
         return self.path.resolve().parent
 
+    @property
+    def data_depends(self) -> tuple[Path, ...]:
+        """Files elsewhere that the data's function reads."""
+        return tuple(self.folder / name for name in self.data.depends)
+
 
 def read_recipe(path: str | Path) -> Recipe:
     """Read and validate a recipe.

@@ -69,7 +69,7 @@ class Store:
             yield
 
     def run(
-        self, stage: str, key: Mapping[str, Any], work: Callable[[Path], None], *, again: bool = False
+        self, stage: str, key: Mapping[str, Any], work: Callable[[Path], object], *, again: bool = False
     ) -> Stored:
         """Return the stage of this key, carrying out `work` in a fresh folder if it is not there.
 
@@ -97,7 +97,7 @@ class Store:
             if record.stat().st_mtime < oldest:
                 shutil.rmtree(record.parent, ignore_errors=True)
 
-    def _make(self, final: Path, key: Mapping[str, Any], work: Callable[[Path], None]) -> Mapping[str, str]:
+    def _make(self, final: Path, key: Mapping[str, Any], work: Callable[[Path], object]) -> Mapping[str, str]:
         temporary = Path(tempfile.mkdtemp(prefix=f".qcompile-tmp-{os.getpid()}-", dir=self.folder))
         try:
             work(temporary)

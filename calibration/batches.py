@@ -60,6 +60,7 @@ class Data:
         batch_size: Samples fed at once from a `.npz`; a fixed first axis of the model decides over it.
         limit: Stop after this many samples; None reads all.
         base: Folder that relative paths start from.
+        depends: Files elsewhere that a function reads, for the digest.
 
     Raises:
         MissingFile, InvalidOption: If the spelling leads nowhere.
@@ -73,6 +74,7 @@ class Data:
         batch_size: int | None = None,
         limit: int | None = None,
         base: Path | None = None,
+        depends: Sequence[Path] = (),
     ) -> None:
         if limit is not None and limit < 1:
             raise InvalidOption(f"samples: {limit}; at least 1 is required")
@@ -80,7 +82,7 @@ class Data:
             raise InvalidOption(f"batch size: {batch_size}; at least 1 is required")
         self.spec, self.inputs, self.limit = spec, tuple(inputs), limit
         self.batch_size = _batch_size(self.inputs, batch_size)
-        self._source = _locate(spec, base)
+        self._source, self._depends = _locate(spec, base), tuple(depends)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield checked batches.
@@ -110,7 +112,7 @@ class Data:
     def digest(self) -> str:
         """Return a digest that changes when the data may have changed."""
         if isinstance(self._source, Source):
-            return digest_source(self._source)
+            return digest_source(self._source, depends=self._depends)
         if self._source.is_dir():
             files = _sample_files(self._source)
             names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()

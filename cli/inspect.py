@@ -85,7 +85,9 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
         if manifest[word]:
             session.say(f"  {word}: {manifest[word]}")
     if manifest["device"]:
-        session.say("  for: " + ", ".join(f"{k} {v}" for k, v in manifest["device"].items()))
+        for key, value in manifest["device"].items():
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            session.say(f"  {key}: {shown}")
     proof = manifest["proof"]
     for precision, kinds in proof.get("layers_by_precision", {}).items():
         if kinds:

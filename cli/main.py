@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from .. import __version__
 from ..errors import QCompileError
+from ..version import __version__
 from .bench import bench
 from .build import build
 from .calibrate import calibrate

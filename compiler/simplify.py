@@ -6,6 +6,7 @@ back is taken only if no input, output or dynamic axis changed and the outputs a
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,14 +124,20 @@ def _run_onnxsim(file: Path, model: onnx.ModelProto, output: Path) -> onnx.Model
             engine="onnxsim",
         ) from error
     with quiet():
-        if is_large(model):  # over 2 GB it works from file to file
-            simplified, ok = onnxsim.simplify(str(file), output_path=str(output))
-            simplified = load_onnx(output)
+        if is_large(model):
+            simplified, ok = _simplify_large(onnxsim, file, output)
         else:
             simplified, ok = onnxsim.simplify(model)
     if not ok:
         raise RuntimeError("its own check of the outputs failed")
     return simplified
+
+
+def _simplify_large(onnxsim: Any, file: Path, output: Path) -> tuple[onnx.ModelProto, bool]:
+    """Over 2 GB onnxsim works from file to file, and leaves files of its own behind."""
+    with tempfile.TemporaryDirectory(dir=output.parent) as folder:
+        _, ok = onnxsim.simplify(str(file), output_path=str(Path(folder) / output.name))
+        return load_onnx(Path(folder) / output.name), ok
 
 
 def restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:

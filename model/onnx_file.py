@@ -93,6 +93,7 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
     import onnx
 
     external = is_large(model)
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # onnx would append to it
     onnx.save_model(
         model,
         str(path),

@@ -1,0 +1,244 @@
+"""The stages of a recipe: for each, the file it writes, all that its outcome depends on, and the work.
+
+The key is made of digests, options and versions alone, without running or importing anything heavy, so
+that a run in which nothing changed ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .artifact import tool_versions
+from .model.source import Source, parse_source
+from .progress import Progress
+from .recipe import BASELINE, ArtifactSection, Recipe
+from .shapes import parse_shapes
+
+RESULTS = "results.json"
+
+_ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file that a stage wrote: where it is kept, and its digest."""
+
+    path: Path
+    digest: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One piece of work.
+
+    Attributes:
+        name: "export", "quantize-NAME", ...
+        file: Name of the file it writes.
+        key: Everything its outcome depends on.
+        work: Writes the file, given its path and where to tell progress.
+    """
+
+    name: str
+    file: str
+    key: Mapping[str, Any]
+    work: Callable[[Path, Progress], object]
+
+
+def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
+    """The model becomes ONNX."""
+    section = recipe.model
+
+    def work(path: Path, progress: Progress) -> object:
+        from .compiler import export
+
+        return export(
+            source,
+            path,
+            inputs=section.inputs,
+            outputs=section.outputs,
+            dynamic=section.dynamic,
+            opset_version=section.opset,
+            progress=progress,
+        )
+
+    key = {
+        "source": source_digest,
+        "inputs": section.inputs,
+        "outputs": section.outputs,
+        "dynamic": section.dynamic,
+        "opset": section.opset,
+        "tools": tool_versions("torch", "onnxscript", *_ONNX_TOOLS),
+    }
+    return Stage("export", f"{recipe.name}.onnx", key, work)
+
+
+def simplify_stage(recipe: Recipe, model: Made) -> Stage:
+    """The ONNX file loses what it computes for nothing."""
+
+    def work(path: Path, progress: Progress) -> object:
+        from .compiler import simplify
+
+        return simplify(model.path, path, progress=progress)
+
+    key = {"model": model.digest, "tools": tool_versions("onnxsim", *_ONNX_TOOLS)}
+    return Stage("simplify", f"{recipe.name}.simplified.onnx", key, work)
+
+
+def calibrate_stage(recipe: Recipe, model: Made) -> Stage:
+    """Samples become ranges."""
+    from .calibration import Data, calibrate
+    from .model.onnx_file import read_io
+
+    section = recipe.calibrate
+    data = Data(
+        recipe.data.calibration,
+        read_io(model.path).inputs,
+        batch_size=section.batch_size or None,
+        limit=section.samples or None,
+        base=recipe.folder,
+        depends=recipe.data_depends,
+    )
+
+    def work(path: Path, progress: Progress) -> object:
+        return calibrate(model.path, data, path, method=section.method, progress=progress)
+
+    key = {
+        "model": model.digest,
+        "data": data.digest(),
+        "method": section.method,
+        "samples": section.samples,
+        "batch_size": section.batch_size,
+        "tools": tool_versions(*_ONNX_TOOLS),
+    }
+    return Stage("calibrate", f"{recipe.name}.ranges", key, work)
+
+
+def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None) -> Stage:
+    """The graph gets the artifact's precision, placed for its target."""
+
+    def work(path: Path, progress: Progress) -> object:
+        from .compiler import quantize
+
+        return quantize(
+            model.path,
+            path,
+            ranges=ranges.path if ranges else None,
+            target="onnxruntime" if one.target == "onnxruntime" else "tensorrt",
+            precision="fp16" if one.precision == "fp16" else "int8",
+            mode="dynamic" if one.mode == "dynamic" else "static",
+            method=one.method or None,
+            exclude=one.exclude,
+            data=located(recipe, recipe.data.calibration),
+            progress=progress,
+        )
+
+    key = {
+        "model": model.digest,
+        "ranges": ranges.digest if ranges else "",
+        "target": one.target,
+        "precision": one.precision,
+        "mode": one.mode,
+        "method": one.method,
+        "exclude": one.exclude,
+        "tools": tool_versions(*_ONNX_TOOLS),
+    }
+    return Stage(f"quantize-{one.name}", f"{one.name}.graph.onnx", key, work)
+
+
+def build_stage(recipe: Recipe, one: ArtifactSection, model: str, digest: str) -> Stage:
+    """A graph, or the MODEL itself, becomes what a runtime loads."""
+    from .engines.onnx_runtime.processor import processor
+    from .engines.registry import engine
+
+    kinds = ("min_shapes", "opt_shapes", "max_shapes")
+    shapes = {kind: parse_shapes(getattr(one, kind), option=kind) for kind in kinds}
+
+    def work(path: Path, progress: Progress) -> object:
+        from .intent import build
+
+        return build(
+            model,
+            path,
+            target=one.target,
+            precision=one.precision,
+            gpus=one.gpus,
+            min_shapes=shapes["min_shapes"],
+            opt_shapes=shapes["opt_shapes"],
+            max_shapes=shapes["max_shapes"],
+            inputs=recipe.model.inputs,
+            allow_fallback=one.allow_fallback,
+            progress=progress,
+        )
+
+    key = {
+        "model": digest,
+        "target": one.target,
+        "precision": one.precision,
+        "gpus": one.gpus,
+        "shapes": {kind: sorted(found.items()) for kind, found in shapes.items()},
+        "inputs": recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
+        "processor": {} if one.gpus else processor(),
+        "allow_fallback": one.allow_fallback,
+        "tools": tool_versions("torch", "tensorrt", "tensorrt-rtx", *_ONNX_TOOLS),
+    }
+    return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
+
+
+def bench_stage(
+    recipe: Recipe, source: Source, source_digest: str, built: Mapping[str, Made], output: Path
+) -> Stage:
+    """Every artifact is measured against the baseline."""
+    from .calibration import Data
+    from .engines.onnx_runtime.processor import processor
+
+    section = recipe.bench
+    assert section is not None, "the caller looks first"
+    evaluation = located(recipe, recipe.data.evaluation)
+    artifacts = {BASELINE: source.absolute}
+    artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
+
+    def work(path: Path, progress: Progress) -> object:
+        from .bench import benchmark
+
+        return benchmark(
+            artifacts,
+            baseline=section.baseline,
+            output=path,
+            batch_size=section.batch_size,
+            threads=section.threads,
+            data=evaluation,
+            evaluation=evaluation,
+            metric=section.metric,
+            precision_target=section.precision_target,
+            max_time_s=section.max_time_s,
+            progress=progress,
+        )
+
+    key = {
+        "artifacts": {name: made.digest for name, made in built.items()},
+        "source": source_digest,
+        "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
+        "settings": {name: getattr(section, name) for name in section.__dataclass_fields__},
+        "machine": {**processor(), "cores": os.cpu_count()},
+        "tools": tool_versions("torch", "polygraphy", *_ONNX_TOOLS),
+    }
+    return Stage("bench", RESULTS, key, work)
+
+
+def located(recipe: Recipe, spec: str) -> str | None:
+    """Return a data spelling that does not depend on the working folder; None for no data."""
+    if not spec:
+        return None
+    if ":" in spec and spec.rpartition(":")[2].isidentifier():
+        return parse_source(spec, base=recipe.folder).absolute
+    return str((recipe.folder / spec).resolve())
+
+
+def _shown(path: Path) -> str:
+    """Relative to the working folder where that is shorter: what a user would type."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) else str(path)

@@ -1,0 +1,96 @@
+"""What is installed, what works here, and the fix for what does not."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+
+import pytest
+
+from qcompile.engines import doctor, names
+from qcompile.engines.doctor import Diagnosis, find_problems
+
+CLEAN = {"numpy", "onnx", "onnxruntime", "torch", "onnxscript", "onnxsim", "rich", "tensorrt-rtx"}
+
+
+def numpy_2(package: str) -> str:
+    """Versions of a clean installation."""
+    return {"numpy": "2.4.6"}.get(package, "1.0")
+
+
+@pytest.fixture(scope="module")
+def diagnosis() -> Diagnosis:
+    """What `doctor` finds here."""
+    return doctor()
+
+
+def test_a_clean_installation_has_no_problem() -> None:
+    assert find_problems(CLEAN, numpy_2) == []
+
+
+def test_both_onnxruntimes_together_are_a_problem_with_one_command_as_its_fix() -> None:
+    (problem,) = find_problems(CLEAN | {"onnxruntime-gpu"}, numpy_2)
+    assert problem.problem.startswith("onnxruntime and onnxruntime-gpu are installed together")
+    assert problem.fix == ("pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu")
+
+
+@pytest.mark.parametrize("only", ["onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"])
+def test_any_one_onnxruntime_is_no_problem(only: str) -> None:
+    assert find_problems((CLEAN - {"onnxruntime"}) | {only}, numpy_2) == []
+
+
+def test_torch_without_onnxscript_is_a_problem() -> None:
+    (problem,) = find_problems(CLEAN - {"onnxscript"}, numpy_2)
+    assert problem.fix == "pip install onnxscript"
+    assert find_problems(CLEAN - {"torch", "onnxscript"}, numpy_2) == []
+
+
+def test_the_old_name_of_onnxsim_is_a_problem() -> None:
+    (problem,) = find_problems(CLEAN | {"onnx-simplifier"}, numpy_2)
+    assert "pip uninstall -y onnx-simplifier" in problem.fix
+
+
+def test_numpy_1_is_a_problem() -> None:
+    (problem,) = find_problems(CLEAN, lambda _: "1.26.4")
+    assert "numpy 1.26.4 is installed" in problem.problem
+    assert problem.fix == "pip install 'numpy>=2'"
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    installed = (CLEAN | {"onnxruntime-gpu", "onnx-simplifier"}) - {"onnxscript"}
+    assert len(find_problems(installed, lambda _: "1.26.4")) == 4
+
+
+def test_doctor_reports_python_and_the_versions_of_what_is_here(diagnosis: Diagnosis) -> None:
+    assert diagnosis.python == platform.python_version()
+    assert diagnosis.processor
+    assert diagnosis.packages["onnxruntime"] == version("onnxruntime")
+    assert "tensorrt" not in diagnosis.packages
+
+
+def test_doctor_reports_every_target(diagnosis: Diagnosis) -> None:
+    assert tuple(state.target for state in diagnosis.targets) == names()
+    states = {state.target: state for state in diagnosis.targets}
+    assert states["onnxruntime"].why_not_build == states["onnxruntime"].why_not_run == ""
+    assert states["onnxruntime"].fix == ""
+
+
+def test_doctor_says_that_tensorrt_cannot_be_imported_and_what_to_install(diagnosis: Diagnosis) -> None:
+    (state,) = (state for state in diagnosis.targets if state.target == "tensorrt")
+    for reason in (state.why_not_build, state.why_not_run):
+        assert reason.startswith("tensorrt cannot be imported (")
+    assert state.fix == "pip install 'qcompile[tensorrt]'"
+
+
+def test_doctor_says_that_rtx_builds_here_and_needs_a_gpu_to_run(diagnosis: Diagnosis) -> None:
+    (state,) = (state for state in diagnosis.targets if state.target == "tensorrt-rtx")
+    assert state.why_not_build == ""
+    assert "NVIDIA driver" in state.why_not_run
+    assert "machine with an NVIDIA GPU" in state.fix
+
+
+def test_the_json_form_is_plain(diagnosis: Diagnosis) -> None:
+    value = json.loads(json.dumps(diagnosis.as_json()))
+    assert set(value) == {"python", "system", "processor", "packages", "targets", "problems"}
+    assert set(value["targets"][0]) == {"target", "why_not_build", "why_not_run", "fix"}
