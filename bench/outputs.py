@@ -205,7 +205,7 @@ def save_feeds(feeds: Feeds, path: Path) -> None:
 def _example_io(subjects: Sequence[Subject]) -> ModelIO | None:
     """The example that a MODEL's function returns; loads the model, so it is asked last."""
     from ..model.example import make_example
-    from ..model.source import load_torch
+    from ..model.pytorch import load_torch
 
     for subject in subjects:
         if subject.engine == "pytorch":

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from ..artifact import digest_files, nearest_name
 from ..errors import DataError, InvalidOption, MissingFile, QCompileError
-from ..model.source import Source, call, digest_source, load_function, parse_source, where_raised
+from ..model.source import Source, digest_source, parse_source
+from ..model.user_code import call, load_function, where_raised
 from ..shapes import Feeds, TensorInfo, check_feeds
 
 LABELS = "labels"

@@ -22,7 +22,8 @@ from ..model.onnx_file import (
     opset,
     save_onnx,
 )
-from ..model.source import LoadedModel, Source, import_torch, load_torch, parse_source
+from ..model.pytorch import LoadedModel, import_torch, load_torch
+from ..model.source import Source, parse_source
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, TensorInfo
 from .check import OnnxReference, Outputs, compare_outputs

@@ -95,7 +95,8 @@ def _attempt(
     """Return the simplified model written to `path`, or None with the reason as a warning."""
     kept = "the model was left as it is"
     try:
-        after = _run_onnxsim(model, before, path)
+        large = is_large(before)
+        after = _run_onnxsim_on_file(model, path.parent) if large else _run_onnxsim(before)
         restore_io(before, after)
         save_onnx(after, path)
         check_onnx(path)
@@ -114,30 +115,37 @@ def _attempt(
     return after, checks, []
 
 
-def _run_onnxsim(file: Path, model: onnx.ModelProto, output: Path) -> onnx.ModelProto:
-    try:
-        import onnxsim
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"simplify needs onnxsim, which cannot be imported ({error})",
-            hint="pip install onnxsim",
-            engine="onnxsim",
-        ) from error
+def _run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
+    onnxsim = _import_onnxsim()
     with quiet():
-        if is_large(model):
-            simplified, ok = _simplify_large(onnxsim, file, output)
-        else:
-            simplified, ok = onnxsim.simplify(model)
+        simplified, ok = onnxsim.simplify(model)
     if not ok:
         raise RuntimeError("its own check of the outputs failed")
     return simplified
 
 
-def _simplify_large(onnxsim: Any, file: Path, output: Path) -> tuple[onnx.ModelProto, bool]:
+def _run_onnxsim_on_file(file: Path, folder: Path) -> onnx.ModelProto:
     """Over 2 GB onnxsim works from file to file, and leaves files of its own behind."""
-    with tempfile.TemporaryDirectory(dir=output.parent) as folder:
-        _, ok = onnxsim.simplify(str(file), output_path=str(Path(folder) / output.name))
-        return load_onnx(Path(folder) / output.name), ok
+    onnxsim = _import_onnxsim()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        output = Path(scratch) / file.name
+        with quiet():
+            _, ok = onnxsim.simplify(str(file), output_path=str(output))
+        if not ok:
+            raise RuntimeError("its own check of the outputs failed")
+        return load_onnx(output)
+
+
+def _import_onnxsim() -> Any:
+    try:
+        import onnxsim
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"simplify needs onnxsim, which cannot be imported ({error})",
+            hint="pip install 'qcompile[cpu]'",
+            engine="onnxsim",
+        ) from error
+    return onnxsim
 
 
 def restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:

@@ -11,7 +11,8 @@ from ..artifact import Check, read_manifest
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, first_line
 from ..model.example import Example, flat_outputs, make_example, name_outputs, takes_keywords
 from ..model.fidelity import fidelity
-from ..model.source import import_torch, load_torch, parse_source
+from ..model.pytorch import import_torch, load_torch
+from ..model.source import parse_source
 from ..progress import quiet
 from ..shapes import Feeds, ModelIO, TensorInfo, check_feeds
 from .base import BuildOutcome, BuildRequest, Engine, Precision, Runner

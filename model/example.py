@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import ExportError, InvalidOption
 from ..shapes import Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from .made_input import made_feeds
-from .source import LoadedModel, import_torch
+from .pytorch import LoadedModel, import_torch
 
 EXPORT_EXTENT = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced at 2 or more
 CHECK_EXTENTS = (1, 3)

@@ -61,7 +61,7 @@ def fidelity(reference: NDArray[Any], output: NDArray[Any]) -> Fidelity:
         float(error.max(initial=0.0)),
         float(np.abs(finite).max(initial=0.0)),
         _decibels(signal, noise),
-        float(np.mean(a.argmax(-1) == b.argmax(-1))) if a.ndim and a.shape[-1] else None,
+        float(np.mean(a.argmax(-1) == b.argmax(-1))) if a.ndim and a.size else None,
     )
 
 

@@ -20,8 +20,12 @@ EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
 """Size from which weights go to a side file; 64 MiB under protobuf's 2 GB, for the graph itself."""
 
 
-def load_onnx(path: Path) -> onnx.ModelProto:
-    """Return the model with its weights.
+def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
+    """Return the model.
+
+    Args:
+        path: The file.
+        external_data: Whether to read weights that lie in other files.
 
     Raises:
         MissingFile: If the file is not there.
@@ -32,7 +36,7 @@ def load_onnx(path: Path) -> onnx.ModelProto:
 
     require_file(path, what="model")
     try:
-        model = onnx.load(path)
+        model = onnx.load(path, load_external_data=external_data)
     except (DecodeError, UnicodeDecodeError, ValueError) as error:
         raise ModelError(
             f"{path}: not an ONNX model, or cut off ({error})",
@@ -157,13 +161,7 @@ def model_io(model: onnx.ModelProto) -> ModelIO:
 
 def read_io(path: Path) -> ModelIO:
     """Return the inputs and outputs of a file without reading its external data."""
-    import onnx
-
-    require_file(path, what="model")
-    try:
-        return model_io(onnx.load(path, load_external_data=False))
-    except Exception:  # the full reader says what is wrong
-        return model_io(load_onnx(path))
+    return model_io(load_onnx(path, external_data=False))
 
 
 def opset(model: onnx.ModelProto, domain: str = "") -> int:
@@ -192,11 +190,10 @@ def fingerprint(path: Path) -> str:
 
 def external_files(path: Path) -> list[Path]:
     """Return the files beside an ONNX file that hold its external data."""
-    import onnx
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     names: set[str] = set()
-    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+    for tensor in load_onnx(path, external_data=False).graph.initializer:
         if uses_external_data(tensor):
             names.add(str(ExternalDataInfo(tensor).location))
     return [path.parent / name for name in sorted(names)]

@@ -121,6 +121,16 @@ def test_a_weight_in_a_constant_node_is_quantized_like_a_stored_one(target: Targ
     assert artifact.manifest.proof["nodes_by_precision"]["int8"] == {"MatMul": 1}  # type: ignore[index]
 
 
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
+def test_ranges_of_the_default_method_keep_the_signal(
+    target: Target, residual: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    model, _, data = residual
+    ranges = calibrate(model, str(data), tmp_path / "default.ranges").path
+    artifact = quantize(model, tmp_path / "q.onnx", ranges=ranges, target=target, data=str(data))
+    assert decibels(artifact.manifest.checks[0].detail) > 20
+
+
 def test_another_method_than_the_files_own_is_recorded_and_used(
     residual: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.engines.base import PRECISIONS, Engine
+from qcompile.engines.base import PRECISIONS, BuildRequest, Engine
 from qcompile.engines.build import build_engine
 from qcompile.engines.registry import engine, names, register
 from qcompile.errors import EngineUnavailable, InvalidOption
@@ -24,8 +24,7 @@ def test_an_engine_knows_its_name_and_says_why_it_cannot(name: str) -> None:
     assert isinstance(found, Engine)
     assert found.name == name
     assert found.takes in ("onnx", "pytorch")
-    cannot_run = bool(found.why_not_run())
-    assert bool(found.fix()) >= cannot_run  # a runtime that cannot run has a way out
+    assert found.fix() or not found.why_not_run()
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "tensorrt-rtx", "torchscript"])
@@ -67,9 +66,8 @@ def test_the_registry_imports_no_runtime() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.skipif(not engine("tensorrt").why_not_build(), reason="TensorRT builds here")
 def test_an_engine_that_cannot_build_says_so_before_it_looks_at_the_model(tmp_path: Path) -> None:
-    from qcompile.engines.base import BuildRequest
-
     request = BuildRequest("nowhere.onnx", tmp_path / "out" / "m.engine", "fp32")
     with pytest.raises(EngineUnavailable, match="target tensorrt cannot build here: ") as caught:
         build_engine("tensorrt", request)

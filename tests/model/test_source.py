@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from qcompile.errors import InvalidOption, MissingFile, ModelError, QCompileError
-from qcompile.model.source import LoadedModel, digest_source, load_torch, parse_source
+from qcompile.model.pytorch import LoadedModel, load_torch
+from qcompile.model.source import digest_source, parse_source
 
 LINEAR = "import torch\n\ndef build():\n    return torch.nn.Linear(2, 3)\n"
 

@@ -1,0 +1,107 @@
+"""Load a PyTorch model from any of its spellings, in evaluation mode. Nothing here unpickles a checkpoint."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import EngineUnavailable, ModelError, first_line
+from ..progress import quiet
+from .source import Source
+from .user_code import call, load_function
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A PyTorch module in evaluation mode, with the example its function gave, if any."""
+
+    module: torch.nn.Module
+    example: tuple[Any, ...] | dict[str, Any] | None
+
+
+def load_torch(source: Source) -> LoadedModel:
+    """Load a PyTorch source, in evaluation mode.
+
+    Raises:
+        EngineUnavailable: If PyTorch is not installed.
+        ModelError: If the file is damaged, or the function raises or returns something else.
+    """
+    torch = import_torch()
+    if source.kind == "onnx":
+        raise ModelError(
+            f"{source.spec}: an ONNX file cannot be run by PyTorch",
+            hint="give the PyTorch model it was exported from",
+        )
+    if source.kind == "pt2":
+        return LoadedModel(_load_pt2(source.file), None)
+    if source.kind == "torchscript":
+        return LoadedModel(_load_torchscript(source.file), None)
+    result = call(load_function(source), source)
+    example = None
+    if isinstance(result, tuple) and len(result) == 2:
+        result, example = result
+        if not isinstance(example, dict | tuple):
+            example = (example,)
+    if not isinstance(result, torch.nn.Module):
+        raise ModelError(
+            f"{source.spec}: returned {type(result).__name__}; an nn.Module is required",
+            hint="return the module, or (module, example inputs)",
+        )
+    return LoadedModel(result.eval(), example)
+
+
+def import_torch() -> Any:
+    """Import PyTorch.
+
+    Raises:
+        EngineUnavailable: If it is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"PyTorch cannot be imported ({error})",
+            hint="pip install 'qcompile[torch]'",
+            engine="pytorch",
+        ) from error
+    return torch
+
+
+def _load_pt2(path: Path) -> torch.nn.Module:
+    torch = import_torch()
+    try:
+        return torch.export.load(path).module()  # type: ignore[no-any-return]
+    except Exception as error:
+        raise ModelError(
+            f"{path}: not a program saved by torch.export.save ({first_line(error)})",
+            hint="save it with torch.export.save, with a PyTorch no newer than this one",
+            file=path,
+        ) from error
+
+
+def _load_torchscript(path: Path) -> torch.nn.Module:
+    torch = import_torch()
+    if not _is_torchscript(path):
+        raise ModelError(
+            f"{path}: not a TorchScript archive; a checkpoint of pickled weights is never unpickled",
+            hint="write a function that builds the module and loads the weights: model.py:build",
+            file=path,
+        )
+    try:
+        with quiet():  # it warns of its own deprecation
+            return torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        raise ModelError(f"{path}: PyTorch cannot load it ({first_line(error)})", file=path) from error
+
+
+def _is_torchscript(path: Path) -> bool:
+    """TorchScript archives are zip files with a `code/` folder; checkpoints have none."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any("/code/" in name for name in archive.namelist())

@@ -1,0 +1,132 @@
+"""Every verb by its command: what it prints, its JSON, `-q`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qcompile.cli import main
+
+
+@pytest.fixture
+def qc(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`qc("export", ...)` runs a command that must succeed and returns its standard output."""
+
+    def call(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as done:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        assert not done.value.code, said.err
+        return said.out
+
+    return call
+
+
+@pytest.fixture
+def json_of(qc: Callable[..., str]) -> Callable[..., dict[str, Any]]:
+    """The `--json` output of a command; nothing but JSON may be on standard output."""
+    return lambda *arguments: json.loads(qc(*arguments, "--json"))
+
+
+Qc = Callable[..., str]
+Json = Callable[..., dict[str, Any]]
+
+
+def test_the_road_verb_by_verb(
+    json_of: Json, tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    model, data = tiny_file("residual"), samples("residual")
+    simple = json_of("simplify", model, "-o", tmp_path / "s.onnx")
+    assert simple["proof"]["nodes_after"] <= simple["proof"]["nodes_before"]
+    ranges = json_of(
+        "calibrate", tmp_path / "s.onnx", "--data", data, "-o", tmp_path / "m.ranges", "--samples", 20
+    )
+    assert ranges["proof"]["samples"] == 20
+    int8 = json_of(
+        "quantize", tmp_path / "s.onnx", "-o", tmp_path / "q.onnx", "--ranges", tmp_path / "m.ranges",
+        "--method", "percentile:99.9", "--exclude", "gemm",
+    )  # fmt: skip
+    assert int8["proof"]["nodes_by_precision"]["int8"] == {"Conv": 2}
+    assert int8["proof"]["left_in_float"] == {"gemm": "excluded by 'gemm'"}
+    assert int8["options"]["method"] == "percentile:99.9"
+    built = json_of(
+        "build", tmp_path / "q.onnx", "--target", "onnxruntime", "--precision", "int8",
+        "-o", tmp_path / "cpu.onnx",
+    )  # fmt: skip
+    assert built["proof"]["reached_in_precision"] == 2
+    difference = json_of("diff", model, tmp_path / "cpu.onnx", "--data", data, "--snr", "10")
+    assert difference["passed"] is True
+    results = json_of(
+        "bench", tmp_path / "cpu.onnx", "--baseline", model, "--max-time", 0.3, "--threads", 1,
+        "-o", tmp_path / "results.json",
+    )  # fmt: skip
+    assert [entry["name"] for entry in results["artifacts"]] == ["residual.onnx", "cpu.onnx"]
+    for file, kind in (
+        (model, "onnx"), (tmp_path / "cpu.onnx", "onnx"), (tmp_path / "m.ranges", "ranges"),
+        (tmp_path / "results.json", "results"),
+    ):  # fmt: skip
+        assert json_of("inspect", file)["kind"] == kind
+
+
+def test_engines_are_built_with_shapes_as_trtexec_spells_them(
+    qc: Qc, json_of: Json, tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    engine = tmp_path / "m.engine"
+    said = qc(
+        "build", tiny_file("residual"), "--target", "tensorrt-rtx", "--precision", "fp16",
+        "--gpu", "sm86,sm89", "--min-shapes", "x:1x4x8x8", "--opt-shapes", "x:4,4,8,8",
+        "--max-shapes", "x:[32,4,8,8]", "-o", engine,
+    )  # fmt: skip
+    assert "3 of 3 layers that compute are fp16" in said
+    assert "has not been run" in said
+    facts = json_of("inspect", engine)
+    assert facts["matches_manifest"] is True
+    assert facts["manifest"]["device"] == {"gpus": ["sm86", "sm89"]}
+    assert facts["manifest"]["proof"]["profiles"] == [
+        {"x": {"min": [1, 4, 8, 8], "opt": [4, 4, 8, 8], "max": [32, 4, 8, 8]}}
+    ]
+    assert "not been run" in qc("inspect", engine)
+
+
+def test_pytorch_goes_in_by_its_spelling(qc: Qc, json_of: Json, torch_model: str, tmp_path: Path) -> None:
+    exported = json_of("export", torch_model, "-o", tmp_path / "net.onnx", "-i", "x:[batch,3,8,8]")
+    assert [check["passed"] for check in exported["checks"]] == [True] * 3
+    said = qc(
+        "build", torch_model, "--target", "torchscript", "-i", "x:[batch,3,8,8]", "-o", tmp_path / "n.pt"
+    )
+    assert "same outputs as PyTorch" in said
+    assert "pass" in qc("diff", torch_model, tmp_path / "n.pt", "-i", "x:4x3x8x8")
+
+
+def test_quiet_prints_nothing_and_tables_name_their_units(
+    qc: Qc, tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = tiny_file("mlp")
+    assert qc("simplify", model, "-o", tmp_path / "s.onnx", "-q") == ""
+    assert qc("bench", model, "--baseline", model, "--max-time", 0.2, "-q") == ""
+    table = qc("bench", model, "--baseline", model, "--max-time", 0.2)
+    for word in ("latency ms", "samples/s", "speed-up", "memory", "(baseline)"):
+        assert word in table
+
+
+def test_inspect_lists_nodes_with_their_precision(
+    json_of: Json, qc: Qc, tiny_file: Callable[..., Path]
+) -> None:
+    model = tiny_file("residual")
+    nodes = {node["name"]: node for node in json_of("inspect", model, "--nodes")["nodes"]}
+    assert nodes["conv1"] == {"name": "conv1", "operator": "Conv", "precision": "fp32"}
+    assert nodes["relu1"]["precision"] == ""
+    assert "conv1" in qc("inspect", model, "--nodes")
+
+
+def test_doctor_names_every_target(json_of: Json, qc: Qc) -> None:
+    found = {state["target"]: state for state in json_of("doctor")["targets"]}
+    assert set(found) == {"onnxruntime", "tensorrt-rtx", "tensorrt", "torchscript", "pytorch"}
+    assert found["onnxruntime"]["why_not_build"] == found["onnxruntime"]["why_not_run"] == ""
+    for state in found.values():
+        assert bool(state["fix"]) == bool(state["why_not_run"]) or state["target"] == "pytorch"
+    assert "qcompile[" in qc("doctor") or not found["tensorrt"]["why_not_run"]
