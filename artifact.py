@@ -180,7 +180,7 @@ def read_manifest(path: Path) -> Manifest | None:
         fields["checks"] = tuple(Check(**check) for check in value["checks"])
         fields["warnings"] = tuple(value["warnings"])
         return Manifest(**fields)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, InvalidOption) as error:
         raise ArtifactError(
             f"{beside}: not a manifest ({type(error).__name__}: {error})",
             hint="make the artifact again, or remove the file",
@@ -291,6 +291,9 @@ def _move_in(temporary: Path, final: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(path, final.with_name(path.name))
+    data = final.with_name(final.name + ".data")
+    if manifest_path(temporary / final.name) in written and temporary / data.name not in written:
+        data.unlink(missing_ok=True)  # of the artifact that this one replaces
 
 
 def _alive(pid: int) -> bool:

@@ -187,17 +187,20 @@ def _kind(value: Any) -> str:
 def _check(recipe: Recipe) -> None:
     """Everything that can be wrong before any work is done."""
     path = recipe.path
+    if not _is_plain(recipe.name):
+        raise _error(path, "name", f"is {recipe.name!r}; a plain file name is required", "")
     if not recipe.artifact:
         raise _error(path, "artifact", "is empty; at least one [[artifact]] is required", "")
     seen: set[str] = set()
     for index, one in enumerate(recipe.artifact):
         key = f"artifact[{index}]"
-        if not one.name or any(letter in one.name for letter in "/\\\0") or one.name[0] == ".":
+        if not _is_plain(one.name):
             raise _error(path, f"{key}.name", f"is {one.name!r}; a plain file name is required", "")
         if one.name in seen or one.name in (recipe.name, BASELINE):
             raise _error(path, f"{key}.name", f"is {one.name!r}, which is taken", "")
         seen.add(one.name)
         _check_artifact(one, recipe, key)
+    _check_values(recipe)
     if recipe.bench and recipe.bench.baseline not in (*seen, BASELINE):
         raise _error(
             path,
@@ -213,6 +216,31 @@ def _check(recipe: Recipe) -> None:
             read(spelled)
         except UsageError as error:
             raise _error(path, "model", error.message, error.hint) from error
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and not any(letter in name for letter in "/\\\0") and name[0] != "."
+
+
+def _check_values(recipe: Recipe) -> None:
+    path, bench = recipe.path, recipe.bench or BenchSection()
+    methods = {f"artifact[{i}].method": one.method for i, one in enumerate(recipe.artifact) if one.method}
+    for key, method in {"calibrate.method": recipe.calibrate.method, **methods}.items():
+        name, _, value = method.partition(":")
+        number = value.replace(".", "", 1).isdigit() if name == "percentile" else not value
+        if name not in ("minmax", "entropy", "percentile") or (":" in method and not number):
+            raise _error(path, key, f"is {method!r}; minmax, entropy or percentile:NUMBER is required", "")
+    counts = {
+        "calibrate.samples": (recipe.calibrate.samples, 0),
+        "calibrate.batch_size": (recipe.calibrate.batch_size, 0),
+        "bench.batch_size": (bench.batch_size, 1),
+        "bench.threads": (bench.threads, 0),
+    }
+    for key, (found, least) in counts.items():
+        if found < least:
+            raise _error(path, key, f"is {found}; at least {least} is required", "")
+    if bench.metric not in ("top1", "top5"):
+        raise _error(path, "bench.metric", f"is {bench.metric!r}; top1 or top5 is required", "")
 
 
 def _check_artifact(one: ArtifactSection, recipe: Recipe, key: str) -> None:

@@ -38,6 +38,9 @@ _DTYPES = (
 )
 
 
+_AXIS = r"[A-Za-z_?][\w.+*/ -]*"
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """One input or output of a model.
@@ -126,6 +129,13 @@ def parse_shape(text: str, *, option: str = "shape") -> tuple[Dim, ...]:
         parts = body.split(",")
     elif re.fullmatch(r"\d+(x\d+)*", body):
         parts = body.split("x")
+    elif re.fullmatch(_AXIS, body):
+        # `batchx3x224` would be one axis of that name, and a misspelled dtype a shape.
+        raise InvalidOption(
+            f"{option}: {text!r} is neither 1x3x224x224 nor between brackets, as names of axes are",
+            hint="write for instance [batch,3,224,224]",
+            option=option,
+        )
     else:
         parts = [body]
     return tuple(_parse_dim(part.strip(), text, option) for part in parts)
@@ -254,7 +264,7 @@ def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject:
 def _parse_dim(part: str, text: str, option: str) -> Dim:
     if re.fullmatch(r"\d+", part):
         return int(part)
-    if re.fullmatch(r"[A-Za-z_?][\w.+*/ -]*", part):
+    if re.fullmatch(_AXIS, part):
         return part
     raise InvalidOption(
         f"{option}: {part!r} in {text!r} is neither an extent nor a name of an axis",

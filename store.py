@@ -119,7 +119,7 @@ class Store:
                 # Size and time spare reading gigabytes; a difference is settled by the digest.
                 if _stat(path) != record["stats"][name] and digest_files([path]) != digest:
                     return None
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         files: Mapping[str, str] = record["files"]
         return files

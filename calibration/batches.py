@@ -133,7 +133,7 @@ class Data:
         feeds = _select(arrays, self.inputs, str(path))
         extents = {name: array.shape[0] if array.ndim else 0 for name, array in feeds.items()}
         if labels is not None:
-            extents[LABELS] = len(labels)
+            extents[LABELS] = labels.shape[0] if labels.ndim else 0
         if len(set(extents.values())) > 1:
             found = ", ".join(f"{name} {extent}" for name, extent in extents.items())
             raise DataError(f"{path}: arrays differ in their number of samples ({found})")
@@ -240,10 +240,11 @@ def _sample_files(folder: Path) -> list[Path]:
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {"": loaded}
-        with loaded:
+        # Opened here: numpy leaves the file open when it is no archive.
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {"": loaded}
             return {name: loaded[name] for name in loaded.files}
     except Exception as error:  # zipfile, struct and ValueError: numpy has no one type for "damaged"
         raise DataError(

@@ -64,7 +64,7 @@ class Histogram:
         flat = values.reshape(-1)
         if not flat.size:
             return
-        low, high = float(flat.min()), float(flat.max())
+        low, high = float(flat.min()) + 0.0, float(flat.max()) + 0.0  # -0.0 + 0.0 is 0.0
         if not (math.isfinite(low) and math.isfinite(high)):
             raise NonFinite("NaN" if math.isnan(low) or math.isnan(high) else "infinity")
         self.min, self.max = min(self.min, low), max(self.max, high)
@@ -72,9 +72,12 @@ class Histogram:
         scale = math.ldexp(1.0, -self.exponent)
         for start in range(0, flat.size, _CHUNK):
             # float64: x * 2**-e is exact for every float32, subnormals included; in float32 it is not.
-            scaled = flat[start : start + _CHUNK].astype(np.float64)
+            chunk = flat[start : start + _CHUNK]
+            scaled = chunk.astype(np.float64)
             scaled *= scale
             np.floor(scaled, out=scaled)
+            if chunk.dtype == np.float64:  # what underflowed to -0.0 was below zero
+                scaled[(chunk < 0) & (scaled == 0)] = -1.0
             indices = scaled.astype(np.int64)
             indices += BINS
             self.counts += np.bincount(indices, minlength=2 * BINS)

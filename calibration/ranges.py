@@ -51,7 +51,8 @@ class Ranges:
         Raises:
             CalibrationError: If the tensor was not observed.
         """
-        return amax(self._histogram(tensor), method or self.method, percentile=percentile or self.percentile)
+        percentile = self.percentile if percentile is None else percentile
+        return amax(self._histogram(tensor), method or self.method, percentile=percentile)
 
     def clipped(
         self, tensor: str, method: Method | None = None, percentile: float | None = None
@@ -152,6 +153,8 @@ def load_ranges(path: Path) -> Ranges:
                 name: Histogram(entry["exponent"], file.get_tensor(name), entry["min"], entry["max"])
                 for name, entry in header["tensors"].items()
             }
+            if any(histogram.counts.shape != (2 * BINS,) for histogram in histograms.values()):
+                raise ValueError(f"its histograms do not have {2 * BINS} bins")
             return Ranges(
                 header["model"], header["data"], header["samples"], header["method"],
                 header["percentile"], histograms, header["skipped"],
@@ -170,13 +173,13 @@ def parse_method(text: str) -> tuple[Method, float]:
     Raises:
         InvalidOption: If it is none of these.
     """
-    name, _, value = text.partition(":")
-    if name not in METHODS or (value and name != "percentile"):
+    name, colon, value = text.partition(":")
+    if name not in METHODS or (colon and name != "percentile"):
         raise InvalidOption(
             f"method {text!r} is unknown; known are {', '.join(METHODS)} and percentile:NUMBER"
         )
     try:
-        percentile = float(value) if value else DEFAULT_PERCENTILE
+        percentile = float(value) if colon else DEFAULT_PERCENTILE
     except ValueError:
         raise InvalidOption(f"method {text!r}: {value!r} is not a number") from None
     if not 0.0 < percentile <= 100.0 or np.isnan(percentile):

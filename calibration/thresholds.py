@@ -6,6 +6,7 @@ units; the scale follows as `amax / 127` for symmetric int8.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -61,7 +62,9 @@ def amax_percentile(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE
     cumulative = np.cumsum(histogram.magnitudes())
     # numpy's default interpolates between the order statistics around rank p * (n - 1).
     rank = percentile / 100.0 * (int(cumulative[-1]) - 1)
-    index = int(np.searchsorted(cumulative, rank, side="right"))
+    below = int(np.searchsorted(cumulative, math.floor(rank), side="right"))
+    above = int(np.searchsorted(cumulative, math.ceil(rank), side="right"))
+    index = below + (above - below) * (rank - math.floor(rank))
     return min((index + 1) * histogram.width, largest)
 
 

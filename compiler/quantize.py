@@ -13,7 +13,7 @@ from ..calibration import Data, Ranges, load_ranges
 from ..calibration.ranges import parse_method
 from ..errors import CalibrationError, InvalidOption, QuantizationError
 from ..model.fidelity import fidelity, worst
-from ..model.graph import WEIGHTED, count_weighted, weighted_nodes
+from ..model.graph import WEIGHTED, count_weighted, producers, weighted_nodes
 from ..model.made_input import made_feeds
 from ..model.onnx_file import check_onnx, count_operators, fingerprint, load_onnx, model_io, save_onnx
 from ..progress import Progress, silent
@@ -77,7 +77,7 @@ def quantize(
         next(iter(Data(data, model_io(load_onnx(model)).inputs)))  # before the work, not after it
     progress(f"quantize to {precision}")
     proto = load_onnx(model)
-    warnings: list[str] = []
+    warnings = _unfused(proto) if precision == "int8" and mode == "static" else []
     with writing(output) as path:
         if precision == "fp16":
             proof = _to_fp16(proto, path, exclude, loaded)
@@ -117,6 +117,16 @@ def quantize(
             ),
         )
     return Artifact(output, manifest)
+
+
+def _unfused(proto: onnx.ModelProto) -> list[str]:
+    """A BatchNormalization behind a Conv stays in float, between two conversions: simplify fuses it."""
+    made_by = producers(proto.graph)
+    makers = [made_by.get(n.input[0]) for n in proto.graph.node if n.op_type == "BatchNormalization"]
+    count = sum(maker is not None and maker.op_type == "Conv" for maker in makers)
+    if not count:
+        return []
+    return [f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"]
 
 
 def _check_options(precision: str, mode: str, target: str, ranges: Ranges | None, model: Path) -> None:

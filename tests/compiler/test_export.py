@@ -136,6 +136,26 @@ def test_a_torchscript_archive_is_taken_with_a_dynamic_batch(tmp_path: Path) -> 
     np.testing.assert_allclose(run(artifact.path, x=x)["output"], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("suffix", [".pt2", ".pt"])
+def test_inputs_given_in_another_order_than_forward_has_keep_their_meaning(
+    suffix: str, tmp_path: Path
+) -> None:
+    class Difference(nn.Module):
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return left - right
+
+    program, example = str(tmp_path / f"m{suffix}"), (torch.ones(2, 3), torch.ones(2, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if suffix == ".pt2":
+            torch.export.save(torch.export.export(Difference(), example), program)
+        else:
+            torch.jit.save(torch.jit.trace(Difference(), example), program)
+    artifact = export(program, tmp_path / "m.onnx", inputs=["right:2x3", "left:2x3"])
+    left, right = normal(2, 3, seed=1), normal(2, 3, seed=2)
+    np.testing.assert_array_equal(run(artifact.path, left=left, right=right)["output"], left - right)
+
+
 def test_an_onnx_file_is_taken_as_it_is(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny_file("residual", opset=15)
     artifact = export(str(model), tmp_path / "copy.onnx")

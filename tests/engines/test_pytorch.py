@@ -111,13 +111,20 @@ def test_there_is_nothing_to_build_for_eager_execution(torch_model: str, tmp_pat
         build_engine("pytorch", BuildRequest(torch_model, tmp_path / "m.pt", "fp32"))
 
 
-def test_a_program_of_torch_export_is_run(tmp_path: Path) -> None:
-    module = torch.nn.Linear(4, 3).eval()
-    torch.export.save(torch.export.export(module, (torch.ones(2, 4),)), tmp_path / "m.pt2")
-    x = normal(2, 4)
+@pytest.mark.parametrize("fed", [("left", "right"), ("right", "left")])
+def test_a_program_of_torch_export_takes_inputs_by_name_in_any_order(
+    fed: tuple[str, str], tmp_path: Path
+) -> None:
+    class Difference(torch.nn.Module):
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return left - right
+
+    program = torch.export.export(Difference(), (torch.ones(2, 3), torch.ones(2, 3)))
+    torch.export.save(program, tmp_path / "m.pt2")
+    values = {"left": normal(2, 3), "right": normal(2, 3, seed=1)}
     with load(tmp_path / "m.pt2") as runner:
-        (found,) = runner.infer({"input": x}).values()
-    np.testing.assert_allclose(found, module(torch.from_numpy(x)).detach().numpy(), rtol=1e-6)
+        (found,) = runner.infer({name: values[name] for name in fed}).values()
+    np.testing.assert_array_equal(found, values["left"] - values["right"])
 
 
 def test_torchscript_computes_what_eager_execution_does_at_any_batch(
@@ -133,15 +140,19 @@ def test_torchscript_computes_what_eager_execution_does_at_any_batch(
             np.testing.assert_allclose(scripted.infer(feeds)["output"], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_torchscript_keeps_the_names_of_keyword_inputs_and_of_a_dict(source: Path, tmp_path: Path) -> None:
-    path = build(f"{source}:pair", tmp_path / "m.pt", "right:[n,3]", "left:[n,3]")
-    left, right = normal(4, 3), normal(4, 3, seed=1)
+@pytest.mark.parametrize("names", [("left", "right"), ("right", "left")])
+@pytest.mark.parametrize("fed", [("left", "right"), ("right", "left")])
+def test_torchscript_takes_inputs_by_name_in_any_order(
+    names: tuple[str, str], fed: tuple[str, str], source: Path, tmp_path: Path
+) -> None:
+    path = build(f"{source}:pair", tmp_path / "m.pt", *(f"{name}:[n,3]" for name in names))
+    values = {"left": normal(4, 3), "right": normal(4, 3, seed=1)}
     with load(path) as runner:
-        outputs = runner.infer({"right": right, "left": left})
+        outputs = runner.infer({name: values[name] for name in fed})
         with pytest.raises(DataError, match="input 'right' is missing"):
-            runner.infer({"left": left})
-    np.testing.assert_array_equal(outputs["total"], left + right)
-    np.testing.assert_array_equal(outputs["difference"], left - right)
+            runner.infer({"left": values["left"]})
+    np.testing.assert_array_equal(outputs["total"], values["left"] + values["right"])
+    np.testing.assert_array_equal(outputs["difference"], values["left"] - values["right"])
 
 
 def test_torchscript_is_loaded_with_its_manifest(source: Path, tmp_path: Path) -> None:

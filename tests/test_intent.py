@@ -1,0 +1,146 @@
+"""One intent for any target: the graph is brought to the precision that the target needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qcompile.calibration import calibrate
+from qcompile.compiler import quantize
+from qcompile.engines import load, names
+from qcompile.errors import CalibrationError, EngineUnavailable, IntentNotReached, InvalidOption
+from qcompile.intent import build
+from qcompile.model.fidelity import fidelity
+from qcompile.model.onnx_file import fingerprint
+
+MakeFile = Callable[..., Path]
+GPUS = ["sm86"]
+
+
+@pytest.fixture
+def model(tiny_file: MakeFile) -> Path:
+    """The tiny residual model."""
+    return tiny_file("residual")
+
+
+@pytest.fixture
+def ranges(model: Path, samples: MakeFile, tmp_path: Path) -> Path:
+    """Its ranges."""
+    return calibrate(model, str(samples("residual")), tmp_path / "m.ranges", method="minmax").path
+
+
+def test_a_float_model_with_ranges_becomes_int8_for_onnxruntime_and_still_computes(
+    model: Path, ranges: Path, tmp_path: Path
+) -> None:
+    artifact = build(model, tmp_path / "out.onnx", target="onnxruntime", precision="int8", ranges=ranges)
+    assert artifact.manifest.proof["layers_by_precision"]["int8"] == {"QLinearConv": 2, "QGemm": 1}  # type: ignore[index]
+    assert artifact.manifest.precision == "int8"
+    x = np.random.default_rng(1).standard_normal((8, 4, 8, 8)).astype(np.float32)
+    with load(artifact.path) as int8, load(model) as fp32:
+        assert fidelity(fp32.infer({"x": x})["y"], int8.infer({"x": x})["y"]).snr_db > 20
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_one_float_model_and_one_ranges_file_serve_every_precision_of_rtx(
+    precision: str, model: Path, ranges: Path, tmp_path: Path
+) -> None:
+    artifact = build(
+        model, tmp_path / "m.engine", target="tensorrt-rtx", precision=precision, ranges=ranges, gpus=GPUS
+    )
+    assert artifact.manifest.proof["layers_by_precision"] == {
+        precision: {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}
+    }
+
+
+def test_the_manifest_names_the_file_given_and_the_graph_built_from_it(
+    model: Path, ranges: Path, tmp_path: Path
+) -> None:
+    sources = build(
+        model, tmp_path / "m.onnx", target="onnxruntime", precision="int8", ranges=ranges
+    ).manifest.sources
+    assert sources["model"] == fingerprint(model) != sources["graph"]
+    plain = build(model, tmp_path / "p.onnx", target="onnxruntime").manifest.sources
+    assert plain["model"] == plain["graph"] == fingerprint(model)
+
+
+def test_the_method_can_be_chosen_at_the_build(model: Path, ranges: Path, tmp_path: Path) -> None:
+    graphs = {
+        build(
+            model, tmp_path / "m.onnx", target="onnxruntime", precision="int8", ranges=ranges, method=method
+        ).manifest.sources["graph"]
+        for method in ("minmax", "percentile:90")
+    }
+    assert len(graphs) == 2
+
+
+def test_a_graph_that_is_quantized_already_needs_no_ranges(model: Path, ranges: Path, tmp_path: Path) -> None:
+    quantized = quantize(model, tmp_path / "q.onnx", ranges=ranges, target="tensorrt").path
+    artifact = build(quantized, tmp_path / "m.engine", target="tensorrt-rtx", precision="int8", gpus=GPUS)
+    assert artifact.manifest.sources["graph"] == fingerprint(quantized)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked"), [("int8", "fp32"), ("int8", "fp16"), ("fp16", "fp32"), ("fp16", "int8")]
+)
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt-rtx"])
+def test_a_graph_of_another_precision_is_refused_with_the_way_out(
+    found: str, asked: str, target: str, model: Path, ranges: Path, tmp_path: Path
+) -> None:
+    typed = quantize(model, tmp_path / "t.onnx", ranges=ranges, precision=found, target="tensorrt").path  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match=f"its graph is {found} already; {asked} was asked for") as caught:
+        build(typed, tmp_path / "out" / "m", target=target, precision=asked, ranges=ranges, gpus=GPUS)
+    assert f"--precision {found}" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt-rtx"])
+def test_int8_of_a_float_graph_without_ranges_is_refused(target: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="holds no quantized layer, and int8 was asked for") as caught:
+        build(model, tmp_path / "out" / "m", target=target, precision="int8", gpus=GPUS)
+    assert caught.value.data["option"] == "--ranges"
+    assert "qcompile calibrate" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_ranges_of_another_model_are_refused(ranges: Path, tiny_file: MakeFile, tmp_path: Path) -> None:
+    other = tiny_file("residual", opset=18, file="other.onnx")
+    with pytest.raises(CalibrationError, match="observed on another model"):
+        build(other, tmp_path / "m.onnx", target="onnxruntime", precision="int8", ranges=ranges)
+
+
+def test_fp16_that_the_runtime_does_not_compute_is_not_reached_unless_a_fallback_is_allowed(
+    model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(IntentNotReached, match="fp16 was asked for") as caught:
+        build(model, tmp_path / "m.onnx", target="onnxruntime", precision="fp16")
+    assert str(model) in caught.value.message
+    kept = build(model, tmp_path / "m.onnx", target="onnxruntime", precision="fp16", allow_fallback=True)
+    assert kept.manifest.warnings
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int4", "", "FP16"])
+def test_an_unknown_precision_is_refused_with_the_known_ones(
+    precision: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidOption, match="one of fp32, fp16, int8 is required"):
+        build(model, tmp_path / "m.onnx", target="onnxruntime", precision=precision)
+
+
+def test_an_unknown_target_is_refused_with_the_known_ones(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=", ".join(names())):
+        build(model, tmp_path / "m.onnx", target="openvino")
+
+
+def test_a_target_that_has_nothing_to_build_is_unavailable(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="target pytorch cannot build here"):
+        build(model, tmp_path / "m", target="pytorch")
+
+
+def test_torchscript_is_built_from_a_model_spelling(torch_model: str, tmp_path: Path) -> None:
+    artifact = build(torch_model, tmp_path / "m.pt", target="torchscript", inputs=["x:2x3x8x8"])
+    assert artifact.manifest.target == "torchscript"
+    with load(artifact.path) as runner:
+        assert runner.infer({"x": np.zeros((2, 3, 8, 8), np.float32)})["output"].shape == (2, 5)
