@@ -10,7 +10,7 @@ from typing import Any
 
 from ..artifact import Artifact, Manifest, commit, tool_versions, writing
 from ..errors import CalibrationError, DataError, EngineUnavailable, ModelError, first_line
-from ..model.onnx_file import fingerprint, load_onnx, model_io, save_onnx
+from ..model.onnx_file import fingerprint, load_onnx, read_io, save_onnx
 from ..progress import Progress, silent
 from .batches import Data
 from .histogram import Histogram, NonFinite
@@ -53,29 +53,39 @@ def calibrate(
     """
     model, output = Path(model), Path(output)
     chosen, percentile = parse_method(method)
+    if not isinstance(data, Data):
+        data = Data(str(data), read_io(model).inputs, batch_size=batch_size, limit=samples)
+    ranges = observe(model, data, threads=threads, progress=progress)
+    ranges.method, ranges.percentile = chosen, percentile
+    with writing(output) as path:
+        save_ranges(ranges, path)
+        manifest = commit(path, _manifest(ranges, model))
+    return Artifact(output, manifest)
+
+
+def observe(model: Path, data: Data, *, threads: int = 0, progress: Progress = silent) -> Ranges:
+    """Return the ranges of a model's float activations over samples, without writing a file.
+
+    Raises:
+        DataError, CalibrationError, ModelError: As `calibrate`.
+    """
     proto = load_onnx(model)
-    inputs = model_io(proto).inputs
-    source = data if isinstance(data, Data) else None
-    source = source or Data(str(data), inputs, batch_size=batch_size, limit=samples)
     taps = choose_taps(proto)
     if not taps.names:
         raise CalibrationError(
             f"{model}: no float activation at any quantizable operator; nothing to calibrate",
             file=model,
         )
-    ranges = Ranges(fingerprint(model), source.digest(), 0, chosen, percentile)
+    ranges = Ranges(fingerprint(model), data.digest(), 0)
     ranges.histograms = {name: Histogram() for name in taps.names}
     ranges.skipped = dict(taps.skipped)
     with _observer(proto, taps, threads, model) as session:
-        _observe(session, source, ranges, progress)
+        _observe(session, data, ranges, progress)
     empty = [name for name, histogram in ranges.histograms.items() if histogram.max < histogram.min]
     for name in empty:
         del ranges.histograms[name]
         ranges.skipped = {**ranges.skipped, name: "it was empty in every sample"}
-    with writing(output) as path:
-        save_ranges(ranges, path)
-        manifest = commit(path, _manifest(ranges, model))
-    return Artifact(output, manifest)
+    return ranges
 
 
 def _observe(session: Any, data: Data, ranges: Ranges, progress: Progress) -> None:

@@ -20,6 +20,9 @@ METHODS: tuple[Method, ...] = ("minmax", "percentile", "entropy")
 
 DEFAULT_PERCENTILE = 99.99
 
+MOST_CLIPPED = 0.1
+"""Largest share of the values that the entropy method may clip."""
+
 
 def amax(histogram: Histogram, method: Method, *, percentile: float = DEFAULT_PERCENTILE) -> float:
     """Return the clipping magnitude by the named method.
@@ -75,7 +78,9 @@ def amax_entropy(histogram: Histogram, *, num_bits: int = 8) -> float:
     distribution with its tail folded into the last bin; Q is P without the tail, quantized to
     `2**(num_bits-1)` levels (bin `j` belongs to level `j * levels // i`) and spread evenly over the bins
     of each level that are not empty in P (Migacz, GTC 2017, "8-bit inference with TensorRT"). A
-    candidate for which Q is zero where P is not has infinite divergence. As TensorRT does, the count of
+    candidate for which Q is zero where P is not has infinite divergence, and one that would clip more than
+    `MOST_CLIPPED` of the values is left out: a distribution that begins far from zero would otherwise be
+    represented best by its first bin, alone with all of the tail. As TensorRT does, the count of
     the bin at zero is replaced by its neighbour's: the spike that a ReLU leaves at zero is represented
     exactly at any scale and must not decide.
 
@@ -96,7 +101,9 @@ def amax_entropy(histogram: Histogram, *, num_bits: int = 8) -> float:
     used = np.flatnonzero(counts)
     if not used.size or used[-1] < levels:
         return largest
-    candidates = np.arange(levels, used[-1] + 2)
+    kept = np.cumsum(counts)
+    fewest = int(np.searchsorted(kept, (1.0 - MOST_CLIPPED) * kept[-1])) + 1
+    candidates = np.arange(max(levels, fewest), used[-1] + 2)
     divergences = entropy_divergences(counts, candidates, levels)
     best = int(candidates[int(np.argmin(divergences))])
     return min(best * histogram.width, largest)

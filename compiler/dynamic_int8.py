@@ -1,7 +1,7 @@
 """Dynamic INT8: weights are stored as int8, activations get their scale while the model runs.
 
-Only operators whose weights dominate are quantized: MatMul, Gemm, LSTM, GRU, Attention. A Conv is left
-alone: ONNX Runtime's ConvInteger spends more on finding the scale than it saves.
+Only operators whose weights dominate are quantized: MatMul, Gemm, LSTM, Attention. A Conv is left alone:
+ONNX Runtime's ConvInteger spends more on finding the scale than it saves. A GRU has no integer form there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .placement import matching
 if TYPE_CHECKING:
     import onnx
 
-DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "GRU", "Attention")
+DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "Attention")
 
 _INTEGER = (
     "MatMulInteger",

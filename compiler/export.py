@@ -80,6 +80,7 @@ def export(
         _write(loaded, example, names, opset_version, path, label)
         progress("check the ONNX file")
         proto = load_checked(path)
+        _require_axes(example, model_io(proto).inputs, label)
         if opset(proto) != opset_version:
             raise ExportError(
                 f"{label}: opset {opset_version} was asked for; the exporter reached {opset(proto)}",
@@ -115,13 +116,27 @@ def _write(
                     dynamic_axes={t.name: t.dynamic_axes for t in example.inputs}, **common,
                 )  # fmt: skip
                 return
-            program = torch.onnx.export(
-                loaded.module, arguments, kwargs=keywords, dynamo=True, verbose=False,
-                dynamic_shapes=_dynamic_shapes(example), **common,
-            )  # fmt: skip
+            # Captured here and not by the exporter, which would make an axis static without a word
+            # where the model cannot have it dynamic.
+            shapes = _dynamic_shapes(example)
+            captured = _capture(loaded.module, arguments, keywords, shapes)
+            program = torch.onnx.export(captured, dynamo=True, verbose=False, dynamic_shapes=shapes, **common)
             program.save(str(path), external_data=_is_large(loaded.module))
     except Exception as error:
         raise explain_export_failure(error, label) from error
+
+
+def _capture(module: Any, arguments: Any, keywords: Any, shapes: Any) -> Any:
+    torch = import_torch()
+    try:
+        return torch.export.export(module, arguments, keywords, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        if "onstraints violated" in str(error):
+            raise
+        try:  # the other tracer takes some models that this one does not
+            return torch.export.export(module, arguments, keywords, dynamic_shapes=shapes, strict=True)
+        except Exception:
+            raise error from None
 
 
 def _dynamic_shapes(example: Example) -> Any:
@@ -184,6 +199,18 @@ def _checks(
     if data is not None:
         batch = next(iter(Data(data, example.inputs)))
         yield compare_outputs("same outputs as PyTorch on the data", names, [pair(batch.feeds)])
+
+
+def _require_axes(example: Example, written: Sequence[TensorInfo], label: str) -> None:
+    found = {tensor.name: tensor for tensor in written}
+    for tensor in example.inputs:
+        for axis in tensor.dynamic_axes:
+            if tensor.name in found and axis not in found[tensor.name].dynamic_axes:
+                raise ExportError(
+                    f"{label}: axis {axis} of input {tensor.name!r} cannot be dynamic: the exporter "
+                    f"wrote {found[tensor.name]}",
+                    hint="the model fixes that axis; leave it out",
+                )
 
 
 def _require(checks: Sequence[Check], label: str) -> None:

@@ -48,12 +48,12 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
             hint="use torch.where or torch.cond in place of the Python `if`",
             module=module,
         )
-    constraint = re.search(r"[Cc]onstraints violated \((.+?)\)", text)
-    if constraint or "specialized" in text or "marked as dynamic" in text:
-        found = constraint.group(1) if constraint else first_line(chain[-1])
+    constraint = re.search(r"[Cc]onstraints violated \((.+?)\).*?\n\s*- ([^\n]+)", text, re.S)
+    if constraint:
         return ExportError(
-            f"{label}: axis {found} cannot be dynamic in this model{_line(text)}",
-            hint="the model fixes that axis; leave it out of --dynamic",
+            f"{label}: axis {constraint.group(1)} cannot be dynamic in this model: "
+            f"{constraint.group(2).split('. If ')[0]}{_line(text)}",
+            hint="give that axis a number in --input, or leave it out of --dynamic",
             module=module,
         )
     cause = chain[-1]

@@ -9,6 +9,7 @@ that close a residual branch.
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -64,14 +65,20 @@ def plan(model: onnx.ModelProto, target: Target, *, exclude: Iterable[str] = ())
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(TARGETS)}")
     excluded = matching(model.graph, exclude)
     constants = constant_names(model)
-    stored = {tensor.name for tensor in model.graph.initializer}
+    stored = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    shared = _read_elsewhere(model.graph)
     made_by = producers(model.graph)
     operators = _ONNXRUNTIME if target == "onnxruntime" else _TENSORRT
     nodes, left = [], {}
     for node in model.graph.node:
-        if node.domain not in ("", "ai.onnx") or node.op_type not in operators:
+        if node.domain not in ("", "ai.onnx") or node.op_type not in operators | WEIGHTED:
             continue
-        reason = excluded.get(node.name) or _unfit(node, target, constants, stored, made_by)
+        if node.op_type in ("Relu", "Clip") and node.input[0] in shared:
+            continue  # it would be folded into its producer, whose own value is read elsewhere
+        reason = excluded.get(node.name)
+        if node.op_type not in operators:
+            reason = reason or f"{target} has no integer kernel for {node.op_type}"
+        reason = reason or _unfit(node, target, constants, stored, made_by)
         if reason is None:
             nodes.append(node.name)
         elif node.op_type in WEIGHTED:
@@ -83,7 +90,7 @@ def _unfit(
     node: onnx.NodeProto,
     target: Target,
     constants: set[str],
-    stored: set[str],
+    stored: Mapping[str, int],
     made_by: Mapping[str, onnx.NodeProto],
 ) -> str | None:
     """The reason why a node stays in float; None when it is quantized."""
@@ -92,14 +99,25 @@ def _unfit(
         return "all its inputs are constant"
     if node.op_type in ("Conv", "ConvTranspose") and node.input[1] not in constants:
         return "its weight is computed at run time"
-    if node.op_type in WEIGHTED and node.input[1] in constants - stored:
-        return "its weight is made by nodes; simplify folds them"
+    if node.op_type in WEIGHTED and node.input[1] in constants:
+        if node.input[1] not in stored:
+            return "its weight is made by nodes; simplify folds them"
+        if node.op_type == "MatMul" and stored[node.input[1]] != 2:
+            return f"its weight has {stored[node.input[1]]} axes; scales per channel need 2"
+    if node.op_type == "Gemm" and len(node.input) > 2 and stored.get(node.input[2], 1) != 1:
+        return "its bias is not one value per channel"
     if target == "tensorrt" and node.op_type == "Add":
         return None if _closes_residual(activations, made_by) else "not the add of a residual branch"
     if node.op_type in ("Add", "Mul", "Where") and len(activations) < 2:
         # A constant operand's own scale costs a requantization and gains nothing.
         return "one operand is constant"
     return None
+
+
+def _read_elsewhere(graph: onnx.GraphProto) -> set[str]:
+    """Tensors that more than one node reads, or that are outputs of the model."""
+    read = Counter(name for node in graph.node for name in node.input)
+    return {name for name, count in read.items() if count > 1} | {v.name for v in graph.output}
 
 
 def _closes_residual(activations: list[str], made_by: Mapping[str, onnx.NodeProto]) -> bool:

@@ -4,7 +4,7 @@ Which operand may be float16 is read from ONNX's own operator schemas (a Resize 
 scales, an operator of a foreign domain keeps everything), not from a list kept by hand. A node stays in
 float32
 
-1. when it is blocked by name, glob or operator type,
+1. when it is excluded by name, glob or operator type,
 2. when ONNX does not allow float16 for its operands,
 3. when one of its constants is finite and beyond float16's 65504,
 4. when one of its tensors was observed beyond 65504 (where ranges are given),
@@ -15,7 +15,6 @@ Inputs and outputs of the model keep their types, so one set of data serves ever
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from ..model.graph import (
     subgraphs,
 )
 from ..model.onnx_file import copy_model, opset
+from .placement import matching
 
 if TYPE_CHECKING:
     import onnx
@@ -52,7 +52,7 @@ def to_half(
     """
     copy = copy_model(model)
     name_nodes(copy.graph)
-    conversion = _Conversion(copy, list(block), ranges)
+    conversion = _Conversion(copy, matching(copy.graph, block), ranges)
     conversion.run()
     return copy, conversion.kept
 
@@ -60,7 +60,7 @@ def to_half(
 class _Conversion:
     """The state of one conversion: which tensors are half by now, which casts exist."""
 
-    def __init__(self, model: onnx.ModelProto, block: list[str], ranges: Ranges | None) -> None:
+    def __init__(self, model: onnx.ModelProto, block: dict[str, str], ranges: Ranges | None) -> None:
         self.model, self.graph, self.block, self.ranges = model, model.graph, block, ranges
         self.kept: dict[str, str] = {}
         types = infer_types(model)
@@ -70,6 +70,7 @@ class _Conversion:
         self.half: set[str] = set()  # tensors that are float16 now
         self.half_weights: dict[str, str] = {}  # weight to its float16 copy
         self.casts: dict[tuple[str, bool], str] = {}
+        self.overflowing: set[str] = set()  # float32 tensors that may be beyond float16
         self.nodes: list[onnx.NodeProto] = []
 
     def run(self) -> None:
@@ -88,9 +89,8 @@ class _Conversion:
         del self.graph.value_info[:]  # their types are stale; readers infer them again
 
     def _reason_to_keep(self, node: onnx.NodeProto) -> str | None:
-        for pattern in self.block:
-            if node.op_type == pattern or fnmatch.fnmatchcase(node.name, pattern):
-                return f"blocked by {pattern!r}"
+        if node.name in self.block:
+            return self.block[node.name]
         tensors = [name for name in (*node.input, *node.output) if name in self.floats]
         if node.op_type in _QDQ or any(True for _ in subgraphs(node)):
             return f"{node.op_type} keeps its types"
@@ -101,6 +101,7 @@ class _Conversion:
         for name in tensors:
             largest = self._largest(name)
             if largest > LARGEST_HALF:
+                self.overflowing.update(node.output)
                 return f"{name!r} reaches {largest:.3g}, beyond float16's {LARGEST_HALF:.0f}"
         return None
 
@@ -144,12 +145,30 @@ class _Conversion:
         if key not in self.casts:
             self.casts[key] = f"{name}/{'float16' if half else 'float32'}"
             to = onnx.TensorProto.FLOAT16 if half else onnx.TensorProto.FLOAT
+            if half and name in self.overflowing:
+                name = self._saturated(name)
             self.nodes.append(
                 onnx.helper.make_node(
                     "Cast", [name], [self.casts[key]], name=f"cast/{self.casts[key]}", to=to
                 )
             )
         return self.casts[key]
+
+    def _saturated(self, name: str) -> str:
+        """Clip to float16's range: a mask of -3.4e38 becomes -65504, not an infinity that makes NaN."""
+        import onnx
+        from onnx import numpy_helper
+
+        limits = {"float16/low": -LARGEST_HALF, "float16/high": LARGEST_HALF}
+        stored = {tensor.name for tensor in self.graph.initializer}
+        for limit, value in limits.items():
+            if limit not in stored:
+                tensor = numpy_helper.from_array(np.asarray(value, np.float32), limit)
+                self.graph.initializer.append(tensor)
+        clipped = f"{name}/clipped"
+        node = onnx.helper.make_node("Clip", [name, *limits], [clipped], name=f"clip/{name}")
+        self.nodes.append(node)
+        return clipped
 
     def _half_weight(self, name: str) -> str:
         from onnx import numpy_helper

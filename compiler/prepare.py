@@ -4,13 +4,17 @@
 2. Initializers are no longer listed as inputs (files older than IR version 4 do that), so they are fixed.
 3. Every node has a name of its own: placement speaks of nodes by name.
 4. `Sum` of two is `Add`: the quantizers know a residual add by that name.
-5. A bias read by several nodes is copied: its int32 scale differs with each.
-6. Every tensor whose type and shape can be inferred has them written in.
+5. Weights in Constant nodes are initializers; a Gemm's factors are folded into its weight and bias, and
+   its bias has one axis: the quantizers take a Gemm for plain.
+6. A bias read by several nodes is copied: its int32 scale differs with each.
+7. Every tensor whose type and shape can be inferred has them written in.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..errors import UnsupportedOperator, first_line
 from ..model.graph import consumers, name_nodes, without_weights
@@ -34,6 +38,8 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.ir_version = max(copy.ir_version, 8)
     name_nodes(copy.graph)
     _sum_to_add(copy.graph)
+    _store_constants(copy.graph)
+    _plain_gemms(copy.graph)
     _copy_shared_biases(copy.graph)
     infer_into(copy)
     return copy
@@ -86,6 +92,45 @@ def _sum_to_add(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if node.op_type == "Sum" and node.domain in ("", "ai.onnx") and len(node.input) == 2:
             node.op_type = "Add"
+
+
+def _store_constants(graph: onnx.GraphProto) -> None:
+    for node in list(graph.node):
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(node.attribute[0].t)
+            tensor.name = node.output[0]
+            graph.node.remove(node)
+
+
+def _plain_gemms(graph: onnx.GraphProto) -> None:
+    """Fold alpha and beta into stored weight and bias, and give the bias one value per output channel."""
+    from onnx import numpy_helper
+
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "Gemm" or any(name not in stored for name in node.input[1:] if name):
+            continue
+        settings = {attribute.name: attribute for attribute in node.attribute}
+        alpha = settings["alpha"].f if "alpha" in settings else 1.0
+        beta = settings["beta"].f if "beta" in settings else 1.0
+        weight = numpy_helper.to_array(stored[node.input[1]])
+        channels = weight.shape[0 if "transB" in settings and settings["transB"].i else 1]
+        replaced = {1: weight * weight.dtype.type(alpha)} if alpha != 1.0 else {}
+        if len(node.input) > 2 and node.input[2]:
+            bias = numpy_helper.to_array(stored[node.input[2]])
+            if bias.size not in (1, channels) or (bias.size > 1 and bias.shape[-1] != channels):
+                continue  # one value per row: the placement leaves such a Gemm in float
+            plain = np.broadcast_to(bias.reshape(-1), (channels,)) * bias.dtype.type(beta)
+            if beta != 1.0 or bias.shape != (channels,):
+                replaced[2] = plain
+        for index, array in replaced.items():
+            name = f"{node.input[index]}/{node.name}"
+            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+            node.input[index] = name
+        kept = [attribute for attribute in node.attribute if attribute.name not in ("alpha", "beta")]
+        del node.attribute[:]
+        node.attribute.extend(kept)
 
 
 def _copy_shared_biases(graph: onnx.GraphProto) -> None:

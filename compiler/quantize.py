@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
-from ..calibration import Data, Ranges, load_ranges
+from ..calibration import Data, Ranges, load_ranges, observe
 from ..calibration.ranges import parse_method
 from ..errors import CalibrationError, InvalidOption, QuantizationError
 from ..model.fidelity import fidelity, worst
-from ..model.graph import WEIGHTED, count_weighted, producers, weighted_nodes
+from ..model.graph import WEIGHTED, count_weighted, graph_precision, producers, weighted_nodes
 from ..model.made_input import made_feeds
 from ..model.onnx_file import check_onnx, count_operators, fingerprint, load_onnx, model_io, save_onnx
 from ..progress import Progress, silent
@@ -32,6 +32,7 @@ Precision = Literal["int8", "fp16"]
 Mode = Literal["static", "dynamic"]
 
 _POOR_SNR_DB = 10.0
+_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 
 
 def quantize(
@@ -75,11 +76,17 @@ def quantize(
     _check_options(precision, mode, target, loaded, model)
     if data is not None:
         next(iter(Data(data, model_io(load_onnx(model)).inputs)))  # before the work, not after it
-    progress(f"quantize to {precision}")
     proto = load_onnx(model)
+    found = graph_precision(proto)
+    if found != "fp32":
+        raise InvalidOption(f"{model}: its graph is {found} already", hint="quantize the float model instead")
+    progress(f"quantize to {precision}")
     warnings = _unfused(proto) if precision == "int8" and mode == "static" else []
     with writing(output) as path:
         if precision == "fp16":
+            if loaded is None and data is not None:
+                progress("look for values beyond float16")
+                loaded = observe(model, Data(data, model_io(proto).inputs, limit=_LOOKED_AT))
             proof = _to_fp16(proto, path, exclude, loaded)
         elif mode == "dynamic":
             planned, reached = quantize_dynamic(prepared(proto), path, exclude=tuple(exclude))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..artifact import Check, read_manifest
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, first_line
-from ..model.example import Example, flat_outputs, make_example, name_outputs, takes_keywords
+from ..model.example import Example, flat_outputs, in_order, make_example, name_outputs, takes_keywords
 from ..model.fidelity import fidelity
 from ..model.pytorch import import_torch, load_torch
 from ..model.source import parse_source
@@ -128,6 +128,7 @@ class PyTorchRunner(Runner):
             check_feeds(self.io.inputs, feeds, "feeds")
         torch, module = self._torch, self._module
         tensors = tuple(TensorInfo(n, str(a.dtype), tuple(a.shape)) for n, a in feeds.items())
+        tensors = in_order(module, tensors)
         example = Example(tensors, feeds, takes_keywords(module, tensors))
         arguments, keywords = example.arguments(feeds)
 

@@ -71,6 +71,7 @@ def make_example(loaded: LoadedModel, inputs: Sequence[str | TensorInfo], dynami
         feeds: Feeds = {}
     else:
         given, feeds = _from_model(loaded)
+    given = in_order(loaded.module, given)
     tensors = _with_dynamic_axes(given, dynamic)
     traced = made_feeds(tensors, extent=EXPORT_EXTENT, shapes=_trace_shapes(given, tensors))
     for name, array in feeds.items():
@@ -120,6 +121,14 @@ def name_outputs(given: Sequence[str], reference: Any) -> list[str]:
     return ["output"] if len(arrays) == 1 else [f"output_{i}" for i in range(len(arrays))]
 
 
+def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+    """Return inputs in the order of `forward`'s parameters, where it has one for each."""
+    order = [name for name, _ in _parameters(module)]
+    if all(tensor.name in order for tensor in tensors):
+        return tuple(sorted(tensors, key=lambda tensor: order.index(tensor.name)))
+    return tuple(tensors)
+
+
 def _from_model(loaded: LoadedModel) -> tuple[tuple[TensorInfo, ...], Feeds]:
     if loaded.example is None:
         raise InvalidOption(
@@ -166,10 +175,15 @@ def _trace_shapes(given: Sequence[TensorInfo], tensors: Sequence[TensorInfo]) ->
 
 
 def _parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
+    schema = getattr(getattr(module, "forward", None), "schema", None)
+    if schema is not None:  # TorchScript has no Python signature, and takes its inputs by position
+        kind = inspect.Parameter.POSITIONAL_ONLY
+        names = [argument.name for argument in schema.arguments if argument.name != "self"]
+        return [(name, inspect.Parameter(name, kind)) for name in names if name.isidentifier()]
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError, AttributeError):
-        return []  # TorchScript has no Python signature: its inputs are positional
+        return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [(n, p) for n, p in signature.parameters.items() if p.kind in kinds]
 
@@ -184,6 +198,8 @@ def takes_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
     if captured is not None:  # a .pt2 program takes its inputs as it was captured with them
         return bool(captured.child(1).num_leaves)
     parameters = dict(_parameters(module))
+    if any(p.kind is inspect.Parameter.POSITIONAL_ONLY for p in parameters.values()):
+        return False
     names = [tensor.name for tensor in tensors]
     if parameters and all(name in parameters for name in names):
         return True

@@ -193,7 +193,7 @@ def test_nodes_with_graphs_inside_and_quantizers_keep_their_types_with_the_reaso
 @pytest.mark.parametrize("pattern", ["MatMul", "Mat*", "[!R]*"])
 def test_a_blocked_node_stays_in_float32_between_casts(pattern: str) -> None:
     half, kept = to_half(graph(LINEAR), block=[pattern])
-    assert list(kept.values()) == [f"blocked by {pattern!r}"]
+    assert list(kept.values()) == [f"excluded by {pattern!r}"]
     assert set(operands(half, "MatMul")) == {TensorProto.FLOAT}
     assert set(operands(half, "Relu")) == {TensorProto.FLOAT16}
 

@@ -207,7 +207,7 @@ def test_fp16_keeps_inputs_and_outputs_and_is_measured(
         "fp16": {"Conv": 2},
         "fp32": {"Gemm": 1},
     }
-    assert artifact.manifest.proof["left_in_float"] == {"gemm": "blocked by 'Gemm'"}
+    assert artifact.manifest.proof["left_in_float"] == {"gemm": "excluded by 'Gemm'"}
     assert decibels(artifact.manifest.checks[0].detail) > 40
 
 
