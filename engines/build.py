@@ -93,7 +93,9 @@ def require_builder(target: str) -> Engine:
 
 
 def _missed(precision: str, outcome: BuildOutcome) -> str:
-    none_needed = precision == "fp32" and not outcome.planned
+    layers = outcome.proof.get("layers_by_precision")
+    computes = any(layers.values()) if isinstance(layers, dict) else True
+    none_needed = precision == "fp32" and not computes
     if outcome.reached < max(outcome.planned, 1) and not none_needed:
         return (
             f"{precision} was asked for; {outcome.reached} of {outcome.planned} layers that compute "

@@ -9,12 +9,20 @@ from numpy.typing import NDArray
 
 from ..artifact import Check, read_manifest
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, first_line
-from ..model.example import Example, flat_outputs, in_order, make_example, name_outputs, takes_keywords
+from ..model.example import (
+    CHECK_EXTENTS,
+    Example,
+    flat_outputs,
+    in_order,
+    make_example,
+    name_outputs,
+    takes_keywords,
+)
 from ..model.fidelity import fidelity
 from ..model.pytorch import import_torch, load_torch
 from ..model.source import parse_source
 from ..progress import quiet
-from ..shapes import Feeds, ModelIO, TensorInfo, check_feeds
+from ..shapes import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from .base import BuildOutcome, BuildRequest, Engine, Precision, Runner
 from .onnx_runtime.processor import processor
 
@@ -88,7 +96,7 @@ class TorchScript(PyTorch):
                 torch.jit.save(frozen, str(request.output))
         except Exception as error:  # tracing runs the user's code, which may raise anything
             raise BuildError(f"{request.model}: cannot be traced: {first_line(error)}") from error
-        outputs, check = _compare(loaded.module, example, str(request.output))
+        outputs, check = _compare(loaded.module, example, str(request.output), request.model)
         return BuildOutcome(
             kind="torchscript",
             io=ModelIO(example.inputs, outputs),
@@ -142,27 +150,43 @@ class PyTorchRunner(Runner):
         self._module = None
 
 
-def _compare(module: Any, example: Example, path: str) -> tuple[tuple[TensorInfo, ...], Check]:
-    reference = example.call(module, example.feeds)
-    arrays = flat_outputs(reference)[1]
-    names = name_outputs([], reference)
-    runner = PyTorchRunner(load_torch(parse_source(path)).module, None)
-    found = list(runner.infer(example.feeds).values())
-    worst = [fidelity(a, b) for a, b in zip(arrays, found, strict=True)]
-    if not all(item.close for item in worst):
-        raise BuildError(
-            f"{path}: the traced program computes something else "
-            f"({min(item.snr_db for item in worst):.1f} dB)",
-            hint="forward() depends on values of its input, which a trace freezes",
-        )
+def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tuple[TensorInfo, ...], Check]:
+    """Compare the trace with the module on other values and another batch than it was made with."""
+    first = example.call(module, example.feeds)
+    names, arrays = name_outputs([], first), flat_outputs(first)[1]
+    runner = PyTorchRunner(load_torch(parse_source(path)).module, ModelIO(example.inputs, ()))
+    other = example.resized(CHECK_EXTENTS[-1]) if example.has_dynamic_batch else example.feeds
+    negated = {n: -a if a.dtype.kind == "f" else a for n, a in example.feeds.items()}
+    lowest = float("inf")
+    for feeds in (example.feeds, negated, other):
+        expected = flat_outputs(example.call(module, feeds))[1]
+        for a, b in zip(expected, _run_trace(runner, feeds, label), strict=True):
+            found = fidelity(a, b) if a.shape == b.shape else None
+            if found is None or not found.close:
+                raise BuildError(
+                    f"{label}: the traced program computes something else "
+                    f"({f'{found.snr_db:.1f} dB' if found else f'{b.shape} in place of {a.shape}'})",
+                    hint="forward() is random, or depends on values or extents that a trace freezes",
+                )
+            lowest = min(lowest, found.snr_db)
     outputs = tuple(
-        TensorInfo(
-            name,
-            str(array.dtype),
-            tuple("?" if axis == 0 and example.has_dynamic_batch else int(extent)
-                  for axis, extent in enumerate(array.shape)),
-        )
+        TensorInfo(name, str(array.dtype), _shape(array, dynamic=example.has_dynamic_batch))
         for name, array in zip(names, arrays, strict=True)
-    )  # fmt: skip
-    lowest = min((item.snr_db for item in worst), default=float("inf"))
-    return outputs, Check("same outputs as PyTorch", True, f"{lowest:.1f} dB or better")
+    )
+    detail = "equal" if lowest == float("inf") else f"{lowest:.1f} dB or better"
+    return outputs, Check("same outputs as PyTorch", True, detail)
+
+
+def _run_trace(runner: PyTorchRunner, feeds: Feeds, label: str) -> list[NDArray[Any]]:
+    try:
+        return list(runner.infer(feeds).values())
+    except ModelError as error:
+        raise BuildError(
+            f"{label}: the traced program fails on another input: {error.message}",
+            hint="forward() depends on extents that a trace freezes",
+        ) from error
+
+
+def _shape(array: NDArray[Any], *, dynamic: bool) -> tuple[Dim, ...]:
+    first: tuple[Dim, ...] = ("?",) if dynamic and array.ndim else tuple(array.shape[:1])
+    return (*first, *array.shape[1:])

@@ -143,11 +143,16 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
     return found - {""}
 
 
-def weighted_nodes(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, list[onnx.NodeProto]]:
     """Return the nodes that do the arithmetic, by the precision they compute in.
 
     "int8": an integer operator, or both operands come from DequantizeLinear. "fp16" and "fp32": by the
-    type of the first operand. Works on graphs before and after ONNX Runtime's optimizer.
+    type of an operand.
+
+    Args:
+        model: A graph before or after ONNX Runtime's optimizer.
+        as_executed: The graph is what runs: a DequantizeLinear left in it is carried out, and the node
+            behind it computes in float.
     """
     made_by = producers(model.graph)
     types = infer_types(model)
@@ -158,7 +163,8 @@ def weighted_nodes(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
             found["int8"].append(node)
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
             operands = [made_by.get(name) for name in node.input[:2]]
-            if all(maker is not None and maker.op_type == "DequantizeLinear" for maker in operands):
+            dequantized = all(m is not None and m.op_type == "DequantizeLinear" for m in operands)
+            if dequantized and not as_executed:
                 found["int8"].append(node)
             elif any(types.get(name) == "float16" for name in node.input[:2]):
                 found["fp16"].append(node)
@@ -167,11 +173,11 @@ def weighted_nodes(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
     return found
 
 
-def count_weighted(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
+def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, dict[str, int]]:
     """Return precision to operator to number of nodes, for the manifest."""
     return {
         precision: dict(Counter(node.op_type for node in nodes))
-        for precision, nodes in weighted_nodes(model).items()
+        for precision, nodes in weighted_nodes(model, as_executed=as_executed).items()
     }
 
 

@@ -53,12 +53,12 @@ class OnnxRuntime(Engine):
         runner = self.open(str(request.output), threads=request.threads)
         with runner:
             runner.infer(made_feeds(runner.io.inputs))
-        counts = count_weighted(after)
+        counts = count_weighted(after, as_executed=True)
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
             planned=len(weighted_nodes(before)[request.precision]),
-            reached=len(weighted_nodes(after)[request.precision]),
+            reached=sum(counts[request.precision].values()),
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device=processor(),
             packages=("onnxruntime", "onnx"),
