@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..artifact import Artifact, Manifest, commit, tool_versions, writing
-from ..errors import CalibrationError, DataError, EngineUnavailable, ModelError, first_line
+from ..errors import CalibrationError, DataError, first_line
 from ..model.onnx_file import fingerprint, load_onnx, read_io, save_onnx
+from ..model.session import make_session, session_options
 from ..progress import Progress, silent
 from .batches import Data
 from .histogram import Histogram, NonFinite
@@ -138,26 +139,11 @@ def _run(session: Any, names: list[str], feeds: Any, where: str) -> list[Any]:
 @contextmanager
 def _observer(proto: Any, taps: Taps, threads: int, model: Path) -> Iterator[Any]:
     """A session whose outputs are the taps; from a file, so models over 2 GB work too."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"calibration needs ONNX Runtime, which cannot be imported ({error})",
-            hint="pip install 'qcompile[cpu]'",
-            engine="onnxruntime",
-        ) from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # failures arrive as exceptions, and are presented once
-    if threads:
-        options.intra_op_num_threads = threads
+    options = session_options(threads)
     with tempfile.TemporaryDirectory(prefix="qcompile-calibrate-") as folder:
-        path = Path(folder) / "tapped.onnx"
+        path = Path(folder) / model.name
         save_onnx(tapped(proto, taps), path)
-        try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise ModelError(f"{model}: ONNX Runtime refuses it: {first_line(error)}", file=model) from error
-        yield session
+        yield make_session(path, options)
 
 
 def _manifest(ranges: Ranges, model: Path) -> Manifest:

@@ -9,8 +9,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..artifact import Check
-from ..errors import EngineUnavailable, ModelError, first_line
 from ..model.fidelity import fidelity, worst
+from ..model.session import make_session, run_session, session_options
 from ..shapes import Feeds, format_shape
 
 Outputs = list[NDArray[Any]]
@@ -25,22 +25,7 @@ class OnnxReference:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise EngineUnavailable(
-                f"checking outputs needs ONNX Runtime, which cannot be imported ({error})",
-                hint="pip install 'qcompile[cpu]'",
-                engine="onnxruntime",
-            ) from error
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # its exceptions share no narrower base
-            raise ModelError(f"{path}: ONNX Runtime refuses it: {first_line(error)}", file=path) from error
+        self._session = make_session(path, session_options())
         self.path = path
         self.names = [value.name for value in self._session.get_outputs()]
 
@@ -50,13 +35,7 @@ class OnnxReference:
         Raises:
             ModelError: If inference fails.
         """
-        try:
-            return list(self._session.run(self.names, feeds))
-        except Exception as error:
-            shapes = ", ".join(f"{name}:{format_shape(a.shape)}" for name, a in feeds.items())
-            raise ModelError(
-                f"{self.path}: ONNX Runtime fails on {shapes}: {first_line(error)}", file=self.path
-            ) from error
+        return run_session(self._session, self.names, feeds, str(self.path))
 
 
 def compare_outputs(subject: str, names: Sequence[str], pairs: Iterable[tuple[Outputs, Outputs]]) -> Check:

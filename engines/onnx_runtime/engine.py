@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ...artifact import Check, read_manifest
-from ...errors import ArtifactError, BuildError, EngineUnavailable, first_line
+from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...model.graph import count_weighted, weighted_nodes
 from ...model.made_input import made_feeds
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
+from ...model.session import make_session, session_options
 from ...shapes import ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Precision, Runner
 from .processor import missing_features, processor
@@ -48,7 +49,7 @@ class OnnxRuntime(Engine):
                 "session.optimized_model_external_initializers_file_name",
                 f"{request.output.name}.data",
             )
-        make_session(path, options)
+        make_session(path, options, error=BuildError)
         after = load_onnx(request.output)
         runner = self.open(str(request.output), threads=request.threads)
         with runner:
@@ -82,36 +83,7 @@ class OnnxRuntime(Engine):
             # It is optimized already, for this processor; doing it again costs load time only.
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level
-        return OnnxRuntimeRunner(make_session(path, options))
-
-
-def session_options(threads: int) -> Any:
-    """Return session options with the thread count and no log of their own."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # failures arrive as exceptions
-    if threads:
-        options.intra_op_num_threads = threads
-    return options
-
-
-def make_session(path: Path, options: Any) -> Any:
-    """Return a CPU session.
-
-    Raises:
-        BuildError: With what ONNX Runtime says of the model.
-    """
-    import onnxruntime
-
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions share no narrower base
-        raise BuildError(
-            f"{path}: ONNX Runtime refuses it: {first_line(error)}",
-            hint="qcompile inspect shows its operators and opset",
-            file=path,
-        ) from error
+        return OnnxRuntimeRunner(make_session(path, options, error=BuildError))
 
 
 def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
         UnsupportedOperator: If the parser refuses a node, naming it.
         BuildError: If the build fails, with TensorRT's reason.
     """
+    try:
+        return _build(adapter, request)
+    except BaseException as error:
+        # The traceback would keep TensorRT's objects alive until the garbage collector finds them,
+        # perhaps while a later build logs: their destructors log too, and wait for it forever.
+        traceback.clear_frames(error.__traceback__)
+        raise
+
+
+def _build(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
     path = Path(request.model)
     model = load_onnx(path)
     io = model_io(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,38 @@ GPUS = ["sm86", "sm89"]
 LAYERS = {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}
 
 Graph = Callable[[Precision, Target], Path]
+
+COLLECT_WHILE_TENSORRT_LOGS = """
+import faulthandler, gc, sys
+faulthandler.dump_traceback_later(30, exit=True)
+from pathlib import Path
+from qcompile.engines.base import BuildRequest
+from qcompile.engines.build import build_engine
+from qcompile.engines.tensorrt import builder
+from qcompile.errors import QCompileError
+
+def collecting(module, make_log=builder.make_log):
+    log = make_log(module)
+    keep = type(log).log
+
+    def collect(self, severity, message):
+        if gc.isenabled():
+            gc.collect()  # as Python does by itself, at any allocation
+        keep(self, severity, message)
+
+    type(log).log = collect
+    return log
+
+def build(gpu):
+    return build_engine("tensorrt-rtx", BuildRequest(sys.argv[1], Path(sys.argv[2]), "fp32", gpus=[gpu]))
+
+try:
+    build("sm90")
+except QCompileError as error:
+    error.itself = error  # a cycle, as errors that are kept with their frames are
+builder.make_log = collecting
+print(build("sm86").manifest.kind)
+"""
 
 
 def build(model: Path, precision: Precision = "fp32", **options: Any) -> Artifact:
@@ -191,3 +225,11 @@ def test_a_real_network_in_int8_has_no_layer_left_in_float(
     ranges = calibrate(model, str(tmp_path / "data.npz"), tmp_path / "m.ranges", method="minmax").path
     quantized = quantize(model, tmp_path / "q.onnx", ranges=ranges, target="tensorrt").path
     assert build(quantized, "int8").manifest.proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 26}}
+
+
+def test_a_build_after_a_failed_one_does_not_hang_when_python_collects_garbage(
+    tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", COLLECT_WHILE_TENSORRT_LOGS, tiny_file("mlp"), tmp_path / "m.engine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout.strip(), done.returncode) == ("engine", 0), done.stderr

@@ -1,0 +1,70 @@
+"""A plain ONNX Runtime session on the CPU, with its errors in our words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
+from ..shapes import Feeds, format_shape
+
+
+def session_options(threads: int = 0) -> Any:
+    """Return session options with the thread count (0: its own choice) and no log of their own.
+
+    Raises:
+        EngineUnavailable: If ONNX Runtime is missing.
+    """
+    options = _import_onnxruntime().SessionOptions()
+    options.log_severity_level = 4  # failures arrive as exceptions, and are presented once
+    if threads:
+        options.intra_op_num_threads = threads
+    return options
+
+
+def make_session(path: Path, options: Any, *, error: type[QCompileError] = ModelError) -> Any:
+    """Return a CPU session of a file.
+
+    Args:
+        path: The ONNX file.
+        options: From `session_options`.
+        error: Type to raise when ONNX Runtime refuses the file.
+
+    Raises:
+        EngineUnavailable: If ONNX Runtime is missing.
+        QCompileError: Of type `error`, with what ONNX Runtime says.
+    """
+    onnxruntime = _import_onnxruntime()
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as refusal:  # its exceptions share no narrower base
+        raise error(
+            f"{path}: ONNX Runtime refuses it: {first_line(refusal)}",
+            hint="qcompile inspect shows its operators and opset",
+            file=path,
+        ) from refusal
+
+
+def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> list[Any]:
+    """Return the named outputs.
+
+    Raises:
+        ModelError: If inference fails, naming the shapes that were fed.
+    """
+    try:
+        return list(session.run(names, feeds))
+    except Exception as error:  # its exceptions share no narrower base
+        shapes = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
+        raise ModelError(f"{subject}: ONNX Runtime fails on {shapes}: {first_line(error)}") from error
+
+
+def _import_onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"ONNX Runtime cannot be imported ({error})",
+            hint="pip install 'qcompile[cpu]'",
+            engine="onnxruntime",
+        ) from error
+    return onnxruntime
