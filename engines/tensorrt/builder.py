@@ -50,11 +50,14 @@ def _build(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
     adapter.set_precision(config, request.precision)
     adapter.set_gpus(config, list(request.gpus))
     _add_profile(builder, config, ranges)
+    monitor = None
     if adapter.has_progress_monitor:
-        config.progress_monitor = _monitor(adapter.module, request.progress)
+        monitor = config.progress_monitor = _monitor(adapter.module, request.progress)
     layers = layers_by_precision(network)
     request.progress("build")
     plan = builder.build_serialized_network(network, config)
+    if monitor is not None and monitor.raised is not None:
+        raise monitor.raised
     if plan is None:
         raise BuildError(
             f"{path}: {adapter.module.__name__} {adapter.version} cannot build it: "
@@ -125,12 +128,14 @@ def _add_profile(builder: Any, config: Any, ranges: list[InputRange]) -> None:
 
 def _monitor(module: Any, progress: Progress) -> Any:
     class Monitor(module.IProgressMonitor):  # type: ignore[misc]
-        """Passes the outermost phase on; a callback that raised would cross TensorRT's C++."""
+        """Passes the outermost phase on. What is raised meanwhile (Ctrl-C) must not cross TensorRT's
+        C++: it is kept, the build is cancelled, and the caller raises it."""
 
         def __init__(self) -> None:
             module.IProgressMonitor.__init__(self)
             self.totals: dict[str, int] = {}
             self.outermost = ""
+            self.raised: BaseException | None = None
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
             if not parent:
@@ -138,9 +143,12 @@ def _monitor(module: Any, progress: Progress) -> Any:
                 self.totals[phase] = steps
 
         def step_complete(self, phase: str, step: int) -> bool:
-            if phase == self.outermost:
-                progress("build", step + 1, self.totals.get(phase))
-            return True
+            try:
+                if phase == self.outermost:
+                    progress("build", step + 1, self.totals.get(phase))
+            except BaseException as error:
+                self.raised = error
+            return self.raised is None
 
         def phase_finish(self, phase: str) -> None:
             self.totals.pop(phase, None)
