@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, parser
 
 from qcompile.compiler.dynamic_int8 import quantize_dynamic
 from qcompile.compiler.prepare import prepared
@@ -101,6 +101,31 @@ def test_a_recurrent_layer_without_an_integer_form_does_not_keep_a_matmul_from_i
     written, planned, reached = quantized(recurrent("GRU", 3), tmp_path / "m.onnx")
     assert (planned, reached) == ({"MatMul": 1}, {"MatMulInteger": 1})
     assert "GRU" in [node.op_type for node in written.graph.node]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        """(float[2,7,8] x) => (float[2,7,5] y) <float[8,8] v, float[2,8,5] w> {
+            h = MatMul(x, v) y = MatMul(h, w) }""",
+        """(float[8,8] x) => (float[8,5] y) <float[8,8] v, float[8,5] w> {
+            h = MatMul(x, v) y = Gemm <transA = 1> (h, w) }""",
+        """(float[6,8] x) => (float[6,8] y) <float[8,8] v, float[64] w, int64[2] s = {8, 8}> {
+            h = MatMul(x, v) made = Reshape(w, s) y = MatMul(h, made) }""",
+    ],
+    ids=["a batch of weights", "a transposed activation", "a weight made by a node"],
+)
+def test_a_node_that_is_hard_to_quantize_does_not_keep_another_from_it(graph: str, tmp_path: Path) -> None:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {graph}')
+    for value in model.graph.value_info:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(normal(*shape) * 0.3, value.name))
+    del model.graph.value_info[:]
+    onnx.checker.check_model(model, full_check=True)
+    written, planned, reached = quantized(model, tmp_path / "m.onnx")
+    assert planned["MatMul"] == reached["MatMulInteger"] >= 1
+    x = normal(*(dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim))
+    assert fidelity(run(model, x), run(written, x)).snr_db > 25
 
 
 @pytest.mark.parametrize("exclude", [(), ("add_one",)])

@@ -185,6 +185,14 @@ def test_a_model_whose_weights_are_made_by_nodes_is_sent_to_simplify(tmp_path: P
     assert "simplify first" in caught.value.hint
 
 
+def test_a_model_without_an_integer_kernel_says_so(tmp_path: Path) -> None:
+    text = """(float[n,2,4,4] x) => (float[n,2,4,4] y) <float[2,2,1,1] w> {
+        [upsample] y = ConvTranspose(x, w) }"""
+    model = write(text, tmp_path / "m.onnx")
+    with pytest.raises(QuantizationError, match=r"nothing to quantize: .*upsample.* no integer kernel"):
+        quantize(model, tmp_path / "q.onnx", ranges=calibrated(model)[0], target="onnxruntime")
+
+
 @pytest.mark.parametrize("first", ["int8", "fp16"])
 @pytest.mark.parametrize("second", ["int8", "fp16"])
 def test_a_model_is_not_quantized_a_second_time(

@@ -12,9 +12,7 @@ import qcompile
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
 
-def test_ctrl_c_cancels_the_build_and_leaves_nothing(
-    tiny_file: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_ctrl_c_cancels_the_build_and_leaves_nothing(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
     steps: list[int] = []
 
     def interrupted(text: str, done: int = 0, total: int | None = None, /) -> None:

@@ -149,13 +149,17 @@ def test_a_graph_quantized_for_onnxruntime_is_refused_by_the_operator_that_is_wr
     assert nothing_built(model)
 
 
-def test_an_operator_that_the_parser_does_not_know_is_named_with_its_node(tmp_path: Path) -> None:
-    text = """<ir_version: 8, opset_import: ["" : 17, "com.example" : 1]>
-        tiny (float[2,3] x) => (float[2,3] y) { h = Relu(x) [odd_one] y = com.example.Unknown(h) }"""
+@pytest.mark.parametrize(("label", "named"), [("[odd_one]", "'odd_one'"), ("", "'")])
+def test_an_operator_that_the_parser_does_not_know_is_named_with_its_node(
+    label: str, named: str, tmp_path: Path
+) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "com.example" : 1]>
+        tiny (float[2,3] x) => (float[2,3] y) {{ h = Relu(x) {label} y = com.example.Unknown(h) }}"""
     onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
-    with pytest.raises(UnsupportedOperator, match="refuses Unknown 'odd_one'") as caught:
+    with pytest.raises(UnsupportedOperator, match=f"refuses Unknown {named}") as caught:
         build(tmp_path / "m.onnx")
     assert caught.value.data["operator"] == "Unknown"
+    assert caught.value.data["node"]  # a node without a name is named by what it makes
 
 
 @pytest.mark.parametrize("gpu", ["sm90", "sm70", "ampere"])
