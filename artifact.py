@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .errors import ArtifactError, InvalidOption, MissingFile
+from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError
 from .shapes import ModelIO
 
 SCHEMA_VERSION = 1
@@ -125,6 +125,10 @@ def writing(final: Path) -> Iterator[Path]:
     try:
         yield temporary / final.name
         _move_in(temporary, final)
+    except QCompileError as error:
+        # Where it was being written is no place a user can go to.
+        error.message = error.message.replace(str(temporary / final.name), str(final))
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -76,7 +76,7 @@ def build(
             graph = _typed(Path(model), needed, target, ranges, method, Path(folder), progress)
         request = BuildRequest(
             graph, Path(output), chosen, str(model), min_shapes or {}, opt_shapes or {}, max_shapes or {},
-            gpus, inputs, threads, progress,
+            list(dict.fromkeys(gpu.lower() for gpu in gpus)), inputs, threads, progress,
         )  # fmt: skip
         return build_engine(target, request, allow_fallback=allow_fallback)
 

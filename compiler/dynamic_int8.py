@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import QuantizationError, first_line
-from ..model.graph import constant_names
 from ..progress import quiet
 from .placement import matching
 
@@ -50,7 +49,9 @@ def quantize_dynamic(
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
 
     excluded = matching(model.graph, exclude)
-    planned = _planned(model, set(excluded))
+    nodes = _planned(model, set(excluded))
+    planned = Counter(node.op_type for node in nodes)
+    names = {node.name for node in nodes}
     if not planned:
         raise QuantizationError(
             f"nothing to quantize: dynamic INT8 takes {', '.join(DYNAMIC_OPERATORS)} with constant "
@@ -66,7 +67,7 @@ def quantize_dynamic(
                 op_types_to_quantize=sorted({*planned, "MatMul"}),
                 per_channel=True,
                 weight_type=QuantType.QInt8,
-                nodes_to_exclude=sorted(excluded),
+                nodes_to_exclude=sorted(n.name for n in model.graph.node if n.name not in names),
                 extra_options={"MatMulConstBOnly": True},
             )
     except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
@@ -82,13 +83,15 @@ def quantize_dynamic(
     return dict(planned), dict(reached)
 
 
-def _planned(model: onnx.ModelProto, excluded: set[str]) -> Counter[str]:
-    constants = constant_names(model)
-    return Counter(
-        node.op_type
-        for node in model.graph.node
-        if node.op_type in DYNAMIC_OPERATORS
-        and node.name not in excluded
-        and len(node.input) > 1
-        and node.input[1] in constants
-    )
+def _planned(model: onnx.ModelProto, excluded: set[str]) -> list[onnx.NodeProto]:
+    """The nodes that the quantizer can take: a stored weight of two axes, no transposed activation."""
+    axes = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    found = []
+    for node in model.graph.node:
+        if node.op_type not in DYNAMIC_OPERATORS or node.name in excluded or len(node.input) < 2:
+            continue
+        transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+        product = node.op_type in ("MatMul", "Gemm")
+        if node.input[1] in axes and not transposed and (not product or axes[node.input[1]] == 2):
+            found.append(node)
+    return found

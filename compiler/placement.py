@@ -108,6 +108,8 @@ def _unfit(
         return "its bias is not one value per channel"
     if target == "tensorrt" and node.op_type == "Add":
         return None if _closes_residual(activations, made_by) else "not the add of a residual branch"
+    if node.op_type == "MatMul" and node.input[0] in constants:
+        return "its constant is the left operand"
     if node.op_type in ("Add", "Mul", "Where") and len(activations) < 2:
         # A constant operand's own scale costs a requantization and gains nothing.
         return "one operand is constant"

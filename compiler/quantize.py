@@ -84,7 +84,9 @@ def quantize(
     warnings = _unfused(proto) if precision == "int8" and mode == "static" else []
     with writing(output) as path:
         if precision == "fp16":
-            if loaded is None and data is not None:
+            if loaded is None and data is None:
+                warnings.append("no data was given: values beyond float16's 65504 were not looked for")
+            elif loaded is None and data is not None:
                 progress("look for values beyond float16")
                 loaded = observe(model, Data(data, model_io(proto).inputs, limit=_LOOKED_AT))
             proof = _to_fp16(proto, path, exclude, loaded)
@@ -183,10 +185,12 @@ def _to_int8(
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = _weighted(placement, operators)
     if not planned:
+        left = placement.left_in_float
+        name, reason = next(iter(left.items()), ("", "no Conv, ConvTranspose, MatMul or Gemm"))
         raise QuantizationError(
-            "nothing to quantize: no Conv, ConvTranspose, MatMul or Gemm with constant weights",
-            hint="simplify first (weights made by nodes are folded), or see --exclude",
-            reasons=dict(placement.left_in_float),
+            f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
+            hint="simplify first" if "simplify" in reason else "choose another target, or keep it in float",
+            reasons=dict(left),
         )
     result = quantize_static(ready, placement, activation_ranges(ranges, chosen, percentile))
     nodes = weighted_nodes(result)

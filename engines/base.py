@@ -140,6 +140,8 @@ class Engine(ABC):
     """Ending of the files it builds, such as ".engine"."""
     takes: Literal["onnx", "pytorch"] = "onnx"
     """What it builds from."""
+    takes_profiles: bool = False
+    """Whether GPUs and optimization profiles mean anything to it."""
 
     @abstractmethod
     def why_not_build(self) -> str:

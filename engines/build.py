@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..artifact import Artifact, Manifest, commit, tool_versions, writing
-from ..errors import EngineUnavailable, IntentNotReached
+from ..errors import EngineUnavailable, IntentNotReached, InvalidOption
 from ..model.onnx_file import fingerprint
 from ..model.source import digest_source, parse_source
 from .base import BuildOutcome, BuildRequest, Engine
@@ -29,6 +29,12 @@ def build_engine(target: str, request: BuildRequest, *, allow_fallback: bool = F
         BuildError: If the runtime refuses the model.
     """
     chosen = require_builder(target)
+    shapes = {**request.min_shapes, **request.opt_shapes, **request.max_shapes}
+    if not chosen.takes_profiles and (request.gpus or shapes):
+        raise InvalidOption(
+            f"{'--gpu' if request.gpus else '--min/opt/max-shapes'}: target {target} has no use for it",
+            hint="leave it out",
+        )
     final = Path(request.output)
     with writing(final) as path:
         outcome = chosen.build(_at(request, path))

@@ -105,7 +105,10 @@ def _parse(adapter: Adapter, network: Any, log: Any, path: Path) -> Any:
         raise BuildError(f"{path}: TensorRT cannot parse it: {last_error(log, 'no reason given')}")
     error = errors[0]
     operator = error.node_operator() if hasattr(error, "node_operator") else ""
-    node = error.node_name() if hasattr(error, "node_name") else f"node {error.node()}"
+    node = error.node_name() if hasattr(error, "node_name") else ""
+    nodes = load_onnx(path, external_data=False).graph.node
+    if not node and 0 <= error.node() < len(nodes):
+        node = nodes[error.node()].name or f"making {', '.join(nodes[error.node()].output)}"
     raise UnsupportedOperator(
         f"{path}: {adapter.module.__name__} {adapter.version} refuses {operator or 'the graph'} "
         f"{node!r}: {' '.join(str(error.desc()).split())}",

@@ -16,6 +16,7 @@ class TensorRT(Engine):
 
     name = "tensorrt"
     suffix = ".engine"
+    takes_profiles = True
 
     def why_not_build(self) -> str:
         return self._why_not_import() or why_no_gpu()

@@ -15,7 +15,7 @@ pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 def test_ctrl_c_cancels_the_build_and_leaves_nothing(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
     steps: list[int] = []
 
-    def interrupted(text: str, done: int = 0, total: int | None = None, /) -> None:
+    def interrupted(text: str, done: int = 0, *_: object) -> None:
         if text == "build" and done:
             steps.append(done)
             raise KeyboardInterrupt
