@@ -67,7 +67,7 @@ class _Conversion:
         self.weights = {t.name: t for t in self.graph.initializer if t.data_type == 1}
         self.floats = {name for name, dtype in types.items() if dtype == "float32"}
         self.floats |= set(self.weights)
-        self.half: set[str] = set()  # tensors that are float16 now
+        self.half: set[str] = set()  # tensors that are float16 now, copies and casts among them
         self.half_weights: dict[str, str] = {}  # weight to its float16 copy
         self.casts: dict[tuple[str, bool], str] = {}
         self.overflowing: set[str] = set()  # float32 tensors that may be beyond float16
@@ -144,6 +144,7 @@ class _Conversion:
         key = (name, half)
         if key not in self.casts:
             self.casts[key] = f"{name}/{'float16' if half else 'float32'}"
+            self.half.update([self.casts[key]] if half else [])
             to = onnx.TensorProto.FLOAT16 if half else onnx.TensorProto.FLOAT
             if half and name in self.overflowing:
                 name = self._saturated(name)
@@ -175,6 +176,7 @@ class _Conversion:
 
         if name not in self.half_weights:
             self.half_weights[name] = f"{name}/float16"
+            self.half.add(f"{name}/float16")
             values = numpy_helper.to_array(self.weights[name]).astype(np.float16)
             self.graph.initializer.append(numpy_helper.from_array(values, f"{name}/float16"))
         return self.half_weights[name]
@@ -192,18 +194,11 @@ class _Conversion:
         if node.op_type in _OWN_TYPE:
             return [name in self.floats for name in node.output]
         formal = self._formal(node, "inputs", len(node.input))
-        pairs = zip(formal, self._half_operands(node), node.input, strict=True)
-        bound = {var for (var, _), _, name in pairs if self._is_half(name)}
+        bound = {var for (var, _), name in zip(formal, node.input, strict=True) if name in self.half}
         results = self._formal(node, "outputs", len(node.output))
         return [
             name in self.floats and var in bound for name, (var, _) in zip(node.output, results, strict=True)
         ]
-
-    def _is_half(self, name: str) -> bool:
-        base = name.removesuffix("/float16")
-        return name in self.half or self.half_weights.get(base) == name or (
-            self.casts.get((base, True)) == name
-        )  # fmt: skip
 
     def _formal(self, node: onnx.NodeProto, side: str, count: int) -> list[tuple[str, set[str]]]:
         """Type variable and allowed types of each operand; empty for operators ONNX does not define."""
