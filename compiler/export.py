@@ -11,6 +11,7 @@ from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data
 from ..errors import ExportError, InvalidOption, ModelError, first_line
 from ..model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
+from ..model.graph import graph_precision
 from ..model.made_input import made_feeds
 from ..model.onnx_file import (
     check_onnx,
@@ -68,7 +69,7 @@ def export(
         raise InvalidOption(f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
     source = parse_source(model) if isinstance(model, str) else model
     if isinstance(source, Source) and source.kind == "onnx":
-        return _take_onnx(source, output)
+        return _take_onnx(source, output, data)
     progress("load the model")
     loaded = load_torch(source) if isinstance(source, Source) else LoadedModel(source.eval(), None)
     label = source.spec if isinstance(source, Source) else type(source).__name__
@@ -223,7 +224,7 @@ def _require(checks: Sequence[Check], label: str) -> None:
             )
 
 
-def _take_onnx(source: Source, output: Path) -> Artifact:
+def _take_onnx(source: Source, output: Path, data: str | None) -> Artifact:
     """An ONNX file given as MODEL is checked and copied: the road starts from it."""
     proto = load_checked(source.file)
     with writing(output) as path:
@@ -232,11 +233,12 @@ def _take_onnx(source: Source, output: Path) -> Artifact:
         else:
             shutil.copyfile(source.file, path)
         check_onnx(path)
-        session = OnnxReference(path)
-        session(made_feeds(model_io(proto).inputs))
+        inputs = model_io(proto).inputs
+        feeds = next(iter(Data(data, inputs))).feeds if data else made_feeds(inputs)
+        OnnxReference(path)(feeds)
         checks = [
             Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"),
-            Check("runs in ONNX Runtime", True, "one made input"),
+            Check("runs in ONNX Runtime", True, "the data" if data else "one made input"),
         ]
         manifest = commit(path, _manifest(proto, source.spec, opset(proto), checks))
     return Artifact(output, manifest)
@@ -246,7 +248,7 @@ def _manifest(proto: Any, label: str, version: int, checks: Sequence[Check]) -> 
     return Manifest(
         kind="onnx",
         stage="export",
-        precision="fp32",
+        precision=graph_precision(proto),
         io=model_io(proto),
         tools=tool_versions("torch", "onnx", "onnxscript", "onnxruntime"),
         options={"model": label, "opset": version},

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data
 from ..errors import EngineUnavailable, first_line
+from ..model.graph import graph_precision
 from ..model.made_input import made_feeds
 from ..model.onnx_file import (
     check_onnx,
@@ -203,7 +204,7 @@ def _manifest(
     return Manifest(
         kind="onnx",
         stage="simplify",
-        precision="fp32",
+        precision=graph_precision(after),
         io=model_io(after),
         sources={"model": fingerprint(model)},
         tools=tool_versions("onnx", "onnxsim", "onnxruntime"),

@@ -55,7 +55,10 @@ def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> l
         return list(session.run(names, feeds))
     except Exception as error:  # its exceptions share no narrower base
         shapes = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
-        raise ModelError(f"{subject}: ONNX Runtime fails on {shapes}: {first_line(error)}") from error
+        raise ModelError(
+            f"{subject}: ONNX Runtime fails on {shapes}: {first_line(error)}",
+            hint="where these shapes are made up and do not suit the model, give --data",
+        ) from error
 
 
 def _import_onnxruntime() -> Any:
