@@ -10,6 +10,7 @@ from typing import Any
 
 from ..artifact import Artifact, Manifest, commit, tool_versions, writing
 from ..errors import CalibrationError, DataError, first_line
+from ..model.graph import graph_precision
 from ..model.onnx_file import fingerprint, load_onnx, read_io, save_onnx
 from ..model.session import make_session, session_options
 from ..progress import Progress, silent
@@ -139,7 +140,7 @@ def _run(session: Any, names: list[str], feeds: Any, where: str) -> list[Any]:
 @contextmanager
 def _observer(proto: Any, taps: Taps, threads: int, model: Path) -> Iterator[Any]:
     """A session whose outputs are the taps; from a file, so models over 2 GB work too."""
-    options = session_options(threads)
+    options = session_options(threads, layouts=graph_precision(proto) != "fp16")
     with tempfile.TemporaryDirectory(prefix="qcompile-calibrate-") as folder:
         path = Path(folder) / model.name
         save_onnx(tapped(proto, taps), path)

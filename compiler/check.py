@@ -25,7 +25,7 @@ class OnnxReference:
     """
 
     def __init__(self, path: Path) -> None:
-        self._session = make_session(path, session_options())
+        self._session = make_session(path, session_options(layouts=False))
         self.path = path
         self.names = [value.name for value in self._session.get_outputs()]
 

@@ -10,7 +10,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..errors import QuantizationError, first_line
+from ..model.graph import drop_unused_initializers
 from ..progress import quiet
 from .placement import matching
 
@@ -52,6 +55,7 @@ def quantize_dynamic(
     nodes = _planned(model, set(excluded))
     planned = Counter(node.op_type for node in nodes)
     names = {node.name for node in nodes}
+    _gemms_to_matmuls(model.graph, names)
     if not planned:
         raise QuantizationError(
             f"nothing to quantize: dynamic INT8 takes {', '.join(DYNAMIC_OPERATORS)} with constant "
@@ -63,8 +67,7 @@ def quantize_dynamic(
             quantize_by_onnxruntime(
                 model,
                 path,
-                # It turns Gemm into MatMul and Add, and only if MatMul is asked for.
-                op_types_to_quantize=sorted({*planned, "MatMul"}),
+                op_types_to_quantize=sorted({*planned, "MatMul"} - {"Gemm"}),
                 per_channel=True,
                 weight_type=QuantType.QInt8,
                 nodes_to_exclude=sorted(n.name for n in model.graph.node if n.name not in names),
@@ -81,6 +84,41 @@ def quantize_dynamic(
             hint="exclude the operator type that the quantizer passes over",
         )
     return dict(planned), dict(reached)
+
+
+def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Turn each planned Gemm into MatMul and Add. The quantizer would do it, and go wrong where two Gemms
+    share a weight: it transposes it twice.
+
+        Gemm(x, w, b)      becomes      Add(MatMul(x, w or wᵀ), b)
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.op_type != "Gemm" or node.name not in names:
+            nodes.append(node)
+            continue
+        weight = node.input[1]
+        if any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
+            weight = f"{weight}/transposed"
+            if weight not in stored:
+                array = np.ascontiguousarray(numpy_helper.to_array(stored[node.input[1]]).T)
+                stored[weight] = numpy_helper.from_array(array, weight)
+                graph.initializer.append(stored[weight])
+        has_bias = len(node.input) > 2 and bool(node.input[2])
+        product = f"{node.output[0]}/product" if has_bias else node.output[0]
+        operands = [node.input[0], weight]
+        nodes.append(onnx.helper.make_node("MatMul", operands, [product], name=node.name))
+        if has_bias:
+            operands = [product, node.input[2]]
+            name = f"{node.name}/bias"
+            nodes.append(onnx.helper.make_node("Add", operands, [node.output[0]], name=name))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    drop_unused_initializers(graph)
 
 
 def _planned(model: onnx.ModelProto, excluded: set[str]) -> list[onnx.NodeProto]:

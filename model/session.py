@@ -9,13 +9,22 @@ from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..shapes import Feeds, format_shape
 
 
-def session_options(threads: int = 0) -> Any:
-    """Return session options with the thread count (0: its own choice) and no log of their own.
+def session_options(threads: int = 0, *, layouts: bool = True) -> Any:
+    """Return session options with no log of their own.
+
+    Args:
+        threads: Thread count; 0 leaves the choice to ONNX Runtime.
+        layouts: Whether memory layouts are optimized too. That level crashes the process on some float16
+            graphs (seen with 1.31.1: a Transformer's encoder), so it is left out where they may come.
 
     Raises:
         EngineUnavailable: If ONNX Runtime is missing.
     """
-    options = _import_onnxruntime().SessionOptions()
+    onnxruntime = _import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    if not layouts:
+        level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.graph_optimization_level = level
     options.log_severity_level = 4  # failures arrive as exceptions, and are presented once
     if threads:
         options.intra_op_num_threads = threads

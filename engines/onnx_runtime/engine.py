@@ -42,7 +42,7 @@ class OnnxRuntime(Engine):
         path = Path(request.model)
         before = load_onnx(path)
         request.progress("optimize for this processor")
-        options = session_options(request.threads)
+        options = session_options(request.threads, layouts=request.precision != "fp16")
         options.optimized_model_filepath = str(request.output)
         if is_large(before):
             options.add_session_config_entry(
