@@ -31,13 +31,9 @@ def quantize_static(
         CalibrationError: If a tensor that gets a scale has no range.
         QuantizationError: If a scale is not positive and finite, or a planned node was passed over.
     """
-    from onnxruntime.quantization import (
-        CalibrationMethod,
-        QDQQuantizer,
-        QuantType,
-        TensorData,
-        TensorsData,
-    )  # fmt: skip
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
+    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
     for name, limits in ranges.items():
         if not np.isfinite(limits).all() or limits[0] > limits[1]:
