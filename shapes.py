@@ -225,6 +225,12 @@ def fill_dynamic(tensor: TensorInfo, extent: int = 1) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) else extent for dim in tensor.shape)
 
 
+def samples_in(feeds: Feeds) -> int:
+    """Return the extent of the first axis of the first input; 1 for a scalar."""
+    first = next(iter(feeds.values()))
+    return int(first.shape[0]) if first.ndim else 1
+
+
 def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject: str) -> None:
     """Refuse feeds that are not exactly what the inputs take: names, dtypes, ranks, fixed extents.
 

@@ -11,13 +11,13 @@ from typing import Any
 from ..calibration import Data
 from ..errors import DataError, InvalidOption, QCompileError
 from ..progress import Progress, silent
-from ..shapes import Feeds, format_shape
+from ..shapes import Feeds, format_shape, samples_in
 from .accuracy import parse_metric, top_k
 from .compare import FEWEST_ROUNDS, median, percentile, speedup
 from .diff import judge
 from .environment import default_threads, environment
 from .measure import Timed, measure
-from .outputs import Subject, describe, infer_all, save_feeds, shared_io, start, timing_feeds
+from .outputs import Subject, describe, infer_all, save_feeds, shared_io, short_name, start, timing_feeds
 from .process import Worker
 from .results import Entry, Results, save_results
 
@@ -68,7 +68,7 @@ def benchmark(
     subjects, base = _subjects(artifacts, baseline)
     threads = threads or default_threads()
     io = shared_io(subjects, inputs)
-    feeds = timing_feeds(subjects, data, inputs=inputs, batch_size=batch_size)
+    feeds = timing_feeds(io, data, batch_size=batch_size)
     entries = {subject.name: _entry(subject) for subject in subjects}
     surroundings = environment(threads)
     with contextlib.ExitStack() as stack:
@@ -83,7 +83,7 @@ def benchmark(
             ),
         )
         for name, one in timed.items():
-            _record_timing(entries[name], one, timed[base], _samples(feeds))
+            _record_timing(entries[name], one, timed[base], samples_in(feeds))
         _require_baseline(entries[base])
         _note_doubt(entries.values(), precision_target)
         if evaluation is not None or data is not None:
@@ -115,15 +115,14 @@ def _subjects(artifacts: Sequence[str] | Mapping[str, str], baseline: str) -> tu
     named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
     if not isinstance(artifacts, Mapping):
         for artifact in artifacts:
-            subject = describe(artifact)
-            name, number = subject.name, 1
+            name, number = short_name(artifact), 1
             while name in named:
                 number += 1
-                name = f"{subject.name} ({number})"
+                name = f"{short_name(artifact)} ({number})"
             named[name] = artifact
     base = next((name for name, item in named.items() if baseline in (name, item)), "")
     if not base:
-        base = describe(baseline).name
+        base = short_name(baseline)
         if base in named:
             base = f"{base} (baseline)"
         named = {base: baseline, **named}
@@ -295,8 +294,3 @@ def _guarded(entry: Entry, work: Any) -> Any:
 def _require_baseline(entry: Entry) -> None:
     if entry.status != "measured":
         raise QCompileError(f"the baseline {entry.name} failed: {entry.reason}")
-
-
-def _samples(feeds: Feeds) -> int:
-    first = next(iter(feeds.values()))
-    return int(first.shape[0]) if first.ndim else 1

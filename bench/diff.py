@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from ..errors import InvalidOption
 from ..model.fidelity import fidelity
 from ..progress import Progress, quiet, silent
-from .outputs import Subject, collect_outputs, describe, feeds_for
+from ..shapes import samples_in
+from .outputs import Subject, collect_outputs, describe, feeds_for, shared_io
 
 Outputs = Mapping[str, NDArray[Any]]
 
@@ -113,12 +114,12 @@ def diff(
         DataError, WorkerError, EngineUnavailable: If one side cannot run.
     """
     subjects = [describe(reference), describe(artifact)]
-    feeds = list(feeds_for(subjects, data, inputs=inputs, samples=samples))
+    feeds = list(feeds_for(shared_io(subjects, inputs), data, samples=samples))
     found = []
     for subject in subjects:
         progress(f"run {subject.name}")
         found.append(collect_outputs(subject, feeds, subjects, threads=threads))
-    count = sum(next(iter(batch.values())).shape[0] for batch in feeds)
+    count = sum(samples_in(batch) for batch in feeds)
     outputs = judge(found[0], found[1], _precision(subjects), tolerances or Tolerances())
     return Difference(reference, artifact, _precision(subjects), count, outputs)
 

@@ -19,7 +19,7 @@ from ..model.graph import graph_precision
 from ..model.made_input import made_feeds
 from ..model.onnx_file import load_onnx, model_io
 from ..model.source import parse_source
-from ..shapes import Feeds, ModelIO, TensorInfo, parse_input
+from ..shapes import Feeds, ModelIO, TensorInfo, parse_input, samples_in
 from .process import Worker
 
 
@@ -70,7 +70,7 @@ def describe(artifact: str, *, name: str = "") -> Subject:
             gpus = manifest.device.get("gpus")
             runs_on = "GPU " + ", ".join(map(str, gpus if isinstance(gpus, list) else []))
     return Subject(
-        name=name or _short(artifact),
+        name=name or short_name(artifact),
         artifact=artifact,
         engine=runtime,
         precision=precision,
@@ -102,10 +102,9 @@ def shared_io(subjects: Sequence[Subject], inputs: Sequence[str] = ()) -> ModelI
 
 
 def feeds_for(
-    subjects: Sequence[Subject],
+    io: ModelIO,
     data: str | None,
     *,
-    inputs: Sequence[str] = (),
     samples: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[Feeds]:
@@ -114,7 +113,6 @@ def feeds_for(
     Raises:
         DataError: If the data does not fit.
     """
-    io = shared_io(subjects, inputs)
     if data is not None:
         for batch in Data(data, io.inputs, batch_size=batch_size, limit=samples):
             yield batch.feeds
@@ -122,34 +120,27 @@ def feeds_for(
     yield made_feeds(io.inputs, extent=batch_size or min(samples or 8, 8))
 
 
-def timing_feeds(
-    subjects: Sequence[Subject],
-    data: str | None,
-    *,
-    inputs: Sequence[str] = (),
-    batch_size: int | None = None,
-) -> Feeds:
+def timing_feeds(io: ModelIO, data: str | None, *, batch_size: int | None = None) -> Feeds:
     """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches.
 
     Raises:
         InvalidOption: If the model's own batch is fixed at another size.
         DataError: If the data does not fit, or holds fewer samples.
     """
-    io = shared_io(subjects, inputs)
     fixed = {t.shape[0] for t in io.inputs if t.shape and isinstance(t.shape[0], int)}
     if batch_size is not None and fixed - {batch_size}:
         raise InvalidOption(
             f"batch size {batch_size}: the first axis of the model is fixed at {min(fixed)}",
             hint="leave --batch-size out, or export with a dynamic batch: --input 'x:[batch,...]'",
         )
-    batches = feeds_for(subjects, data, inputs=inputs, batch_size=batch_size)
+    batches = feeds_for(io, data, batch_size=batch_size)
     if batch_size is None or data is None:
         return next(batches)
     parts: list[Feeds] = []
     found = 0
     for feeds in batches:
         parts.append(feeds)
-        found += len(next(iter(feeds.values())))
+        found += samples_in(feeds)
         if found >= batch_size:
             break
     if found < batch_size:
@@ -216,7 +207,8 @@ def _example_io(subjects: Sequence[Subject]) -> ModelIO | None:
     return None
 
 
-def _short(artifact: str) -> str:
+def short_name(artifact: str) -> str:
+    """Return how an artifact is called where the user gave no name: its file's, and the function's."""
     head, _, function = artifact.rpartition(":")
     if head.endswith(".py"):
         return f"{Path(head).name}:{function}"

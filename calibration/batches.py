@@ -25,7 +25,7 @@ from ..artifact import digest_files, nearest_name
 from ..errors import DataError, InvalidOption, MissingFile, QCompileError
 from ..model.source import Source, digest_source, parse_source
 from ..model.user_code import call, load_function, where_raised
-from ..shapes import Feeds, TensorInfo, check_feeds
+from ..shapes import Feeds, TensorInfo, check_feeds, samples_in
 
 LABELS = "labels"
 DEFAULT_BATCH = 8
@@ -48,8 +48,7 @@ class Batch:
     @property
     def samples(self) -> int:
         """Extent of the first axis of the first input (1 for a scalar)."""
-        first = next(iter(self.feeds.values()))
-        return int(first.shape[0]) if first.ndim else 1
+        return samples_in(self.feeds)
 
 
 class Data:

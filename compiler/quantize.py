@@ -74,9 +74,9 @@ def quantize(
     model, output = Path(model), Path(output)
     loaded = load_ranges(Path(ranges)) if isinstance(ranges, str | Path) else ranges
     _check_options(precision, mode, target, loaded, model)
-    if data is not None:
-        next(iter(Data(data, model_io(load_onnx(model)).inputs)))  # before the work, not after it
     proto = load_onnx(model)
+    if data is not None:
+        next(iter(Data(data, model_io(proto).inputs)))  # before the work, not after it
     found = graph_precision(proto)
     if found != "fp32":
         raise InvalidOption(f"{model}: its graph is {found} already", hint="quantize the float model instead")
@@ -98,10 +98,10 @@ def quantize(
             proof = _to_int8(proto, path, target, loaded, method, exclude)
         check_onnx(path)
         progress("compare with the float model")
-        check = _compare(model, path, model_io(proto).inputs, data)
+        check, snr_db = _compare(model, path, model_io(proto).inputs, data)
         if not check.passed:
             raise QuantizationError(f"{model}: {check.detail}", hint="exclude the layers concerned")
-        if data is not None and _snr(check) < _POOR_SNR_DB:
+        if data is not None and snr_db < _POOR_SNR_DB:
             warnings.append(
                 f"only {check.detail}: much of the signal is lost; try another --method or --exclude"
             )
@@ -213,7 +213,7 @@ def _weighted(placement: Placement, operators: Mapping[str, str]) -> list[str]:
     return [name for name in placement.nodes if operators[name] in WEIGHTED]
 
 
-def _compare(model: Path, path: Path, inputs: Any, data: str | None) -> Check:
+def _compare(model: Path, path: Path, inputs: Any, data: str | None) -> tuple[Check, float]:
     """Signal-to-noise ratio against the float model; fails on NaN that was not there before."""
     feeds: Feeds = next(iter(Data(data, inputs))).feeds if data else made_feeds(inputs)
     reference, quantized = OnnxReference(model), OnnxReference(path)
@@ -222,14 +222,11 @@ def _compare(model: Path, path: Path, inputs: Any, data: str | None) -> Check:
     for name, array in found.items():
         broken = array.dtype.kind == "f" and not np.isfinite(array).all()
         if broken and np.isfinite(expected[name]).all():
-            return Check("finite outputs", False, f"output {name!r} became NaN or infinite")
+            return Check("finite outputs", False, f"output {name!r} became NaN or infinite"), -np.inf
     name, value = worst({name: fidelity(expected[name], found[name]) for name in expected})
     on = "the data" if data else "made input"
-    return Check("signal-to-noise ratio", True, f"{value.snr_db:.1f} dB at output {name!r} on {on}")
-
-
-def _snr(check: Check) -> float:
-    return float(check.detail.split(" dB")[0])
+    detail = f"{value.snr_db:.1f} dB at output {name!r} on {on}"
+    return Check("signal-to-noise ratio", True, detail), value.snr_db
 
 
 def _ranges_source(ranges: Ranges | None) -> dict[str, str]:
