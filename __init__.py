@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
     from .bench.benchmark import benchmark
     from .bench.diff import diff
-    from .calibration.calibrate import calibrate
     from .calibration.ranges import Ranges
     from .compiler.export import export
     from .compiler.quantize import quantize
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from .engines.load import load
     from .errors import QCompileError
     from .inspection import inspect
-    from .intent import build
+    from .intent import build, calibrate
     from .pipeline import run
     from .recipe import Recipe, read_recipe
 
@@ -40,7 +39,7 @@ _HOME = {
     "benchmark": "bench.benchmark",
     "diff": "bench.diff",
     "Ranges": "calibration.ranges",
-    "calibrate": "calibration.calibrate",
+    "calibrate": "intent",
     "export": "compiler.export",
     "quantize": "compiler.quantize",
     "simplify": "compiler.simplify",

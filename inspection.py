@@ -90,20 +90,10 @@ def _ranges(path: Path) -> dict[str, Any]:
     return {
         "model": ranges.model,
         "samples": ranges.samples,
-        "method": ranges.method,
-        "percentile": ranges.percentile,
-        "tensors": {
-            name: {
-                "min": histogram.min,
-                "max": histogram.max,
-                "amax": {
-                    "minmax": ranges.amax(name, "minmax"),
-                    "percentile": ranges.amax(name, "percentile"),
-                    "entropy": ranges.amax(name, "entropy"),
-                },
-            }
-            for name, histogram in ranges.histograms.items()
-        },
+        "method": str(ranges.method),
+        "data": ranges.data,
+        "tensors": len(ranges.histograms),
+        "shared": len(ranges.shared),
         "skipped": dict(ranges.skipped),
     }
 

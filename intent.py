@@ -1,7 +1,7 @@
-"""`qcompile build`: one intent for any target.
+"""The verbs that bring rooms together which do not know each other.
 
-The graph is brought to the precision the target needs (`compiler/`), then built and proven
-(`engines/`): neither room knows the other.
+`build`: the graph is brought to the precision the target needs (`compiler/`), then built and proven
+(`engines/`). `calibrate`: what quantization will scale (`compiler/`) is observed (`calibration/`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,60 @@ from .errors import InvalidOption
 from .progress import Progress, silent
 
 if TYPE_CHECKING:
+    from .calibration import Data
     from .compiler.placement import Target
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+def calibrate(
+    model: str | Path,
+    data: str | Data,
+    output: str | Path,
+    *,
+    targets: Sequence[str] = ("onnxruntime", "tensorrt"),
+    method: str = "entropy",
+    samples: int | None = None,
+    shard: str = "1/1",
+    threads: int = 0,
+    resume: bool = True,
+    checkpoint: Path | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Observe what quantization for the targets will scale, and write a ranges file.
+
+    Args:
+        model: Float ONNX file.
+        data: Spelling of the samples (`calibration.batches`), or `Data`.
+        output: Ranges file to write.
+        targets: What the model will be quantized for: "onnxruntime", "tensorrt". Fewer are observed faster.
+        method, samples, shard, threads, resume, checkpoint, progress: As
+            `calibration.calibrate.calibrate`.
+
+    Returns:
+        The ranges file and its manifest.
+
+    Raises:
+        DataError, CalibrationError, ModelError, InvalidOption: As `calibration.calibrate.calibrate`.
+    """
+    from .calibration import calibrate as observe_and_write
+    from .compiler.wanted import wanted_tensors
+    from .model.outline import read_outline
+
+    outline = read_outline(Path(model))
+    return observe_and_write(
+        outline,
+        data,
+        output,
+        method=method,
+        samples=samples,
+        shard=shard,
+        wanted=wanted_tensors(outline, targets),  # type: ignore[arg-type]  # checked there
+        threads=threads,
+        resume=resume,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
 
 
 def build(

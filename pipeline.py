@@ -115,7 +115,8 @@ class _Run:
             model = self._do(simplify_stage(recipe, model))
         ranges = None
         if any(one.needs_ranges for one in recipe.artifact):
-            ranges = self._do(calibrate_stage(recipe, model))
+            checkpoint = self.store.folder / "calibrate.checkpoint"
+            ranges = self._do(calibrate_stage(recipe, model, checkpoint))
         built = {one.name: self._artifact(one, model, ranges) for one in recipe.artifact}
         if recipe.bench:
             self._bench(built)

@@ -25,6 +25,8 @@ else:
     import tomli as tomllib
 
 RECIPE_VERSION = 1
+_METHODS = ("minmax", "percentile", "entropy", "mse", "auto")
+
 BASELINE = "pytorch"
 """Name of the row that is the model itself."""
 
@@ -57,7 +59,6 @@ class CalibrateSection:
 
     method: str = "entropy"
     samples: int = 0
-    batch_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,11 +229,12 @@ def _check_values(recipe: Recipe) -> None:
     for key, method in {"calibrate.method": recipe.calibrate.method, **methods}.items():
         name, _, value = method.partition(":")
         number = value.replace(".", "", 1).isdigit() if name == "percentile" else not value
-        if name not in ("minmax", "entropy", "percentile") or (":" in method and not number):
-            raise _error(path, key, f"is {method!r}; minmax, entropy or percentile:NUMBER is required", "")
+        if name not in _METHODS or (":" in method and not number):
+            raise _error(
+                path, key, f"is {method!r}; {', '.join(_METHODS)} or percentile:NUMBER is required", ""
+            )
     counts = {
         "calibrate.samples": (recipe.calibrate.samples, 0),
-        "calibrate.batch_size": (recipe.calibrate.batch_size, 0),
         "bench.batch_size": (bench.batch_size, 1),
         "bench.threads": (bench.threads, 0),
     }

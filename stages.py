@@ -10,13 +10,16 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .artifact import tool_versions
 from .model.source import Source, parse_source
 from .progress import Progress
 from .recipe import BASELINE, ArtifactSection, Recipe
 from .shapes import parse_shapes
+
+if TYPE_CHECKING:
+    from .compiler.placement import Target
 
 RESULTS = "results.json"
 
@@ -88,33 +91,49 @@ def simplify_stage(recipe: Recipe, model: Made) -> Stage:
     return Stage("simplify", f"{recipe.name}.simplified.onnx", key, work)
 
 
-def calibrate_stage(recipe: Recipe, model: Made) -> Stage:
+def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     """Samples become ranges."""
-    from .calibration import Data, calibrate
-    from .model.onnx_file import read_io
+    from .calibration import Data
+    from .model.outline import read_outline
 
     section = recipe.calibrate
     data = Data(
         recipe.data.calibration,
-        read_io(model.path).inputs,
-        batch_size=section.batch_size or None,
+        read_outline(model.path).io.inputs,
+        batch_size=1,
         limit=section.samples or None,
         base=recipe.folder,
         depends=recipe.data_depends,
     )
 
+    targets = sorted({_graph_target(one) for one in recipe.artifact if one.needs_ranges})
+
     def work(path: Path, progress: Progress) -> object:
-        return calibrate(model.path, data, path, method=section.method, progress=progress)
+        from .intent import calibrate
+
+        return calibrate(
+            model.path,
+            data,
+            path,
+            method=section.method,
+            targets=targets,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
 
     key = {
         "model": model.digest,
         "data": data.digest(),
         "method": section.method,
         "samples": section.samples,
-        "batch_size": section.batch_size,
+        "targets": targets,
         "tools": tool_versions(*_ONNX_TOOLS),
     }
     return Stage("calibrate", f"{recipe.name}.ranges", key, work)
+
+
+def _graph_target(one: ArtifactSection) -> Target:
+    return "onnxruntime" if one.target == "onnxruntime" else "tensorrt"
 
 
 def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None) -> Stage:
@@ -127,7 +146,7 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
             model.path,
             path,
             ranges=ranges.path if ranges else None,
-            target="onnxruntime" if one.target == "onnxruntime" else "tensorrt",
+            target=_graph_target(one),
             precision="fp16" if one.precision == "fp16" else "int8",
             mode="dynamic" if one.mode == "dynamic" else "static",
             method=one.method or None,

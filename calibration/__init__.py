@@ -2,6 +2,10 @@
 
 from .batches import Batch, Data
 from .calibrate import calibrate, observe
-from .ranges import Ranges, load_ranges, save_ranges
+from .ranges import Ranges
+from .ranges_file import load_ranges, save_ranges
+from .thresholds import Method, parse_method
 
-__all__ = ["Batch", "Data", "Ranges", "calibrate", "load_ranges", "observe", "save_ranges"]
+__all__ = [
+    "Batch", "Data", "Method", "Ranges", "calibrate", "load_ranges", "observe", "parse_method", "save_ranges",
+]  # fmt: skip

@@ -13,7 +13,7 @@ hold `labels`. Arrays must have the model's dtype: nothing is converted silently
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ..errors import DataError, InvalidOption, MissingFile, QCompileError
 from ..model.source import Source, digest_source, parse_source
 from ..model.user_code import call, load_function, where_raised
 from ..shapes import Feeds, TensorInfo, check_feeds, samples_in
+from .archive import load_arrays, read_rows, read_shapes
 
 LABELS = "labels"
 DEFAULT_BATCH = 8
@@ -49,6 +50,24 @@ class Batch:
     def samples(self) -> int:
         """Extent of the first axis of the first input (1 for a scalar)."""
         return samples_in(self.feeds)
+
+    def can_be_split(self) -> bool:
+        """Whether there are several samples, which are the first axis of every input."""
+        extents = {array.shape[0] if array.ndim else 0 for array in self.feeds.values()}
+        return self.samples > 1 and extents == {self.samples}
+
+    def head(self, samples: int) -> Batch:
+        """Return the first samples of a batch that can be split."""
+        return self._part(slice(samples), self.where)
+
+    def split(self) -> Iterator[Batch]:
+        """Yield the samples of a batch that can be split, one by one."""
+        for index in range(self.samples):
+            yield self._part(slice(index, index + 1), f"{self.where} sample {index}")
+
+    def _part(self, part: slice, where: str) -> Batch:
+        feeds = {name: array[part] for name, array in self.feeds.items()}
+        return Batch(feeds, None if self.labels is None else self.labels[part], where)
 
 
 class Data:
@@ -93,10 +112,9 @@ class Data:
         seen = 0
         for batch in self._read():
             if self.limit is not None and seen + batch.samples > self.limit:
-                head = _head(batch, self.limit - seen)
-                if head is None:
+                if not batch.can_be_split():
                     break
-                batch = head
+                batch = batch.head(self.limit - seen)
             check_feeds(self.inputs, batch.feeds, batch.where)
             seen += batch.samples
             if batch.samples:
@@ -108,6 +126,19 @@ class Data:
                 f"{self.spec}: holds no samples; at least one is required",
                 hint="check the path, or what the function yields",
             )
+
+    @property
+    def total(self) -> int | None:
+        """Number of samples; None where only reading a function's data would tell.
+
+        Raises:
+            DataError: If a file is damaged.
+        """
+        if isinstance(self._source, Source):
+            return self.limit
+        files = _sample_files(self._source) if self._source.is_dir() else [self._source]
+        count = sum(_samples_in_file(path, self.inputs) for path in files)
+        return count if self.limit is None else min(count, self.limit)
 
     def digest(self) -> str:
         """Return a digest that changes when the data may have changed."""
@@ -127,26 +158,21 @@ class Data:
         return self._read_npz(self._source)
 
     def _read_npz(self, path: Path) -> Iterator[Batch]:
-        arrays = _load(path)
-        labels = arrays.pop(LABELS, None)
-        feeds = _select(arrays, self.inputs, str(path))
-        extents = {name: array.shape[0] if array.ndim else 0 for name, array in feeds.items()}
-        if labels is not None:
-            extents[LABELS] = labels.shape[0] if labels.ndim else 0
+        shapes = read_shapes(path)
+        _require_inputs(shapes, self.inputs, str(path))
+        extents = {name: shape[0] if shape else 0 for name, shape in shapes.items()}
         if len(set(extents.values())) > 1:
             found = ", ".join(f"{name} {extent}" for name, extent in extents.items())
             raise DataError(f"{path}: arrays differ in their number of samples ({found})")
-        for start in range(0, next(iter(extents.values())), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            yield Batch(
-                {name: np.ascontiguousarray(array[part]) for name, array in feeds.items()},
-                None if labels is None else labels[part],
-                f"{path.name}[{start}:{start + self.batch_size}]",
-            )
+        start = 0
+        for arrays in read_rows(path, self.batch_size):
+            labels = arrays.pop(LABELS, None)
+            yield Batch(arrays, labels, f"{path.name}[{start}:{start + self.batch_size}]")
+            start += self.batch_size
 
     def _read_folder(self, folder: Path) -> Iterator[Batch]:
         for path in _sample_files(folder):
-            arrays = _load(path)
+            arrays = load_arrays(path)
             labels = arrays.pop(LABELS, None)
             if path.suffix == ".npy":
                 if len(self.inputs) != 1:
@@ -156,11 +182,8 @@ class Data:
                         hint="save .npz files keyed by input name",
                     )
                 arrays = {self.inputs[0].name: next(iter(arrays.values()))}
-            feeds = {
-                tensor.name: _with_batch_axis(array, tensor)
-                for tensor in self.inputs
-                for array in [_select(arrays, self.inputs, str(path))[tensor.name]]
-            }
+            _require_inputs(arrays, self.inputs, str(path))
+            feeds = {t.name: _with_batch_axis(arrays[t.name], t) for t in self.inputs}
             yield Batch(feeds, labels, f"{folder.name}/{path.name}")
 
     def _read_function(self, source: Source) -> Iterator[Batch]:
@@ -192,7 +215,8 @@ class Data:
         if isinstance(item, Mapping):
             arrays = {str(name): _array(value, where) for name, value in item.items()}
             labels = arrays.pop(LABELS, None)
-            return Batch(_select(arrays, self.inputs, where), labels, where)
+            _require_inputs(arrays, self.inputs, where)
+            return Batch(arrays, labels, where)
         values = list(item) if isinstance(item, tuple | list) else [item]
         if len(values) == len(self.inputs) + 1:
             labels = _array(values.pop(), where)
@@ -237,34 +261,22 @@ def _sample_files(folder: Path) -> list[Path]:
     return files
 
 
-def _load(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        # Opened here: numpy leaves the file open when it is no archive.
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {"": loaded}
-            return {name: loaded[name] for name in loaded.files}
-    except Exception as error:  # zipfile, struct and ValueError: numpy has no one type for "damaged"
-        raise DataError(
-            f"{path}: cannot be read as numpy data ({error})",
-            hint="pickled objects are not read; save plain arrays with numpy.savez",
-            file=path,
-        ) from error
-
-
-def _select(
-    arrays: Mapping[str, NDArray[Any]], inputs: Sequence[TensorInfo], where: str
-) -> dict[str, NDArray[Any]]:
-    """Keep the arrays that are inputs; a stray or missing one is refused by `check_feeds`."""
-    missing = [tensor.name for tensor in inputs if tensor.name not in arrays]
+def _require_inputs(found: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:
+    """Refuse data that lacks an input; a stray array is refused by `check_feeds`."""
+    missing = [tensor.name for tensor in inputs if tensor.name not in found]
     if missing:
         raise DataError(
-            f"{where}: input {missing[0]!r} is missing; found {', '.join(arrays) or 'nothing'}",
+            f"{where}: input {missing[0]!r} is missing; found {', '.join(found) or 'nothing'}",
             hint="key the arrays by the model's input names",
             tensor=missing[0],
         )
-    return dict(arrays)
+
+
+def _samples_in_file(path: Path, inputs: Sequence[TensorInfo]) -> int:
+    shapes = read_shapes(path)
+    first = shapes.get(inputs[0].name if inputs else "", next(iter(shapes.values()), ()))
+    has_batch_axis = not inputs or len(first) == len(inputs[0].shape)
+    return first[0] if first and has_batch_axis else 1
 
 
 def _with_batch_axis(array: NDArray[Any], tensor: TensorInfo) -> NDArray[Any]:
@@ -281,15 +293,3 @@ def _array(value: Any, where: str) -> NDArray[Any]:
             hint="yield a dict of arrays, a tuple of arrays, or (inputs, labels)",
         )
     return np.asarray(value)
-
-
-def _head(batch: Batch, samples: int) -> Batch | None:
-    """The first samples of a batch; None when its inputs do not share the first axis."""
-    extents = {array.shape[0] if array.ndim else 0 for array in batch.feeds.values()}
-    if extents != {batch.samples}:
-        return None
-    return Batch(
-        {name: array[:samples] for name, array in batch.feeds.items()},
-        None if batch.labels is None else batch.labels[:samples],
-        batch.where,
-    )

@@ -2,48 +2,89 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ..artifact import Artifact, Manifest, commit, tool_versions, writing
-from ..errors import CalibrationError, DataError, first_line
-from ..model.graph import graph_precision
-from ..model.onnx_file import fingerprint, load_onnx, read_io, save_onnx
-from ..model.session import make_session, session_options
+from ..artifact import Artifact, commit, tool_versions, writing
+from ..errors import CalibrationError, InvalidOption
+from ..model.outline import Outline, read_outline
 from ..progress import Progress, silent
-from .batches import Data
-from .histogram import Histogram, NonFinite
-from .ranges import Ranges, parse_method, save_ranges
-from .taps import Taps, choose_taps, tapped
+from .batches import Batch, Data
+from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from .manifest import ranges_manifest
+from .ranges import Portion, Ranges
+from .ranges_file import save_ranges
+from .taps import choose_taps
+from .thresholds import parse_method
+from .workers import Workers
+
+CHECKPOINT_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Every `shards`-th sample, beginning with number `part`, which counts from 1."""
+
+    part: int = 1
+    shards: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.part}/{self.shards}"
+
+    def holds(self, unit: int) -> bool:
+        """Whether a unit of the data, counted from 0, belongs to it."""
+        return unit % self.shards == self.part - 1
+
+
+def parse_shard(text: str) -> Shard:
+    """Read "2/8", the second of eight parts.
+
+    Raises:
+        InvalidOption: If it is no such thing.
+    """
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+    part, shards = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= part <= shards:
+        raise InvalidOption(
+            f"shard {text!r}: PART/PARTS is required, as 2/8 for the second of eight", option="--shard"
+        )
+    return Shard(part, shards)
 
 
 def calibrate(
-    model: str | Path,
+    model: str | Path | Outline,
     data: str | Data,
     output: str | Path,
     *,
     method: str = "entropy",
     samples: int | None = None,
-    batch_size: int | None = None,
+    shard: str = "1/1",
+    wanted: Collection[str] | None = None,
     threads: int = 0,
+    resume: bool = True,
+    checkpoint: Path | None = None,
     progress: Progress = silent,
 ) -> Artifact:
     """Observe the float activations of an ONNX model over samples and write a ranges file.
 
-    Memory does not grow with the number of samples: each batch is counted and dropped.
+    Samples are run one by one and memory does not grow with their number. The counts depend on the values
+    alone: batches, order, shards and interruptions leave no trace in them.
 
     Args:
-        model: ONNX file.
+        model: ONNX file, or its outline where that was read already.
         data: Spelling of the samples (`batches`), or `Data`.
         output: Ranges file to write.
-        method: Default method of the file: "minmax", "percentile[:NUMBER]" or "entropy".
+        method: Default method of the file: "minmax", "percentile[:NUMBER]", "entropy", "mse" or "auto".
         samples: Use at most this many.
-        batch_size: Samples per inference, where the model and the data leave it open.
-        threads: Threads of ONNX Runtime; 0 lets it choose.
-        progress: Told of every batch.
+        shard: "2/8" observes the second of eight parts; `Ranges.merge` puts the parts together.
+        wanted: Tensors that get a scale; None observes those of every quantizable operator.
+        threads: Threads in all; 0 takes one per core.
+        resume: Whether to go on from the checkpoint of an interrupted calibration of the same.
+        checkpoint: Where that is kept; beside the output by default.
+        progress: Told of every sample.
 
     Returns:
         The ranges file and its manifest.
@@ -52,112 +93,121 @@ def calibrate(
         DataError: If samples do not fit or hold NaN or infinity.
         CalibrationError: If the model has no float activation, or one becomes NaN or infinite.
         ModelError: If ONNX Runtime refuses the model.
+        InvalidOption: If the method or the shard is misspelled.
     """
-    model, output = Path(model), Path(output)
-    chosen, percentile = parse_method(method)
+    outline, output = _outline(model), Path(output)
+    chosen, part = parse_method(method), parse_shard(shard)
     if not isinstance(data, Data):
-        data = Data(str(data), read_io(model).inputs, batch_size=batch_size, limit=samples)
-    ranges = observe(model, data, threads=threads, progress=progress)
-    ranges.method, ranges.percentile = chosen, percentile
+        data = Data(str(data), outline.io.inputs, batch_size=1, limit=samples)
+    beside = checkpoint or output.with_name(f".{output.name}.checkpoint")
+    if not resume:
+        beside.unlink(missing_ok=True)
+    ranges = observe(
+        outline, data, wanted=wanted, shard=part, threads=threads, checkpoint=beside, progress=progress
+    )
+    ranges.method = chosen
+    progress("choose thresholds")
     with writing(output) as path:
         save_ranges(ranges, path)
-        manifest = commit(path, _manifest(ranges, model))
+        manifest = commit(path, ranges_manifest(ranges, "calibrate", shard=shard))
+    beside.unlink(missing_ok=True)
     return Artifact(output, manifest)
 
 
-def observe(model: Path, data: Data, *, threads: int = 0, progress: Progress = silent) -> Ranges:
-    """Return the ranges of a model's float activations over samples, without writing a file.
+def observe(
+    model: Path | Outline,
+    data: Data,
+    *,
+    wanted: Collection[str] | None = None,
+    shard: Shard = Shard(),
+    threads: int = 0,
+    checkpoint: Path | None = None,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    progress: Progress = silent,
+) -> Ranges:
+    """Return the ranges of a model's float activations over samples, without writing a ranges file.
 
     Raises:
         DataError, CalibrationError, ModelError: As `calibrate`.
     """
-    proto = load_onnx(model)
-    taps = choose_taps(proto)
+    outline = _outline(model)
+    taps = choose_taps(outline.model, wanted)
     if not taps.names:
         raise CalibrationError(
-            f"{model}: no float activation at any quantizable operator; nothing to calibrate",
-            file=model,
+            f"{outline.path}: no float activation at any quantizable operator; nothing to calibrate",
+            file=outline.path,
         )
-    ranges = Ranges(fingerprint(model), data.digest(), 0)
-    ranges.histograms = {name: Histogram() for name in taps.names}
-    ranges.skipped = dict(taps.skipped)
-    with _observer(proto, taps, threads, model) as session:
-        _observe(session, data, ranges, progress)
-    empty = [name for name, histogram in ranges.histograms.items() if histogram.max < histogram.min]
-    for name in empty:
-        del ranges.histograms[name]
-        ranges.skipped = {**ranges.skipped, name: "it was empty in every sample"}
+    progress("prepare the model")
+    ranges = Ranges(outline.fingerprint(), shared=taps.shared, skipped=taps.skipped)
+    identity = data.digest() + (f"[:{data.limit}]" if data.limit else "")
+    key: dict[str, object] = {
+        "model": ranges.model,
+        "data": identity,
+        "shard": str(shard),
+        "taps": taps.names,
+        "tools": tool_versions("onnxruntime"),
+    }
+    with Workers(outline, taps, threads) as workers:
+        done = load_checkpoint(checkpoint, key) if checkpoint else None
+        if done is not None:
+            workers.resume(done.histograms, done.samples)
+        keeper = _Keeper(checkpoint, key, workers, checkpoint_every_s)
+        _run(data, shard, workers, keeper, done.units if done else 0, progress)
+        ranges.histograms = dict(workers.drain())
+        ranges.portions = {identity: Portion(workers.samples, shard.shards, (shard.part,))}
     return ranges
 
 
-def _observe(session: Any, data: Data, ranges: Ranges, progress: Progress) -> None:
-    names = [value.name for value in session.get_outputs()]
+def _run(data: Data, shard: Shard, workers: Workers, keeper: _Keeper, start: int, progress: Progress) -> None:
+    total = data.total
+    if total is not None:
+        total = len(range(shard.part - 1, total, shard.shards))
+    if start:
+        progress(f"continue after {workers.samples} samples", workers.samples, total)
+    for unit, batch in enumerate(_units(data, workers)):
+        if unit < start or not shard.holds(unit):
+            continue
+        workers.submit(batch)
+        progress("calibrate", workers.samples, total)
+        keeper.save_now_and_then(unit + 1)
+    workers.drain()
+    progress("calibrate", workers.samples, total)
+
+
+def _units(data: Data, workers: Workers) -> Iterator[Batch]:
+    """Yield samples one by one, so that how they were batched changes no bit of what is computed.
+
+    A batch whose samples cannot be told apart stays whole.
+    """
+    one_by_one: bool | None = None
     for batch in data:
-        for name, array in batch.feeds.items():
-            _count(ranges, name, array, batch.where, is_input=True)
-        for name, array in zip(names, _run(session, names, batch.feeds, batch.where), strict=True):
-            _count(ranges, name, array, batch.where, is_input=False)
-        ranges.samples += batch.samples
-        progress("calibrate", ranges.samples, data.limit)
+        fixed = any(tensor.shape and isinstance(tensor.shape[0], int) for tensor in data.inputs)
+        if fixed or not batch.can_be_split():
+            yield batch
+            continue
+        if one_by_one is None:
+            one_by_one = workers.can_run_one_by_one(batch)
+        if one_by_one:
+            yield from batch.split()
+        else:
+            yield batch
 
 
-def _count(ranges: Ranges, name: str, array: Any, where: str, *, is_input: bool) -> None:
-    histogram = ranges.histograms.get(name)
-    if is_input and array.dtype.kind == "f" and histogram is None:
-        histogram = Histogram()  # not a tap, but a NaN fed in is an error all the same
-    if histogram is None:
-        return
-    try:
-        histogram.add(array)
-    except NonFinite as error:
-        if is_input:
-            raise DataError(
-                f"{where}: input {name!r} holds {error.what}",
-                hint="clean the sample, or leave it out",
-                tensor=name,
-                sample=where,
-            ) from error
-        raise CalibrationError(
-            f"tensor {name!r} holds {error.what} at {where}, although the input is finite",
-            hint="the model overflows on this sample; check its preprocessing",
-            tensor=name,
-            sample=where,
-        ) from error
+def _outline(model: str | Path | Outline) -> Outline:
+    return model if isinstance(model, Outline) else read_outline(Path(model))
 
 
-def _run(session: Any, names: list[str], feeds: Any, where: str) -> list[Any]:
-    try:
-        return session.run(names, feeds)  # type: ignore[no-any-return]
-    except Exception as error:
-        # ONNX Runtime's exceptions share no base but RuntimeError and Exception.
-        raise DataError(
-            f"{where}: the model failed on it: {first_line(error)}",
-            hint="check the sample's shape and values against the model",
-            sample=where,
-        ) from error
+class _Keeper:
+    """Writes a checkpoint now and then."""
 
+    def __init__(self, path: Path | None, key: dict[str, object], workers: Workers, every_s: float) -> None:
+        self._path, self._key, self._workers, self._every_s = path, key, workers, every_s
+        self._last = time.monotonic()
 
-@contextmanager
-def _observer(proto: Any, taps: Taps, threads: int, model: Path) -> Iterator[Any]:
-    """A session whose outputs are the taps; from a file, so models over 2 GB work too."""
-    options = session_options(threads, layouts=graph_precision(proto) != "fp16")
-    with tempfile.TemporaryDirectory(prefix="qcompile-calibrate-") as folder:
-        path = Path(folder) / model.name
-        save_onnx(tapped(proto, taps), path)
-        yield make_session(path, options)
-
-
-def _manifest(ranges: Ranges, model: Path) -> Manifest:
-    return Manifest(
-        kind="ranges",
-        stage="calibrate",
-        sources={"model": ranges.model, "data": ranges.data},
-        tools=tool_versions("onnx", "onnxruntime", "numpy"),
-        options={"method": ranges.method, "percentile": ranges.percentile},
-        proof={
-            "samples": ranges.samples,
-            "tensors": len(ranges.histograms),
-            "skipped": dict(ranges.skipped),
-            "model": model.name,
-        },
-    )
+    def save_now_and_then(self, units: int) -> None:
+        """Write one if the last is old enough; waits for the samples under way."""
+        if self._path is None or time.monotonic() - self._last < self._every_s:
+            return
+        histograms = self._workers.drain()
+        save_checkpoint(Checkpoint(self._key, units, self._workers.samples, histograms), self._path)
+        self._last = time.monotonic()

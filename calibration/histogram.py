@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .counting import Count
 
 BINS = 2048
 """Bins on each side of zero, a power of two. At least half of them are in use on one side."""
 
 _LOWEST_EXPONENT = -160  # below float32's least subnormal, 2**-149, even divided by BINS
 _CHUNK = 1 << 20  # values binned at a time: bounds the float64 temporaries to a few MB
+_AT_ONCE = 1 << 31  # values counted by one call: the compiled loop counts in 32 bits
 
 
 class NonFinite(ValueError):
@@ -55,32 +59,31 @@ class Histogram:
         """Number of values counted."""
         return int(self.counts.sum())
 
-    def add(self, values: NDArray[Any]) -> None:
-        """Count the values of an array of any shape; float16, float32 or float64.
+    def add(self, values: NDArray[Any], count: Count | None = None) -> None:
+        """Count the values of an array of any shape and float type.
+
+        Args:
+            values: float32 or float64, or a narrower float, which is widened exactly.
+            count: How, from `counting.make_count`; numpy's way by default.
 
         Raises:
-            NonFinite: If there is a NaN or an infinity; nothing is counted then.
+            NonFinite: If there is a NaN or an infinity. Values before it may have been counted.
         """
-        flat = values.reshape(-1)
-        if not flat.size:
-            return
-        low, high = float(flat.min()) + 0.0, float(flat.max()) + 0.0  # -0.0 + 0.0 is 0.0
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise NonFinite("NaN" if math.isnan(low) or math.isnan(high) else "infinity")
-        self.min, self.max = min(self.min, low), max(self.max, high)
-        self._grow(_exponent_for(max(abs(low), abs(high))))
-        scale = math.ldexp(1.0, -self.exponent)
-        for start in range(0, flat.size, _CHUNK):
-            # float64: x * 2**-e is exact for every float32, subnormals included; in float32 it is not.
-            chunk = flat[start : start + _CHUNK]
-            scaled = chunk.astype(np.float64)
-            scaled *= scale
-            np.floor(scaled, out=scaled)
-            if chunk.dtype == np.float64:  # what underflowed to -0.0 was below zero
-                scaled[(chunk < 0) & (scaled == 0)] = -1.0
-            indices = scaled.astype(np.int64)
-            indices += BINS
-            self.counts += np.bincount(indices, minlength=2 * BINS)
+        flat = np.ascontiguousarray(values).reshape(-1)
+        if flat.dtype != np.float32 and flat.dtype != np.float64:
+            flat = flat.astype(np.float32)
+        for start in range(0, flat.size, _AT_ONCE):
+            self._add(flat[start : start + _AT_ONCE], count or count_by_numpy)
+
+    def _add(self, values: NDArray[Any], count: Count) -> None:
+        while values.size:
+            done, low, high = count(values, self.exponent, self.counts)
+            if not (math.isfinite(low) and math.isfinite(high)):
+                raise NonFinite("NaN" if math.isnan(low) or math.isnan(high) else "infinity")
+            # Extremes may come from beyond what was counted; they are among the values all the same.
+            self.min, self.max = min(self.min, low + 0.0), max(self.max, high + 0.0)  # -0.0 becomes 0.0
+            self._grow(_exponent_for(max(abs(low), abs(high))))
+            values = values[done:]
 
     def merge(self, other: Histogram) -> None:
         """Add another histogram's counts; exact."""
@@ -106,10 +109,45 @@ def _exponent_for(magnitude: float) -> int:
     return max(math.frexp(magnitude)[1] - BINS.bit_length() + 1, _LOWEST_EXPONENT)
 
 
+def count_by_numpy(
+    values: NDArray[Any], exponent: int, counts: NDArray[np.int64]
+) -> tuple[int, float, float]:
+    """Count values if all of them fit.
+
+    Args:
+        values: float32 or float64 [n], n at least 1.
+        exponent: Bins are `2**exponent` wide.
+        counts: int64 [2 * BINS], added to.
+
+    Returns:
+        How many were counted (all or none), and the least and largest value. Where not all were counted,
+        their magnitude says to which exponent to grow; NaN or infinity among them says what is wrong.
+    """
+    low, high = float(values.min()), float(values.max())
+    if not (math.isfinite(low) and math.isfinite(high)) or _exponent_for(max(abs(low), abs(high))) > exponent:
+        return 0, low, high
+    scale = math.ldexp(1.0, -exponent)
+    for start in range(0, values.size, _CHUNK):
+        # float64: x * 2**-e is exact for every float32, subnormals included; in float32 it is not.
+        chunk = values[start : start + _CHUNK]
+        scaled = chunk.astype(np.float64)
+        scaled *= scale
+        np.floor(scaled, out=scaled)
+        if chunk.dtype == np.float64:  # what underflowed to -0.0 was below zero
+            scaled[(chunk < 0) & (scaled == 0)] = -1.0
+        indices = scaled.astype(np.int64)
+        indices += BINS
+        counts += np.bincount(indices, minlength=2 * BINS)
+    return values.size, low, high
+
+
 def _merged(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
-    if doublings == 0:
-        return counts
-    indices = (np.arange(-BINS, BINS) >> min(doublings, 63)) + BINS
+    """Counts in bins `2**doublings` as wide."""
+    together = 1 << doublings
     merged = np.zeros_like(counts)
-    np.add.at(merged, indices, counts)
+    if together >= BINS:  # each side becomes one bin
+        merged[BINS - 1], merged[BINS] = counts[:BINS].sum(), counts[BINS:].sum()
+    else:
+        half = BINS // together
+        merged[BINS - half : BINS + half] = counts.reshape(-1, together).sum(axis=1)
     return merged

@@ -1,26 +1,37 @@
-"""The ranges file: histograms of every observed tensor, and the magnitudes chosen from them.
+"""What calibration found: histograms of every observed tensor, and the magnitudes chosen from them.
 
-A safetensors file (no pickle): one int64 array of counts per tensor, and a JSON header under the
-metadata key "qcompile". From one file every method and percentile can be chosen again without running
-the model, and files of shards merge to exactly what one run would have given.
+From one set of histograms every method can be chosen again without running the model, and the ranges of
+shards merge to exactly what one run would have given.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import numpy as np
+from ..errors import CalibrationError
+from .histogram import Histogram
+from .quantization_error import limits
+from .thresholds import Method, amax
 
-from ..artifact import require_file
-from ..errors import CalibrationError, InvalidOption
-from .histogram import BINS, Histogram
-from .thresholds import DEFAULT_PERCENTILE, METHODS, Method, amax
 
-FORMAT_VERSION = 1
-_KEY = "qcompile"
+@dataclass(frozen=True)
+class Portion:
+    """How much of some data was observed.
+
+    Attributes:
+        samples: Number of samples observed.
+        shards: Into how many parts the data was cut.
+        parts: Which of them were observed, from 1, in order. Once all are there, it is one part of one.
+    """
+
+    samples: int
+    shards: int = 1
+    parts: tuple[int, ...] = (1,)
+
+    def __str__(self) -> str:
+        return "" if self.shards == 1 else f" ({', '.join(map(str, self.parts))} of {self.shards} parts)"
 
 
 @dataclass
@@ -29,159 +40,138 @@ class Ranges:
 
     Attributes:
         model: Fingerprint of the ONNX file that was observed.
-        data: Digest of the samples.
-        samples: Number of samples.
+        portions: Digest of data to how much of it was observed.
         method: Method used where none is asked for.
-        percentile: Percentile of the method "percentile".
-        histograms: Tensor name to counts.
+        histograms: Tensor name to counts; empty ones are of tensors that had no values yet.
+        shared: Tensor name to the observed tensors whose ranges together are its own.
         skipped: Tensor name to the reason why it was not observed.
+        fixed: Tensor name to amax, where no histograms are known: read from TensorRT's cache.
     """
 
     model: str
-    data: str
-    samples: int
-    method: Method = "entropy"
-    percentile: float = DEFAULT_PERCENTILE
+    portions: dict[str, Portion] = field(default_factory=dict)
+    method: Method = field(default_factory=Method)
     histograms: dict[str, Histogram] = field(default_factory=dict)
+    shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, float] = field(default_factory=dict)
 
-    def amax(self, tensor: str, method: Method | None = None, percentile: float | None = None) -> float:
-        """Return the clipping magnitude of a tensor.
+    @property
+    def samples(self) -> int:
+        """Number of samples observed."""
+        return sum(portion.samples for portion in self.portions.values())
+
+    @property
+    def data(self) -> str:
+        """Which data was observed, as one text."""
+        return ", ".join(f"{digest}{portion}" for digest, portion in sorted(self.portions.items()))
+
+    def names(self) -> Iterator[str]:
+        """Yield the tensors that have a range."""
+        yield from self.fixed
+        yield from (name for name, histogram in self.histograms.items() if histogram.max >= histogram.min)
+        for name, sources in self.shared.items():
+            if any(self.histograms[source].max >= self.histograms[source].min for source in sources):
+                yield name
+
+    def sources(self, tensor: str) -> tuple[str, ...]:
+        """Return the observed tensors whose values a tensor holds: itself, or those it shares."""
+        return self.shared.get(tensor, (tensor,))
+
+    def histogram(self, tensor: str) -> Histogram:
+        """Return the counts of a tensor, or of those whose values it holds, together.
 
         Raises:
             CalibrationError: If the tensor was not observed.
         """
-        percentile = self.percentile if percentile is None else percentile
-        return amax(self._histogram(tensor), method or self.method, percentile=percentile)
+        sources = [self.histograms[name] for name in self.sources(tensor) if name in self.histograms]
+        values = [histogram for histogram in sources if histogram.max >= histogram.min]
+        if not values:
+            reason = "it was empty in every sample" if sources else "it was not observed"
+            raise CalibrationError(
+                f"tensor {tensor!r} has no range: {self.skipped.get(tensor, reason)}",
+                hint="calibrate the model that is quantized, for the same target",
+                tensor=tensor,
+            )
+        if len(values) == 1:
+            return values[0]
+        total = copy.deepcopy(values[0])
+        for histogram in values[1:]:
+            total.merge(histogram)
+        return total
 
-    def clipped(
-        self, tensor: str, method: Method | None = None, percentile: float | None = None
+    def amax(self, tensor: str, method: Method | None = None, *, symmetric: bool = True) -> float:
+        """Return the clipping magnitude of a tensor, by the method or by the default one.
+
+        Raises:
+            CalibrationError: If the tensor was not observed, or is only known from a TensorRT cache and a
+                method is asked for.
+        """
+        if tensor in self.fixed:
+            if method is not None:
+                raise CalibrationError(
+                    f"a TensorRT cache has one scale per tensor: {method} cannot be chosen",
+                    hint="leave --method out, or calibrate with qcompile",
+                    tensor=tensor,
+                )
+            return self.fixed[tensor]
+        return amax(self.histogram(tensor), method or self.method, symmetric=symmetric)
+
+    def limits(
+        self, tensor: str, method: Method | None = None, *, symmetric: bool = True
     ) -> tuple[float, float]:
-        """Return (min, max) of a tensor within the magnitude of the method.
+        """Return (low, high), the range of a tensor that is quantized.
 
         Raises:
-            CalibrationError: If the tensor was not observed.
+            CalibrationError: As `amax`.
         """
-        histogram, limit = self._histogram(tensor), self.amax(tensor, method, percentile)
-        return max(histogram.min, -limit), min(histogram.max, limit)
+        limit = self.amax(tensor, method, symmetric=symmetric)
+        if tensor in self.fixed:
+            return -limit, limit
+        return limits(self.histogram(tensor), limit, symmetric=symmetric)
 
     def merge(self, other: Ranges) -> None:
-        """Add the counts of another part of the same calibration.
+        """Add what another calibration of the same model counted: another shard, or other data.
 
         Raises:
-            CalibrationError: If it is of another model, or observed other tensors.
+            CalibrationError: If it is of another model, observed other tensors, or saw the same samples.
         """
         if other.model != self.model:
             raise CalibrationError(
                 "ranges of different models cannot be merged",
                 hint="calibrate every shard on the same ONNX file",
             )
+        if self.fixed or other.fixed:
+            raise CalibrationError("a TensorRT cache holds scales, not counts: it cannot be merged")
         differing = set(self.histograms) ^ set(other.histograms)
         if differing:
             raise CalibrationError(
                 f"tensor {min(differing)!r} is in one ranges file only; both must observe the same",
+                hint="calibrate every shard for the same --target",
                 tensor=min(differing),
             )
+        portions = dict(self.portions)
+        for digest, portion in other.portions.items():
+            portions[digest] = _together(portions[digest], portion) if digest in portions else portion
+        self.portions = portions
         for name, histogram in other.histograms.items():
             self.histograms[name].merge(histogram)
-        self.samples += other.samples
-
-    def _histogram(self, tensor: str) -> Histogram:
-        try:
-            return self.histograms[tensor]
-        except KeyError:
-            reason = self.skipped.get(tensor, "it was not observed")
-            raise CalibrationError(
-                f"tensor {tensor!r} has no range: {reason}",
-                hint="calibrate the model that is quantized",
-                tensor=tensor,
-            ) from None
 
 
-def save_ranges(ranges: Ranges, path: Path) -> None:
-    """Write a ranges file to `path` (inside `artifact.writing`); equal ranges give equal bytes."""
-    from safetensors.numpy import save
-
-    observed = {
-        name: histogram
-        for name, histogram in sorted(ranges.histograms.items())
-        if histogram.max >= histogram.min
-    }
-    header = {
-        "version": FORMAT_VERSION,
-        "model": ranges.model,
-        "data": ranges.data,
-        "samples": ranges.samples,
-        "method": ranges.method,
-        "percentile": ranges.percentile,
-        "bins": BINS,
-        "tensors": {
-            name: {
-                "exponent": histogram.exponent,
-                "min": histogram.min,
-                "max": histogram.max,
-                "amax": {method: amax(histogram, method, percentile=ranges.percentile) for method in METHODS},
-            }
-            for name, histogram in observed.items()
-        },
-        "skipped": dict(sorted(ranges.skipped.items())),
-    }
-    counts = {name: histogram.counts for name, histogram in observed.items()}
-    path.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
-
-
-def load_ranges(path: Path) -> Ranges:
-    """Read a ranges file.
-
-    Raises:
-        MissingFile: If it is not there.
-        CalibrationError: If it is damaged or of another version.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    require_file(path, what="ranges file")
-    try:
-        with safe_open(path, framework="np") as file:
-            header = json.loads((file.metadata() or {})[_KEY])
-            if header["version"] != FORMAT_VERSION:
-                raise CalibrationError(
-                    f"{path}: ranges file of version {header['version']}; "
-                    f"this qcompile reads {FORMAT_VERSION}",
-                    hint="calibrate again",
-                )
-            histograms = {
-                name: Histogram(entry["exponent"], file.get_tensor(name), entry["min"], entry["max"])
-                for name, entry in header["tensors"].items()
-            }
-            if any(histogram.counts.shape != (2 * BINS,) for histogram in histograms.values()):
-                raise ValueError(f"its histograms do not have {2 * BINS} bins")
-            return Ranges(
-                header["model"], header["data"], header["samples"], header["method"],
-                header["percentile"], histograms, header["skipped"],
-            )  # fmt: skip
-    except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+def _together(one: Portion, other: Portion) -> Portion:
+    if one.shards != other.shards:
         raise CalibrationError(
-            f"{path}: not a ranges file, or cut off ({error})",
-            hint="make it with qcompile calibrate",
-            file=path,
-        ) from error
-
-
-def parse_method(text: str) -> tuple[Method, float]:
-    """Read a method's spelling: `minmax`, `entropy`, `percentile`, `percentile:99.9`.
-
-    Raises:
-        InvalidOption: If it is none of these.
-    """
-    name, colon, value = text.partition(":")
-    if name not in METHODS or (colon and name != "percentile"):
-        raise InvalidOption(
-            f"method {text!r} is unknown; known are {', '.join(METHODS)} and percentile:NUMBER"
+            f"the same data is cut into {one.shards} parts in one ranges file and {other.shards} in another; "
+            "samples would count twice",
+            hint="give every shard the same number of parts",
         )
-    try:
-        percentile = float(value) if colon else DEFAULT_PERCENTILE
-    except ValueError:
-        raise InvalidOption(f"method {text!r}: {value!r} is not a number") from None
-    if not 0.0 < percentile <= 100.0 or np.isnan(percentile):
-        raise InvalidOption(f"method {text!r}: above 0 and at most 100 is required")
-    return METHODS[METHODS.index(name)], percentile
+    twice = set(one.parts) & set(other.parts)
+    if twice:
+        part = f"part {min(twice)} of {one.shards}" if one.shards > 1 else "the same data"
+        raise CalibrationError(
+            f"{part} is in both ranges files; its samples would count twice",
+            hint="merge each part once",
+        )
+    samples, parts = one.samples + other.samples, tuple(sorted(one.parts + other.parts))
+    whole = len(parts) == one.shards
+    return Portion(samples) if whole else Portion(samples, one.shards, parts)

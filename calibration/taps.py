@@ -1,15 +1,20 @@
-"""Which tensors are observed, and how: a copy of the model that returns them as outputs."""
+"""Which tensors are observed, and which take the range of another.
+
+Every tensor that is observed costs time and memory on every sample, and many need not be:
+
+- a tensor that only Relu or Clip reads has no scale of its own: runtimes fold the activation into the
+  operator that makes the tensor, and what comes out of both is quantized;
+- MaxPool, Reshape, Transpose and their like move values: what comes out has the scale of what went in;
+- the values of a Concat are those of its inputs, so its histogram is the sum of theirs, exactly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..model.graph import constant_names, infer_types
-from ..model.onnx_file import copy_model
+from ..model.graph import captured_names, constant_names, consumers, infer_types, producers
 
 if TYPE_CHECKING:
     import onnx
@@ -23,9 +28,18 @@ QUANTIZABLE = frozenset(
     SpaceToDepth Expand Identity
     """.split()
 )
-"""Operators at which some target places a scale; tensors between others are not observed."""
+"""Operators at which a scale may be placed, where nobody says which tensors are wanted."""
 
-_FLOATS = ("float32", "float16", "float64")
+_FOLDED = frozenset(["Relu", "Clip"])
+_FOLDS_INTO = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sum", "BatchNormalization"])
+_MOVES = frozenset(
+    """
+    MaxPool Reshape Transpose Squeeze Unsqueeze Flatten Split Gather Identity DepthToSpace SpaceToDepth
+    """.split()
+)
+"""Operators whose outputs hold values of their first input and nothing else."""
+
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -34,51 +48,112 @@ class Taps:
 
     Attributes:
         names: Names of float activations, in the model's order.
-        skipped: Name to reason for tensors near a quantizable operator that cannot be observed.
+        types: Name to dtype, for each of them.
+        shared: Name to the observed tensors that hold its values: its range is that of all of them.
+        skipped: Name to reason for tensors that were wanted and cannot be observed.
     """
 
     names: tuple[str, ...]
+    types: Mapping[str, str]
+    shared: Mapping[str, tuple[str, ...]]
     skipped: Mapping[str, str]
 
 
-def choose_taps(model: onnx.ModelProto) -> Taps:
-    """Return the float activations that are inputs or outputs of quantizable operators.
+def choose_taps(model: onnx.ModelProto, wanted: Collection[str] | None = None) -> Taps:
+    """Choose the tensors to observe so that each wanted one has a range.
 
-    Weights and other constants are left out: their range is read from the file.
+    Args:
+        model: The graph; weights are not looked at.
+        wanted: Names of the tensors that get a scale. None wants all inputs and outputs of quantizable
+            operators.
+
+    Returns:
+        The taps. Weights and other constants are left out: their range is read from the file.
     """
-    types = infer_types(model)
-    constants = constant_names(model)
-    names: dict[str, None] = {}
-    skipped: dict[str, str] = {}
-    for node in model.graph.node:
-        if node.op_type not in QUANTIZABLE or node.domain not in ("", "ai.onnx"):
-            continue
-        for name in (*node.input, *node.output):
-            if not name or name in constants:
+    return _Choice(model).taps(wanted)
+
+
+class _Choice:
+    """What is asked about a graph while its taps are chosen."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.graph = model.graph
+        self.types = infer_types(model)
+        self.constants = constant_names(model)
+        self.made_by = producers(model.graph)
+        self.readers = consumers(model.graph)
+        self.outputs = {value.name for value in model.graph.output}
+        self.captured = {name for node in model.graph.node for name in captured_names(node)}
+
+    def taps(self, wanted: Collection[str] | None) -> Taps:
+        chosen = self._quantizable() if wanted is None else self._in_order(wanted)
+        skipped = {name: reason for name in chosen if (reason := self._why_not(name))}
+        shared: dict[str, tuple[str, ...]] = {}
+        roots: dict[str, None] = {}
+        for name in chosen:
+            if name in skipped:
                 continue
-            dtype = types.get(name, "undefined")
-            if dtype in _FLOATS:
-                names[name] = None
-            elif dtype == "undefined":
-                skipped[name] = f"its type cannot be inferred (at {node.op_type} {node.name!r})"
-            else:
-                skipped[name] = f"it is {dtype}, not a float"
-    return Taps(tuple(names), skipped)
+            folded = self._folded(name)
+            sources = self._sources(folded or name)
+            roots.update(dict.fromkeys(sources))
+            if sources != (name,):
+                shared[name] = sources
+        names = tuple(self._in_order(roots))
+        return Taps(names, {name: self.types[name] for name in names}, shared, skipped)
 
+    def _quantizable(self) -> list[str]:
+        names: dict[str, None] = {}
+        for node in self.graph.node:
+            if node.op_type in QUANTIZABLE and node.domain in ("", "ai.onnx"):
+                names.update(dict.fromkeys((*node.input, *node.output)))
+        return [name for name in names if name and name not in self.constants]
 
-def tapped(model: onnx.ModelProto, taps: Taps) -> onnx.ModelProto:
-    """Return a copy of the model with the taps as its only outputs, after the inputs among them.
+    def _in_order(self, names: Collection[str]) -> list[str]:
+        """The names in the order in which the model has them."""
+        asked = set(names) - self.constants
+        every: dict[str, None] = dict.fromkeys(value.name for value in self.graph.input)
+        for node in self.graph.node:
+            every.update(dict.fromkeys(node.output))
+        return [name for name in every if name in asked]
 
-    An input that is tapped needs no output: the feeds hold it.
-    """
-    import onnx
+    def _why_not(self, name: str) -> str:
+        dtype = self.types.get(name, "undefined")
+        if dtype in _FLOATS:
+            return ""
+        if dtype != "undefined":
+            return f"it is {dtype}, not a float"
+        reader = next(iter(self.readers.get(name, [])), None) or self.made_by.get(name)
+        at = f" (at {reader.op_type} {reader.name!r})" if reader is not None else ""
+        return f"its type cannot be inferred{at}"
 
-    inputs = {value.name for value in model.graph.input}
-    types = infer_types(model)
-    copy = copy_model(model)
-    del copy.graph.output[:]
-    for name in taps.names:
-        if name not in inputs:
-            elem_type = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(types[name]))
-            copy.graph.output.append(onnx.helper.make_tensor_value_info(name, elem_type, None))
-    return copy
+    def _folded(self, name: str) -> str:
+        """What comes out of the activation that is folded into the maker of a tensor; empty if none is."""
+        readers = self.readers.get(name, [])
+        maker = self.made_by.get(name)
+        folded = (
+            maker is not None
+            and maker.op_type in _FOLDS_INTO
+            and len(readers) == 1
+            and readers[0].op_type in _FOLDED
+            and readers[0].domain in ("", "ai.onnx")
+            and name not in self.outputs | self.captured
+        )
+        return str(readers[0].output[0]) if folded else ""
+
+    def _sources(self, name: str) -> tuple[str, ...]:
+        """The tensors to observe for a tensor: itself, or those whose values it holds."""
+        maker = self.made_by.get(name)
+        if maker is None or maker.domain not in ("", "ai.onnx"):
+            return (name,)
+        if maker.op_type in _MOVES:
+            origins = list(maker.input[:1])
+        elif maker.op_type == "Concat":
+            origins = list(maker.input)
+        else:
+            return (name,)
+        if not all(self._can_stand_in(origin) for origin in origins):
+            return (name,)
+        return tuple(dict.fromkeys(source for origin in origins for source in self._sources(origin)))
+
+    def _can_stand_in(self, name: str) -> bool:
+        return name not in self.constants and self.types.get(name) in _FLOATS

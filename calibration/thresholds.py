@@ -1,43 +1,122 @@
 """From a histogram to the magnitude at which a tensor is clipped.
 
-Each method takes counts of absolute values (`Histogram.magnitudes`) and returns amax in the tensor's
-units; the scale follows as `amax / 127` for symmetric int8.
+Each method returns amax in the tensor's units; the scale follows as `amax / 127` for symmetric int8.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError, InvalidOption
 from .histogram import Histogram
+from .quantization_error import amax_mse, squared_errors
 
-Method = Literal["minmax", "percentile", "entropy"]
-METHODS: tuple[Method, ...] = ("minmax", "percentile", "entropy")
+MethodName = Literal["minmax", "percentile", "entropy", "mse", "auto"]
+METHODS: tuple[MethodName, ...] = get_args(MethodName)
 
 DEFAULT_PERCENTILE = 99.99
 
 MOST_CLIPPED = 0.1
 """Largest share of the values that the entropy method may clip."""
 
+AUTO_TOLERANCE = 1.02
+"""`auto` takes the method that clips least among those within 2% of the least squared error."""
 
-def amax(histogram: Histogram, method: Method, *, percentile: float = DEFAULT_PERCENTILE) -> float:
-    """Return the clipping magnitude by the named method.
+
+@dataclass(frozen=True)
+class Method:
+    """How thresholds are chosen.
+
+    Attributes:
+        name: One of `METHODS`.
+        percentile: For "percentile", and for "auto", which tries it: above 0, at most 100.
+    """
+
+    name: MethodName = "entropy"
+    percentile: float = DEFAULT_PERCENTILE
+
+    def __str__(self) -> str:
+        """The spelling that `parse_method` reads."""
+        return f"percentile:{self.percentile:g}" if self.name == "percentile" else self.name
+
+
+def parse_method(text: str) -> Method:
+    """Read a method's spelling: `minmax`, `entropy`, `mse`, `auto`, `percentile`, `percentile:99.9`.
 
     Raises:
-        InvalidOption: If the method is unknown or the percentile outside (0, 100].
+        InvalidOption: If it is none of these.
+    """
+    name, colon, value = text.partition(":")
+    if name not in METHODS or (colon and name != "percentile"):
+        raise InvalidOption(
+            f"method {text!r} is unknown; known are {', '.join(METHODS)} and percentile:NUMBER"
+        )
+    try:
+        percentile = float(value) if colon else DEFAULT_PERCENTILE
+    except ValueError:
+        raise InvalidOption(f"method {text!r}: {value!r} is not a number") from None
+    if not 0.0 < percentile <= 100.0 or math.isnan(percentile):
+        raise InvalidOption(f"method {text!r}: above 0 and at most 100 is required")
+    return Method(METHODS[METHODS.index(name)], percentile)
+
+
+def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
+    """Return the clipping magnitude by a method.
+
+    Args:
+        histogram: Counts of one tensor.
+        method: From `parse_method`.
+        symmetric: Whether the target quantizes to symmetric int8 or to asymmetric uint8
+            (`quantization_error`): "mse" and "auto" mind it.
+
+    Raises:
         CalibrationError: If the histogram is empty.
     """
-    if method == "minmax":
+    _require_values(histogram)
+    if method.name == "minmax":
         return amax_minmax(histogram)
-    if method == "percentile":
-        return amax_percentile(histogram, percentile)
-    if method == "entropy":
+    if method.name == "percentile":
+        return amax_percentile(histogram, method.percentile)
+    if method.name == "entropy":
         return amax_entropy(histogram)
-    raise InvalidOption(f"method {method!r} is unknown; known are {', '.join(METHODS)}")
+    if method.name == "mse":
+        return amax_mse(histogram, symmetric=symmetric)
+    return amax_auto(histogram, method.percentile, symmetric=symmetric)
+
+
+def amax_auto(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool) -> float:
+    """Return the largest of the other methods' magnitudes whose squared error is near the least of all.
+
+    `mse` has the least by its definition. Where another method clips less and costs at most
+    `AUTO_TOLERANCE` times as much, it is taken: calibration has seen a part of the values only, and what it
+    has not seen is larger, not smaller.
+
+    Raises:
+        CalibrationError: If the histogram is empty.
+    """
+    return amax_by_method(histogram, percentile, symmetric=symmetric)["auto"]
+
+
+def amax_by_method(
+    histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool = True
+) -> dict[str, float]:
+    """Return the magnitude by each of `METHODS`.
+
+    Raises:
+        CalibrationError: If the histogram is empty.
+    """
+    single = [Method(name, percentile) for name in METHODS if name != "auto"]
+    by_method: dict[str, float] = {one.name: amax(histogram, one, symmetric=symmetric) for one in single}
+    found = np.array(list(by_method.values()))
+    if found.all():
+        errors = squared_errors(histogram, found / histogram.width, symmetric=symmetric)
+        found = found[errors <= errors.min() * AUTO_TOLERANCE]
+    return {**by_method, "auto": float(found.max())}
 
 
 def amax_minmax(histogram: Histogram) -> float:

@@ -56,14 +56,10 @@ def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
 
 def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
     session.say(f"  {facts['samples']} samples, method {facts['method']}, of model {facts['model'][:19]}…")
-    methods = ("minmax", "percentile", "entropy")
-    table = make_table("", "tensor", "min", "max", *(f"amax {method}" for method in methods))
-    for name, entry in facts["tensors"].items():
-        values = [entry["min"], entry["max"], *(entry["amax"][method] for method in methods)]
-        add_row(table, name, *(f"{value:.5g}" for value in values))
-    session.table(table)
+    session.say(f"  {facts['tensors']} tensors observed, {facts['shared']} share their ranges")
     for name, reason in facts["skipped"].items():
         session.say(f"  skipped {name}: {reason}")
+    session.say(f"  qcompile ranges show {facts['file']} lists them")
 
 
 def _show_results(session: Session, facts: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from .doctor import doctor
 from .export import export
 from .inspect import inspect
 from .quantize import quantize
+from .ranges import ranges
 from .run import run
 from .simplify import simplify
 
@@ -50,7 +51,7 @@ def group() -> None:
     """The group; commands are added below in the order of the road."""
 
 
-for _command in (export, simplify, calibrate, quantize, build, bench, diff, run, inspect, doctor):
+for _command in (export, simplify, calibrate, ranges, quantize, build, bench, diff, run, inspect, doctor):
     group.add_command(_command)
 
 

@@ -228,7 +228,7 @@ def _take_onnx(source: Source, output: Path, data: str | None) -> Artifact:
     """An ONNX file given as MODEL is checked and copied: the road starts from it."""
     proto = load_checked(source.file)
     with writing(output) as path:
-        if external_files(source.file):
+        if external_files(source.file, load_onnx(source.file, external_data=False)):
             save_onnx(proto, path)  # the side file gets the new name
         else:
             shutil.copyfile(source.file, path)

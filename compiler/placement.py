@@ -86,6 +86,13 @@ def plan(model: onnx.ModelProto, target: Target, *, exclude: Iterable[str] = ())
     return Placement(target, tuple(nodes), left)
 
 
+def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:
+    """Return the names of all tensors that a planned node reads or makes: those that may get a scale."""
+    planned = set(placement.nodes)
+    nodes = [node for node in model.graph.node if node.name in planned]
+    return {name for node in nodes for name in (*node.input, *node.output) if name}
+
+
 def _unfit(
     node: onnx.NodeProto,
     target: Target,

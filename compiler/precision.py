@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..calibration import Ranges
+from ..calibration import Method, Ranges
 from ..model.graph import (
     captured_names,
     drop_unused_initializers,
@@ -62,6 +62,7 @@ class _Conversion:
 
     def __init__(self, model: onnx.ModelProto, block: dict[str, str], ranges: Ranges | None) -> None:
         self.model, self.graph, self.block, self.ranges = model, model.graph, block, ranges
+        self.observed = set(ranges.names()) if ranges else set()
         self.kept: dict[str, str] = {}
         types = infer_types(model)
         self.weights = {t.name: t for t in self.graph.initializer if t.data_type == 1}
@@ -112,8 +113,8 @@ class _Conversion:
         if name in self.weights:
             values = np.abs(numpy_helper.to_array(self.weights[name]))
             return float(values[np.isfinite(values)].max(initial=0.0))
-        if self.ranges and name in self.ranges.histograms:
-            return self.ranges.amax(name, "minmax")
+        if name in self.observed:
+            return self.ranges.amax(name, Method("minmax")) if self.ranges else 0.0
         return 0.0
 
     def _convert(self, node: onnx.NodeProto) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import UnsupportedOperator, first_line
-from ..model.graph import consumers, name_nodes, without_weights
+from ..model.graph import consumers, fix_initializers, name_nodes, without_weights
 from ..model.onnx_file import copy_model, opset
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
         UnsupportedOperator: If the model is of an older opset and an operator cannot be converted.
     """
     copy = copy_model(model)
-    _drop_initializers_from_inputs(copy)
+    fix_initializers(copy)
     copy = raise_opset(copy, LOWEST_OPSET)
     copy.ir_version = max(copy.ir_version, 8)
     name_nodes(copy.graph)
-    _sum_to_add(copy.graph)
-    _store_constants(copy.graph)
+    sum_to_add(copy.graph)
+    store_constants(copy.graph)
     _plain_gemms(copy.graph)
     _copy_shared_biases(copy.graph)
     infer_into(copy)
@@ -79,22 +79,15 @@ def infer_into(model: onnx.ModelProto) -> None:
             model.graph.value_info.append(value)
 
 
-def _drop_initializers_from_inputs(model: onnx.ModelProto) -> None:
-    stored = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.input if value.name not in stored]
-    if len(kept) != len(model.graph.input):
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
-        model.ir_version = max(model.ir_version, 4)
-
-
-def _sum_to_add(graph: onnx.GraphProto) -> None:
+def sum_to_add(graph: onnx.GraphProto) -> None:
+    """Rename each `Sum` of two to `Add`."""
     for node in graph.node:
         if node.op_type == "Sum" and node.domain in ("", "ai.onnx") and len(node.input) == 2:
             node.op_type = "Add"
 
 
-def _store_constants(graph: onnx.GraphProto) -> None:
+def store_constants(graph: onnx.GraphProto) -> None:
+    """Turn the tensors of Constant nodes into initializers."""
     for node in list(graph.node):
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             tensor = graph.initializer.add()

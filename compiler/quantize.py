@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
-from ..calibration import Data, Ranges, load_ranges, observe
-from ..calibration.ranges import parse_method
+from ..calibration import Data, Ranges, load_ranges, observe, parse_method
+from ..calibration.tensorrt_cache import is_cache, read_cache
 from ..errors import CalibrationError, InvalidOption, QuantizationError
 from ..model.fidelity import fidelity, worst
 from ..model.graph import WEIGHTED, count_weighted, graph_precision, producers, weighted_nodes
 from ..model.made_input import made_feeds
-from ..model.onnx_file import check_onnx, count_operators, fingerprint, load_onnx, model_io, save_onnx
+from ..model.onnx_file import (
+    add_external_data,
+    check_onnx,
+    count_operators,
+    digest_model,
+    load_onnx,
+    model_io,
+    save_onnx,
+)
 from ..progress import Progress, silent
 from ..shapes import Feeds
 from .check import OnnxReference
@@ -23,7 +31,7 @@ from .dynamic_int8 import quantize_dynamic
 from .placement import Placement, Target, plan
 from .precision import to_half
 from .prepare import prepared
-from .static_int8 import activation_ranges, quantize_static
+from .static_int8 import activation_limits, quantize_static
 
 if TYPE_CHECKING:
     import onnx
@@ -72,9 +80,11 @@ def quantize(
         InvalidOption: If the options contradict each other.
     """
     model, output = Path(model), Path(output)
-    loaded = load_ranges(Path(ranges)) if isinstance(ranges, str | Path) else ranges
-    _check_options(precision, mode, target, loaded, model)
-    proto = load_onnx(model)
+    loaded = _open_ranges(Path(ranges), model) if isinstance(ranges, str | Path) else ranges
+    proto = load_onnx(model, external_data=False)
+    digest = digest_model(model, proto)
+    add_external_data(proto, model)
+    _check_options(precision, mode, target, loaded, model, digest)
     if data is not None:
         next(iter(Data(data, model_io(proto).inputs)))  # before the work, not after it
     found = graph_precision(proto)
@@ -113,11 +123,11 @@ def quantize(
                 target=target,
                 precision=precision,
                 io=model_io(proto),
-                sources={"model": fingerprint(model)} | _ranges_source(loaded),
+                sources={"model": digest} | _ranges_source(loaded),
                 tools=tool_versions("onnx", "onnxruntime", "numpy"),
                 options={
                     "mode": mode if precision == "int8" else "",
-                    "method": (method or loaded.method) if loaded and mode == "static" else "",
+                    "method": str(method or loaded.method) if loaded and mode == "static" else "",
                     "exclude": list(exclude),
                 },
                 proof={**proof, "operators": count_operators(load_onnx(path))},
@@ -138,7 +148,13 @@ def _unfused(proto: onnx.ModelProto) -> list[str]:
     return [f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"]
 
 
-def _check_options(precision: str, mode: str, target: str, ranges: Ranges | None, model: Path) -> None:
+def _open_ranges(path: Path, model: Path) -> Ranges:
+    return read_cache(path, model) if is_cache(path) else load_ranges(path)
+
+
+def _check_options(
+    precision: str, mode: str, target: str, ranges: Ranges | None, model: Path, digest: str
+) -> None:
     if precision not in ("int8", "fp16") or mode not in ("static", "dynamic"):
         raise InvalidOption(f"precision {precision!r}, mode {mode!r}: int8 or fp16, static or dynamic")
     if precision == "int8" and mode == "dynamic" and target != "onnxruntime":
@@ -152,10 +168,16 @@ def _check_options(precision: str, mode: str, target: str, ranges: Ranges | None
             hint="run qcompile calibrate first and give --ranges FILE",
             option="--ranges",
         )
-    if ranges is not None and ranges.model != fingerprint(model):
+    if ranges is not None and ranges.fixed and target != "tensorrt":
+        raise InvalidOption(
+            f"TensorRT's calibration cache holds symmetric scales, which {target} would waste half of",
+            hint="calibrate with qcompile calibrate, or quantize with --target tensorrt",
+            option="--ranges",
+        )
+    if ranges is not None and ranges.model != digest:
         raise CalibrationError(
             f"{model}: the ranges were observed on another model "
-            f"({ranges.model[:19]}…, this is {fingerprint(model)[:19]}…)",
+            f"({ranges.model[:19]}…, this is {digest[:19]}…)",
             hint="calibrate this very file; simplify comes before calibrate",
             file=model,
         )
@@ -179,7 +201,7 @@ def _to_int8(
     method: str | None,
     exclude: Sequence[str],
 ) -> dict[str, object]:
-    chosen, percentile = parse_method(method) if method else (None, None)
+    chosen = parse_method(method) if method else None
     ready = prepared(proto)
     placement = plan(ready, target, exclude=exclude)
     operators = {node.name: node.op_type for node in ready.graph.node}
@@ -192,7 +214,8 @@ def _to_int8(
             hint="simplify first" if "simplify" in reason else "choose another target, or keep it in float",
             reasons=dict(left),
         )
-    result = quantize_static(ready, placement, activation_ranges(ranges, chosen, percentile))
+    scaled = activation_limits(ready, placement, ranges, chosen)
+    result = quantize_static(ready, placement, scaled)
     nodes = weighted_nodes(result)
     reached = {node.name for node in nodes["int8"]}
     missed = [name for name in planned if name not in reached]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..calibration import Ranges
+from ..calibration import Method, Ranges
 from ..errors import CalibrationError, QuantizationError, first_line
 from ..model.graph import consumers, drop_unused_initializers, producers
 from ..progress import quiet
-from .placement import Placement
+from .placement import Placement, scaled_tensors
 
 if TYPE_CHECKING:
     import onnx
@@ -87,14 +88,19 @@ _TENSORRT_OPTIONS: dict[str, Any] = {
 }
 
 
-def activation_ranges(
-    ranges: Ranges, method: str | None, percentile: float | None
+def activation_limits(
+    model: onnx.ModelProto, placement: Placement, ranges: Ranges, method: Method | None
 ) -> dict[str, tuple[float, float]]:
-    """Return tensor name to (min, max) by the method, for every observed tensor."""
-    return {
-        name: ranges.clipped(name, method, percentile)  # type: ignore[arg-type]
-        for name in ranges.histograms
-    }
+    """Return tensor name to (low, high) by the method, for the observed tensors that the plan may scale."""
+    scaled = scaled_tensors(model, placement)
+    symmetric = placement.target == "tensorrt"
+    sources = {name: ranges.sources(name) for name in ranges.names() if name in scaled}
+    unique = list(dict.fromkeys(sources.values()))
+    one_of = {source: name for name, source in sources.items()}
+    with ThreadPoolExecutor() as pool:  # numpy lets go of the interpreter for most of the search
+        found = pool.map(lambda source: ranges.limits(one_of[source], method, symmetric=symmetric), unique)
+        limits = dict(zip(unique, found, strict=True))
+    return {name: limits[source] for name, source in sources.items()}
 
 
 def _mark_inferred(model: onnx.ModelProto) -> None:

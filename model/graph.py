@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from .onnx_file import dtype_name
+from .onnx_file import dtype_name, tensor_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -53,7 +53,7 @@ def without_weights(model: onnx.ModelProto, keep_bytes: int = 4096) -> onnx.Mode
     declared = {value.name for value in source.input}
     graph.input.extend(source.input)
     for tensor in source.initializer:
-        if tensor.ByteSize() <= keep_bytes:
+        if tensor_bytes(tensor) <= keep_bytes:
             graph.initializer.append(tensor)
         elif tensor.name not in declared:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
@@ -105,6 +105,16 @@ def name_nodes(graph: onnx.GraphProto) -> None:
             name = f"{base}_{number}"
         node.name = name
         taken.add(name)
+
+
+def fix_initializers(model: onnx.ModelProto) -> None:
+    """Take initializers off the list of inputs, where files older than IR version 4 have them."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in stored]
+    if len(kept) != len(model.graph.input):
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+        model.ir_version = max(model.ir_version, 4)
 
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> None:

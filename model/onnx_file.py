@@ -31,22 +31,28 @@ def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
         MissingFile: If the file is not there.
         ModelError: If it is no ONNX file, is cut off, has no graph, or lacks its external data.
     """
+    require_file(path, what="model")
+    model = parse_onnx(path.read_bytes(), path)
+    if external_data:
+        add_external_data(model, path)
+    return model
+
+
+def parse_onnx(content: bytes, path: Path) -> onnx.ModelProto:
+    """Return the model that was read from a file.
+
+    Raises:
+        ModelError: If it is no ONNX model, is cut off, or has no graph.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
-    require_file(path, what="model")
     try:
-        model = onnx.load(path, load_external_data=external_data)
+        model = onnx.load_model_from_string(content)
     except (DecodeError, UnicodeDecodeError, ValueError) as error:
         raise ModelError(
             f"{path}: not an ONNX model, or cut off ({error})",
             hint="copy or export the file again",
-            file=path,
-        ) from error
-    except (FileNotFoundError, onnx.checker.ValidationError) as error:
-        raise ModelError(
-            f"{path}: its external data cannot be read ({error})",
-            hint="keep the data file beside the model",
             file=path,
         ) from error
     if not model.graph.node and not model.graph.output:
@@ -56,6 +62,24 @@ def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
             file=path,
         )
     return model
+
+
+def add_external_data(model: onnx.ModelProto, path: Path) -> None:
+    """Read the weights of a model that lie in files beside its own into the model.
+
+    Raises:
+        ModelError: If they cannot be read.
+    """
+    import onnx
+
+    try:
+        onnx.load_external_data_for_model(model, str(path.resolve().parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(
+            f"{path}: its external data cannot be read ({error})",
+            hint="keep the data file beside the model",
+            file=path,
+        ) from error
 
 
 def load_checked(path: Path) -> onnx.ModelProto:
@@ -113,16 +137,19 @@ def is_large(model: onnx.ModelProto) -> bool:
 
     Counted from shapes: protobuf's own `ByteSize` fails on exactly the models this is asked for.
     """
+    return sum(map(tensor_bytes, model.graph.initializer)) > EXTERNAL_DATA_BYTES
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Return the size of a tensor's values by its shape and type; 0 for strings."""
     import math
 
     import onnx
 
-    total = 0
-    for tensor in model.graph.initializer:
-        if tensor.data_type != onnx.TensorProto.STRING:
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            total += math.prod(tensor.dims) * dtype.itemsize
-    return total > EXTERNAL_DATA_BYTES
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return 0
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return int(math.prod(tensor.dims) * dtype.itemsize)
 
 
 def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -159,11 +186,6 @@ def model_io(model: onnx.ModelProto) -> ModelIO:
     )
 
 
-def read_io(path: Path) -> ModelIO:
-    """Return the inputs and outputs of a file without reading its external data."""
-    return model_io(load_onnx(path, external_data=False))
-
-
 def opset(model: onnx.ModelProto, domain: str = "") -> int:
     """Return the opset of a domain, 0 when the model does not import it."""
     names = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
@@ -185,17 +207,25 @@ def count_operators(model: onnx.ModelProto) -> dict[str, int]:
 
 def fingerprint(path: Path) -> str:
     """Return the digest of an ONNX file with its external data, wherever that lies."""
-    return digest_files([require_file(path, what="model"), *external_files(path)])
+    from .outline import read_outline
+
+    return read_outline(path).fingerprint()
 
 
-def external_files(path: Path) -> list[Path]:
+def digest_model(path: Path, model: onnx.ModelProto) -> str:
+    """Return the digest of a file that was read already, with its external data."""
+    return digest_files([path, *external_files(path, model)])
+
+
+def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
     """Return the files beside an ONNX file that hold its external data."""
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     names: set[str] = set()
-    for tensor in load_onnx(path, external_data=False).graph.initializer:
+    for tensor in model.graph.initializer:
         if uses_external_data(tensor):
             names.add(str(ExternalDataInfo(tensor).location))
+    names.discard(path.name)  # an outline refers to the file itself
     return [path.parent / name for name in sorted(names)]
 
 

@@ -9,34 +9,40 @@ from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..shapes import Feeds, format_shape
 
 
-def session_options(threads: int = 0, *, layouts: bool = True) -> Any:
+def session_options(threads: int = 0, *, layouts: bool = True, optimize: bool = True) -> Any:
     """Return session options with no log of their own.
 
     Args:
         threads: Thread count; 0 leaves the choice to ONNX Runtime.
         layouts: Whether memory layouts are optimized too. That level crashes the process on some float16
             graphs (seen with 1.31.1: a Transformer's encoder), so it is left out where they may come.
+        optimize: Whether the graph is optimized at all; a file that the optimizer wrote is run as it is.
 
     Raises:
         EngineUnavailable: If ONNX Runtime is missing.
     """
     onnxruntime = _import_onnxruntime()
     options = onnxruntime.SessionOptions()
-    if not layouts:
-        level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        options.graph_optimization_level = level
+    levels = onnxruntime.GraphOptimizationLevel
+    if not optimize:
+        options.graph_optimization_level = levels.ORT_DISABLE_ALL
+    elif not layouts:
+        options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED
     options.log_severity_level = 4  # failures arrive as exceptions, and are presented once
     if threads:
         options.intra_op_num_threads = threads
     return options
 
 
-def make_session(path: Path, options: Any, *, error: type[QCompileError] = ModelError) -> Any:
+def make_session(
+    path: Path, options: Any, *, content: bytes | None = None, error: type[QCompileError] = ModelError
+) -> Any:
     """Return a CPU session of a file.
 
     Args:
         path: The ONNX file.
         options: From `session_options`.
+        content: What to read in place of the file, which then only names it.
         error: Type to raise when ONNX Runtime refuses the file.
 
     Raises:
@@ -45,7 +51,8 @@ def make_session(path: Path, options: Any, *, error: type[QCompileError] = Model
     """
     onnxruntime = _import_onnxruntime()
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        source = str(path) if content is None else content
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as refusal:  # its exceptions share no narrower base
         raise error(
             f"{path}: ONNX Runtime refuses it: {first_line(refusal)}",

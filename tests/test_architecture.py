@@ -28,7 +28,7 @@ ALLOWED = {
     "bench": GROUND | {"model", "calibration", "engines"},
     "recipe": GROUND,
     "store": GROUND,
-    "intent": GROUND | {"model", "compiler", "engines"},
+    "intent": GROUND | {"model", "calibration", "compiler", "engines"},
     "inspection": GROUND | {"model", "calibration", "bench"},
     "stages": GROUND | {"model", "calibration", "compiler", "engines", "bench", "recipe", "intent"},
     "pipeline": GROUND | {"model", "engines", "bench", "recipe", "store", "stages"},

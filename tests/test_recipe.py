@@ -38,7 +38,6 @@ evaluation = "data.py:evaluation"
 [calibrate]
 method = "percentile:99.9"
 samples = 256
-batch_size = 16
 
 [[artifact]]
 name = "int8"

@@ -68,7 +68,7 @@ def test_wrong_shapes_name_input_found_and_required(
     )
     assert code == 1
     assert "input 'x'" in said
-    assert "4x3x8x8" in said
+    assert "1x3x8x8" in said
     assert "[batch,4,8,8]" in said
     assert not (tmp_path / "r.ranges").exists()
 
@@ -83,7 +83,7 @@ def test_nan_in_calibration_data_names_input_and_sample(
         "calibrate", tiny_file("residual"), "--data", tmp_path / "x.npz", "-o", tmp_path / "r.ranges"
     )
     assert code == 1
-    assert "x.npz[8:16]: input 'x' holds NaN" in said
+    assert "x.npz[13:14]: input 'x' holds NaN" in said
 
 
 def test_empty_calibration_data_is_refused(qc: Cli, tiny_file: Callable[..., Path], tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from qcompile.model.onnx_file import (
     load_onnx,
     model_io,
     opset,
-    read_io,
     save_onnx,
 )
+from qcompile.model.outline import read_outline
 from qcompile.shapes import TensorInfo
 
 MakePath = Callable[..., Path]
@@ -50,7 +50,9 @@ def test_weights_too_large_for_one_file_lie_beside_it(
 ) -> None:
     monkeypatch.setattr(onnx_file, "EXTERNAL_DATA_BYTES", 2000)  # nobody tests with 2 GB
     save_onnx(tiny("mlp"), tmp_path / "m.onnx")
-    assert external_files(tmp_path / "m.onnx") == [tmp_path / "m.onnx.data"]
+    assert external_files(tmp_path / "m.onnx", load_onnx(tmp_path / "m.onnx", external_data=False)) == [
+        tmp_path / "m.onnx.data"
+    ]
     weights = {t.name: numpy_helper.to_array(t) for t in load_checked(tmp_path / "m.onnx").graph.initializer}
     for tensor in tiny("mlp").graph.initializer:
         np.testing.assert_array_equal(weights[tensor.name], numpy_helper.to_array(tensor))
@@ -58,13 +60,13 @@ def test_weights_too_large_for_one_file_lie_beside_it(
 
 def test_a_missing_file_is_named_with_the_nearest(tiny_file: MakePath) -> None:
     path = tiny_file("residual")
-    for read in (load_onnx, read_io, fingerprint):
+    for read in (load_onnx, read_outline, fingerprint):
         with pytest.raises(MissingFile) as caught:
             read(path.with_name("residuall.onnx"))
         assert caught.value.hint == f"did you mean {path}?"
 
 
-@pytest.mark.parametrize("read", [load_onnx, read_io, load_checked])
+@pytest.mark.parametrize("read", [load_onnx, read_outline, load_checked])
 @pytest.mark.parametrize("content", [b"", b"no protobuf here", b"\xff" * 50, b"\x08\x08"])
 def test_what_is_no_model_is_named(tmp_path: Path, content: bytes, read: Callable[[Path], object]) -> None:
     path = tmp_path / "m.onnx"
@@ -105,7 +107,7 @@ def test_truncated_external_data_is_named(external: Path) -> None:
 
 def test_inputs_and_outputs_are_read_without_external_data(external: Path) -> None:
     (external.parent / "weights.bin").unlink()
-    io = read_io(external)
+    io = read_outline(external).io
     assert io.inputs == (TensorInfo("x", "float32", ("batch", 16)),)
     assert io.outputs == (TensorInfo("y", "float32", ("batch", 8)),)
 
@@ -114,7 +116,7 @@ def test_initializers_listed_as_inputs_are_no_inputs(light_models: dict[str, Pat
     path = light_models["resnet50"]
     stored = {tensor.name for tensor in onnx.load(path).graph.initializer}
     assert stored & {value.name for value in onnx.load(path).graph.input}
-    assert read_io(path).inputs == (TensorInfo("gpu_0/data_0", "float32", (1, 3, 224, 224)),)
+    assert read_outline(path).io.inputs == (TensorInfo("gpu_0/data_0", "float32", (1, 3, 224, 224)),)
 
 
 def test_axes_are_numbers_names_or_unknown() -> None:
@@ -175,7 +177,7 @@ def test_operators_in_subgraphs_and_of_other_domains_are_counted() -> None:
 
 
 def test_the_fingerprint_is_of_the_content_not_of_the_place(external: Path, tmp_path: Path) -> None:
-    assert external_files(external) == [external.parent / "weights.bin"]
+    assert external_files(external, read_outline(external).model) == [external.parent / "weights.bin"]
     before = fingerprint(external)
     copy = tmp_path / "elsewhere"
     copy.mkdir()

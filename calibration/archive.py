@@ -1,0 +1,134 @@
+"""Numpy's files, read a few rows at a time: an .npz of gigabytes takes no more memory than one batch."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz by name, or of an .npy under the empty name.
+
+    Raises:
+        DataError: If it is no numpy file, is damaged, or holds pickled objects.
+    """
+    try:
+        # Opened here: numpy leaves the file open when it is no archive.
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {"": loaded}
+            return {name: loaded[name] for name in loaded.files}
+    except Exception as error:  # zipfile, struct and ValueError: numpy has no one type for "damaged"
+        raise _unreadable(path, error) from error
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the arrays in an .npz or .npy without reading their values.
+
+    Raises:
+        DataError: If it is no numpy file or is damaged.
+    """
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as file:
+                return {"": _read_header(file)[0]}
+        with zipfile.ZipFile(path) as archive:
+            shapes = {}
+            for entry in archive.namelist():
+                with archive.open(entry) as member:
+                    shapes[entry.removesuffix(".npy")] = _read_header(member)[0]
+            return shapes
+    except Exception as error:  # as above
+        raise _unreadable(path, error) from error
+
+
+def read_rows(path: Path, rows: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield all arrays of an .npz, `rows` of the first axis at a time.
+
+    All arrays must have the same first extent, as `read_shapes` tells. One that is stored column by column
+    is read whole.
+
+    Raises:
+        DataError: If the file is damaged or holds pickled objects.
+    """
+    with _opened(path) as archive:
+        members = {entry.removesuffix(".npy"): _Member(archive, entry, path) for entry in archive.namelist()}
+        while True:
+            try:
+                part = {name: member.read(rows) for name, member in members.items()}
+            except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+                raise _unreadable(path, error) from error
+            if not part or not all(len(array) for array in part.values()):
+                return
+            yield part
+
+
+class _Member:
+    """One array of an archive, read from its beginning to its end."""
+
+    def __init__(self, archive: zipfile.ZipFile, entry: str, path: Path) -> None:
+        try:
+            self._file = archive.open(entry)
+            self._shape, by_column, self._dtype = _read_header(self._file)
+            if self._dtype.hasobject:
+                raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
+            if not self._shape:
+                raise ValueError(f"{entry} is a scalar")
+        except Exception as error:  # as above
+            raise _unreadable(path, error) from error
+        self._left = self._shape[0]
+        self._whole: NDArray[Any] | None = None
+        if by_column:
+            content = self._file.read()
+            self._whole = np.frombuffer(content, self._dtype).reshape(self._shape, order="F")
+
+    def read(self, rows: int) -> NDArray[Any]:
+        """Return the next rows, fewer at the end."""
+        rows = min(rows, self._left)
+        start = self._shape[0] - self._left
+        self._left -= rows
+        if self._whole is not None:
+            return np.ascontiguousarray(self._whole[start : start + rows])
+        part = np.empty((rows, *self._shape[1:]), self._dtype)
+        flat = part.reshape(-1).view(np.uint8)
+        done = 0
+        while done < part.nbytes:
+            content = self._file.read(part.nbytes - done)
+            if not content:
+                raise EOFError("it ends early")
+            flat[done : done + len(content)] = np.frombuffer(content, np.uint8)
+            done += len(content)
+        if not self._left and self._file.read(1):
+            raise ValueError("it is longer than its header says")  # reading on also checks the sum
+        return part
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path}: cannot be read as numpy data ({error})",
+        hint="pickled objects are not read; save plain arrays with numpy.savez",
+        file=path,
+    )

@@ -1,0 +1,178 @@
+"""The model as it is run to be observed: its taps are its outputs, and they are not copied.
+
+ONNX Runtime computes convolutions in a blocked memory layout (NCHWc) and would reorder every tapped
+tensor, at up to half the cost of inference. A histogram does not ask for an order, so the optimized graph
+is written once, its reorders in front of taps are taken out, and the graph is read back as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DataError, first_line
+from ..model.graph import graph_precision
+from ..model.onnx_file import load_onnx
+from ..model.outline import Outline
+from ..model.session import make_session, session_options
+from ..shapes import Feeds
+from .taps import Taps
+
+if TYPE_CHECKING:
+    import onnx
+
+_BLOCK = 16
+"""The widest block of channels in ONNX Runtime's layouts: tensors whose channels fill it have no padding."""
+
+
+@dataclass
+class Observer:
+    """A session that returns the taps.
+
+    Attributes:
+        session: ONNX Runtime's.
+        outputs: Name of an output to the tap that it holds.
+    """
+
+    session: Any
+    outputs: dict[str, str]
+
+    def run(self, feeds: Feeds, where: str) -> list[tuple[str, Any]]:
+        """Return (tap, array) pairs; each array holds the tap's values in some order.
+
+        Raises:
+            DataError: If the model fails on the sample.
+        """
+        import onnxruntime
+
+        try:
+            values = {name: _as_ort_value(onnxruntime, array) for name, array in feeds.items()}
+            found = self.session.run_with_ort_values(list(self.outputs), values)
+        except Exception as error:
+            # ONNX Runtime's exceptions share no base but RuntimeError and Exception.
+            raise DataError(
+                f"{where}: the model failed on it: {first_line(error)}",
+                hint="check the sample's shape and values against the model",
+                sample=where,
+            ) from error
+        return [(tap, value.numpy()) for tap, value in zip(self.outputs.values(), found, strict=True)]
+
+
+@contextlib.contextmanager
+def open_observer(model: Outline, taps: Taps, threads: int) -> Iterator[Observer]:
+    """Yield an observer of a model.
+
+    Args:
+        model: The ONNX file.
+        taps: From `choose_taps`; taps that are inputs are left to the caller, who has the feeds.
+        threads: Threads of one inference; 0 lets ONNX Runtime choose.
+
+    Raises:
+        ModelError: If ONNX Runtime refuses the model.
+    """
+    inputs = {value.name for value in model.model.graph.input}
+    outputs = {_output_of(name, taps): name for name in taps.names if name not in inputs}
+    content = _with_outputs(model.model, taps, outputs)
+    convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
+    # The layout level crashes the process on some float16 graphs: see `session_options`.
+    layouts = graph_precision(model.model) != "fp16"
+    options = session_options(threads, layouts=layouts)
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(model.path.resolve().parent)
+    )
+    # The outline refers to the weights where they lie: they are mapped, not copied.
+    with tempfile.TemporaryDirectory(prefix="qcompile-calibrate-") as folder:
+        if convolves and layouts:
+            written = Path(folder) / "optimized.onnx"
+            session = _without_reorders(model.path, content, options, written, outputs, threads)
+        else:
+            session = make_session(model.path, options, content=content)
+        del content
+        yield Observer(session, outputs)
+
+
+def _output_of(tap: str, taps: Taps) -> str:
+    """The output that holds a tap: half floats are widened in the graph, which loses nothing."""
+    return f"{tap}/float32" if taps.types[tap] in ("float16", "bfloat16") else tap
+
+
+def _with_outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -> bytes:
+    """The serialized model with the taps among its outputs, and casts for half floats."""
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    present = {value.name for value in model.graph.output}
+    for output, tap in outputs.items():
+        if output != tap:
+            cast = onnx.helper.make_node("Cast", [tap], [output], output, to=onnx.TensorProto.FLOAT)
+            copy.graph.node.append(cast)
+        if output not in present:
+            double = taps.types[tap] == "float64"
+            kind = onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT
+            copy.graph.output.append(onnx.helper.make_tensor_value_info(output, kind, None))
+    serialized: bytes = copy.SerializeToString()
+    return serialized
+
+
+def _without_reorders(
+    model: Path, content: bytes, options: Any, written: Path, outputs: dict[str, str], threads: int
+) -> Any:
+    """Return a session of the optimized graph whose `outputs`, which are renamed, skip the reorders."""
+    options.optimized_model_filepath = str(written)
+    weights = f"{written.name}.data"
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
+    )
+    session = make_session(model, options, content=content)
+    optimized = load_onnx(written, external_data=False)
+    skipped = _skip_reorders(optimized.graph, outputs)
+    if not skipped:
+        return session
+    del session
+    as_it_is = session_options(threads, optimize=False)
+    written.write_bytes(optimized.SerializeToString())
+    again = make_session(written, as_it_is)
+    for output, source in skipped.items():
+        tap = outputs.pop(output)
+        outputs[source] = tap
+    return again
+
+
+def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str, str]:
+    """Let outputs be what goes into their reorder, in place; returns output to the tensor instead of it."""
+    made_by = {name: node for node in graph.node for name in node.output}
+    read = {name for node in graph.node for name in node.input}
+    skipped: dict[str, str] = {}
+    for value in graph.output:
+        node = made_by.get(value.name)
+        if node is None or node.op_type != "ReorderOutput" or value.name not in outputs:
+            continue
+        channels = next((a.i for a in node.attribute if a.name == "channels"), 0)
+        if channels % _BLOCK or not channels or node.input[0] in skipped.values():
+            continue  # the last block is padded, and the padding is no value of the model
+        skipped[value.name] = node.input[0]
+        if value.name not in read:
+            graph.node.remove(node)
+    kept = [value for value in graph.value_info if value.name not in set(skipped.values())]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    for value in graph.output:
+        if value.name in skipped:
+            value.name = skipped[value.name]
+            value.type.tensor_type.ClearField("shape")
+    return skipped
+
+
+def _as_ort_value(onnxruntime: Any, array: Any) -> Any:
+    if array.dtype.name != "bfloat16":
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    import onnx
+
+    kind = onnx.TensorProto.BFLOAT16
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view("uint16"), kind)

@@ -1,0 +1,152 @@
+"""What eight bits do to a tensor, reckoned on its histogram: squared error, signal-to-noise, share clipped.
+
+Every value stands at the middle of its bin. Two ways to quantize are known, as the targets use them:
+
+- symmetric int8 (TensorRT): scale `amax / 127`, zero_point 0, levels -127 to 127;
+- asymmetric uint8 (ONNX Runtime): the range is `[max(min, -amax), min(max, amax)]` with zero in it, scale
+  its width over 255, and a zero_point that is an integer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .histogram import BINS, Histogram
+
+_AT_ONCE = 64  # candidates whose levels are looked up at a time: their tables stay in the cache
+_COARSE = 64  # candidates between those that are tried first
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a threshold does to a tensor.
+
+    Attributes:
+        snr_db: Power of the values over the power of the quantization error, in decibels; infinite where
+            nothing is lost.
+        clipped: Share of the values beyond the threshold, 0 to 1, to one bin.
+    """
+
+    snr_db: float
+    clipped: float
+
+
+def loss(histogram: Histogram, amax: float, *, symmetric: bool) -> Loss:
+    """Return what clipping a tensor at `amax` and quantizing it loses."""
+    width, total = histogram.width, histogram.total
+    error = float(squared_errors(histogram, np.array([amax / width]), symmetric=symmetric)[0])
+    centres = np.arange(-BINS, BINS) + 0.5
+    power = float((histogram.counts * centres * centres).sum())
+    beyond = int(histogram.counts[np.abs(centres) > amax / width].sum())
+    if not power or not error:
+        return Loss(math.inf, beyond / total)
+    return Loss(10 * math.log10(power / error), beyond / total)
+
+
+def amax_mse(histogram: Histogram, *, symmetric: bool, num_bits: int = 8) -> float:
+    """Return the magnitude with the least squared quantization error.
+
+    All multiples of the bin's width from `2**(num_bits-1)` bins on are candidates, and the largest
+    magnitude seen: where the first that many bins hold all values, there is nothing to choose.
+
+    Returns:
+        amax in the tensor's units, at most the largest magnitude seen.
+    """
+    largest = max(abs(histogram.min), abs(histogram.max))
+    used = math.ceil(largest / histogram.width)
+    levels = 1 << (num_bits - 1)
+    if used <= levels:
+        return largest
+    candidates = np.arange(levels, used + 1).astype(np.float64)
+    candidates[-1] = largest / histogram.width
+    # Clipping alone costs this much: what costs more than the best of a few cannot be the best of all.
+    bound = _clipping_errors(histogram, candidates, symmetric=symmetric)
+    coarse = squared_errors(histogram, candidates[::-_COARSE], symmetric=symmetric)
+    candidates = candidates[bound <= coarse.min()]
+    errors = squared_errors(histogram, candidates, symmetric=symmetric)
+    return float(candidates[int(np.argmin(errors))]) * histogram.width
+
+
+def squared_errors(
+    histogram: Histogram, candidates: NDArray[np.float64], *, symmetric: bool
+) -> NDArray[np.float64]:
+    """Return the sum of squared errors for each candidate, in squared bins: float64 [len(candidates)].
+
+    A level `v` between its two edges costs `sum n (c - v)**2`, three differences of prefix sums over counts
+    `n` and centres `c`.
+
+    Args:
+        histogram: Counts of one tensor.
+        candidates: Thresholds in bins, float64, above zero.
+        symmetric: Which way to quantize, see above.
+    """
+    centres = np.arange(-BINS, BINS) + 0.5
+    moments = _moments(histogram.counts, centres)
+    found = [
+        _errors_at_once(moments, *_grid(histogram, candidates[start : start + _AT_ONCE], symmetric))
+        for start in range(0, len(candidates), _AT_ONCE)
+    ]
+    return np.concatenate(found)
+
+
+def limits(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float, float]:
+    """Return (low, high), the range that is quantized for a threshold."""
+    if symmetric:
+        return -amax, amax
+    return min(max(histogram.min, -amax), 0.0), max(min(histogram.max, amax), 0.0)
+
+
+def _grid(
+    histogram: Histogram, candidates: NDArray[np.float64], symmetric: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Scale [k, 1], first level and number of levels of each candidate, in bins."""
+    if symmetric:
+        return candidates[:, None] / 127, np.full((len(candidates), 1), -127.0), np.array([255.0])
+    low = np.maximum(min(histogram.min, 0.0) / histogram.width, -candidates)
+    high = np.minimum(max(histogram.max, 0.0) / histogram.width, candidates)
+    scale = np.maximum(high - low, np.finfo(np.float64).tiny) / 255
+    return scale[:, None], np.rint(low / scale)[:, None], np.array([256.0])
+
+
+def _errors_at_once(
+    moments: NDArray[np.float64],
+    scale: NDArray[np.float64],
+    first: NDArray[np.float64],
+    number: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    levels = np.arange(int(number[0]))[None, :] + first
+    values = levels * scale
+    edges = np.empty((len(scale), levels.shape[1] + 1), np.int64)
+    edges[:, 0], edges[:, -1] = 0, 2 * BINS
+    # The first bin whose centre rounds to a level or beyond.
+    inner = np.ceil((levels[:, 1:] - 0.5) * scale - 0.5) + BINS
+    edges[:, 1:-1] = np.clip(inner, 0, 2 * BINS)
+    counts, sums = np.diff(moments[0][edges], axis=1), np.diff(moments[1][edges], axis=1)
+    errors: NDArray[np.float64] = moments[2, -1] + ((values * counts - 2 * sums) * values).sum(axis=1)
+    return np.maximum(errors, 0.0)
+
+
+def _clipping_errors(
+    histogram: Histogram, candidates: NDArray[np.float64], *, symmetric: bool
+) -> NDArray[np.float64]:
+    """The part of the error that comes from values beyond the threshold: no more than all of it."""
+    centres = np.arange(BINS) + 0.5
+    moments = _moments(histogram.magnitudes(), centres)
+    # uint8's zero_point is rounded, which moves the range by up to half a level.
+    ends = candidates if symmetric else candidates * (1 + 1 / 255)
+    start = np.clip(np.ceil(ends - 0.5), 0, BINS).astype(np.int64)
+    counts, sums, squares = (row[-1] - row[start] for row in moments)
+    found: NDArray[np.float64] = squares - 2 * ends * sums + ends * ends * counts
+    return found * (1 - 1e-9)
+
+
+def _moments(counts: NDArray[np.int64], centres: NDArray[Any]) -> NDArray[np.float64]:
+    """Prefix sums of counts times centres to the powers 0, 1 and 2: float64 [3, len(counts) + 1]."""
+    moments = np.zeros((3, len(counts) + 1))
+    np.cumsum([counts, counts * centres, counts * centres * centres], axis=1, out=moments[:, 1:])
+    return moments

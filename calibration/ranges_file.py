@@ -1,0 +1,111 @@
+"""The ranges file: a safetensors file (no pickle) with one int64 array of counts per tensor.
+
+A JSON header lies under the metadata key "qcompile": model, data, method, and per tensor exponent, min, max
+and amax by every method. Equal ranges give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..artifact import require_file
+from ..errors import CalibrationError
+from .histogram import BINS, Histogram
+from .ranges import Portion, Ranges
+from .thresholds import METHODS, Method, amax_by_method
+
+FORMAT_VERSION = 2
+_KEY = "qcompile"
+
+
+def save_ranges(ranges: Ranges, path: Path) -> None:
+    """Write a ranges file to `path` (inside `artifact.writing`)."""
+    from safetensors.numpy import save
+
+    observed = {
+        name: histogram
+        for name, histogram in sorted(ranges.histograms.items())
+        if histogram.max >= histogram.min
+    }
+    with ThreadPoolExecutor() as pool:  # numpy lets go of the interpreter for most of the search
+        entries = dict(
+            zip(observed, pool.map(lambda h: _entry(h, ranges.method), observed.values()), strict=True)
+        )
+    header = {
+        "version": FORMAT_VERSION,
+        "bins": BINS,
+        "model": ranges.model,
+        "data": {
+            digest: {"samples": portion.samples, "shards": portion.shards, "parts": portion.parts}
+            for digest, portion in sorted(ranges.portions.items())
+        },
+        "method": ranges.method.name,
+        "percentile": ranges.method.percentile,
+        "tensors": entries,
+        "empty": sorted(set(ranges.histograms) - set(observed)),
+        "shared": {name: list(sources) for name, sources in sorted(ranges.shared.items())},
+        "skipped": dict(sorted(ranges.skipped.items())),
+    }
+    counts = {name: histogram.counts for name, histogram in observed.items()}
+    path.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
+
+
+def load_ranges(path: Path) -> Ranges:
+    """Read a ranges file.
+
+    Raises:
+        MissingFile: If it is not there.
+        CalibrationError: If it is damaged or of another version.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    require_file(path, what="ranges file")
+    try:
+        with safe_open(path, framework="np") as file:
+            header = json.loads((file.metadata() or {})[_KEY])
+            if header["version"] != FORMAT_VERSION:
+                raise CalibrationError(
+                    f"{path}: ranges file of version {header['version']}; "
+                    f"this qcompile reads {FORMAT_VERSION}",
+                    hint="calibrate again",
+                )
+            histograms = {
+                name: Histogram(entry["exponent"], file.get_tensor(name), entry["min"], entry["max"])
+                for name, entry in header["tensors"].items()
+            }
+        return _ranges(header, histograms)
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
+        raise CalibrationError(
+            f"{path}: not a ranges file, or cut off ({error})",
+            hint="make it with qcompile calibrate",
+            file=path,
+        ) from error
+
+
+def _entry(histogram: Histogram, method: Method) -> dict[str, Any]:
+    return {
+        "exponent": histogram.exponent,
+        "min": histogram.min,
+        "max": histogram.max,
+        "amax": amax_by_method(histogram, method.percentile),
+    }
+
+
+def _ranges(header: Mapping[str, Any], histograms: dict[str, Histogram]) -> Ranges:
+    if any(histogram.counts.shape != (2 * BINS,) for histogram in histograms.values()):
+        raise ValueError(f"its histograms do not have {2 * BINS} bins")
+    shared = {name: tuple(sources) for name, sources in header["shared"].items()}
+    histograms |= {name: Histogram() for name in header["empty"]}
+    lost = [source for sources in shared.values() for source in sources if source not in histograms]
+    if lost:
+        raise ValueError(f"it refers to {lost[0]!r}, which it does not hold")
+    portions = {
+        digest: Portion(entry["samples"], entry["shards"], tuple(entry["parts"]))
+        for digest, entry in header["data"].items()
+    }
+    method = Method(METHODS[METHODS.index(header["method"])], header["percentile"])
+    return Ranges(header["model"], portions, method, histograms, shared, header["skipped"])

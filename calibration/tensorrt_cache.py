@@ -1,0 +1,154 @@
+"""TensorRT's calibration cache, written from our ranges and read back.
+
+    TRT-8503-EntropyCalibration2
+    input: 3c010a14
+
+The first line is TensorRT's version and the calibrator; then one line per tensor, its scale (amax / 127)
+as the hexadecimal digits of a float32, most significant first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from pathlib import Path
+
+from ..artifact import require_file
+from ..errors import CalibrationError, InvalidOption
+from ..model.outline import read_outline
+from .ranges import Portion, Ranges
+from .thresholds import Method
+
+CALIBRATORS = ("EntropyCalibration2", "EntropyCalibration", "MinMaxCalibration")
+
+_LEVELS = 127
+_HEADER = re.compile(r"TRT-([0-9A-Za-z.]+)-(\w+)")
+# Names that TensorRT's ONNX parser makes up for constants and layers of its own.
+_INTERNAL = re.compile(r"\(Unnamed Layer\* \d+\)|ONNXTRT_|\[trainStation")
+
+
+def version_code(version: str) -> str:
+    """Return how a cache spells a version: "8.5.3" is 8503, "10.1.0" is 100100; digits stay as they are.
+
+    Raises:
+        InvalidOption: If it is no version.
+    """
+    if version.isdigit():
+        return version
+    match = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.\d+)?", version)
+    if match is None:
+        raise InvalidOption(f"TensorRT version {version!r}: digits such as 8.5.3 or 8503 are required")
+    major, minor, patch = (int(part or 0) for part in match.groups())
+    return str(major * (1000 if major < 10 else 10000) + minor * 100 + patch)
+
+
+def format_cache(
+    ranges: Ranges,
+    *,
+    version: str,
+    calibrator: str = "EntropyCalibration2",
+    method: Method | None = None,
+) -> str:
+    """Return the cache of ranges: every observed tensor, and every one that shares a range.
+
+    A tensor that was always zero gets the scale 1 / 127: zero is exact at any scale, and TensorRT takes a
+    scale of zero without a word.
+
+    Args:
+        ranges: What calibration found.
+        version: TensorRT's, as "8.5.3" or as the module says it.
+        calibrator: One of `CALIBRATORS`.
+        method: How amax is chosen; the file's own method by default.
+
+    Raises:
+        InvalidOption: If the version or the calibrator is none.
+        CalibrationError: If there is nothing to write, or a name cannot be written.
+    """
+    if calibrator not in CALIBRATORS:
+        raise InvalidOption(f"calibrator {calibrator!r} is unknown; known are {', '.join(CALIBRATORS)}")
+    lines = [f"TRT-{version_code(version)}-{calibrator}"]
+    for name in sorted(ranges.names()):
+        if "\n" in name:
+            raise CalibrationError(f"tensor {name!r}: a cache cannot hold this name", tensor=name)
+        scale = (ranges.amax(name, method) or 1.0) / _LEVELS
+        lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
+    if len(lines) == 1:
+        raise CalibrationError("no tensor has a range; a cache would be empty")
+    return "\n".join(lines) + "\n"
+
+
+def is_cache(path: Path) -> bool:
+    """Whether a file begins as a calibration cache does."""
+    with require_file(path, what="ranges file").open("rb") as file:
+        return file.read(4) == b"TRT-"
+
+
+def read_cache(path: Path, model: Path) -> Ranges:
+    """Return the scales of a cache as ranges of a model.
+
+    Names that TensorRT makes up for layers of its own are not the model's, and are left out.
+
+    Raises:
+        MissingFile: If a file is not there.
+        CalibrationError: If it is no cache, a scale is not finite and above zero, or a tensor is not the
+            model's: TensorRT would skip it without a word.
+    """
+    scales = parse_cache(_text(path), path)
+    outline = read_outline(model)
+    graph = outline.model.graph
+    known = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
+    unknown = sorted(name for name in scales if name not in known and not _INTERNAL.search(name))
+    if unknown:
+        raise CalibrationError(
+            f"{path}: names {len(unknown)} of {len(scales)} tensors that {model} does not have: "
+            f"{', '.join(unknown[:3])}{', …' if len(unknown) > 3 else ''}",
+            hint="a cache belongs to the very file it was made with",
+            file=path,
+            tensor=unknown[0],
+        )
+    fixed = {name: scale * _LEVELS for name, scale in scales.items() if name in known}
+    if not fixed:
+        raise CalibrationError(f"{path}: holds no tensor of {model}", file=path)
+    return Ranges(outline.fingerprint(), {f"TensorRT's cache {path.name}": Portion(0)}, fixed=fixed)
+
+
+def parse_cache(text: str, path: Path) -> dict[str, float]:
+    """Return tensor name to scale.
+
+    Raises:
+        CalibrationError: If it is no cache, names a tensor twice, or a scale is not finite and above zero.
+    """
+    lines = text.splitlines()
+    if not lines or not _HEADER.fullmatch(lines[0].strip()):
+        raise CalibrationError(
+            f"{path}: its first line is no TensorRT calibration cache's (TRT-VERSION-CALIBRATOR)", file=path
+        )
+    scales: dict[str, float] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        name, colon, digits = line.rpartition(": ")
+        if not colon or not re.fullmatch(r"[0-9a-fA-F]{1,8}", digits.strip()):
+            raise CalibrationError(
+                f"{path}:{number}: {line!r}; NAME: HEX with up to eight digits is required", file=path
+            )
+        (scale,) = struct.unpack(">f", bytes.fromhex(digits.strip().zfill(8)))
+        if not (math.isfinite(scale) and scale > 0):
+            raise CalibrationError(
+                f"{path}:{number}: tensor {name!r} has the scale {scale}; above zero and finite is required",
+                hint="calibrate again; TensorRT would build with it",
+                file=path,
+                tensor=name,
+            )
+        if name in scales:
+            raise CalibrationError(f"{path}:{number}: tensor {name!r} is there twice", file=path, tensor=name)
+        scales[name] = scale
+    return scales
+
+
+def _text(path: Path) -> str:
+    try:
+        return require_file(path, what="cache").read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{path}: no TensorRT calibration cache ({error})", file=path) from error

@@ -1,0 +1,216 @@
+"""Workers: threads that each run a sample through the model and count what its taps hold.
+
+One sample is run by one thread, several samples at once: threads inside one inference would wait for each
+other at every operator. Each worker counts into histograms of its own, which merge exactly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ..errors import CalibrationError, DataError
+from ..model.outline import Outline
+from .batches import Batch
+from .counting import Count, make_count
+from .histogram import Histogram, NonFinite
+from .observer import Observer, open_observer
+from .taps import Taps
+
+IN_FLIGHT_BYTES = 256 << 20
+"""Activations held at a time by all workers; a model with larger ones gets fewer workers."""
+
+Histograms = dict[str, Histogram]
+
+
+class Workers:
+    """Runs samples and counts; use as a context manager.
+
+    Args:
+        model: The ONNX file.
+        taps: From `choose_taps`.
+        threads: Threads in all; 0 takes one per core.
+
+    Raises:
+        ModelError: If ONNX Runtime refuses the model.
+    """
+
+    def __init__(self, model: Outline, taps: Taps, threads: int) -> None:
+        self._model, self._taps = model, taps
+        self._threads = threads or _cores()
+        self._stack = contextlib.ExitStack()
+        self._pool: ThreadPoolExecutor | None = None
+        self._free: queue.SimpleQueue[_Counter] = queue.SimpleQueue()
+        self._counters: list[_Counter] = []
+        self._pending: deque[Future[int]] = deque()
+        self.samples = 0
+        """Samples that are counted, of those submitted."""
+
+    def __enter__(self) -> Workers:
+        with ThreadPoolExecutor(1) as loader:
+            count = loader.submit(make_count)  # compiled or loaded while ONNX Runtime reads the model
+            self._observer = self._stack.enter_context(open_observer(self._model, self._taps, 1))
+            self._add_counter(count.result())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._stack.close()
+
+    def submit(self, batch: Batch) -> None:
+        """Have a batch counted; waits while enough are under way.
+
+        Raises:
+            DataError: If a sample does not fit the model or holds NaN or infinity; the earliest such one.
+            CalibrationError: If a tensor becomes NaN or infinite.
+        """
+        if self._pool is None:
+            self._observe(batch)  # the first one tells how much memory its activations take
+            self._pool = self._start()
+            self.samples += batch.samples
+            return
+        self._pending.append(self._pool.submit(self._observe, batch))
+        while len(self._pending) > 2 * len(self._counters):
+            self._collect()
+
+    def drain(self) -> Histograms:
+        """Wait for all that was submitted and return the histograms so far.
+
+        Raises:
+            DataError, CalibrationError: As `submit`.
+        """
+        while self._pending:
+            self._collect()
+        first = self._counters[0].histograms
+        for counter in self._counters[1:]:
+            for name, histogram in counter.histograms.items():
+                first[name].merge(histogram)
+            counter.histograms = _empty(self._taps)
+        return first
+
+    def resume(self, histograms: Histograms, samples: int) -> None:
+        """Go on from histograms of an earlier pass."""
+        self._counters[0].histograms = histograms
+        self.samples = samples
+
+    def can_run_one_by_one(self, batch: Batch) -> bool:
+        """Whether the first two samples of a batch give the same alone as together.
+
+        If not, the first axis is no batch axis (it may be time), or the model mixes samples.
+        """
+        pair = batch.head(2)
+        try:
+            singles = [self._observer.run(sample.feeds, sample.where) for sample in pair.split()]
+        except DataError:
+            return False  # the batch is then run as it is, and fails with its own words
+        try:
+            together = self._observer.run(pair.feeds, pair.where)
+        except DataError:
+            return True
+        return all(
+            _holds_both(whole, one, other)
+            for (_, whole), (_, one), (_, other) in zip(together, *singles, strict=True)
+        )
+
+    def _start(self) -> ThreadPoolExecutor:
+        number = max(1, min(self._threads, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
+        inside = self._threads // number
+        if inside > 1:
+            self._stack.close()
+            self._observer = self._stack.enter_context(open_observer(self._model, self._taps, inside))
+        for _ in range(number - 1):
+            self._add_counter(make_count())
+        return ThreadPoolExecutor(number, thread_name_prefix="qcompile-calibrate")
+
+    def _add_counter(self, count: Count) -> None:
+        counter = _Counter(self._taps, count)
+        self._counters.append(counter)
+        self._free.put(counter)
+
+    def _observe(self, batch: Batch) -> int:
+        with self._counter() as counter:
+            counter.add(batch, self._observer)
+        return batch.samples
+
+    @contextlib.contextmanager
+    def _counter(self) -> Iterator[_Counter]:
+        counter = self._free.get()
+        try:
+            yield counter
+        finally:
+            self._free.put(counter)
+
+    def _collect(self) -> None:
+        self.samples += self._pending[0].result()
+        self._pending.popleft()
+
+
+class _Counter:
+    """The histograms of one worker."""
+
+    def __init__(self, taps: Taps, count: Count) -> None:
+        self.histograms = _empty(taps)
+        self.bytes = 0
+        self._count = count
+
+    def add(self, batch: Batch, observer: Observer) -> None:
+        for name, array in batch.feeds.items():
+            self._add_input(name, array, batch.where)
+        found = observer.run(batch.feeds, batch.where)
+        self.bytes = sum(array.nbytes for _, array in found)
+        for name, array in found:
+            try:
+                self.histograms[name].add(array, self._count)
+            except NonFinite as error:
+                raise CalibrationError(
+                    f"tensor {name!r} holds {error.what} at {batch.where}, although the input is finite",
+                    hint="the model overflows on this sample; check its preprocessing",
+                    tensor=name,
+                    sample=batch.where,
+                ) from error
+
+    def _add_input(self, name: str, array: Any, where: str) -> None:
+        histogram = self.histograms.get(name)
+        if histogram is None:
+            if array.dtype.kind not in "fV":
+                return
+            histogram = Histogram()  # not a tap, but a NaN fed in is an error all the same
+        try:
+            histogram.add(array, self._count)
+        except NonFinite as error:
+            raise DataError(
+                f"{where}: input {name!r} holds {error.what}",
+                hint="clean the sample, or leave it out",
+                tensor=name,
+                sample=where,
+            ) from error
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _empty(taps: Taps) -> Histograms:
+    return {name: Histogram() for name in taps.names}
+
+
+def _holds_both(whole: Any, one: Any, other: Any) -> bool:
+    """Whether an array holds the values of two others; or it has no batch axis, and all three are alike."""
+    if whole.size not in (one.size + other.size, one.size) or (whole.size == one.size != other.size):
+        return False
+    if not whole.size:
+        return True
+    low, high = min(one.min(), other.min()), max(one.max(), other.max())
+    tolerance = 1e-3 * max(abs(low), abs(high)) + np.finfo(np.float32).tiny
+    return bool(abs(whole.min() - low) <= tolerance and abs(whole.max() - high) <= tolerance)
