@@ -18,6 +18,9 @@ from .progress import Progress, silent
 if TYPE_CHECKING:
     from .calibration import Data
     from .compiler.placement import Target
+    from .engines.tensorrt.calibrator import Calibration
+
+CALIBRATORS = ("ours", "entropy", "minmax")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -87,6 +90,9 @@ def build(
     inputs: Sequence[str] = (),
     threads: int = 0,
     allow_fallback: bool = False,
+    calibrator: str = "",
+    data: str | None = None,
+    calibration_cache: Path | None = None,
     progress: Progress = silent,
 ) -> Artifact:
     """Build an artifact for a target and prove that its precision was reached.
@@ -103,6 +109,11 @@ def build(
         inputs: Inputs of a MODEL that does not declare them.
         threads: Threads of a CPU runtime; 0 lets it choose.
         allow_fallback: Keep an artifact that did not reach the precision, with a warning.
+        calibrator: How INT8 gets its scales where TensorRT has weak types (8.5 to 10). Empty: as Q/DQ in
+            the graph. "ours": TensorRT reads ours, from `ranges`. "entropy", "minmax": TensorRT's own
+            calibrators run the float graph on `data`.
+        data: Samples for TensorRT's own calibrators.
+        calibration_cache: Where to write the scales that they found.
         progress: Told of every step.
 
     Returns:
@@ -121,15 +132,72 @@ def build(
     chosen = PRECISIONS[PRECISIONS.index(precision)]
     require_builder(target)
     with tempfile.TemporaryDirectory(prefix="qcompile-build-") as folder:
-        graph = str(model)
-        if engine(target).takes == "onnx":
+        graph, calibration = str(model), None
+        if calibrator:
+            _check_calibrator(calibrator, target, precision, ranges, data, calibration_cache)
+            calibration = _native(Path(model), calibrator, ranges, method, data)
+        elif data is not None or calibration_cache is not None:
+            raise InvalidOption("--data and --calibration-cache are for --calibrator entropy or minmax")
+        elif engine(target).takes == "onnx":
             needed = engine(target).graph_precision(chosen)
             graph = _typed(Path(model), needed, target, ranges, method, Path(folder), progress)
         request = BuildRequest(
             graph, Path(output), chosen, str(model), min_shapes or {}, opt_shapes or {}, max_shapes or {},
             list(dict.fromkeys(gpu.lower() for gpu in gpus)), inputs, threads, progress,
+            calibration,
         )  # fmt: skip
-        return build_engine(target, request, allow_fallback=allow_fallback)
+        return build_engine(
+            target, request, allow_fallback=allow_fallback, calibration_cache=calibration_cache
+        )
+
+
+def _check_calibrator(
+    calibrator: str,
+    target: str,
+    precision: str,
+    ranges: str | Path | None,
+    data: str | None,
+    calibration_cache: Path | None,
+) -> None:
+    from .engines.tensorrt.adapter import MODULES, load_adapter
+
+    if calibrator not in CALIBRATORS:
+        raise InvalidOption(f"--calibrator {calibrator!r}: one of {', '.join(CALIBRATORS)} is required")
+    if precision != "int8" or target not in MODULES:
+        raise InvalidOption(f"--calibrator is for --precision int8 and target {' or '.join(MODULES)}")
+    load_adapter(target).require_calibrators()
+    native = calibrator != "ours"
+    if native and (data is None or ranges is not None):
+        raise InvalidOption(f"--calibrator {calibrator}: TensorRT calibrates; give --data and no --ranges")
+    if not native and (ranges is None or data is not None or calibration_cache is not None):
+        raise InvalidOption("--calibrator ours: give --ranges, no --data and no --calibration-cache")
+
+
+def _native(
+    model: Path, calibrator: str, ranges: str | Path | None, method: str | None, data: str | None
+) -> Calibration:
+    """How TensorRT gets the scales of a float graph: from our ranges, or from samples."""
+    from .calibration import Data, load_ranges, parse_method
+    from .calibration.tensorrt_cache import format_cache
+    from .engines.tensorrt.adapter import load_adapter
+    from .engines.tensorrt.calibrator import Calibration
+    from .model.graph import graph_precision
+    from .model.outline import read_outline
+
+    outline = read_outline(model)
+    found = graph_precision(outline.model)
+    if found != "fp32":
+        raise InvalidOption(f"{model}: its graph is {found} already; a calibrator takes the float graph")
+    if ranges is None:
+        assert data is not None  # _check_calibrator
+        batches = Data(data, outline.io.inputs, batch_size=1)
+        return Calibration("minmax" if calibrator == "minmax" else "entropy", batches)
+    loaded = load_ranges(Path(ranges))
+    if loaded.model != outline.fingerprint():
+        raise InvalidOption(f"{model}: {ranges} was observed on another model", hint="calibrate this file")
+    version = load_adapter("tensorrt").version
+    scales = format_cache(loaded, version=version, method=parse_method(method) if method else None)
+    return Calibration("entropy", scales=scales.encode())
 
 
 def _typed(

@@ -62,7 +62,7 @@ def _draw(axis: Any, histogram: Histogram, one: TensorSummary, chosen: str) -> N
             axis.axvline(-amax, **style)
     axis.set_title(f"{_short(one.tensor)}   {one.snr_db:.1f} dB, {one.clipped:.2%} clipped", loc="left")
     axis.set_ylabel("values")
-    axis.legend(fontsize=7, loc="upper right")
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
 
 
 def _bars(histogram: Histogram) -> tuple[Any, Any]:

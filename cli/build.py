@@ -39,6 +39,13 @@ from .session import Session, command_options, examples, split
 @click.option("-i", "--input", "inputs", multiple=True, metavar="NAME:SHAPE[:DTYPE]",
               help="An input of a PyTorch MODEL.")  # fmt: skip
 @click.option("--threads", type=int, default=0, help="Threads of a CPU runtime; 0 lets it choose.")
+@click.option(
+    "--calibrator",
+    type=click.Choice(["ours", "entropy", "minmax"]),
+    help="TensorRT 8.5 to 10: read our scales (--ranges), or calibrate by itself (--data), instead of Q/DQ.",
+)
+@click.option("--data", help="Samples for TensorRT's own calibrator.")
+@click.option("--calibration-cache", type=click.Path(path_type=Path), help="Keep the scales it found.")
 @click.option("--allow-fallback", is_flag=True, help="Keep an artifact that missed its precision.")
 @command_options
 def build(
@@ -56,6 +63,9 @@ def build(
     inputs: tuple[str, ...],
     threads: int,
     allow_fallback: bool,
+    calibrator: str | None,
+    data: str | None,
+    calibration_cache: Path | None,
 ) -> None:
     """Build MODEL for a target and prove that what came out is what was asked for."""
     from ..intent import build as build_artifact
@@ -75,6 +85,9 @@ def build(
         inputs=inputs,
         threads=threads,
         allow_fallback=allow_fallback,
+        calibrator=calibrator or "",
+        data=data,
+        calibration_cache=calibration_cache,
         progress=session.progress,
     )
     proof = artifact.manifest.proof

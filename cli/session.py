@@ -30,6 +30,7 @@ class Session:
         self._display: Any = None
         self._task: Any = None
         self._last_line = 0.0
+        self._text, self._began, self._first = "", 0.0, 0
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Session]:
@@ -46,15 +47,14 @@ class Session:
             SpinnerColumn,
             TextColumn,
             TimeElapsedColumn,
-            TimeRemainingColumn,
         )  # fmt: skip
 
         columns = (
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24),
-            MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+            MofNCompleteColumn(), TextColumn("{task.fields[pace]}"), TimeElapsedColumn(),
         )  # fmt: skip
         with Progress(*columns, console=Console(stderr=True), transient=True) as self._display:
-            self._task = self._display.add_task("", total=None)
+            self._task = self._display.add_task("", total=None, pace="")
             try:
                 yield self
             finally:
@@ -62,14 +62,19 @@ class Session:
 
     def progress(self, text: str, done: int = 0, total: int | None = None, /) -> None:
         """Show what is being done; this is the `progress` that library functions take."""
+        now = time.monotonic()
+        if text != self._text:
+            self._text, self._began, self._first = text, now, done
+            if self._display is not None:  # a total cannot be taken back from a task
+                self._display.remove_task(self._task)
+                self._task = self._display.add_task(text, total=total, pace="")
+        pace = _pace(done - self._first, now - self._began, (total or 0) - done)
         if self._display is not None:
-            self._display.update(self._task, description=text, completed=done, total=total)
-        elif not self.quiet:
-            now = time.monotonic()
-            if self.verbose or now - self._last_line >= _LINE_EVERY_S:
-                self._last_line = now
-                count = f" {done}" + (f"/{total}" if total else "") if done else ""
-                click.echo(f"{text}{count}", err=True)
+            self._display.update(self._task, description=text, completed=done, total=total, pace=pace)
+        elif not self.quiet and (self.verbose or now - self._last_line >= _LINE_EVERY_S):
+            self._last_line = now
+            count = f" {done}" + (f"/{total}" if total else "") if done else ""
+            click.echo(f"{text}{count}{f', {pace}' if pace else ''}", err=True)
 
     def say(self, text: str) -> None:
         """Print a line of the result."""
@@ -94,7 +99,7 @@ class Session:
 
     def table(self, table: Table) -> None:
         """Print a table."""
-        if self.as_json:
+        if self.as_json or self.quiet:
             return
         from rich.console import Console
 
@@ -112,6 +117,15 @@ class Session:
         self._display.stop()  # the live line is redrawn below what is printed
         show()
         self._display.start()
+
+
+def _pace(done: int, seconds: float, left: int) -> str:
+    """How fast it goes and how long it will take: "48.1/s, 12 s left"; empty while nobody can know."""
+    if done < 1 or seconds < 1:
+        return ""
+    rate = done / seconds
+    remaining = f", {left / rate:.0f} s left" if left > 0 else ""
+    return f"{rate:.3g}/s{remaining}"
 
 
 def command_options(function: Command) -> Command:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from ..artifact import Check
 from ..progress import Progress, silent
 from ..shapes import Feeds, ModelIO
+
+if TYPE_CHECKING:
+    from .tensorrt.calibrator import Calibration
 
 Precision = Literal["fp32", "fp16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
@@ -37,6 +40,7 @@ class BuildRequest:
         inputs: `NAME:SHAPE[:DTYPE]` for models that do not declare their inputs.
         threads: Threads of the runtime; 0 lets it choose.
         progress: Told of every step.
+        calibration: How an engine that calibrates by itself gets its scales; None takes the graph's Q/DQ.
     """
 
     model: str
@@ -50,6 +54,7 @@ class BuildRequest:
     inputs: Sequence[str] = ()
     threads: int = 0
     progress: Progress = silent
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class BuildOutcome:
         proof: What was found inside, for the manifest.
         device: What it was built for.
         packages: Whose versions matter.
+        calibration_cache: What TensorRT's own calibrator wrote.
         checks: Verifications that were carried out.
         warnings: What the user should know.
     """
@@ -77,6 +83,7 @@ class BuildOutcome:
     packages: Sequence[str]
     checks: Sequence[Check] = ()
     warnings: Sequence[str] = ()
+    calibration_cache: bytes = b""
 
 
 class Runner(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..artifact import Artifact, Manifest, commit, tool_versions, writing
+from ..artifact import Artifact, Manifest, commit, tool_versions, write_text, writing
 from ..errors import EngineUnavailable, IntentNotReached, InvalidOption
 from ..model.onnx_file import fingerprint
 from ..model.source import digest_source, parse_source
@@ -12,13 +12,20 @@ from .base import BuildOutcome, BuildRequest, Engine
 from .registry import engine
 
 
-def build_engine(target: str, request: BuildRequest, *, allow_fallback: bool = False) -> Artifact:
+def build_engine(
+    target: str,
+    request: BuildRequest,
+    *,
+    allow_fallback: bool = False,
+    calibration_cache: Path | None = None,
+) -> Artifact:
     """Build with the engine `target` from a graph that has the right precision already.
 
     Args:
         target: Name of the engine.
         request: What to build; its `output` is the final path.
         allow_fallback: Hand the artifact out although its precision was not reached, with a warning.
+        calibration_cache: Where to write what the engine's own calibrator found.
 
     Returns:
         The artifact and its manifest.
@@ -77,6 +84,8 @@ def build_engine(target: str, request: BuildRequest, *, allow_fallback: bool = F
                 warnings=warnings,
             ),
         )
+    if calibration_cache is not None:
+        write_text(calibration_cache, outcome.calibration_cache.decode())
     return Artifact(final, manifest)
 
 

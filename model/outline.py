@@ -37,8 +37,8 @@ class Outline:
 
     Attributes:
         path: The file.
-        model: Its graph, initializers not among the inputs. Large weights that are stored in the file refer to it as their external data:
-            location, offset and length.
+        model: Its graph, initializers not among the inputs. Large weights that are stored in the file
+            refer to it as their external data: location, offset and length.
     """
 
     path: Path

@@ -7,6 +7,7 @@
 | EXPLICIT_BATCH must be asked for      | yes      | no   | gone | gone         |
 | progress monitor                      | no       | yes  | yes  | yes          |
 | builds with no GPU, for others        | no       | no   | no   | yes          |
+| calibrators (weak types)              | yes      | yes  | gone | gone         |
 
 Each row is read from the module itself, not from its version number: a name that is there is used.
 """
@@ -55,24 +56,44 @@ class Adapter:
         """Whether engines can be built for GPUs that are not here."""
         return hasattr(self.module, "ComputeCapability")
 
-    def network_flags(self) -> int:
-        """Return the creation flags: explicit batch where it must be asked for, strong types if any."""
+    def require_calibrators(self) -> None:
+        """Refuse where TensorRT has no calibrators of its own any more.
+
+        Raises:
+            InvalidOption: Naming the version and the way that is left.
+        """
+        if not hasattr(self.module, "IInt8EntropyCalibrator2") or not hasattr(
+            self.module.BuilderFlag, "INT8"
+        ):
+            raise InvalidOption(
+                f"--calibrator: {self.module.__name__} {self.version} has no INT8 calibrators; "
+                "its INT8 is in the graph, as Q/DQ",
+                hint="leave --calibrator out and give --ranges FILE",
+                option="--calibrator",
+            )
+
+    def network_flags(self, *, weak: bool = False) -> int:
+        """Return the creation flags: explicit batch where it must be asked for, strong types if any.
+
+        Args:
+            weak: Whether types must be weak although they could be strong: calibrators need that.
+        """
         flags = self.module.NetworkDefinitionCreationFlag
         value = 0
-        if self.strongly_typed:
+        if self.strongly_typed and not weak:
             value |= 1 << int(flags.STRONGLY_TYPED)
         elif hasattr(flags, "EXPLICIT_BATCH"):
             value |= 1 << int(flags.EXPLICIT_BATCH)
         return value
 
-    def set_precision(self, config: Any, precision: str) -> None:
+    def set_precision(self, config: Any, precision: str, *, weak: bool = False) -> None:
         """Set the weak-typing flags for an intent; nothing to do where types are strong.
 
         Raises:
             InvalidOption: If this version can reach the precision in neither way. A silent FP32 engine
                 is the trap here: TensorRT 11 dropped the flags.
         """
-        if self.strongly_typed or precision == "fp32":
+        if (self.strongly_typed and not weak) or precision == "fp32":
             return
         flags = self.module.BuilderFlag
         wanted = {"fp16": ("FP16",), "int8": ("INT8", "FP16")}[precision]

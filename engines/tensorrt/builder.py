@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ...artifact import Check
+from ...calibration import Batch
 from ...errors import BuildError, UnsupportedOperator
 from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, opset
@@ -14,9 +16,10 @@ from ...progress import Progress
 from ...shapes import ModelIO, format_shape
 from ..base import BuildOutcome, BuildRequest
 from .adapter import Adapter
+from .calibrator import Device, Feeder, first_and_all, make_calibrator
 from .log import last_error, make_log
 from .profiles import InputRange, make_ranges
-from .proof import layers_by_precision
+from .proof import engine_precisions, layers_by_precision
 
 
 def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
@@ -37,19 +40,42 @@ def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
 
 
 def _build(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
-    path = Path(request.model)
+    if request.calibration is None:
+        return _build_network(adapter, request, None)
+    adapter.require_calibrators()
+    first: Batch | None = None
+    batches: Iterator[Batch] = iter(())
+    if not request.calibration.scales:
+        first, batches = first_and_all(request.calibration.batches)
+    shapes = {name: tuple(array.shape) for name, array in first.feeds.items()} if first else {}
+    device = Device()
+    try:
+        return _build_network(adapter, request, Feeder(batches, shapes, device, request.progress))
+    finally:
+        device.close()
+
+
+def _build_network(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> BuildOutcome:
+    path, calibration = Path(request.model), request.calibration
     model = load_onnx(path)
     io = model_io(model)
     ranges = make_ranges(io.inputs, request)
     log = make_log(adapter.module)
     builder = adapter.module.Builder(log)
-    network = builder.create_network(adapter.network_flags())
+    network = builder.create_network(adapter.network_flags(weak=feeder is not None))
     request.progress("parse")
     parser = _parse(adapter, network, log, path)
     config = builder.create_builder_config()
-    adapter.set_precision(config, request.precision)
+    adapter.set_precision(config, request.precision, weak=feeder is not None)
     adapter.set_gpus(config, list(request.gpus))
     _add_profile(builder, config, ranges)
+    calibrator = None
+    if calibration is not None and feeder is not None:
+        calibrator = make_calibrator(adapter, calibration, feeder)
+        config.int8_calibrator = calibrator
+        config.profiling_verbosity = adapter.module.ProfilingVerbosity.DETAILED
+        if ranges and feeder.shapes:
+            _set_calibration_profile(builder, config, feeder.shapes)
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = _monitor(adapter.module, request.progress)
@@ -58,6 +84,8 @@ def _build(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
     plan = builder.build_serialized_network(network, config)
     if monitor is not None and monitor.raised is not None:
         raise monitor.raised
+    if feeder is not None and feeder.raised is not None:
+        raise feeder.raised
     if plan is None:
         raise BuildError(
             f"{path}: {adapter.module.__name__} {adapter.version} cannot build it: "
@@ -68,15 +96,24 @@ def _build(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
     with request.output.open("wb") as file:
         file.write(memoryview(plan))
     del parser  # it holds the weights that the network refers to until here
+    planned = len(weighted_nodes(model)[adapter.graph_precision(request.precision)])
+    reached = _reached(adapter, layers, request.precision)
+    proof: dict[str, object] = {}
+    if calibration is not None and feeder is not None:
+        # Weakly typed: TensorRT chooses per layer, and says so only afterwards.
+        proof = {"calibrator": calibration.calibrator, "calibration_batches": feeder.fed}
+        layers = engine_precisions(_inspect(adapter, log, plan))
+        planned, reached = 1, sum(layers.get("int8", {}).values())
     return BuildOutcome(
         kind="engine",
         io=ModelIO(io.inputs, io.outputs),
-        planned=len(weighted_nodes(model)[adapter.graph_precision(request.precision)]),
-        reached=_reached(adapter, layers, request.precision),
+        planned=planned,
+        reached=reached,
         proof={
+            **proof,
             "layers_by_precision": layers,
             "network_layers": int(network.num_layers),
-            "typing": "strong" if adapter.strongly_typed else "weak",
+            "typing": "strong" if adapter.strongly_typed and feeder is None else "weak",
             "profiles": [
                 {item.name: {"min": list(item.min), "opt": list(item.opt), "max": list(item.max)}}
                 for item in ranges
@@ -87,6 +124,7 @@ def _build(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
         packages=(adapter.module.__name__.replace("_", "-"), "onnx"),
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
         warnings=tuple(log.warnings),
+        calibration_cache=feeder.cache if feeder is not None else b"",
     )
 
 
@@ -94,6 +132,28 @@ def _reached(adapter: Adapter, layers: dict[str, dict[str, int]], precision: str
     # Weakly typed: the network still says float; the flag permits, and the inspector must be asked.
     kind = precision if adapter.strongly_typed or precision == "int8" else "fp32"
     return sum(layers.get(kind, {}).values())
+
+
+def _inspect(adapter: Adapter, log: Any, plan: Any) -> str:
+    """The engine inspector's words on every layer, as JSON."""
+    runtime = adapter.module.Runtime(log)
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise BuildError(f"the engine just built cannot be loaded: {last_error(log, 'no reason given')}")
+    information = engine.create_engine_inspector().get_engine_information(
+        adapter.module.LayerInformationFormat.JSON
+    )
+    return str(information)
+
+
+def _set_calibration_profile(builder: Any, config: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+    """TensorRT calibrates at the OPT shape of a profile; this one has the shape of the data only."""
+    profile = builder.create_optimization_profile()
+    for name, shape in shapes.items():
+        profile.set_shape(name, shape, shape, shape)
+    if not config.set_calibration_profile(profile):
+        found = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
+        raise BuildError(f"TensorRT refuses the calibration profile ({found})")
 
 
 def _parse(adapter: Adapter, network: Any, log: Any, path: Path) -> Any:

@@ -1,15 +1,23 @@
-"""What precision the layers of a parsed network compute in: the proof that needs no GPU.
+"""What precision layers compute in.
 
-In a strongly typed network the types of tensors are binding, so what is read here is what will run.
+In a strongly typed network the types of tensors are binding: what is read from the parsed network, without
+a GPU, is what will run. In a weakly typed one TensorRT chooses, and the built engine is asked.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 _COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _MOVES = ("SHUFFLE", "IDENTITY", "SQUEEZE", "UNSQUEEZE", "SLICE")
+_SPELLINGS = {
+    ("int8",): "int8",
+    ("bf16", "bfloat"): "bf16",
+    ("half", "fp16", "float16"): "fp16",
+    ("float", "fp32"): "fp32",
+}
 _NAMES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4"}
 
 
@@ -33,6 +41,30 @@ def layers_by_precision(network: Any) -> dict[str, dict[str, int]]:
             precision = _precision(layer, made_by)
             found.setdefault(precision, Counter())[kind] += 1
     return {precision: dict(counts) for precision, counts in found.items()}
+
+
+def engine_precisions(information: str) -> dict[str, dict[str, int]]:
+    """Return precision to layer type to count from an engine inspector's JSON of detailed verbosity.
+
+    A layer computes in the type of its first input, as the inspector spells it: "Int8 ... format", "Half",
+    "FP16", "Float", "FP32". Layers that only copy or reformat are left out.
+    """
+    found: dict[str, Counter[str]] = {}
+    for layer in json.loads(information)["Layers"]:
+        if not isinstance(layer, dict) or layer.get("LayerType") in ("Reformat", "NoOp", "Shape", "Constant"):
+            continue
+        formats = [tensor.get("Format/Datatype", "") for tensor in layer.get("Inputs", [])]
+        precision = _spelled(formats[0] if formats else "")
+        found.setdefault(precision, Counter())[str(layer.get("LayerType", "unknown"))] += 1
+    return {precision: dict(counts) for precision, counts in found.items()}
+
+
+def _spelled(text: str) -> str:
+    lowered = text.lower()
+    for words, precision in _SPELLINGS.items():
+        if any(word in lowered for word in words):
+            return precision
+    return lowered or "unknown"
 
 
 def _precision(layer: Any, made_by: dict[str, Any]) -> str:

@@ -1,0 +1,395 @@
+"""The compiled counter, numpy's, and counting with integers agree on every bit."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from qcompile.calibration.counting import Count, make_count, why_slow
+from qcompile.calibration.histogram import BINS, Histogram, NonFinite, count_by_numpy
+
+Values = NDArray[np.floating]
+
+LOWEST = -160
+LEAST = 2.0**-149  # float32's least subnormal
+LARGEST = float(np.finfo(np.float32).max)
+CHUNK = 2048  # the compiled loop takes so many values at a time
+
+property_test = settings(deadline=None, max_examples=150)
+
+
+def histogram(batches: Iterable[Values], count: Count | None) -> Histogram:
+    made = Histogram()
+    for batch in batches:
+        made.add(batch, count)
+    return made
+
+
+def assert_equal(found: Histogram, expected: Histogram) -> None:
+    assert (found.exponent, found.min, found.max) == (expected.exponent, expected.min, expected.max)
+    assert math.copysign(1, found.min) == math.copysign(1, expected.min)
+    assert math.copysign(1, found.max) == math.copysign(1, expected.max)
+    np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def floor_of_quotient(value: float, exponent: int) -> int:
+    """floor(value / 2**exponent), in integers."""
+    numerator, denominator = value.as_integer_ratio()
+    return (numerator << max(-exponent, 0)) // (denominator << max(exponent, 0))
+
+
+def exact(values: Iterable[float]) -> Histogram:
+    """The histogram of finite values, counted one by one in integers."""
+    found = [float(value) for value in values]
+    made = Histogram()
+    if not found:
+        return made
+    made.min, made.max = min(found) + 0.0, max(found) + 0.0  # there is no -0.0
+    while floor_of_quotient(max(abs(made.min), abs(made.max)), made.exponent) >= BINS:
+        made.exponent += 1
+    for index, number in Counter(floor_of_quotient(value, made.exponent) for value in found).items():
+        made.counts[BINS + index] = number
+    return made
+
+
+def assert_counted_exactly(*batches: Values) -> None:
+    """All batches go through one compiled counter, through numpy, and through integers."""
+    expected = exact(float(value) for batch in batches for value in batch.reshape(-1))
+    assert_equal(histogram(batches, COMPILED), expected)
+    assert_equal(histogram(batches, count_by_numpy), expected)
+    assert_equal(histogram(batches, None), expected)
+
+
+COMPILED = make_count()
+
+BORDERS = [2.0**e for e in (-149, -148, -139, -138, -127, -126, -12, -1, 0, 1, 10, 11, 12, 24, 126, 127)]
+SPECIAL = [
+    0.0, -0.0, 1e-45, -1e-45, 1e38, -1e38, 2.0**-126 - LEAST, LARGEST, -LARGEST, 1e-30, -1e-30, 3.0, 2047.0, 2047.5,
+    *BORDERS, *(-border for border in BORDERS),
+    *(float(np.nextafter(np.float32(border), np.float32(0))) for border in BORDERS),
+    *(-float(np.nextafter(np.float32(border), np.float32(0))) for border in BORDERS),
+    *(float(np.nextafter(np.float32(border), np.float32(np.inf))) for border in BORDERS),
+]  # fmt: skip
+
+FLOAT32 = st.sampled_from(SPECIAL) | st.floats(allow_nan=False, allow_infinity=False, width=32)
+SHORT = st.lists(FLOAT32, max_size=40).map(lambda values: np.array(values, np.float32))
+
+
+@st.composite
+def long_arrays(draw: st.DrawFn) -> Values:
+    """Sizes around the borders of chunks, few or many distinct values, and some values put anywhere."""
+    size = draw(st.sampled_from([1, 15, 16, 17, 31, 2047, 2048, 2049, 4095, 4096, 4097, 6200]))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    some = np.array(draw(st.lists(FLOAT32, min_size=1, max_size=8)), np.float32)
+    values = some[generator.integers(0, some.size, size)]
+    if draw(st.booleans()):
+        scale = np.float32(2.0 ** draw(st.integers(-140, 100)))
+        values = generator.standard_normal(size).astype(np.float32) * scale
+    for place, value in draw(st.lists(st.tuples(st.integers(0, size - 1), FLOAT32), max_size=4)):
+        values[place] = value
+    return values
+
+
+def cut(values: Values, cuts: list[int]) -> list[Values]:
+    return np.split(values, sorted(cut % (values.size + 1) for cut in cuts))
+
+
+def test_the_compiled_counter_is_at_hand() -> None:
+    assert COMPILED is not count_by_numpy
+    assert why_slow() == ""
+
+
+@property_test
+@given(SHORT, st.lists(st.integers(0, 40), max_size=4))
+def test_values_of_every_magnitude_are_counted_exactly(values: Values, cuts: list[int]) -> None:
+    assert_counted_exactly(*cut(values, cuts))
+
+
+@property_test
+@given(long_arrays(), st.lists(st.integers(0, 6200), max_size=3))
+def test_long_arrays_are_counted_exactly_however_they_are_cut(values: Values, cuts: list[int]) -> None:
+    assert_counted_exactly(*cut(values, cuts))
+
+
+@property_test
+@given(long_arrays(), st.integers(0, 2**32 - 1))
+def test_order_does_not_matter_to_the_compiled_counter(values: Values, seed: int) -> None:
+    expected = histogram([values], COMPILED)
+    for ordered in (np.random.default_rng(seed).permutation(values), np.sort(values), np.sort(values)[::-1]):
+        assert_equal(histogram([ordered], COMPILED), expected)
+
+
+@property_test
+@given(st.lists(long_arrays() | SHORT, min_size=2, max_size=6))
+def test_arrays_may_be_counted_both_ways_in_turn(batches: list[Values]) -> None:
+    mixed = Histogram()
+    for index, batch in enumerate(batches):
+        mixed.add(batch, COMPILED if index % 2 else count_by_numpy)
+    assert_equal(mixed, histogram(batches, COMPILED))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1e-45, 1e38],
+        [1e38, 1e-45],
+        [-1e-45, 1e38],
+        [1e38, -1e-45],
+        [-1e-45, 1e-45, 0.0, -0.0, LARGEST],
+        [-1e-30, 1e30, -(2.0**-126), 2.0**-126],
+        [-LARGEST, -LEAST, LEAST, LARGEST],
+        [-(2.0**127), 2.0**127],
+        [2.0**-149, -(2.0**-149)],
+        [2.0**-138, 2047 * 2.0**-149],
+        [2048 * 2.0**-149, -2048 * 2.0**-149, 1.5 * 2.0**-138],
+        [-1.0, 2047.0],
+        [-1.0, 2048.0],
+        [-2048.0, 2047.0],
+        [-1.0, math.nextafter(-1.0, 0.0)],
+        [0.0],
+        [-0.0],
+        [-0.0, 0.0],
+        [-0.0, -LEAST],
+        [-0.0, LEAST],
+    ],
+    ids=str,
+)
+def test_tiny_beside_huge_and_both_signs_of_zero(values: list[float]) -> None:
+    array = np.array(values, np.float32)
+    assert_counted_exactly(array)
+    assert_counted_exactly(*array.reshape(-1, 1))
+    for size in (CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1):
+        padded = np.full(size, array[0], np.float32)
+        padded[-array.size :] = array
+        assert_counted_exactly(padded)
+        assert_counted_exactly(padded[::-1])
+
+
+@pytest.mark.parametrize("exponent", [*range(-149, 128, 12), 126, 127])
+def test_powers_of_two_and_their_neighbours_are_on_their_side_of_the_border(exponent: int) -> None:
+    power = np.array([2.0**exponent], np.float32)
+    around = [power, np.nextafter(power, np.float32(0))]
+    if exponent < 127:
+        around.append(np.nextafter(power, np.float32(np.inf)))
+    near = np.concatenate([*around, *(-values for values in around)])
+    assert_counted_exactly(near)
+    assert_counted_exactly(near, np.array([LARGEST], np.float32))
+    borders = (np.arange(-BINS, BINS) * 2.0 ** (exponent - 11)).astype(np.float32)
+    assert_counted_exactly(borders)
+
+
+def test_an_array_that_grows_in_every_chunk_is_counted_exactly() -> None:
+    steps = np.repeat(2.0 ** np.arange(-140.0, 128.0, 20.0), CHUNK - 1)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], steps.size)
+    values = (steps * signs * np.random.default_rng(1).uniform(0.5, 1, steps.size)).astype(np.float32)
+    assert_counted_exactly(values)
+    assert_counted_exactly(values[::-1])
+
+
+def test_every_finite_float16_is_widened_exactly() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    assert_counted_exactly(every[np.isfinite(every)])
+
+
+def test_every_finite_bfloat16_is_widened_exactly() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    finite = every[np.isfinite(every.astype(np.float32))]
+    assert_counted_exactly(finite)
+    small = finite[np.abs(finite.astype(np.float32)) < 1e-30]
+    assert_counted_exactly(small)
+
+
+@property_test
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=30))
+def test_float64_is_counted_exactly(values: list[float]) -> None:
+    assert_counted_exactly(np.array(values, np.float64))
+
+
+@pytest.mark.parametrize("wide", [2.0**128, 1e39, 1e100, -1e300, 1.7e308])
+def test_float32_is_counted_exactly_in_bins_wider_than_float32_reaches(wide: float) -> None:
+    narrow = np.array(
+        [LARGEST, -LARGEST, 1.0, -1.0, LEAST, -LEAST, 0.0, -0.0, 2.0**127, -(2.0**127)], np.float32
+    )
+    assert_counted_exactly(np.array([wide]), narrow)
+    assert_counted_exactly(narrow, np.array([wide]), narrow)
+
+
+NAN_BITS = [0x7FC00000, 0xFFC00000, 0x7FC12345, 0xFFFFFFFF, 0x7FFFFFFF]
+INFINITE_BITS = [0x7F800000, 0xFF800000]
+
+
+def bad(bits: int) -> np.float32:
+    return np.array([bits], np.uint32).view(np.float32)[0]
+
+
+@pytest.mark.parametrize("place", [0, 1, 1000, 2047, 2048, 2049, -1])
+@pytest.mark.parametrize("size", [1, 2, 2048, 2049, 5000])
+@pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
+def test_nan_and_infinity_are_found_anywhere_and_leave_the_counter_clean(
+    bits: int, size: int, place: int
+) -> None:
+    if place >= size:
+        pytest.skip("the array ends before")
+    count = make_count()
+    values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    broken = values.copy()
+    broken[place] = bad(bits)
+    for counter in (count, count_by_numpy):
+        with pytest.raises(NonFinite) as caught:
+            Histogram().add(broken, counter)
+        assert caught.value.what == ("NaN" if bits in NAN_BITS else "infinity")
+    assert_equal(histogram([values], count), exact(values))
+
+
+@pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
+@pytest.mark.parametrize("largest", [0.0, LEAST, 1.0, LARGEST])
+def test_nan_and_infinity_are_found_whatever_was_seen_before(largest: float, bits: int) -> None:
+    made = histogram([np.array([largest, -largest], np.float32)], COMPILED)
+    with pytest.raises(NonFinite):
+        made.add(np.array([bad(bits)], np.float32), COMPILED)
+    assert_equal(made, exact([largest, -largest]))
+
+
+@pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
+@pytest.mark.parametrize("width", [16, 64])
+def test_nan_and_infinity_of_other_widths_are_found(width: int, bits: int) -> None:
+    values = np.append(np.ones(3000), bad(bits)).astype(f"float{width}")
+    for count in (COMPILED, count_by_numpy):
+        with pytest.raises(NonFinite, match="NaN" if bits in NAN_BITS else "infinity"):
+            Histogram().add(values, count)
+
+
+def test_nan_beside_infinity_is_called_nan_by_both() -> None:
+    for first, second in ((np.nan, np.inf), (-np.inf, np.nan), (np.inf, -np.nan)):
+        for count in (COMPILED, count_by_numpy):
+            with pytest.raises(NonFinite, match="NaN"):
+                Histogram().add(np.array([1, first, 2, second], np.float32), count)
+
+
+def test_a_counter_that_met_an_error_midway_counts_the_next_tensors_as_if_nothing_was() -> None:
+    count = make_count()
+    generator = np.random.default_rng(0)
+    for bits in (*NAN_BITS, *INFINITE_BITS):
+        broken = generator.standard_normal(3 * CHUNK).astype(np.float32)
+        broken[generator.integers(2 * CHUNK, 3 * CHUNK)] = bad(bits)
+        seen = Histogram()
+        seen.add(np.array([10.0], np.float32), count)  # the first chunks fit, and were counted
+        with pytest.raises(NonFinite):
+            seen.add(broken, count)
+        for scale in (1e-20, 1.0, 1e20):
+            values = generator.laplace(scale=scale, size=5000).astype(np.float32)
+            assert_equal(histogram([values], count), histogram([values], count_by_numpy))
+
+
+def test_one_counter_serves_many_histograms_in_turn() -> None:
+    count = make_count()
+    generator = np.random.default_rng(0)
+    streams = [generator.standard_normal((5, 3000)).astype(np.float32) * 10.0**e for e in (-30, -3, 0, 30)]
+    made = [Histogram() for _ in streams]
+    for index in range(5):
+        for one, stream in zip(made, streams, strict=True):
+            one.add(stream[index].astype(np.float32), count)
+    for one, stream in zip(made, streams, strict=True):
+        assert_equal(one, histogram([stream.astype(np.float32)], None))
+
+
+def test_counters_of_several_threads_do_not_disturb_each_other() -> None:
+    arrays = [np.random.default_rng(seed).standard_normal(200_000).astype(np.float32) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda values: histogram([values], make_count()), arrays))
+    for made, values in zip(found, arrays, strict=True):
+        assert_equal(made, histogram([values], None))
+
+
+def test_arrays_of_any_layout_are_counted_alike() -> None:
+    values = np.random.default_rng(0).standard_normal((12, 30, 20)).astype(np.float32)
+    layouts = [
+        values, values.transpose(2, 0, 1), np.asfortranarray(values), values[::-1], values[::2, 3:, ::-3],
+        values[..., 0], np.broadcast_to(values[0, 0], (7, 20)), values[:, :0], values[3, 4, 5:6].reshape(()),
+    ]  # fmt: skip
+    for array in layouts:
+        assert_counted_exactly(array)
+
+
+def test_scalars_and_empty_arrays_are_counted() -> None:
+    made = histogram([np.zeros((0, 3), np.float32), np.array([], np.float16), np.zeros((2, 0))], COMPILED)
+    assert_equal(made, Histogram())
+    made.add(np.float32(-2.5), COMPILED)  # type: ignore[arg-type]
+    made.add(np.array(7.0, np.float32), COMPILED)
+    made.add(np.array(0.5, np.float64), COMPILED)
+    assert_equal(made, exact([-2.5, 7.0, 0.5]))
+
+
+def test_the_array_that_is_counted_is_not_changed() -> None:
+    values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    before = values.tobytes()
+    histogram([values], COMPILED)
+    assert values.tobytes() == before
+
+
+def test_many_equal_values_are_counted_one_by_one() -> None:
+    generator = np.random.default_rng(0)
+    relu = np.maximum(generator.standard_normal(300_000), 0).astype(np.float32)
+    assert_equal(histogram([relu], COMPILED), histogram([relu], count_by_numpy))
+    for value in (0.0, -0.0, 0.1, -LEAST):
+        made = histogram([np.full(100_001, value, np.float32), np.ones(1, np.float32)], COMPILED)
+        assert int(made.counts[BINS + floor_of_quotient(value, made.exponent)]) in (100_001, 100_002)
+        assert made.total == 100_002
+
+
+@property_test
+@given(long_arrays(), st.integers(-160, 118))
+def test_a_count_says_how_many_of_the_first_values_it_counted(values: Values, exponent: int) -> None:
+    for count in (COMPILED, count_by_numpy):
+        counts = np.zeros(2 * BINS, np.int64)
+        done, low, high = count(values, exponent, counts)
+        expected = Counter(floor_of_quotient(float(value), exponent) + BINS for value in values[:done])
+        assert {int(i): int(counts[i]) for i in np.flatnonzero(counts)} == expected
+        assert float(values.min()) <= low <= high <= float(values.max())
+        assert low <= float(values[:done].min(initial=np.inf))
+        assert high >= float(values[:done].max(initial=-np.inf))
+        fits = max(abs(low), abs(high)) < BINS * 2.0**exponent
+        assert fits == (done == values.size)
+
+
+def python(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_numba_numpy_counts_and_says_why() -> None:
+    program = """
+import sys
+sys.modules["numba"] = None
+sys.modules.pop("qcompile.calibration.kernel", None)
+import numpy as np
+from qcompile.calibration.counting import make_count, why_slow
+from qcompile.calibration.histogram import Histogram, count_by_numpy
+assert make_count() is count_by_numpy
+made = Histogram()
+made.add(np.array([1, -2, 3], np.float32), make_count())
+print(made.total, made.min, made.max)
+print(why_slow())
+"""
+    counted, reason = python(program).splitlines()
+    assert counted == "3 -2.0 3.0"
+    assert reason.startswith("numba cannot be imported (")
+    assert "numpy" in reason
+    assert "slower" in reason
+
+
+def test_numba_is_imported_only_when_a_counter_is_made() -> None:
+    program = "import sys, qcompile.calibration.counting; print('numba' in sys.modules)"
+    assert python(program).strip() == "False"
