@@ -115,8 +115,7 @@ def writing(final: Path) -> Iterator[Path]:
         InvalidOption: If the folder cannot be made or the target is a folder.
     """
     folder = final.parent
-    if final.is_dir():
-        raise InvalidOption(f"output {final} is a folder; a file name is required")
+    check_output(final)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{os.getpid()}-", dir=folder))
@@ -133,6 +132,16 @@ def writing(final: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def check_output(final: Path) -> None:
+    """Refuse an output that could not be written, before any work.
+
+    Raises:
+        InvalidOption: If it is a folder.
+    """
+    if final.is_dir():
+        raise InvalidOption(f"output {final} is a folder; a file name is required")
+
+
 def commit(written: Path, manifest: Manifest) -> Manifest:
     """Complete the manifest of the freshly `written` file and write it beside it; return it.
 
@@ -142,6 +151,8 @@ def commit(written: Path, manifest: Manifest) -> Manifest:
     complete = Manifest(
         **{
             **{name: getattr(manifest, name) for name in Manifest.__dataclass_fields__},
+            "checks": tuple(manifest.checks),
+            "warnings": tuple(manifest.warnings),
             "digest": digest_files([written, *(path for path in beside if path != written)]),
             "size_bytes": sum(path.stat().st_size for path in beside),
         }
@@ -190,6 +201,15 @@ def read_manifest(path: Path) -> Manifest | None:
             hint="make the artifact again, or remove the file",
             file=beside,
         ) from error
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether a file is the manifest of an artifact that may or may not lie beside it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError):
+        return False
+    return isinstance(value, dict) and {"schema_version", "kind", "stage", "digest"} <= value.keys()
 
 
 def load_artifact(path: Path) -> Artifact:
@@ -262,10 +282,10 @@ def size_bytes(path: Path) -> int:
     return sum(item.stat().st_size for item in (path, *side_files(path)))
 
 
-def remove_stale(folder: Path) -> None:
-    """Remove temporary files and folders left in `folder` by processes that were killed."""
-    for path in folder.glob(f"{_TEMPORARY}*"):
-        pid = path.name.removeprefix(_TEMPORARY).split("-")[0]
+def remove_stale(folder: Path, prefix: str = _TEMPORARY) -> None:
+    """Remove files and folders named PREFIX, pid, "-..." that processes left in `folder` when killed."""
+    for path in folder.glob(f"{prefix}*"):
+        pid = path.name.removeprefix(prefix).split("-")[0]
         if pid.isdigit() and not _alive(int(pid)):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

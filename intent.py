@@ -31,7 +31,7 @@ def calibrate(
     output: str | Path,
     *,
     targets: Sequence[str] = ("onnxruntime", "tensorrt"),
-    method: str = "entropy",
+    method: str = "auto",
     samples: int | None = None,
     shard: str = "1/1",
     threads: int = 0,

@@ -57,7 +57,7 @@ class DataSection:
 class CalibrateSection:
     """`[calibrate]`."""
 
-    method: str = "entropy"
+    method: str = "auto"
     samples: int = 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -60,12 +62,20 @@ def read_rows(path: Path, rows: int) -> Iterator[dict[str, NDArray[Any]]]:
     Raises:
         DataError: If the file is damaged or holds pickled objects.
     """
-    with _opened(path) as archive:
-        members = {entry.removesuffix(".npy"): _Member(archive, entry, path) for entry in archive.namelist()}
+    damages = (ValueError, EOFError, OSError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error)
+    with contextlib.ExitStack() as stack:
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            members = {
+                entry.removesuffix(".npy"): _Member(stack.enter_context(archive.open(entry)))
+                for entry in archive.namelist()
+            }
+        except Exception as error:  # as above; a damaged header is even a SyntaxError
+            raise _unreadable(path, error) from error
         while True:
             try:
                 part = {name: member.read(rows) for name, member in members.items()}
-            except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+            except damages as error:
                 raise _unreadable(path, error) from error
             if not part or not all(len(array) for array in part.values()):
                 return
@@ -75,21 +85,17 @@ def read_rows(path: Path, rows: int) -> Iterator[dict[str, NDArray[Any]]]:
 class _Member:
     """One array of an archive, read from its beginning to its end."""
 
-    def __init__(self, archive: zipfile.ZipFile, entry: str, path: Path) -> None:
-        try:
-            self._file = archive.open(entry)
-            self._shape, by_column, self._dtype = _read_header(self._file)
-            if self._dtype.hasobject:
-                raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
-            if not self._shape:
-                raise ValueError(f"{entry} is a scalar")
-        except Exception as error:  # as above
-            raise _unreadable(path, error) from error
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._shape, by_column, self._dtype = _read_header(file)
+        if self._dtype.hasobject:
+            raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
+        if not self._shape:
+            raise ValueError("it is a scalar, which has no first axis")
         self._left = self._shape[0]
         self._whole: NDArray[Any] | None = None
         if by_column:
-            content = self._file.read()
-            self._whole = np.frombuffer(content, self._dtype).reshape(self._shape, order="F")
+            self._whole = np.frombuffer(file.read(), self._dtype).reshape(self._shape, order="F")
 
     def read(self, rows: int) -> NDArray[Any]:
         """Return the next rows, fewer at the end."""
@@ -110,13 +116,6 @@ class _Member:
         if not self._left and self._file.read(1):
             raise ValueError("it is longer than its header says")  # reading on also checks the sum
         return part
-
-
-def _opened(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from error
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -110,9 +110,10 @@ class Data:
             DataError: If the data does not fit, raises while it is read, or is empty.
         """
         seen = 0
-        for batch in self._read():
+        for found in self._read():
+            batch = self._in_order(found)
             if self.limit is not None and seen + batch.samples > self.limit:
-                if not batch.can_be_split():
+                if self.is_fixed or not batch.can_be_split():
                     break
                 batch = batch.head(self.limit - seen)
             check_feeds(self.inputs, batch.feeds, batch.where)
@@ -121,11 +122,22 @@ class Data:
                 yield batch
             if self.limit is not None and seen >= self.limit:
                 break
+        if not seen and self.limit is not None and self.is_fixed:
+            raise DataError(
+                f"{self.spec}: the model takes {self.batch_size} samples at a time; "
+                f"at most {self.limit} were asked for",
+                hint="raise the limit, or export the model with a dynamic batch",
+            )
         if not seen:
             raise DataError(
                 f"{self.spec}: holds no samples; at least one is required",
                 hint="check the path, or what the function yields",
             )
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the model takes batches of one size only, which are not taken apart."""
+        return any(tensor.shape and isinstance(tensor.shape[0], int) for tensor in self.inputs)
 
     @property
     def total(self) -> int | None:
@@ -149,6 +161,12 @@ class Data:
             names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
             return f"{digest_files(files)}:{names[:16]}"
         return digest_files([self._source])
+
+    def _in_order(self, batch: Batch) -> Batch:
+        """The batch with its feeds in the order of the model's inputs: the first of them counts samples."""
+        names = [tensor.name for tensor in self.inputs if tensor.name in batch.feeds]
+        feeds = {name: batch.feeds[name] for name in (*names, *batch.feeds)}
+        return Batch(feeds, batch.labels, batch.where)
 
     def _read(self) -> Iterator[Batch]:
         if isinstance(self._source, Source):

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artifact import Artifact, commit, tool_versions, writing
-from ..errors import CalibrationError, InvalidOption
+from ..artifact import Artifact, check_output, commit, tool_versions, writing
+from ..errors import CalibrationError, InvalidOption, QCompileError
 from ..model.outline import Outline, read_outline
 from ..progress import Progress, silent
 from .batches import Batch, Data
@@ -59,7 +59,7 @@ def calibrate(
     data: str | Data,
     output: str | Path,
     *,
-    method: str = "entropy",
+    method: str = "auto",
     samples: int | None = None,
     shard: str = "1/1",
     wanted: Collection[str] | None = None,
@@ -95,8 +95,10 @@ def calibrate(
         ModelError: If ONNX Runtime refuses the model.
         InvalidOption: If the method or the shard is misspelled.
     """
-    outline, output = _outline(model), Path(output)
+    output = Path(output)
     chosen, part = parse_method(method), parse_shard(shard)
+    check_output(output)
+    outline = _outline(model)
     if not isinstance(data, Data):
         data = Data(str(data), outline.io.inputs, batch_size=1, limit=samples)
     beside = checkpoint or output.with_name(f".{output.name}.checkpoint")
@@ -161,17 +163,27 @@ def observe(
 def _run(data: Data, shard: Shard, workers: Workers, keeper: _Keeper, start: int, progress: Progress) -> None:
     total = data.total
     if total is not None:
-        total = len(range(shard.part - 1, total, shard.shards))
+        total = _samples_of(shard, total, data.batch_size if data.is_fixed else 1)
     if start:
         progress(f"continue after {workers.samples} samples", workers.samples, total)
-    for unit, batch in enumerate(_units(data, workers)):
-        if unit < start or not shard.holds(unit):
-            continue
-        workers.submit(batch)
-        progress("calibrate", workers.samples, total)
-        keeper.save_now_and_then(unit + 1)
+    try:
+        for unit, batch in enumerate(_units(data, workers)):
+            if unit < start or not shard.holds(unit):
+                continue
+            workers.submit(batch)
+            progress("calibrate", workers.samples, total)
+            keeper.save_now_and_then(unit + 1)
+    except QCompileError:
+        workers.drain()  # raises what is wrong with an earlier sample that was still under way
+        raise
     workers.drain()
     progress("calibrate", workers.samples, total)
+
+
+def _samples_of(shard: Shard, total: int, unit: int) -> int:
+    """How many of `total` samples, dealt out in units of so many, a shard gets."""
+    starts = range((shard.part - 1) * unit, total, shard.shards * unit)
+    return sum(min(unit, total - start) for start in starts)
 
 
 def _units(data: Data, workers: Workers) -> Iterator[Batch]:
@@ -181,8 +193,7 @@ def _units(data: Data, workers: Workers) -> Iterator[Batch]:
     """
     one_by_one: bool | None = None
     for batch in data:
-        fixed = any(tensor.shape and isinstance(tensor.shape[0], int) for tensor in data.inputs)
-        if fixed or not batch.can_be_split():
+        if data.is_fixed or not batch.can_be_split():
             yield batch
             continue
         if one_by_one is None:

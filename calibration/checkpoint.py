@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..artifact import writing
-from .histogram import Histogram
+from .histogram import BINS, Histogram
 
 _KEY = "qcompile"
 
@@ -69,6 +69,8 @@ def load_checkpoint(path: Path, key: Mapping[str, object]) -> Checkpoint | None:
                 name: Histogram(exponent, np.array(file.get_tensor(name)), low, high)
                 for name, (exponent, low, high) in header["tensors"].items()
             }
+        if any(histogram.counts.shape != (2 * BINS,) for histogram in histograms.values()):
+            return None
         return Checkpoint(key, header["units"], header["samples"], histograms)
-    except (SafetensorError, KeyError, ValueError, TypeError, OSError):
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError):
         return None  # damaged: to begin anew loses time only

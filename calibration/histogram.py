@@ -22,6 +22,7 @@ BINS = 2048
 """Bins on each side of zero, a power of two. At least half of them are in use on one side."""
 
 _LOWEST_EXPONENT = -160  # below float32's least subnormal, 2**-149, even divided by BINS
+_DEEPEST = 900  # up to this exponent, no float32 underflows in float64 when it is divided by a width
 _CHUNK = 1 << 20  # values binned at a time: bounds the float64 temporaries to a few MB
 _AT_ONCE = 1 << 31  # values counted by one call: the compiled loop counts in 32 bits
 
@@ -70,8 +71,8 @@ class Histogram:
             NonFinite: If there is a NaN or an infinity. Values before it may have been counted.
         """
         flat = np.ascontiguousarray(values).reshape(-1)
-        if flat.dtype != np.float32 and flat.dtype != np.float64:
-            flat = flat.astype(np.float32)
+        double = flat.dtype.kind == "f" and flat.dtype.itemsize > 4
+        flat = flat.astype(np.float64 if double else np.float32, copy=False)  # native byte order, too
         for start in range(0, flat.size, _AT_ONCE):
             self._add(flat[start : start + _AT_ONCE], count or count_by_numpy)
 
@@ -133,7 +134,7 @@ def count_by_numpy(
         scaled = chunk.astype(np.float64)
         scaled *= scale
         np.floor(scaled, out=scaled)
-        if chunk.dtype == np.float64:  # what underflowed to -0.0 was below zero
+        if chunk.dtype == np.float64 or exponent > _DEEPEST:  # what underflowed to -0.0 was below zero
             scaled[(chunk < 0) & (scaled == 0)] = -1.0
         indices = scaled.astype(np.int64)
         indices += BINS

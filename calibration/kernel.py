@@ -20,8 +20,8 @@ LANES = 16
 and again would wait for the slot each time."""
 
 _SIGNATURE = numba.types.UniTuple(numba.int64, 3)(
-    numba.float32[::1],
-    numba.int32[::1],
+    numba.types.Array(numba.float32, 1, "C", readonly=True),
+    numba.types.Array(numba.int32, 1, "C", readonly=True),
     numba.float32,
     numba.float32,
     numba.int32,

@@ -8,14 +8,17 @@ is written once, its reorders in front of taps are taken out, and the graph is r
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..artifact import remove_stale
 from ..errors import DataError, first_line
-from ..model.graph import graph_precision
+from ..model.graph import captured_names, graph_precision
 from ..model.onnx_file import load_onnx
 from ..model.outline import Outline
 from ..model.session import make_session, session_options
@@ -25,6 +28,8 @@ from .taps import Taps
 if TYPE_CHECKING:
     import onnx
 
+_TEMPORARY = "qcompile-calibrate-"
+_ONNX_NAMES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "float64": "DOUBLE"}
 _BLOCK = 16
 """The widest block of channels in ONNX Runtime's layouts: tensors whose channels fill it have no padding."""
 
@@ -42,16 +47,15 @@ class Observer:
     outputs: dict[str, str]
 
     def run(self, feeds: Feeds, where: str) -> list[tuple[str, Any]]:
-        """Return (tap, array) pairs; each array holds the tap's values in some order.
+        """Return (tap, array) pairs; each array holds the tap's values in some order, bfloat16 widened.
 
         Raises:
             DataError: If the model fails on the sample.
         """
-        import onnxruntime
-
+        if not self.outputs:
+            return []  # only inputs are observed; without a name, ONNX Runtime would return every output
         try:
-            values = {name: _as_ort_value(onnxruntime, array) for name, array in feeds.items()}
-            found = self.session.run_with_ort_values(list(self.outputs), values)
+            found = self._run(feeds)
         except Exception as error:
             # ONNX Runtime's exceptions share no base but RuntimeError and Exception.
             raise DataError(
@@ -59,7 +63,15 @@ class Observer:
                 hint="check the sample's shape and values against the model",
                 sample=where,
             ) from error
-        return [(tap, value.numpy()) for tap, value in zip(self.outputs.values(), found, strict=True)]
+        return list(zip(self.outputs.values(), found, strict=True))
+
+    def _run(self, feeds: Feeds) -> list[Any]:
+        import onnxruntime
+
+        if any(array.dtype.kind in "OSUT" for array in feeds.values()):
+            return list(self.session.run(list(self.outputs), feeds))  # its values hold no strings
+        values = {name: _as_ort_value(onnxruntime, array) for name, array in feeds.items()}
+        return [_as_array(value) for value in self.session.run_with_ort_values(list(self.outputs), values)]
 
 
 @contextlib.contextmanager
@@ -75,17 +87,17 @@ def open_observer(model: Outline, taps: Taps, threads: int) -> Iterator[Observer
         ModelError: If ONNX Runtime refuses the model.
     """
     inputs = {value.name for value in model.model.graph.input}
-    outputs = {_output_of(name, taps): name for name in taps.names if name not in inputs}
+    outputs = {name: name for name in taps.names if name not in inputs}
     content = _with_outputs(model.model, taps, outputs)
     convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
     # The layout level crashes the process on some float16 graphs: see `session_options`.
     layouts = graph_precision(model.model) != "fp16"
     options = session_options(threads, layouts=layouts)
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(model.path.resolve().parent)
-    )
+    weights = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
     # The outline refers to the weights where they lie: they are mapped, not copied.
-    with tempfile.TemporaryDirectory(prefix="qcompile-calibrate-") as folder:
+    remove_stale(Path(tempfile.gettempdir()), _TEMPORARY)
+    with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY}{os.getpid()}-") as folder:
         if convolves and layouts:
             written = Path(folder) / "optimized.onnx"
             session = _without_reorders(model.path, content, options, written, outputs, threads)
@@ -95,25 +107,16 @@ def open_observer(model: Outline, taps: Taps, threads: int) -> Iterator[Observer
         yield Observer(session, outputs)
 
 
-def _output_of(tap: str, taps: Taps) -> str:
-    """The output that holds a tap: half floats are widened in the graph, which loses nothing."""
-    return f"{tap}/float32" if taps.types[tap] in ("float16", "bfloat16") else tap
-
-
 def _with_outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -> bytes:
-    """The serialized model with the taps among its outputs, and casts for half floats."""
+    """The serialized model with the taps among its outputs."""
     import onnx
 
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     present = {value.name for value in model.graph.output}
     for output, tap in outputs.items():
-        if output != tap:
-            cast = onnx.helper.make_node("Cast", [tap], [output], output, to=onnx.TensorProto.FLOAT)
-            copy.graph.node.append(cast)
         if output not in present:
-            double = taps.types[tap] == "float64"
-            kind = onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT
+            kind = getattr(onnx.TensorProto, _ONNX_NAMES[taps.types[tap]])
             copy.graph.output.append(onnx.helper.make_tensor_value_info(output, kind, None))
     serialized: bytes = copy.SerializeToString()
     return serialized
@@ -147,7 +150,7 @@ def _without_reorders(
 def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str, str]:
     """Let outputs be what goes into their reorder, in place; returns output to the tensor instead of it."""
     made_by = {name: node for node in graph.node for name in node.output}
-    read = {name for node in graph.node for name in node.input}
+    read = {name for node in graph.node for name in (*node.input, *captured_names(node))}
     skipped: dict[str, str] = {}
     for value in graph.output:
         node = made_by.get(value.name)
@@ -176,3 +179,18 @@ def _as_ort_value(onnxruntime: Any, array: Any) -> Any:
 
     kind = onnx.TensorProto.BFLOAT16
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view("uint16"), kind)
+
+
+def _as_array(value: Any) -> Any:
+    """The values of a tensor without a copy; numpy has no bfloat16, so that is widened, exactly."""
+    import ctypes
+
+    import numpy as np
+
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    size = math.prod(value.shape())
+    if not size:
+        return np.zeros(value.shape(), np.float32)
+    halves = np.ctypeslib.as_array((ctypes.c_uint16 * size).from_address(value.data_ptr()))
+    return (halves.astype(np.uint32) << 16).view(np.float32).reshape(value.shape())

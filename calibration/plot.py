@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EngineUnavailable, InvalidOption
+from ..progress import quiet
 from .histogram import BINS, Histogram
 from .ranges import Ranges
 from .summary import TensorSummary
@@ -26,11 +27,13 @@ def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) ->
     """Draw tensors, in the given order, to `path` (inside `artifact.writing`).
 
     Raises:
-        InvalidOption: If the file is neither .svg nor .png.
+        InvalidOption: If the file is neither .svg nor .png, or there is no tensor.
         EngineUnavailable: If matplotlib is missing.
     """
     if path.suffix not in SUFFIXES:
         raise InvalidOption(f"plot {path.name}: {' or '.join(SUFFIXES)} is required", option="--plot")
+    if not tensors:
+        raise InvalidOption("no tensor with values to draw", option="--plot")
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -47,7 +50,8 @@ def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) ->
             _draw(axis, ranges.histograms[one.tensor], one, str(ranges.method.name))
         for axis in axes[len(tensors) :]:
             axis.set_visible(False)
-        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+        with quiet():  # names in scripts that the font lacks: an SVG has them as text all the same
+            figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _draw(axis: Any, histogram: Histogram, one: TensorSummary, chosen: str) -> None:
@@ -60,7 +64,8 @@ def _draw(axis: Any, histogram: Histogram, one: TensorSummary, chosen: str) -> N
         axis.axvline(amax, label=f"{method} {amax:.3g}", **style)
         if histogram.min < 0:
             axis.axvline(-amax, **style)
-    axis.set_title(f"{_short(one.tensor)}   {one.snr_db:.1f} dB, {one.clipped:.2%} clipped", loc="left")
+    title = f"{_short(one.tensor)}   {one.snr_db:.1f} dB, {one.clipped:.2%} clipped"
+    axis.set_title(title, loc="left", parse_math=False)
     axis.set_ylabel("values")
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
 
@@ -72,11 +77,10 @@ def _bars(histogram: Histogram) -> tuple[Any, Any]:
     together = max(1, -(-(last - first) // _BARS))
     starts = np.arange(first, last, together)
     counts = np.add.reduceat(histogram.counts, starts)
-    if starts[-1] + together < 2 * BINS:  # what lies beyond the last bar is empty
-        counts[-1] = histogram.counts[starts[-1] : starts[-1] + together].sum()
     edges = (np.append(starts, starts[-1] + together) - BINS) * histogram.width
     return counts, edges
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 40 else f"…{name[-39:]}"
+    printable = "".join(letter if letter.isprintable() else "�" for letter in name)
+    return printable if len(printable) <= 40 else f"…{printable[-39:]}"

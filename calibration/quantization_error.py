@@ -1,6 +1,8 @@
 """What eight bits do to a tensor, reckoned on its histogram: squared error, signal-to-noise, share clipped.
 
-Every value stands at the middle of its bin. Two ways to quantize are known, as the targets use them:
+Every value stands at the middle of its bin, but for the bin that begins at zero, whose values stand at zero:
+they are mostly what a ReLU leaves, and zero is exact at any scale. Two ways to quantize are known, as the
+targets use them:
 
 - symmetric int8 (TensorRT): scale `amax / 127`, zero_point 0, levels -127 to 127;
 - asymmetric uint8 (ONNX Runtime): the range is `[max(min, -amax), min(max, amax)]` with zero in it, scale
@@ -17,6 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .histogram import BINS, Histogram
+
+_CENTRES = np.arange(-BINS, BINS, dtype=np.float64) + 0.5
+_CENTRES[BINS] = 0.0
+
+_FEWEST = 128  # bins that a threshold holds: with fewer, bins would be as wide as the levels
 
 _AT_ONCE = 64  # candidates whose levels are looked up at a time: their tables stay in the cache
 _COARSE = 64  # candidates between those that are tried first
@@ -39,35 +46,37 @@ class Loss:
 def loss(histogram: Histogram, amax: float, *, symmetric: bool) -> Loss:
     """Return what clipping a tensor at `amax` and quantizing it loses."""
     width, total = histogram.width, histogram.total
+    power = float((histogram.counts * _CENTRES * _CENTRES).sum())
+    if not power:
+        return Loss(math.inf, 0.0)
     error = float(squared_errors(histogram, np.array([amax / width]), symmetric=symmetric)[0])
-    centres = np.arange(-BINS, BINS) + 0.5
-    power = float((histogram.counts * centres * centres).sum())
-    beyond = int(histogram.counts[np.abs(centres) > amax / width].sum())
-    if not power or not error:
-        return Loss(math.inf, beyond / total)
-    return Loss(10 * math.log10(power / error), beyond / total)
+    nearest = np.concatenate([np.arange(BINS - 1, -1, -1), np.arange(BINS)])  # of each bin to zero, in bins
+    all_kept = amax >= max(abs(histogram.min), abs(histogram.max))
+    beyond = 0 if all_kept else int(histogram.counts[nearest >= amax / width].sum())
+    return Loss(10 * math.log10(power / error) if error else math.inf, beyond / total)
 
 
-def amax_mse(histogram: Histogram, *, symmetric: bool, num_bits: int = 8) -> float:
+def amax_mse(histogram: Histogram, *, symmetric: bool) -> float:
     """Return the magnitude with the least squared quantization error.
 
-    All multiples of the bin's width from `2**(num_bits-1)` bins on are candidates, and the largest
-    magnitude seen: where the first that many bins hold all values, there is nothing to choose.
+    All multiples of the bin's width from 128 bins on are candidates, and the largest magnitude seen: where
+    the first 128 bins hold all values, there is nothing to choose.
 
     Returns:
         amax in the tensor's units, at most the largest magnitude seen.
     """
     largest = max(abs(histogram.min), abs(histogram.max))
     used = math.ceil(largest / histogram.width)
-    levels = 1 << (num_bits - 1)
-    if used <= levels:
+    if used <= _FEWEST:
         return largest
-    candidates = np.arange(levels, used + 1).astype(np.float64)
+    candidates = np.arange(_FEWEST, used + 1).astype(np.float64)
     candidates[-1] = largest / histogram.width
     # Clipping alone costs this much: what costs more than the best of a few cannot be the best of all.
     bound = _clipping_errors(histogram, candidates, symmetric=symmetric)
-    coarse = squared_errors(histogram, candidates[::-_COARSE], symmetric=symmetric)
-    candidates = candidates[bound <= coarse.min()]
+    tried = candidates[::-_COARSE]
+    coarse = squared_errors(histogram, tried, symmetric=symmetric)
+    best = tried[int(np.argmin(coarse))]  # stays, whatever rounding does to the bound
+    candidates = candidates[(bound <= coarse.min()) | (candidates == best)]
     errors = squared_errors(histogram, candidates, symmetric=symmetric)
     return float(candidates[int(np.argmin(errors))]) * histogram.width
 
@@ -85,8 +94,7 @@ def squared_errors(
         candidates: Thresholds in bins, float64, above zero.
         symmetric: Which way to quantize, see above.
     """
-    centres = np.arange(-BINS, BINS) + 0.5
-    moments = _moments(histogram.counts, centres)
+    moments = _moments(histogram.counts, _CENTRES)
     found = [
         _errors_at_once(moments, *_grid(histogram, candidates[start : start + _AT_ONCE], symmetric))
         for start in range(0, len(candidates), _AT_ONCE)
@@ -124,7 +132,9 @@ def _errors_at_once(
     edges = np.empty((len(scale), levels.shape[1] + 1), np.int64)
     edges[:, 0], edges[:, -1] = 0, 2 * BINS
     # The first bin whose centre rounds to a level or beyond.
-    inner = np.ceil((levels[:, 1:] - 0.5) * scale - 0.5) + BINS
+    borders = (levels[:, 1:] - 0.5) * scale
+    inner = np.ceil(borders - 0.5) + BINS
+    inner[(inner == BINS) & (borders > 0)] = BINS + 1  # that bin stands at zero, before the border
     edges[:, 1:-1] = np.clip(inner, 0, 2 * BINS)
     counts, sums = np.diff(moments[0][edges], axis=1), np.diff(moments[1][edges], axis=1)
     errors: NDArray[np.float64] = moments[2, -1] + ((values * counts - 2 * sums) * values).sum(axis=1)

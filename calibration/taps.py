@@ -133,6 +133,7 @@ class _Choice:
         folded = (
             maker is not None
             and maker.op_type in _FOLDS_INTO
+            and maker.domain in ("", "ai.onnx")
             and len(readers) == 1
             and readers[0].op_type in _FOLDED
             and readers[0].domain in ("", "ai.onnx")

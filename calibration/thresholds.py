@@ -37,12 +37,12 @@ class Method:
         percentile: For "percentile", and for "auto", which tries it: above 0, at most 100.
     """
 
-    name: MethodName = "entropy"
+    name: MethodName = "auto"
     percentile: float = DEFAULT_PERCENTILE
 
     def __str__(self) -> str:
         """The spelling that `parse_method` reads."""
-        return f"percentile:{self.percentile:g}" if self.name == "percentile" else self.name
+        return f"percentile:{self.percentile!r}" if self.name == "percentile" else self.name
 
 
 def parse_method(text: str) -> Method:
@@ -76,6 +76,7 @@ def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> flo
 
     Raises:
         CalibrationError: If the histogram is empty.
+        InvalidOption: If the method is unknown.
     """
     _require_values(histogram)
     if method.name == "minmax":
@@ -86,7 +87,9 @@ def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> flo
         return amax_entropy(histogram)
     if method.name == "mse":
         return amax_mse(histogram, symmetric=symmetric)
-    return amax_auto(histogram, method.percentile, symmetric=symmetric)
+    if method.name == "auto":
+        return amax_auto(histogram, method.percentile, symmetric=symmetric)
+    raise InvalidOption(f"method {method.name!r} is unknown; known are {', '.join(METHODS)}")
 
 
 def amax_auto(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CalibrationError, DataError
+from ..errors import CalibrationError, DataError, InvalidOption
 from ..model.outline import Outline
 from .batches import Batch
 from .counting import Count, make_count
@@ -39,10 +39,13 @@ class Workers:
         threads: Threads in all; 0 takes one per core.
 
     Raises:
+        InvalidOption: If there are fewer threads than none.
         ModelError: If ONNX Runtime refuses the model.
     """
 
     def __init__(self, model: Outline, taps: Taps, threads: int) -> None:
+        if threads < 0:
+            raise InvalidOption(f"threads: {threads}; at least 0 is required", option="--threads")
         self._model, self._taps = model, taps
         self._threads = threads or _cores()
         self._stack = contextlib.ExitStack()
@@ -72,6 +75,8 @@ class Workers:
             DataError: If a sample does not fit the model or holds NaN or infinity; the earliest such one.
             CalibrationError: If a tensor becomes NaN or infinite.
         """
+        # A function may fill the same arrays again while this batch is under way.
+        batch = Batch({name: array.copy() for name, array in batch.feeds.items()}, None, batch.where)
         if self._pool is None:
             self._observe(batch)  # the first one tells how much memory its activations take
             self._pool = self._start()
@@ -102,11 +107,22 @@ class Workers:
         self.samples = samples
 
     def can_run_one_by_one(self, batch: Batch) -> bool:
-        """Whether the first two samples of a batch give the same alone as together.
+        """Whether two samples give the same alone as together.
 
-        If not, the first axis is no batch axis (it may be time), or the model mixes samples.
+        If not, the first axis is no batch axis (it may be time), or the model mixes samples. Floats are made
+        up for it: real samples may begin with zeros, or be equal, and would then tell nothing.
         """
-        pair = batch.head(2)
+        generator = np.random.default_rng(0)
+        pair = Batch(
+            {
+                name: generator.standard_normal(array.shape).astype(array.dtype)
+                if array.dtype.kind in "fV"
+                else array
+                for name, array in batch.head(2).feeds.items()
+            },
+            None,
+            batch.where,
+        )
         try:
             singles = [self._observer.run(sample.feeds, sample.where) for sample in pair.split()]
         except DataError:
@@ -207,10 +223,17 @@ def _empty(taps: Taps) -> Histograms:
 
 def _holds_both(whole: Any, one: Any, other: Any) -> bool:
     """Whether an array holds the values of two others; or it has no batch axis, and all three are alike."""
-    if whole.size not in (one.size + other.size, one.size) or (whole.size == one.size != other.size):
+    arrays = [array.astype(np.float64) for array in (whole, one, other)]
+    alike = whole.size == one.size == other.size
+    if not alike and whole.size != one.size + other.size:
         return False
-    if not whole.size:
+    if not whole.size or not all(np.isfinite(array).all() for array in arrays):
         return True
     low, high = min(one.min(), other.min()), max(one.max(), other.max())
     tolerance = 1e-3 * max(abs(low), abs(high)) + np.finfo(np.float32).tiny
-    return bool(abs(whole.min() - low) <= tolerance and abs(whole.max() - high) <= tolerance)
+    mean = arrays[1].mean() if alike else (arrays[1].sum() + arrays[2].sum()) / whole.size
+    return bool(
+        abs(arrays[0].min() - low) <= tolerance
+        and abs(arrays[0].max() - high) <= tolerance
+        and abs(arrays[0].mean() - mean) <= tolerance
+    )

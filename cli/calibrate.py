@@ -23,7 +23,7 @@ from .session import Session, command_options, examples, split
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Ranges file.")
 @click.option(
     "--method",
-    default="entropy",
+    default="auto",
     show_default=True,
     help="minmax, percentile[:NUMBER], entropy, mse or auto; can be chosen again when quantizing.",
 )

@@ -117,7 +117,7 @@ def _missing_range(error: ValueError, ranges: Iterable[str]) -> Exception:
     if name and name not in set(ranges):
         return CalibrationError(
             f"tensor {name!r} needs a scale and has no range",
-            hint="calibrate this very file; simplify comes before calibrate",
+            hint="ranges hold what the targets they were made for scale: calibrate for this --target",
             tensor=name,
         )
     return QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}")

@@ -66,7 +66,7 @@ def read_outline(path: Path) -> Outline:
         return Outline(path, parse_onnx(b"", path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         try:
-            light = _without_weights(content, path.name)
+            light = _without_weights(content, path.resolve().name)
         except (IndexError, ValueError) as error:
             raise ModelError(
                 f"{path}: not an ONNX model, or cut off ({error})",

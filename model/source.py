@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..artifact import digest_files, nearest_name, require_file
+from ..artifact import digest_files, is_manifest, nearest_name, require_file
 from ..errors import InvalidOption, MissingFile
 
 SourceKind = Literal["file", "module", "pt2", "torchscript", "onnx"]
@@ -104,8 +104,8 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     """Return a digest that changes when the source may have changed.
 
     A function can read anything. Files beside it with code, weights or settings in them count, not only
-    its own: making a stage again once too often is better than once too seldom. What lies elsewhere is
-    named with `depends`.
+    its own: making a stage again once too often is better than once too seldom. Artifacts with a manifest
+    do not. What lies elsewhere is named with `depends`.
 
     Raises:
         MissingFile: If a file of `depends` is not there.
@@ -129,7 +129,10 @@ def _absolute(text: str, base: Path | None) -> Path:
 
 
 def _keyed_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES)
+    found = {path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES}
+    # What was written there by other stages is no part of the source: it would change with every run.
+    made = {path for path in folder.glob("*.json") if is_manifest(path)}
+    return sorted(found - made - {path.with_suffix("") for path in made})
 
 
 def _digest_names(files: Sequence[Path]) -> str:

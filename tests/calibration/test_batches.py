@@ -248,3 +248,154 @@ def test_the_digest_changes_with_the_data(tmp_path: Path, script: Script) -> Non
     (tmp_path / "data.py").write_text("def samples(): return [1]\n")
     assert [new == old for new, old in zip(digests(), first, strict=True)] == [True, False, False]
     assert Data(npz(path, x=rows(4)), [X]).digest() != first[0]
+
+
+# Archives are read a few samples at a time.
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+def test_an_npz_gives_the_same_samples_however_it_is_stored_and_batched(
+    tmp_path: Path, save: Callable[..., None], order: str, batch_size: int
+) -> None:
+    x = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
+    save(tmp_path / "data.npz", x=np.asarray(x, order=order), labels=np.arange(7))  # type: ignore[call-overload]
+    batches = list(Data(str(tmp_path / "data.npz"), [X], batch_size=batch_size))
+    assert [batch.samples for batch in batches] == [min(batch_size, 7 - at) for at in range(0, 7, batch_size)]
+    np.testing.assert_array_equal(np.concatenate([batch.feeds["x"] for batch in batches]), x)
+    assert labels_of(batches) == list(range(7))
+
+
+def test_samples_in_front_of_damage_are_read_before_it_is_found(tmp_path: Path) -> None:
+    path = Path(npz(tmp_path / "data.npz", x=rows(20_000)))
+    content = bytearray(path.read_bytes())
+    content[-500] ^= 0xFF
+    path.write_bytes(content)
+    assert samples_of(list(Data(str(path), [X], batch_size=5, limit=12))) == list(range(12))
+    with pytest.raises(DataError, match=r"data\.npz: cannot be read as numpy data"):
+        list(Data(str(path), [X], batch_size=1000))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.3, 0.6, 0.9, 0.99])
+def test_an_npz_that_is_cut_off_is_an_error(tmp_path: Path, save: Callable[..., None], part: float) -> None:
+    path = tmp_path / "data.npz"
+    save(path, x=rows(300), labels=np.arange(300))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(part * len(whole))])
+    data = Data(str(path), [X])
+    with pytest.raises(DataError, match=r"data\.npz: cannot be read as numpy data"):
+        list(data)
+    with pytest.raises(DataError, match=r"data\.npz: cannot be read as numpy data"):
+        _ = data.total
+
+
+@pytest.mark.parametrize("name", ["x", "labels"])
+def test_arrays_of_objects_are_refused(tmp_path: Path, name: str) -> None:
+    arrays = {"x": rows(2), "labels": np.arange(2)}
+    arrays[name] = np.array([None, {"a": 1}], dtype=object)
+    with pytest.raises(DataError, match=r"cannot be read as numpy data .*\n  hint: pickled objects"):
+        list(Data(npz(tmp_path / "data.npz", **arrays), [X]))
+
+
+def test_an_npz_need_not_hold_the_inputs_in_the_models_order(tmp_path: Path) -> None:
+    mask = np.arange(5) % 2 == 0
+    batches = list(Data(npz(tmp_path / "data.npz", mask=mask, x=rows(5)), [X, MASK], batch_size=2))
+    assert samples_of(batches) == list(range(5))
+    assert [bool(value) for batch in batches for value in batch.feeds["mask"]] == mask.tolist()
+
+
+# How many samples there are.
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 7), (3, 3), (7, 7), (100, 7)])
+def test_the_total_of_an_npz_is_known_before_it_is_read(
+    tmp_path: Path, limit: int | None, expected: int
+) -> None:
+    spec = npz(tmp_path / "data.npz", x=rows(7), labels=np.arange(7))
+    data = Data(spec, [X], batch_size=2, limit=limit)
+    assert data.total == expected == sum(batch.samples for batch in data)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 8), (4, 4), (100, 8)])
+def test_the_total_of_a_folder_counts_the_samples_of_its_files(
+    tmp_path: Path, limit: int | None, expected: int
+) -> None:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    np.save(folder / "0.npy", rows(1)[0])  # one sample, without the first axis
+    np.save(folder / "1.npy", rows(3)[1:])
+    npz(folder / "2.npz", labels=np.arange(5), x=rows(8)[3:])
+    (folder / "notes.txt").write_text("no sample")
+    data = Data(str(folder), [X], limit=limit)
+    assert data.total == expected == sum(batch.samples for batch in data)
+
+
+def test_the_total_of_a_function_is_the_limit_or_unknown(script: Script) -> None:
+    spec = script("for _ in range(5): yield np.zeros((2, 3), np.float32)")
+    assert Data(spec, [X]).total is None
+    limited = Data(spec, [X], limit=4)
+    assert limited.total == 4 == sum(batch.samples for batch in limited)
+
+
+def test_the_total_of_damaged_files_is_an_error_naming_the_file(tmp_path: Path) -> None:
+    (tmp_path / "0.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(DataError, match=r"0\.npy: cannot be read as numpy data"):
+        _ = Data(str(tmp_path), [X]).total
+
+
+# A batch and its samples.
+
+
+def batch_of(samples: int) -> Batch:
+    feeds = {"x": rows(samples), "mask": np.arange(samples) % 2 == 0}
+    return Batch(feeds, np.arange(samples) * 10, "data.npz[0:8]")
+
+
+def test_a_batch_is_split_into_its_samples() -> None:
+    parts = list(batch_of(3).split())
+    assert [part.samples for part in parts] == [1, 1, 1]
+    assert samples_of(parts) == [0, 1, 2]
+    assert [part.feeds["mask"].tolist() for part in parts] == [[True], [False], [True]]
+    assert labels_of(parts) == [0, 10, 20]
+    assert [part.where for part in parts] == [f"data.npz[0:8] sample {index}" for index in range(3)]
+    assert all(part.feeds["x"].dtype == np.float32 and not part.can_be_split() for part in parts)
+
+
+def test_the_head_of_a_batch_is_its_first_samples() -> None:
+    head = batch_of(5).head(2)
+    assert (head.samples, samples_of([head]), labels_of([head])) == (2, [0, 1], [0, 10])
+    assert head.where == "data.npz[0:8]"
+    assert batch_of(3).head(3).samples == 3
+
+
+def test_a_batch_without_labels_has_parts_without_labels() -> None:
+    plain = Batch({"x": rows(2)}, None, "here")
+    assert [part.labels for part in (plain.head(1), *plain.split())] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("feeds", "samples", "expected"),
+    [
+        ({"x": np.zeros((2, 3))}, 2, True),
+        ({"x": np.zeros((2, 3)), "z": np.zeros(2)}, 2, True),
+        ({"x": np.zeros((1, 3))}, 1, False),
+        ({"x": np.zeros((0, 3))}, 0, False),
+        ({"x": np.zeros((2, 3)), "table": np.zeros((5, 3))}, 2, False),
+        ({"x": np.zeros((2, 3)), "scale": np.zeros(())}, 2, False),
+        ({"scale": np.zeros(()), "x": np.zeros((2, 3))}, 1, False),
+        ({"scale": np.zeros(())}, 1, False),
+    ],
+)
+def test_a_batch_can_be_split_where_all_inputs_hold_the_same_samples(
+    feeds: dict[str, np.ndarray], samples: int, expected: bool
+) -> None:
+    made = Batch(feeds, None, "here")
+    assert (made.samples, made.can_be_split()) == (samples, expected)
+
+
+def test_a_limit_does_not_cut_a_batch_that_cannot_be_split(script: Script) -> None:
+    scale = TensorInfo("scale", "float32", ())
+    spec = script("for _ in range(3): yield np.zeros((4, 3), np.float32), np.float32(2)")
+    assert [made.samples for made in Data(spec, [X, scale], limit=10)] == [4, 4]

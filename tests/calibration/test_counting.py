@@ -75,7 +75,7 @@ COMPILED = make_count()
 
 BORDERS = [2.0**e for e in (-149, -148, -139, -138, -127, -126, -12, -1, 0, 1, 10, 11, 12, 24, 126, 127)]
 SPECIAL = [
-    0.0, -0.0, 1e-45, -1e-45, 1e38, -1e38, 2.0**-126 - LEAST, LARGEST, -LARGEST, 1e-30, -1e-30, 3.0, 2047.0, 2047.5,
+    0.0, -0.0, 1e-45, -1e-45, 1e38, -1e38, 2.0**-126 - LEAST, LARGEST, -LARGEST, 1e-30, -1e-30, 3.0, 2047.5,
     *BORDERS, *(-border for border in BORDERS),
     *(float(np.nextafter(np.float32(border), np.float32(0))) for border in BORDERS),
     *(-float(np.nextafter(np.float32(border), np.float32(0))) for border in BORDERS),
@@ -216,7 +216,7 @@ def test_float64_is_counted_exactly(values: list[float]) -> None:
     assert_counted_exactly(np.array(values, np.float64))
 
 
-@pytest.mark.parametrize("wide", [2.0**128, 1e39, 1e100, -1e300, 1.7e308])
+@pytest.mark.parametrize("wide", [2.0**128, -1e39, 1e60, -1e100, 1e230])
 def test_float32_is_counted_exactly_in_bins_wider_than_float32_reaches(wide: float) -> None:
     narrow = np.array(
         [LARGEST, -LARGEST, 1.0, -1.0, LEAST, -LEAST, 0.0, -0.0, 2.0**127, -(2.0**127)], np.float32
@@ -226,6 +226,7 @@ def test_float32_is_counted_exactly_in_bins_wider_than_float32_reaches(wide: flo
 
 
 NAN_BITS = [0x7FC00000, 0xFFC00000, 0x7FC12345, 0xFFFFFFFF, 0x7FFFFFFF]
+SIGNALING_BITS = [0x7F800001, 0xFF800001]
 INFINITE_BITS = [0x7F800000, 0xFF800000]
 
 
@@ -233,22 +234,25 @@ def bad(bits: int) -> np.float32:
     return np.array([bits], np.uint32).view(np.float32)[0]
 
 
-@pytest.mark.parametrize("place", [0, 1, 1000, 2047, 2048, 2049, -1])
-@pytest.mark.parametrize("size", [1, 2, 2048, 2049, 5000])
-@pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
+PLACES = [
+    (1, 0), (2, 0), (2, 1), (2048, 0), (2048, 1000), (2048, 2047), (2049, 2047), (2049, 2048),
+    (5000, 0), (5000, 1), (5000, 2047), (5000, 2048), (5000, 4096), (5000, 4999),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "place"), PLACES)
+@pytest.mark.parametrize("bits", [*NAN_BITS, *SIGNALING_BITS, *INFINITE_BITS], ids=hex)
 def test_nan_and_infinity_are_found_anywhere_and_leave_the_counter_clean(
     bits: int, size: int, place: int
 ) -> None:
-    if place >= size:
-        pytest.skip("the array ends before")
     count = make_count()
     values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     broken = values.copy()
-    broken[place] = bad(bits)
+    broken.view(np.uint32)[place] = bits
     for counter in (count, count_by_numpy):
         with pytest.raises(NonFinite) as caught:
             Histogram().add(broken, counter)
-        assert caught.value.what == ("NaN" if bits in NAN_BITS else "infinity")
+        assert caught.value.what == ("infinity" if bits in INFINITE_BITS else "NaN")
     assert_equal(histogram([values], count), exact(values))
 
 
@@ -393,3 +397,22 @@ print(why_slow())
 def test_numba_is_imported_only_when_a_counter_is_made() -> None:
     program = "import sys, qcompile.calibration.counting; print('numba' in sys.modules)"
     assert python(program).strip() == "False"
+
+
+def test_arrays_that_cannot_be_written_to_are_counted_too() -> None:
+    values = np.frombuffer(np.arange(4, dtype=np.float32).tobytes(), np.float32)
+    assert not values.flags.writeable
+    compiled, plain = Histogram(), Histogram()
+    compiled.add(values, make_count())
+    plain.add(values)
+    np.testing.assert_array_equal(compiled.counts, plain.counts)
+
+
+def test_the_byte_order_of_an_array_is_minded() -> None:
+    values = np.array([1.5, -2.25, 1e-40])
+    for dtype in (">f4", ">f8"):
+        made, expected = Histogram(), Histogram()
+        made.add(values.astype(dtype), make_count())
+        expected.add(values.astype(dtype[1:]), make_count())
+        np.testing.assert_array_equal(made.counts, expected.counts)
+        assert (made.min, made.max) == (expected.min, expected.max)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from fractions import Fraction
@@ -83,6 +84,43 @@ def test_merged_shards_are_the_whole(shards: list[Values], random: np.random.Gen
         (left if index % 2 else right).merge(part)
     left.merge(right)
     assert_equal(left, whole)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(0, 300), st.integers(-160, 117), st.integers(0, 2**32 - 1), st.sampled_from([0.01, 0.3, 1.0])
+)
+def test_bins_of_any_number_of_doublings_fall_together_as_counted_one_by_one(
+    doublings: int, exponent: int, seed: int, filled: float
+) -> None:
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(1, 2**40, 2 * BINS) * (generator.random(2 * BINS) < filled)
+    width = 2.0**exponent
+    made = Histogram(exponent, counts.copy(), -BINS * width, (BINS - 0.5) * width)
+    made.merge(Histogram(exponent + doublings))
+    expected: Counter[int] = Counter()
+    for index in np.flatnonzero(counts):
+        expected[(int(index) - BINS) // 2**doublings] += int(counts[index])
+    assert made.exponent == exponent + doublings
+    assert counted(made) == expected
+    assert (made.min, made.max) == (-BINS * width, (BINS - 0.5) * width)
+
+
+@property_test
+@given(arrays(32, "float32"), st.integers(-148, 127))
+def test_growing_by_one_value_is_as_if_it_had_come_first(values: Values, exponent: int) -> None:
+    value = np.array([2.0**exponent], np.float32)
+    last, first = histogram(values, value), histogram(value, values)
+    assert_equal(last, first)
+    assert (last.exponent, counted(last)) == exact(np.append(values, value))
+
+
+def test_merging_leaves_the_other_as_it_was() -> None:
+    small, large = histogram(np.array([1.0, -1.0], np.float32)), histogram(np.array([1e6], np.float32))
+    for one, other in ((small, large), (large, small)):
+        before = copy.deepcopy(other)
+        copy.deepcopy(one).merge(other)
+        assert_equal(other, before)
 
 
 @pytest.mark.parametrize(

@@ -1,248 +1,300 @@
+"""Ranges in memory: which tensors have one, by which method, and how those of shards become one."""
+
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 
-from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.ranges import FORMAT_VERSION, Ranges, load_ranges, parse_method, save_ranges
+from qcompile.calibration import Method, Ranges
+from qcompile.calibration.histogram import Histogram
+from qcompile.calibration.ranges import Portion
 from qcompile.calibration.thresholds import METHODS
-from qcompile.errors import CalibrationError, InvalidOption, MissingFile
+from qcompile.errors import CalibrationError, InvalidOption
 
-Tensors = dict[str, NDArray[np.float32]]
-
-
-def make(tensors: Tensors, *, model: str = "sha256:aa", samples: int = 8, **options: object) -> Ranges:
-    ranges = Ranges(model, "sha256:dd", samples, **options)  # type: ignore[arg-type]
-    for name, values in tensors.items():
-        ranges.histograms[name] = Histogram()
-        ranges.histograms[name].add(values)
-    return ranges
+Values = NDArray[np.float32]
 
 
-def tensors(seed: int = 0) -> Tensors:
+def count(*arrays: Values) -> Histogram:
+    made = Histogram()
+    for array in arrays:
+        made.add(array)
+    return made
+
+
+def make(
+    tensors: Mapping[str, Values],
+    *,
+    model: str = "sha256:aa",
+    portions: dict[str, Portion] | None = None,
+    **options: Any,
+) -> Ranges:
+    """Ranges of tensors by name; an empty array is a tensor that had no values yet."""
+    portions = {"sha256:dd": Portion(8)} if portions is None else portions
+    return Ranges(model, portions, histograms={n: count(v) for n, v in tensors.items()}, **options)
+
+
+def tensors(seed: int = 0) -> dict[str, Values]:
     generator = np.random.default_rng(seed)
     return {
         "x": generator.standard_normal((8, 100)).astype(np.float32),
-        "conv1/out:0": np.maximum(generator.standard_normal((8, 50)), 0).astype(np.float32),
+        "conv1/out:0": np.maximum(generator.standard_normal((8, 50)) * 9, 0).astype(np.float32),
     }
 
 
-def saved(ranges: Ranges, path: Path) -> Path:
-    save_ranges(ranges, path)
-    return path
+def assert_same_counts(found: Histogram, expected: Histogram) -> None:
+    assert (found.exponent, found.min, found.max) == (expected.exponent, expected.min, expected.max)
+    np.testing.assert_array_equal(found.counts, expected.counts)
 
 
-def test_a_file_reads_back(tmp_path: Path) -> None:
-    ranges = make(tensors(), method="percentile", percentile=99.5, skipped={"ids": "it is int64"})
-    found = load_ranges(saved(ranges, tmp_path / "a.ranges"))
-    assert (found.model, found.data, found.samples) == ("sha256:aa", "sha256:dd", 8)
-    assert (found.method, found.percentile, found.skipped) == ("percentile", 99.5, {"ids": "it is int64"})
-    assert found.histograms.keys() == ranges.histograms.keys()
-    for name, histogram in ranges.histograms.items():
-        again = found.histograms[name]
-        assert (again.exponent, again.min, again.max) == (histogram.exponent, histogram.min, histogram.max)
-        np.testing.assert_array_equal(again.counts, histogram.counts)
-        for method in METHODS:
-            assert found.amax(name, method) == ranges.amax(name, method)
+def assert_same(found: Ranges, expected: Ranges) -> None:
+    assert (found.model, found.portions, found.samples) == (
+        expected.model,
+        expected.portions,
+        expected.samples,
+    )
+    assert found.histograms.keys() == expected.histograms.keys()
+    for name, histogram in expected.histograms.items():
+        assert_same_counts(found.histograms[name], histogram)
 
 
-def test_a_file_read_and_written_again_has_the_same_bytes(tmp_path: Path) -> None:
-    first = saved(make(tensors()), tmp_path / "a.ranges")
-    second = saved(load_ranges(first), tmp_path / "b.ranges")
-    assert first.read_bytes() == second.read_bytes()
+# Names and what they hold.
 
 
-def test_equal_ranges_give_equal_bytes(tmp_path: Path) -> None:
+def test_the_tensors_with_a_range_are_those_that_had_values_and_those_that_share_them() -> None:
+    none = np.zeros(0, np.float32)
+    ranges = make(
+        tensors() | {"empty": none},
+        shared={"concat": ("empty", "x"), "flat": ("x",), "nothing": ("empty",)},
+    )
+    assert sorted(ranges.names()) == ["concat", "conv1/out:0", "flat", "x"]
+    assert ranges.sources("concat") == ("empty", "x")
+    assert ranges.sources("x") == ("x",)
+
+
+def test_a_shared_tensor_holds_the_values_of_all_its_sources() -> None:
     values = tensors()
-    one = make(values, skipped={"a": "1", "b": "2"})
-    backwards = {name: values[name][::-1] for name in reversed(values)}
-    two = make(backwards, skipped={"b": "2", "a": "1"})
-    assert saved(one, tmp_path / "1").read_bytes() == saved(two, tmp_path / "2").read_bytes()
+    ranges = make(
+        values | {"empty": np.zeros(0, np.float32)},
+        shared={"concat": ("x", "empty", "conv1/out:0"), "flat": ("x",)},
+    )
+    together = np.concatenate([array.ravel() for array in values.values()])
+    assert_same_counts(ranges.histogram("concat"), count(together))
+    assert_same_counts(ranges.histogram("flat"), count(values["x"]))
+    # What was put together for an answer leaves the counts themselves as they were.
+    assert_same_counts(ranges.histogram("x"), count(values["x"]))
 
 
-def test_the_sign_of_a_zero_does_not_change_the_bytes(tmp_path: Path) -> None:
-    one = make({"x": np.array([0.0, -0.0, 1.0], np.float32)})
-    two = make({"x": np.array([-0.0, 0.0, 1.0], np.float32)})
-    assert saved(one, tmp_path / "1").read_bytes() == saved(two, tmp_path / "2").read_bytes()
-
-
-def test_the_header_holds_what_other_tools_may_read(tmp_path: Path) -> None:
-    path = saved(make(tensors()), tmp_path / "a.ranges")
-    with safe_open(path, framework="np") as file:
-        header = json.loads(file.metadata()["qcompile"])
-    assert (header["version"], header["bins"], header["method"]) == (FORMAT_VERSION, BINS, "entropy")
-    assert list(header["tensors"]) == ["conv1/out:0", "x"]
-    assert set(header["tensors"]["x"]) == {"exponent", "min", "max", "amax"}
-    assert header["tensors"]["x"]["amax"]["minmax"] == make(tensors()).amax("x", "minmax")
-    assert load_file(path)["x"].shape == (2 * BINS,)
-
-
-def test_merged_shards_are_the_whole(tmp_path: Path) -> None:
+def test_thresholds_of_a_shared_tensor_are_those_of_the_values_together() -> None:
     values = tensors()
-    whole = make(values, samples=8)
+    together = np.concatenate([array.ravel() for array in values.values()])
+    ranges = make(values, shared={"concat": ("x", "conv1/out:0")})
+    direct = make({"concat": together})
+    for name in METHODS:
+        for symmetric in (True, False):
+            found = ranges.amax("concat", Method(name), symmetric=symmetric)
+            assert found == direct.amax("concat", Method(name), symmetric=symmetric)
+    assert ranges.amax("concat", Method("minmax")) == float(np.abs(together).max())
+    expected = float(np.percentile(np.abs(together.astype(np.float64)), 90))
+    found = ranges.amax("concat", Method("percentile", 90.0))
+    assert abs(found - expected) <= ranges.histogram("concat").width
+
+
+def test_a_tensor_that_was_not_observed_has_no_range() -> None:
+    ranges = make(
+        tensors() | {"empty": np.zeros(0, np.float32)},
+        shared={"nothing": ("empty",)},
+        skipped={"ids": "it is int64, not a float"},
+    )
+    for name, reason in (
+        ("ids", "it is int64, not a float"),
+        ("y", "it was not observed"),
+        ("empty", "it was empty in every sample"),
+        ("nothing", "it was empty in every sample"),
+    ):
+        for ask in (ranges.amax, ranges.limits, ranges.histogram):
+            with pytest.raises(CalibrationError, match=f"tensor '{name}' has no range: {reason}") as caught:
+                ask(name)
+            assert caught.value.data["tensor"] == name
+            assert caught.value.hint
+
+
+# The method.
+
+
+def test_the_method_of_the_file_holds_unless_another_is_asked_for() -> None:
+    ranges = make(tensors(), method=Method("percentile", 50.0))
+    assert ranges.amax("x") == ranges.amax("x", Method("percentile", 50.0))
+    assert (
+        ranges.amax("x") < ranges.amax("x", Method("percentile", 90.0)) < ranges.amax("x", Method("minmax"))
+    )
+    assert ranges.amax("x", Method("minmax")) == float(np.abs(tensors()["x"]).max())
+    assert make(tensors()).amax("x") == ranges.amax("x", Method())
+    with pytest.raises(InvalidOption, match="above 0"):
+        ranges.amax("x", Method("percentile", 0.0))
+
+
+def test_symmetric_limits_are_equal_on_both_sides_and_others_lie_within_the_values() -> None:
+    ranges = make(
+        {"x": np.array([-10, *[0.5] * 9999, 4], np.float32), "relu": np.arange(3, dtype=np.float32)}
+    )
+    assert ranges.limits("x", Method("minmax")) == (-10.0, 10.0)
+    assert ranges.limits("x", Method("minmax"), symmetric=False) == (-10.0, 4.0)
+    low = ranges.amax("x", Method("percentile", 99.0))
+    assert low < 4
+    assert ranges.limits("x", Method("percentile", 99.0), symmetric=False) == (-low, low)
+    assert ranges.limits("relu", Method("minmax"), symmetric=False) == (0.0, 2.0)
+    assert ranges.limits("relu", Method("minmax")) == (-2.0, 2.0)
+
+
+@pytest.mark.parametrize(("values", "expected"), [([3.0, 5.0], (0.0, 5.0)), ([-5.0, -3.0], (-5.0, 0.0))])
+def test_zero_is_always_in_the_limits(values: list[float], expected: tuple[float, float]) -> None:
+    ranges = make({"x": np.array(values, np.float32)})
+    assert ranges.limits("x", Method("minmax"), symmetric=False) == expected
+
+
+# Merging.
+
+SAMPLES = st.lists(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=3), min_size=1, max_size=9
+)
+OBSERVED = {"x": slice(0, 2), "relu": slice(1, 3), "last": slice(2, 3)}
+"""Which values of a sample each tensor holds: in short samples some are empty."""
+
+
+def observe(samples: Sequence[Sequence[float]], portion: Portion) -> Ranges:
+    values = {name: [value for one in samples for value in one[part]] for name, part in OBSERVED.items()}
+    return make({n: np.array(v, np.float32) for n, v in values.items()}, portions={"sha256:dd": portion})
+
+
+@settings(deadline=None)
+@given(SAMPLES, st.integers(1, 5), st.data())
+def test_shards_in_any_order_are_the_whole(
+    samples: list[list[float]], shards: int, data: st.DataObject
+) -> None:
+    whole = observe(samples, Portion(len(samples)))
+    order = data.draw(st.permutations(range(shards)))
     parts = [
-        {name: array[start:stop] for name, array in values.items()}
-        for start, stop in ((0, 1), (1, 4), (4, 8))
+        observe(samples[part::shards], Portion(len(samples[part::shards]), shards, (part + 1,)))
+        for part in order
     ]
-    shards = [make(part, samples=len(part["x"])) for part in parts]
-    merged = shards[2]
-    merged.merge(load_ranges(saved(shards[0], tmp_path / "0")))
-    merged.merge(shards[1])
-    assert saved(merged, tmp_path / "m").read_bytes() == saved(whole, tmp_path / "w").read_bytes()
+    total = parts[0]
+    for part in parts[1:]:
+        total.merge(part)
+    assert_same(total, whole)
+
+
+@settings(deadline=None)
+@given(SAMPLES, st.randoms())
+def test_shards_that_were_merged_in_groups_are_the_whole(samples: list[list[float]], random: Any) -> None:
+    groups = [observe(samples[part::6], Portion(len(samples[part::6]), 6, (part + 1,))) for part in range(6)]
+    while len(groups) > 1:
+        random.shuffle(groups)
+        groups[0].merge(groups.pop())
+    assert_same(groups[0], observe(samples, Portion(len(samples))))
+
+
+def test_what_is_missing_can_be_read_from_the_ranges() -> None:
+    first = make(tensors(), portions={"sha256:dd": Portion(3, 4, (4,))})
+    first.merge(make(tensors(1), portions={"sha256:dd": Portion(5, 4, (2,))}))
+    assert (first.samples, first.data) == (8, "sha256:dd (2, 4 of 4 parts)")
+    first.merge(make(tensors(2), portions={"sha256:dd": Portion(7, 4, (1,))}))
+    first.merge(make(tensors(3), portions={"sha256:dd": Portion(1, 4, (3,))}))
+    assert (first.samples, first.data) == (16, "sha256:dd")
+
+
+def test_a_tensor_that_is_empty_in_one_part_only_keeps_the_values_of_the_others() -> None:
+    values = tensors()
+    without = values | {"x": np.zeros(0, np.float32)}
+    for first, second in ((values, without), (without, values)):
+        merged = make(first, portions={"sha256:dd": Portion(4, 2, (1,))})
+        merged.merge(make(second, portions={"sha256:dd": Portion(4, 2, (2,))}))
+        assert_same_counts(merged.histogram("x"), count(values["x"]))
+
+
+def test_merging_leaves_the_other_ranges_as_they_were() -> None:
+    one = make(tensors(), portions={"sha256:one": Portion(8)})
+    other = make(tensors(1), portions={"sha256:two": Portion(8)})
+    one.merge(other)
+    one.merge(make(tensors(2), portions={"sha256:three": Portion(8)}))
+    assert_same(other, make(tensors(1), portions={"sha256:two": Portion(8)}))
+
+
+def test_different_data_adds() -> None:
+    merged = make(tensors(), portions={"sha256:two": Portion(3)})
+    merged.merge(make(tensors(1), portions={"sha256:one": Portion(5, 2, (1,))}))
+    assert merged.samples == 8
+    assert merged.data == "sha256:one (1 of 2 parts), sha256:two"
+    for name in tensors():
+        assert_same_counts(merged.histogram(name), count(tensors()[name], tensors(1)[name]))
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "words"),
+    [
+        (Portion(4, 3, (2,)), Portion(4, 3, (2,)), "part 2 of 3 is in both"),
+        (Portion(8, 3, (1, 2)), Portion(8, 3, (2, 3)), "part 2 of 3 is in both"),
+        (Portion(8), Portion(8), "the same data is in both"),
+        (Portion(4, 3, (1,)), Portion(4, 2, (2,)), "cut into 3 parts in one ranges file and 2 in another"),
+        (Portion(8), Portion(4, 2, (2,)), "in one ranges file and 2 in another"),
+    ],
+)
+def test_no_sample_counts_twice(one: Portion, two: Portion, words: str) -> None:
+    ranges = make(tensors(), portions={"sha256:dd": one})
+    with pytest.raises(CalibrationError, match=words) as caught:
+        ranges.merge(make(tensors(1), portions={"sha256:dd": two}))
+    assert "count twice" in caught.value.message
+    assert_same(ranges, make(tensors(), portions={"sha256:dd": one}))
+
+
+def test_what_is_refused_for_some_data_leaves_no_trace_of_the_other() -> None:
+    ranges = make(tensors(), portions={"b": Portion(8)})
+    with pytest.raises(CalibrationError, match="the same data is in both"):
+        ranges.merge(make(tensors(1), portions={"a": Portion(2), "b": Portion(8), "c": Portion(2)}))
+    assert_same(ranges, make(tensors(), portions={"b": Portion(8)}))
 
 
 def test_ranges_of_another_model_are_not_merged() -> None:
     ranges = make(tensors())
     with pytest.raises(CalibrationError, match="different models"):
         ranges.merge(make(tensors(), model="sha256:bb"))
+    assert_same(ranges, make(tensors()))
 
 
-def test_ranges_of_other_tensors_are_not_merged_in_part() -> None:
-    ranges, other = make(tensors()), make(tensors(1) | {"extra": np.ones(3, np.float32)})
-    before = ranges.histograms["x"].total
-    with pytest.raises(CalibrationError, match="tensor 'extra' is in one ranges file only"):
+@pytest.mark.parametrize("mine", [True, False])
+def test_ranges_of_other_tensors_are_not_merged_in_part(mine: bool) -> None:
+    less, more = tensors(), tensors() | {"extra": np.ones(3, np.float32)}
+    ranges = make(more if mine else less)
+    other = make(less if mine else more, portions={"sha256:two": Portion(2)})
+    with pytest.raises(CalibrationError, match="tensor 'extra' is in one ranges file only") as caught:
         ranges.merge(other)
-    assert (ranges.histograms["x"].total, ranges.samples) == (before, 8)
+    assert caught.value.data["tensor"] == "extra"
+    assert_same(ranges, make(more if mine else less))
 
 
-def test_a_missing_file_is_named_with_the_nearest(tmp_path: Path) -> None:
-    saved(make(tensors()), tmp_path / "model.ranges")
-    with pytest.raises(MissingFile) as caught:
-        load_ranges(tmp_path / "modle.ranges")
-    assert "model.ranges" in caught.value.hint
+# What is known from TensorRT's cache only.
 
 
-@pytest.mark.parametrize("size", [0, 4, 100, -1])
-def test_a_truncated_file_is_named(tmp_path: Path, size: int) -> None:
-    path = saved(make(tensors()), tmp_path / "model.ranges")
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(CalibrationError, match="not a ranges file, or cut off") as caught:
-        load_ranges(path)
-    assert str(path) in caught.value.message
-    assert caught.value.data["file"] == path
+def test_a_fixed_range_is_what_it_is() -> None:
+    cache = Ranges("sha256:aa", fixed={"x": 3.5, "y": 1.0})
+    assert sorted(cache.names()) == ["x", "y"]
+    assert cache.amax("x") == 3.5
+    for symmetric in (True, False):
+        assert cache.limits("x", symmetric=symmetric) == (-3.5, 3.5)
+    with pytest.raises(CalibrationError, match="one scale per tensor: mse cannot be chosen") as caught:
+        cache.amax("x", Method("mse"))
+    assert caught.value.data["tensor"] == "x"
+    with pytest.raises(CalibrationError, match="tensor 'z' has no range: it was not observed"):
+        cache.amax("z")
 
 
-@pytest.mark.parametrize("content", [b"not safetensors at all", b"PK\x03\x04" + bytes(100), b"\xff" * 64])
-def test_what_is_no_ranges_file_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "model.ranges"
-    path.write_bytes(content)
-    with pytest.raises(CalibrationError, match="not a ranges file") as caught:
-        load_ranges(path)
-    assert str(path) in caught.value.message
-
-
-TENSOR = {"exponent": 0, "min": 0.0, "max": 1.0}
-HEADER: dict[str, object] = {
-    "version": FORMAT_VERSION,
-    "bins": BINS,
-    "model": "m",
-    "data": "d",
-    "samples": 1,
-    "method": "entropy",
-    "percentile": 99.99,
-    "skipped": {},
-    "tensors": {"x": TENSOR},
-}
-
-
-def write(path: Path, counts: NDArray[np.int64], header: dict[str, object] | str | None) -> Path:
-    """A safetensors file with another header or other counts than qcompile would write."""
-    text = header if isinstance(header, str) else json.dumps(header)
-    save_file({"x": counts}, path, metadata=None if header is None else {"qcompile": text})
-    return path
-
-
-def test_the_handmade_file_of_these_tests_is_a_ranges_file(tmp_path: Path) -> None:
-    found = load_ranges(write(tmp_path / "a.ranges", np.zeros(2 * BINS, np.int64), HEADER))
-    assert list(found.histograms) == ["x"]
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        None,
-        "{",
-        "[]",
-        {key: value for key, value in HEADER.items() if key != "tensors"},
-        HEADER | {"tensors": {"y": TENSOR}},
-        HEADER | {"tensors": {"x": {"min": 0.0, "max": 1.0}}},
-    ],
-)
-def test_a_safetensors_file_of_something_else_is_named(
-    tmp_path: Path, header: dict[str, object] | str | None
-) -> None:
-    path = write(tmp_path / "weights.safetensors", np.zeros(2 * BINS, np.int64), header)
-    with pytest.raises(CalibrationError, match="not a ranges file") as caught:
-        load_ranges(path)
-    assert str(path) in caught.value.message
-
-
-def test_another_version_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.ranges", np.zeros(2 * BINS, np.int64), HEADER | {"version": 99})
-    with pytest.raises(CalibrationError, match=f"version 99; this qcompile reads {FORMAT_VERSION}") as caught:
-        load_ranges(path)
-    assert str(path) in caught.value.message
-
-
-def test_counts_of_another_number_of_bins_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.ranges", np.zeros(1024, np.int64), HEADER | {"bins": 512})
-    with pytest.raises(CalibrationError) as caught:
-        load_ranges(path)
-    assert str(path) in caught.value.message
-
-
-def test_a_tensor_that_was_not_observed_has_no_range() -> None:
-    ranges = make(tensors(), skipped={"ids": "it is int64, not a float"})
-    with pytest.raises(CalibrationError, match="tensor 'ids' has no range: it is int64, not a float"):
-        ranges.amax("ids")
-    with pytest.raises(CalibrationError, match="tensor 'y' has no range: it was not observed"):
-        ranges.clipped("y")
-
-
-def test_the_clipped_range_lies_within_both_the_values_and_the_threshold() -> None:
-    ranges = make({"x": np.array([-10, *[0.5] * 9999, 4], np.float32)})
-    assert ranges.clipped("x", "minmax") == (-10.0, 4.0)
-    limit = ranges.amax("x", "percentile", 99.0)
-    assert ranges.clipped("x", "percentile", 99.0) == (-limit, limit)
-    assert limit < 4
-    relu = make({"x": np.array([0.0, 1.0, 2.0], np.float32)})
-    assert relu.clipped("x", "minmax") == (0.0, 2.0)
-
-
-def test_the_method_and_percentile_of_the_file_hold_unless_another_is_asked_for() -> None:
-    values = tensors()["x"]
-    ranges = make({"x": values}, method="percentile", percentile=50.0)
-    assert ranges.amax("x") == ranges.amax("x", "percentile", 50.0) < ranges.amax("x", percentile=90.0)
-    assert ranges.amax("x", "minmax") == float(np.abs(values).max())
-    with pytest.raises(InvalidOption, match="above 0"):
-        ranges.amax("x", percentile=0.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("minmax", ("minmax", 99.99)),
-        ("entropy", ("entropy", 99.99)),
-        ("percentile", ("percentile", 99.99)),
-        ("percentile:99.9", ("percentile", 99.9)),
-        ("percentile:100", ("percentile", 100.0)),
-    ],
-)
-def test_methods_are_spelled_so(text: str, expected: tuple[str, float]) -> None:
-    assert parse_method(text) == expected
-
-
-WRONG = "kl Entropy entropy:3 minmax:1 percentile: percentile:x percentile:0 percentile:-1 percentile:101"
-
-
-@pytest.mark.parametrize("text", ["", "percentile:nan", "percentile:inf", *WRONG.split()])
-def test_a_wrong_method_is_refused_by_its_spelling(text: str) -> None:
-    with pytest.raises(InvalidOption) as caught:
-        parse_method(text)
-    assert caught.value.message.startswith(f"method {text!r}")
+def test_fixed_ranges_are_not_merged() -> None:
+    cache = Ranges("sha256:aa", {"cache": Portion(0)}, fixed={"x": 3.5})
+    for one, other in ((make(tensors()), cache), (cache, make(tensors())), (cache, cache)):
+        with pytest.raises(CalibrationError, match="scales, not counts: it cannot be merged"):
+            one.merge(other)

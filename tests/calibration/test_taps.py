@@ -1,86 +1,143 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, parser
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, parser
 
-from qcompile.calibration.taps import QUANTIZABLE, choose_taps, tapped
+from qcompile.calibration.taps import QUANTIZABLE, Taps, choose_taps
 
 Tiny = Callable[..., onnx.ModelProto]
+Array = NDArray[np.generic]
+
+IMAGE = "(float[n, 4, 8, 8] x) => (float[n, c, h, w] y)"
+MATRIX = "(float[n, 4] x) => (float[n, m] y)"
 
 
-def model(body: str, signature: str, *, opset: int = 17) -> onnx.ModelProto:
+def model(body: str, signature: str = MATRIX, *, opset: int = 17, **weights: Array) -> onnx.ModelProto:
     """A model from ONNX's text form: `signature` is "(inputs) => (outputs)"."""
-    made = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {signature} {{ {body} }}')
-    onnx.checker.check_model(made)
+    opsets = f'["" : {opset}, "custom" : 1]'
+    made = parser.parse_model(f"<ir_version: 8, opset_import: {opsets}> g {signature} {{ {body} }}")
+    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     return made
 
 
-def test_activations_are_tapped_in_the_models_order_and_weights_are_not(tiny: Tiny) -> None:
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def ints(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def values_of(made: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Everything that a model computes, by ONNX Runtime."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(made)
+    del copy.graph.output[:]
+    for name in dict.fromkeys(name for node in made.graph.node for name in node.output if name):
+        copy.graph.output.append(onnx.ValueInfoProto(name=name))
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return {**feeds, **dict(zip(names, session.run(names, dict(feeds)), strict=True))}
+
+
+def assert_sources_hold_what_is_shared(made: onnx.ModelProto, taps: Taps, feeds: Mapping[str, Array]) -> None:
+    found = values_of(made, feeds)
+    for name, sources in taps.shared.items():
+        assert set(sources) <= set(taps.names)
+        held = np.concatenate([found[source].reshape(-1) for source in sources])
+        assert np.isin(found[name], held).all()
+
+
+def test_activations_are_observed_in_the_models_order_and_weights_are_not(tiny: Tiny) -> None:
     taps = choose_taps(tiny("residual"))
-    assert taps.names == ("x", "c1", "r1", "c2", "a", "r2", "p", "f", "y")
+    assert taps.names == ("x", "r1", "c2", "r2", "p", "y")
+    assert taps.shared == {"c1": ("r1",), "a": ("r2",), "f": ("p",)}
     assert taps.skipped == {}
+    assert taps.types == dict.fromkeys(taps.names, "float32")
 
 
-def test_constants_computed_inside_the_graph_are_not_tapped() -> None:
+@pytest.mark.parametrize("name", ["residual", "mlp", "elementwise"])
+def test_every_float_activation_at_a_quantizable_operator_is_observed_or_shares(
+    tiny: Tiny, name: str
+) -> None:
+    made = tiny(name)
+    stored = {tensor.name for tensor in made.graph.initializer}
+    activations = {name for node in made.graph.node for name in (*node.input, *node.output)} - stored
+    taps = choose_taps(made)
+    assert set(taps.names) | set(taps.shared) == activations
+    assert {source for sources in taps.shared.values() for source in sources} <= set(taps.names)
+
+
+def test_the_model_is_left_as_it_was(tiny: Tiny) -> None:
+    made = tiny("residual")
+    before = made.SerializeToString()
+    choose_taps(made)
+    choose_taps(made, {"c1", "a"})
+    assert made.SerializeToString() == before
+
+
+def test_constants_computed_inside_the_graph_are_not_observed() -> None:
     made = model(
         """
         one = Constant <value = float[1] {1.0}> ()
         two = Add(one, one)
         y = Add(x, two)
-        """,
-        "(float[n] x) => (float[n] y)",
+        """
     )
     assert choose_taps(made).names == ("x", "y")
+    assert choose_taps(made, {"x", "one", "two", "y"}).names == ("x", "y")
 
 
 def test_tensors_between_other_operators_are_left_alone() -> None:
-    made = model("a = Exp(x) b = Log(a) y = Relu(b)", "(float[n] x) => (float[n] y)")
-    assert choose_taps(made).names == ("b", "y")
+    assert choose_taps(model("a = Exp(x) b = Log(a) y = Relu(b)")).names == ("b", "y")
 
 
 def test_an_integer_tensor_is_skipped_with_its_reason() -> None:
-    made = model("y = Gather(x, ids)", "(float[n, 4] x, int64[m] ids) => (float[m, 4] y)")
+    made = model("e = Exp(x) y = Gather(e, ids)", "(float[n, 4] x, int64[m] ids) => (float[m, 4] y)")
     taps = choose_taps(made)
-    assert taps.names == ("x", "y")
+    assert taps.names == ("e",)
     assert taps.skipped == {"ids": "it is int64, not a float"}
+    assert choose_taps(made, {"ids"}).skipped == taps.skipped
 
 
 def test_a_tensor_of_unknown_type_is_skipped_naming_the_node() -> None:
-    nodes = [
-        helper.make_node("Mystery", ["x"], ["m"], "mystery", domain="custom"),
-        helper.make_node("Relu", ["m"], ["r"], "relu"),
-        helper.make_node("Identity", ["x"], ["y"], "identity"),
-    ]
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes, "g", [value("x", TensorProto.FLOAT, [2])], [value("y", TensorProto.FLOAT, [2])]
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("custom", 1)]
-    taps = choose_taps(helper.make_model(graph, opset_imports=opsets, ir_version=8))
-    assert taps.names == ("x", "y")
+    made = model("m = custom.Mystery(x) r = Relu(m) y = Identity(x)")
+    made.graph.node[1].name = "relu"
+    taps = choose_taps(made)
+    assert taps.names == ("x",)
     assert taps.skipped["m"] == "its type cannot be inferred (at Relu 'relu')"
+    assert choose_taps(made, {"m"}).names == ()
 
 
 def test_an_operator_of_another_domain_is_not_the_one_of_that_name() -> None:
-    graph = tiny_custom("Relu", "custom")
-    assert choose_taps(graph).names == ()
-    assert choose_taps(tiny_custom("Relu", "ai.onnx")).names == ("x", "y")
+    assert choose_taps(only_relu("custom")).names == ()
+    assert choose_taps(only_relu("ai.onnx")).names == ("x", "y")
 
 
-def tiny_custom(op_type: str, domain: str) -> onnx.ModelProto:
+def only_relu(domain: str) -> onnx.ModelProto:
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
-        [helper.make_node(op_type, ["x"], ["y"], "node", domain=domain)],
+        [helper.make_node("Relu", ["x"], ["y"], "node", domain=domain)],
         "g",
         [value("x", TensorProto.FLOAT, [2])],
         [value("y", TensorProto.FLOAT, [2])],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("operator", ["Identity", "Reshape", "Relu"])
+def test_an_operator_of_another_domain_neither_moves_values_nor_is_folded(operator: str) -> None:
+    made = model(f"a = Add(x, x) b = custom.{operator}(a) y = Sigmoid(b)")
+    made.graph.value_info.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, None))
+    taps = choose_taps(made)
+    assert taps.names == ("x", "a", "b", "y")
+    assert taps.shared == {}
 
 
 def test_optional_inputs_left_out_are_no_tensors() -> None:
@@ -93,32 +150,265 @@ def test_optional_inputs_left_out_are_no_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "elem"), [("float16", TensorProto.FLOAT16), ("double", TensorProto.DOUBLE)]
+    ("written", "dtype"),
+    [("float", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16"), ("double", "float64")],
 )
-def test_half_and_double_activations_are_tapped_in_their_type(dtype: str, elem: int) -> None:
-    made = model("a = Relu(x) y = Neg(a)", f"({dtype}[n] x) => ({dtype}[n] y)")
+def test_the_type_of_every_observed_tensor_is_told(written: str, dtype: str) -> None:
+    taps = choose_taps(model("a = Sigmoid(x) y = Neg(a)", f"({written}[n] x) => ({written}[n] y)"))
+    assert taps.types == {"x": dtype, "a": dtype}
+    assert taps.names == ("x", "a")
+
+
+def test_a_cast_to_integers_and_back_separates_what_is_observed_from_what_is_not() -> None:
+    made = model(
+        "a = Cast <to = 7> (x) b = Add(a, a) c = Cast <to = 10> (b) d = Relu(c) y = Cast <to = 1>(d)"
+    )
+    taps = choose_taps(made)
+    assert taps.types == {"c": "float16", "d": "float16"}
+    assert sorted(taps.skipped) == ["a", "b"]
+
+
+# What runtimes fold: the activation behind an operator.
+
+FOLDING = {
+    "Conv": ("c = Conv (x, w)", {"w": normal(6, 4, 3, 3)}),
+    "ConvTranspose": ("c = ConvTranspose (x, w)", {"w": normal(4, 6, 3, 3)}),
+    "BatchNormalization": ("c = BatchNormalization (x, w, w, w, v)", {"w": normal(4), "v": normal(4) ** 2}),
+    "MatMul": ("c = MatMul (x, w)", {"w": normal(8, 5)}),
+    "Add": ("c = Add (x, x)", {}),
+    "Sum": ("c = Sum (x, x, x)", {}),
+    "Gemm": ("f = Flatten (x) c = Gemm (f, w)", {"w": normal(256, 5)}),
+}
+ACTIVATIONS = {"Relu": "Relu (c)", "Clip": "Clip (c, low, high)"}
+LIMITS = {"low": np.array(0, np.float32), "high": np.array(6, np.float32)}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("operator", FOLDING)
+def test_a_tensor_that_only_an_activation_reads_shares_what_comes_out_of_it(
+    operator: str, activation: str
+) -> None:
+    body, weights = FOLDING[operator]
+    made = model(f"{body} r = {ACTIVATIONS[activation]} y = Sigmoid(r)", IMAGE, **weights, **LIMITS)
+    taps = choose_taps(made)
+    assert "c" not in taps.names
+    assert taps.shared["c"] == ("r",)
+    assert choose_taps(made, {"c"}).names == ("r",)
+
+
+@pytest.mark.parametrize("operator", ["Sigmoid", "Mul", "AveragePool"])
+def test_an_activation_behind_another_operator_is_not_folded(operator: str) -> None:
+    bodies = {
+        "Sigmoid": "c = Sigmoid(x)",
+        "Mul": "c = Mul(x, x)",
+        "AveragePool": "c = AveragePool <kernel_shape = [2, 2]> (x)",
+    }
+    taps = choose_taps(model(f"{bodies[operator]} r = Relu(c) y = Sigmoid(r)", IMAGE))
+    assert taps.names == ("x", "c", "r", "y")
+    assert taps.shared == {}
+
+
+def test_a_tensor_that_is_read_beside_its_activation_is_observed_itself() -> None:
+    taps = choose_taps(model("c = Add(x, x) r = Relu(c) y = Mul(r, c)"))
+    assert taps.names == ("x", "c", "r", "y")
+    assert taps.shared == {}
+
+
+def test_a_tensor_that_two_activations_read_is_observed_itself() -> None:
+    taps = choose_taps(model("c = Add(x, x) r = Relu(c) s = Relu(c) y = Mul(r, s)"))
+    assert "c" in taps.names
+
+
+def test_an_output_of_the_model_is_observed_itself_though_an_activation_reads_it() -> None:
+    taps = choose_taps(model("c = Add(x, x) y = Relu(c)", "(float[n] x) => (float[n] y, float[n] c)"))
+    assert taps.names == ("x", "c", "y")
+    assert taps.shared == {}
+
+
+def test_a_tensor_that_a_subgraph_captures_is_observed_itself() -> None:
+    made = model(
+        """
+        c = Add(x, x)
+        r = Relu(c)
+        i = If (condition) <
+            then_branch = yes () => (float[n, 4] t) { t = Neg(c) },
+            else_branch = no () => (float[n, 4] e) { e = Identity(x) }
+        >
+        y = Mul(r, i)
+        """,
+        "(float[n, 4] x, bool condition) => (float[n, 4] y)",
+    )
+    taps = choose_taps(made)
+    assert taps.names == ("x", "c", "r", "i", "y")
+    assert taps.shared == {}
+
+
+def test_an_input_of_the_model_is_observed_itself_though_an_activation_reads_it() -> None:
+    assert choose_taps(model("r = Relu(x) y = Sigmoid(r)")).names == ("x", "r", "y")
+
+
+# What only moves values.
+
+MOVING = {
+    "MaxPool": ("m = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)", {}),
+    "Reshape": ("m = Reshape (a, s)", {"s": ints(-1, 16)}),
+    "Transpose": ("m = Transpose <perm = [0, 2, 3, 1]> (a)", {}),
+    "Squeeze": ("u = Unsqueeze (a, s) m = Squeeze (u, s)", {"s": ints(2)}),
+    "Unsqueeze": ("m = Unsqueeze (a, s)", {"s": ints(0)}),
+    "Flatten": ("m = Flatten (a)", {}),
+    "Split": ("m, other = Split <axis = 1> (a)", {}),
+    "Gather": ("m = Gather <axis = 1> (a, s)", {"s": ints(3, 0, 3)}),
+    "Identity": ("m = Identity (a)", {}),
+    "DepthToSpace": ("m = DepthToSpace <blocksize = 2> (a)", {}),
+    "SpaceToDepth": ("m = SpaceToDepth <blocksize = 2> (a)", {}),
+}
+
+
+@pytest.mark.parametrize("operator", MOVING)
+def test_what_only_moves_values_shares_what_goes_in(operator: str) -> None:
+    body, weights = MOVING[operator]
+    made = model(f"a = Sigmoid(x) {body} y = Exp(m)", "(float[n, 4, 8, 8] x) => (float y)", **weights)
+    made.graph.output[0].type.tensor_type.ClearField("shape")
     taps = choose_taps(made)
     assert taps.names == ("x", "a")
-    assert [value.type.tensor_type.elem_type for value in tapped(made, taps).graph.output] == [elem]
+    assert taps.shared["m"] == ("a",)
+    assert choose_taps(made, {"m"}).names == ("a",)
+    assert_sources_hold_what_is_shared(made, taps, {"x": normal(2, 4, 8, 8)})
 
 
-@pytest.mark.parametrize("name", ["residual", "mlp", "elementwise"])
-def test_the_tapped_copy_runs_and_its_outputs_are_the_taps(tiny: Tiny, name: str) -> None:
-    original = tiny(name)
-    before = original.SerializeToString()
-    taps = choose_taps(original)
-    copy = tapped(original, taps)
-    assert original.SerializeToString() == before
-    assert [value.name for value in copy.graph.output] == [name for name in taps.names if name != "x"]
-    shape = [2, *(dim.dim_value for dim in original.graph.input[0].type.tensor_type.shape.dim[1:])]
-    feeds = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
-    found, expected = (
-        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(
-            ["y"], feeds
-        )
-        for m in (copy, original)
+def test_all_parts_of_a_split_share_what_was_split() -> None:
+    taps = choose_taps(model("a = Sigmoid(x) b, c = Split <axis = 1> (a) y = Mul(b, c)"))
+    assert taps.shared == {"b": ("a",), "c": ("a",)}
+
+
+def test_a_row_looked_up_in_a_table_of_weights_is_observed_itself() -> None:
+    made = model(
+        "g = Gather(table, ids) y = Sigmoid(g)", "(int64[n] ids) => (float[n, 3] y)", table=normal(5, 3)
     )
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    taps = choose_taps(made)
+    assert taps.names == ("g", "y")
+    assert taps.shared == {}
+
+
+def test_what_moves_integers_that_become_floats_later_is_not_observed() -> None:
+    made = model(
+        "r = Reshape(ids, s) f = Cast <to = 1> (r) y = Sigmoid(f)",
+        "(int64[n, 4] ids) => (float[m] y)",
+        s=ints(-1),
+    )
+    taps = choose_taps(made)
+    assert taps.names == ("f", "y")
+    assert taps.shared == {}
+
+
+def test_the_values_of_a_concat_are_those_of_all_its_inputs() -> None:
+    made = model("a = Sigmoid(x) b = Tanh(x) c = Concat <axis = 1> (a, x, b) y = Exp(c)")
+    taps = choose_taps(made)
+    assert taps.names == ("x", "a", "b")
+    assert taps.shared == {"c": ("a", "x", "b")}
+    feeds = {"x": normal(3, 4)}
+    found = values_of(made, feeds)
+    inputs = np.concatenate([found[source].reshape(-1) for source in taps.shared["c"]])
+    np.testing.assert_array_equal(np.sort(found["c"], axis=None), np.sort(inputs))
+
+
+def test_a_tensor_that_goes_into_a_concat_twice_is_named_once() -> None:
+    taps = choose_taps(model("a = Sigmoid(x) c = Concat <axis = 1> (a, a) y = Exp(c)"))
+    assert taps.shared == {"c": ("a",)}
+
+
+def test_a_concat_with_a_constant_is_observed_itself() -> None:
+    taps = choose_taps(model("a = Sigmoid(x) c = Concat <axis = 0> (a, k) y = Exp(c)", k=normal(1, 4)))
+    assert taps.names == ("x", "a", "c")
+    assert taps.shared == {}
+
+
+def test_chains_lead_to_where_the_values_come_from() -> None:
+    made = model(
+        """
+        a = Conv <pads = [1, 1, 1, 1]> (x, w)
+        b = Relu(a)
+        c = MaxPool <kernel_shape = [2, 2]> (b)
+        d = Sigmoid(x)
+        e = MaxPool <kernel_shape = [2, 2]> (d)
+        f = Concat <axis = 1> (c, e)
+        g = Reshape(f, s)
+        h = Transpose <perm = [1, 0]> (g)
+        y = Tanh(h)
+        """,
+        "(float[n, 4, 8, 8] x) => (float[p, q] y)",
+        w=normal(4, 4, 3, 3),
+        s=ints(-1, 49),
+    )
+    taps = choose_taps(made)
+    assert taps.names == ("x", "b", "d", "y")
+    assert taps.shared == {
+        "a": ("b",),
+        "c": ("b",),
+        "e": ("d",),
+        "f": ("b", "d"),
+        "g": ("b", "d"),
+        "h": ("b", "d"),
+    }
+    shared_by_movement = {name: sources for name, sources in taps.shared.items() if name != "a"}
+    assert_sources_hold_what_is_shared(
+        made, Taps(taps.names, taps.types, shared_by_movement, {}), {"x": normal(2, 4, 8, 8)}
+    )
+
+
+def test_a_chain_ends_where_a_constant_comes_in() -> None:
+    made = model(
+        "a = Sigmoid(x) c = Concat <axis = 0> (a, k) t = Transpose(c) y = Exp(t)",
+        "(float[n, 4] x) => (float[4, m] y)",
+        k=normal(1, 4),
+    )
+    taps = choose_taps(made)
+    assert taps.names == ("x", "a", "c")
+    assert taps.shared == {"t": ("c",)}
+
+
+def test_values_that_are_moved_keep_an_activation_from_being_shared_with_its_input() -> None:
+    made = model(
+        "c = Add(x, x) t = Transpose(c) r = Relu(t) y = Exp(r)", "(float[n, 4] x) => (float[4, n] y)"
+    )
+    taps = choose_taps(made)
+    assert taps.names == ("x", "c", "r")
+    assert taps.shared == {"t": ("c",)}
+
+
+def test_what_only_moves_an_input_of_the_model_shares_it() -> None:
+    taps = choose_taps(model("t = Transpose(x) y = Sigmoid(t)", "(float[n, 4] x) => (float[4, n] y)"))
+    assert taps.names == ("x", "y")
+    assert taps.shared == {"t": ("x",)}
+
+
+# Where somebody says which tensors are wanted.
+
+
+def test_only_wanted_tensors_are_observed_in_the_models_order(tiny: Tiny) -> None:
+    taps = choose_taps(tiny("residual"), ["y", "c2", "x"])
+    assert taps.names == ("x", "c2", "y")
+    assert taps.shared == {}
+
+
+def test_a_wanted_tensor_brings_those_whose_values_it_holds(tiny: Tiny) -> None:
+    taps = choose_taps(tiny("residual"), {"f", "c1"})
+    assert taps.names == ("r1", "p")
+    assert taps.shared == {"c1": ("r1",), "f": ("p",)}
+
+
+def test_a_wanted_tensor_may_lie_at_any_operator() -> None:
+    assert choose_taps(model("a = Exp(x) b = Log(a) y = Relu(b)"), {"a"}).names == ("a",)
+
+
+def test_wanted_weights_are_left_out(tiny: Tiny) -> None:
+    taps = choose_taps(tiny("mlp"), {"w1", "b1", "w2", "m1"})
+    assert (taps.names, taps.skipped) == (("m1",), {})
+
+
+def test_nothing_wanted_is_nothing_observed(tiny: Tiny) -> None:
+    taps = choose_taps(tiny("residual"), set())
+    assert (taps.names, taps.shared, taps.skipped) == ((), {}, {})
 
 
 def test_every_quantizable_operator_is_one_of_onnxs() -> None:

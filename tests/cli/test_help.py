@@ -12,6 +12,7 @@ VERBS = (
     "export",
     "simplify",
     "calibrate",
+    "ranges",
     "quantize",
     "build",
     "bench",
@@ -20,7 +21,11 @@ VERBS = (
     "inspect",
     "doctor",
 )
-HEAVY = ("torch", "onnx", "onnxruntime", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy", "rich", "onnxsim")
+COMMANDS = (*(verb for verb in VERBS if verb != "ranges"), "ranges show", "ranges merge", "ranges cache")
+HEAVY = (
+    "torch", "onnx", "onnxruntime", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy", "rich", "onnxsim",
+    "numba", "matplotlib", "safetensors",
+)  # fmt: skip
 
 PROBE = """
 import sys, io, contextlib
@@ -34,9 +39,15 @@ print(" ".join(name for name in {heavy!r} if name in sys.modules))
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)])
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
-    code = PROBE.format(arguments=arguments, heavy=HEAVY)
+@pytest.mark.parametrize("command", ["", "ranges", *COMMANDS])
+def test_help_loads_nothing_heavy(command: str) -> None:
+    code = PROBE.format(arguments=[*command.split(), "--help"], heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_version_loads_nothing_heavy() -> None:
+    code = PROBE.format(arguments=["--version"], heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
@@ -56,17 +67,25 @@ def test_help_is_quick() -> None:
     assert min(times) < 0.2, times  # the best of five: the machine may be busy
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_shows_an_example_and_the_common_options(verb: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "qcompile", verb, "--help"], capture_output=True, text=True, check=True
-    )
-    assert "Examples:" in done.stdout
-    assert f"qcompile {verb}" in done.stdout
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_an_example_and_the_common_options(command: str) -> None:
+    words = [sys.executable, "-m", "qcompile", *command.split(), "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    examples = [line.split() for line in done.stdout.partition("Examples:")[2].splitlines()]
+    typed = ["qcompile", *command.split()]
+    assert any(line[: len(typed)] == typed for line in examples)
     for option in ("--verbose", "--quiet", "--json", "--help"):
         assert option in done.stdout
-    if verb not in ("diff", "inspect", "doctor"):
+    if command not in ("diff", "inspect", "doctor", "ranges show"):
         assert "--output" in done.stdout
+
+
+def test_what_can_be_done_with_ranges_is_listed() -> None:
+    words = [sys.executable, "-m", "qcompile", "ranges", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    lines = [line.split() for line in done.stdout.partition("Commands:")[2].splitlines()]
+    listed = {f"ranges {line[0]}" for line in lines if line}
+    assert listed == {command for command in COMMANDS if command.startswith("ranges ")}
 
 
 def test_the_verbs_are_listed_in_the_order_of_the_road() -> None:

@@ -1,0 +1,466 @@
+"""The observer returns what a plain session returns, in some order; here the plain session is the oracle."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from ml_dtypes import bfloat16
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper, parser
+
+from qcompile.calibration.observer import open_observer
+from qcompile.calibration.taps import choose_taps
+from qcompile.errors import DataError, ModelError
+from qcompile.model.outline import read_outline
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+
+
+def model(
+    body: str, signature: str, *, opset: int = 17, ir_version: int = 8, **weights: Array
+) -> onnx.ModelProto:
+    """A model from ONNX's text form: `signature` is "(inputs) => (outputs)"."""
+    head = f'<ir_version: {ir_version}, opset_import: ["" : {opset}]>'
+    made = parser.parse_model(f"{head} g {signature} {{ {body} }}")
+    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return made
+
+
+def normal(*shape: int, dtype: str = "float32") -> Array:
+    return np.asarray(np.random.default_rng(list(shape)).standard_normal(shape) * 0.3).astype(dtype)
+
+
+def saved(made: onnx.ModelProto, path: Path) -> Path:
+    onnx.save(made, path)
+    return path
+
+
+def observed(path: Path, feeds: Arrays, wanted: Collection[str] | None = None, threads: int = 1) -> Arrays:
+    """What the observer returns."""
+    outline = read_outline(path)
+    taps = choose_taps(outline.model, wanted)
+    assert not taps.skipped
+    with open_observer(outline, taps, threads) as observer:
+        pairs = observer.run(feeds, "here")
+        again = observer.run(feeds, "here")
+    found = dict(pairs)
+    assert len(pairs) == len(found)
+    assert sorted(found) == sorted(name for name in taps.names if name not in feeds)
+    for name, array in again:
+        np.testing.assert_array_equal(array, found[name])
+    return found
+
+
+def expected(path: Path, names: Collection[str], feeds: Arrays) -> Arrays:
+    """What a plain session returns for the same tensors."""
+    made = onnx.load(path)
+    present = {value.name for value in made.graph.output}
+    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return dict(zip(names, session.run(list(names), feeds), strict=True))
+
+
+def assert_same_values(found: Arrays, oracle: Arrays) -> None:
+    assert found.keys() == oracle.keys()
+    for name, array in oracle.items():
+        assert found[name].dtype == array.dtype
+        # Equal counts of values, too: the padding of a blocked layout would be too many.
+        np.testing.assert_array_equal(np.sort(found[name], axis=None), np.sort(array, axis=None), name)
+
+
+def assert_observed(path: Path, feeds: Arrays, wanted: Collection[str] | None = None) -> Arrays:
+    found = observed(path, feeds, wanted)
+    assert_same_values(found, expected(path, list(found), feeds))
+    return found
+
+
+def convolutions(channels: int, *, ir_version: int = 8) -> onnx.ModelProto:
+    """Convolutions whose outputs have several readers, with what ONNX Runtime computes in their layout."""
+    c = channels
+    return model(
+        """
+        a = Conv <pads = [1, 1, 1, 1]> (x, w1, b1)
+        b = Relu (a)
+        d = Conv <pads = [1, 1, 1, 1]> (b, w2)
+        e = Add (d, b)
+        f = Sigmoid (e)
+        g = Mul (e, f)
+        h = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (g)
+        i = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (g)
+        j = Concat <axis = 1> (h, i)
+        k = Conv (j, w3)
+        l = Clip (k, low, high)
+        y = GlobalAveragePool (l)
+        """,
+        f"(float[n, 3, 8, 8] x) => (float[n, {c}, 1, 1] y)",
+        ir_version=ir_version,
+        w1=normal(c, 3, 3, 3),
+        b1=normal(c),
+        w2=normal(c, c, 3, 3),
+        w3=normal(c, 2 * c, 1, 1),
+        low=np.array(-0.1, np.float32),
+        high=np.array(0.2, np.float32),
+    )
+
+
+IMAGES = {"x": normal(2, 3, 8, 8)}
+
+
+# 16 and 32 fill the blocks of ONNX Runtime's layouts; 5 and 24 are padded in them.
+@pytest.mark.parametrize("channels", [5, 8, 16, 24, 32])
+def test_convolutions_hold_what_a_plain_session_returns(tmp_path: Path, channels: int) -> None:
+    path = saved(convolutions(channels), tmp_path / "m.onnx")
+    found = assert_observed(path, IMAGES)
+    assert found["d"].size == 2 * channels * 8 * 8
+
+
+@pytest.mark.parametrize("channels", [5, 16, 24, 32])
+@pytest.mark.parametrize("wanted", [("a",), ("d",), ("b", "e"), ("y",), ("a", "d", "g", "k")])
+def test_any_choice_of_tensors_holds_what_a_plain_session_returns(
+    tmp_path: Path, channels: int, wanted: tuple[str, ...]
+) -> None:
+    assert_observed(saved(convolutions(channels), tmp_path / "m.onnx"), IMAGES, wanted)
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+def test_samples_of_other_sizes_are_observed_by_the_same_session(tmp_path: Path, channels: int) -> None:
+    path = saved(convolutions(channels), tmp_path / "m.onnx")
+    made = onnx.load(path)
+    for dim in made.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "size"
+    onnx.save(made, path)
+    outline = read_outline(path)
+    with open_observer(outline, choose_taps(outline.model), 1) as observer:
+        for samples, size in ((1, 8), (3, 4), (1, 10)):
+            feeds = {"x": normal(samples, 3, size, size)}
+            found = dict(observer.run(feeds, "here"))
+            assert_same_values(found, expected(path, list(found), feeds))
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+def test_several_threads_in_one_inference_compute_the_same(tmp_path: Path, channels: int) -> None:
+    path = saved(convolutions(channels), tmp_path / "m.onnx")
+    found = observed(path, IMAGES, threads=2)
+    assert_same_values(found, expected(path, list(found), IMAGES))
+
+
+@pytest.mark.parametrize("channels", [5, 16, 24, 32])
+def test_an_observed_tensor_may_be_an_output_of_the_model_and_read_by_several_nodes(
+    tmp_path: Path, channels: int
+) -> None:
+    made = model(
+        """
+        c = Conv <pads = [1, 1, 1, 1]> (x, w1)
+        r = Relu (c)
+        d = Conv <pads = [1, 1, 1, 1]> (c, w2)
+        y = Add (d, c)
+        t = Transpose <perm = [0, 2, 3, 1]> (c)
+        z = MatMul (t, w3)
+        """,
+        f"(float[n, 3, 8, 8] x) => (float[n, {channels}, 8, 8] c, float[n, {channels}, 8, 8] y,"
+        f" float[n, {channels}, 8, 8] r, float[n, 8, 8, 2] z)",
+        w1=normal(channels, 3, 3, 3),
+        w2=normal(channels, channels, 3, 3),
+        w3=normal(channels, 2),
+    )
+    found = assert_observed(saved(made, tmp_path / "m.onnx"), IMAGES)
+    assert sorted(found) == ["c", "d", "r", "y", "z"]
+    assert_observed(tmp_path / "m.onnx", IMAGES, ["c"])
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+def test_an_output_that_is_not_observed_does_no_harm(tmp_path: Path, channels: int) -> None:
+    made = model(
+        "c = Conv <pads = [1, 1, 1, 1]> (x, w1) d = Conv <pads = [1, 1, 1, 1]> (c, w2) y = Exp (d)",
+        f"(float[n, 3, 8, 8] x) => (float[n, {channels}, 8, 8] y, float[n, {channels}, 8, 8] c)",
+        w1=normal(channels, 3, 3, 3),
+        w2=normal(channels, channels, 3, 3),
+    )
+    assert_observed(saved(made, tmp_path / "m.onnx"), IMAGES, ["d"])
+
+
+@pytest.mark.parametrize(
+    ("body", "weights"),
+    [
+        ("y = Conv <group = 16, pads = [1, 1, 1, 1]> (a, w)", {"w": normal(16, 1, 3, 3)}),
+        ("y = Conv <group = 2, strides = [2, 2]> (a, w)", {"w": normal(32, 8, 3, 3)}),
+        ("y = ConvTranspose <strides = [2, 2]> (a, w)", {"w": normal(16, 32, 2, 2)}),
+        (
+            "b = BatchNormalization (a, v, v, v, s) y = Relu (b)",
+            {"v": normal(16), "s": np.square(normal(16)) + np.float32(1)},
+        ),
+        ('u = Resize <mode = "nearest"> (a, , s) y = Conv (u, w)', {
+            "s": np.array([1, 1, 2, 2], np.float32), "w": normal(16, 16, 1, 1)
+        }),
+        ("b, c = Split <axis = 1> (a) d = Conv (b, w) y = Concat <axis = 1> (c, d)", {
+            "w": normal(24, 8, 1, 1)
+        }),
+        ("y = Mul (a, w)", {"w": normal(1, 16, 1, 1)}),
+        ("r = Reshape (a, s) m = MatMul (r, w) y = Softmax (m)", {
+            "s": np.array([0, 16, 64]), "w": normal(64, 7)
+        }),
+    ],
+    ids=["depthwise", "groups", "transposed", "norm", "resize", "split", "scale", "reshape"],
+)  # fmt: skip
+def test_what_lies_behind_a_convolution_holds_what_a_plain_session_returns(
+    tmp_path: Path, body: str, weights: Arrays
+) -> None:
+    signature = "(float[n, 3, 8, 8] x) => (float[i, j, k, l] y)"
+    if "Softmax" in body:
+        signature = signature.replace(", l", "")
+    made = model(
+        f"a = Conv <pads = [1, 1, 1, 1]> (x, w0) {body}", signature, w0=normal(16, 3, 3, 3), **weights
+    )
+    assert_observed(saved(made, tmp_path / "m.onnx"), IMAGES)
+
+
+def test_a_tensor_that_a_subgraph_reads_is_observed(tmp_path: Path) -> None:
+    made = model(
+        """
+        c = Conv <pads = [1, 1, 1, 1]> (x, w)
+        i = If (condition) <
+            then_branch = yes () => (float[n, 24, 8, 8] t) { t = Neg (c) },
+            else_branch = no () => (float[n, 24, 8, 8] e) { e = Abs (c) }
+        >
+        y = Add (c, i)
+        """,
+        "(float[n, 3, 8, 8] x, bool condition) => (float[n, 24, 8, 8] y)",
+        w=normal(24, 3, 3, 3),
+    )
+    path = saved(made, tmp_path / "m.onnx")
+    assert_observed(path, {**IMAGES, "condition": np.array(True)}, ["c", "i", "y"])
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+def test_files_that_list_weights_among_the_inputs_are_observed(tmp_path: Path, channels: int) -> None:
+    made = convolutions(channels, ir_version=3)
+    for tensor in made.graph.initializer:
+        made.graph.input.append(
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
+    assert_observed(saved(made, tmp_path / "m.onnx"), IMAGES)
+
+
+@pytest.mark.parametrize("location", ["m.weights", "m.onnx.data", "weights/of/m.bin"])
+@pytest.mark.parametrize("channels", [16, 24])
+def test_models_with_external_data_are_observed(tmp_path: Path, channels: int, location: str) -> None:
+    folder = tmp_path / "a folder"
+    (folder / location).parent.mkdir(parents=True)
+    path = folder / "m.onnx"
+    onnx.save(convolutions(channels), path, save_as_external_data=True, location=location, size_threshold=64)
+    before = path.read_bytes()
+    assert_observed(path, IMAGES)
+    assert path.read_bytes() == before
+
+
+def test_external_data_with_one_file_for_each_weight_is_read(tmp_path: Path) -> None:
+    made = model(
+        "a = MatMul (x, w1) b = Relu (a) y = MatMul (b, w2)",
+        "(float[n, 8] x) => (float[n, 8] y)",
+        w1=normal(8, 40),
+        w2=normal(40, 8),
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path, save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+    assert_observed(path, {"x": normal(5, 8)})
+
+
+@pytest.mark.parametrize("rows", [31, 32, 33, 200])  # times 32 float32: about 4096 bytes
+def test_weights_of_any_size_are_read_from_where_they_lie(tmp_path: Path, rows: int) -> None:
+    made = model(
+        "a = MatMul (x, w1) b = Relu (a) c = Gemm (b, w2, bias) y = Sigmoid (c)",
+        f"(float[n, {rows}] x) => (float[n, {rows}] y)",
+        w1=normal(rows, 32),
+        w2=normal(32, rows),
+        bias=normal(rows),
+    )
+    assert_observed(saved(made, tmp_path / "m.onnx"), {"x": normal(4, rows)})
+
+
+def test_weights_that_are_not_stored_as_raw_bytes_are_read(tmp_path: Path) -> None:
+    made = model("a = MatMul (x, w) y = Relu (a)", "(float[n, 40] x) => (float[n, 40] y)")
+    values = normal(40, 40)
+    made.graph.initializer.append(
+        onnx.helper.make_tensor("w", TensorProto.FLOAT, values.shape, values.reshape(-1).tolist())
+    )
+    assert_observed(saved(made, tmp_path / "m.onnx"), {"x": normal(3, 40)}, ["a", "y"])
+
+
+def test_a_relative_path_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(convolutions(16), tmp_path / "m.onnx")
+    monkeypatch.chdir(tmp_path)
+    assert_observed(Path("m.onnx"), IMAGES)
+
+
+def test_a_link_of_the_same_name_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "m.onnx").symlink_to(saved(convolutions(32), tmp_path / "real" / "m.onnx"))
+    assert_observed(tmp_path / "m.onnx", IMAGES)
+
+
+# Floats of other widths.
+
+
+def test_double_activations_are_observed_as_they_are(tmp_path: Path) -> None:
+    made = model(
+        "a = MatMul (x, w) b = Sigmoid (a) c = Add (a, b) y = Relu (c)",
+        "(double[n, 8] x) => (double[n, 5] y)",
+        w=normal(8, 5, dtype="float64"),
+    )
+    found = assert_observed(saved(made, tmp_path / "m.onnx"), {"x": normal(4, 8, dtype="float64")})
+    assert {array.dtype.name for array in found.values()} == {"float64"}
+
+
+def test_half_activations_are_observed_in_their_type(tmp_path: Path) -> None:
+    made = model(
+        """
+        h = Cast <to = 10> (x)
+        a = Slice (h, zero, two, axis)
+        b = Concat <axis = 1> (a, k)
+        y = Cast <to = 1> (b)
+        """,
+        "(float[n, 4] x) => (float[n, m] y)",
+        k=normal(3, 2, dtype="float16"),
+        zero=np.array([0]),
+        two=np.array([2]),
+        axis=np.array([1]),
+    )
+    x = normal(3, 4)
+    found = observed(saved(made, tmp_path / "m.onnx"), {"x": x}, ["h", "a", "b"])
+    half = x.astype(np.float16)
+    oracle = {
+        "h": half,
+        "a": half[:, :2],
+        "b": np.concatenate([half[:, :2], normal(3, 2, dtype="float16")], axis=1),
+    }
+    assert_same_values(found, oracle)
+
+
+@pytest.mark.parametrize("channels", [5, 16])
+def test_half_activations_are_observed_as_precisely_as_half_can_be(tmp_path: Path, channels: int) -> None:
+    made = model(
+        """
+        a = Conv <pads = [1, 1, 1, 1]> (x, w1)
+        b = Relu (a)
+        c = Conv (b, w2)
+        y = Sigmoid (c)
+        """,
+        f"(float16[n, 3, 8, 8] x) => (float16[n, {channels}, 8, 8] y)",
+        w1=normal(channels, 3, 3, 3, dtype="float16"),
+        w2=normal(channels, channels, 1, 1, dtype="float16"),
+    )
+    path = saved(made, tmp_path / "m.onnx")
+    feeds = {"x": normal(2, 3, 8, 8, dtype="float16")}
+    found = observed(path, feeds)
+    assert {array.dtype.name for array in found.values()} == {"float16"}
+    for name, array in expected(path, list(found), feeds).items():
+        assert found[name].size == array.size
+        np.testing.assert_allclose(
+            np.sort(found[name], axis=None),
+            np.sort(array.astype(np.float32), axis=None),
+            rtol=2e-3,
+            atol=1e-3,
+        )
+
+
+def test_half_and_single_activations_are_told_apart_in_one_model(tmp_path: Path) -> None:
+    made = model(
+        """
+        a = Sigmoid (x)
+        h = Cast <to = 10> (a)
+        k = Slice (h, zero, two, axis)
+        s = Cast <to = 1> (k)
+        y = Relu (s)
+        """,
+        "(float[n, 4] x) => (float[n, m] y)",
+        zero=np.array([0]),
+        two=np.array([2]),
+        axis=np.array([1]),
+    )
+    x = normal(3, 4)
+    path = saved(made, tmp_path / "m.onnx")
+    found = observed(path, {"x": x}, ["a", "k", "y"])
+    assert_same_values({"a": found["a"]}, expected(path, ["a"], {"x": x}))
+    rounded = found["a"].astype(np.float16).astype(np.float32)[:, :2]
+    assert_same_values({"k": found["k"], "y": found["y"]}, {"k": rounded.astype(np.float16), "y": rounded})
+
+
+def test_bfloat16_activations_that_onnx_runtime_can_compute_are_widened(tmp_path: Path) -> None:
+    made = model(
+        "a = Slice (x, zero, two, axis) y = Concat <axis = 1> (a, k)",
+        "(bfloat16[n, 4] x) => (bfloat16[n, 4] y)",
+        zero=np.array([0]),
+        two=np.array([2]),
+        axis=np.array([1]),
+    )
+    made.graph.initializer.append(onnx.helper.make_tensor("k", TensorProto.BFLOAT16, [3, 2], [0.5] * 6))
+    x = normal(3, 4).astype(bfloat16)
+    found = observed(saved(made, tmp_path / "m.onnx"), {"x": x}, ["x", "a", "y"])
+    part = x[:, :2].astype(np.float32)
+    whole = np.concatenate([part, np.full((3, 2), 0.5, np.float32)], axis=1)
+    assert_same_values(found, {"a": part, "y": whole})
+
+
+def test_bfloat16_operators_that_onnx_runtime_lacks_are_an_error_naming_the_file(tmp_path: Path) -> None:
+    made = model("a = MatMul (x, x) y = Relu (a)", "(bfloat16[4, 4] x) => (bfloat16[4, 4] y)")
+    path = saved(made, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"m\.onnx: ONNX Runtime refuses it"):
+        observed(path, {"x": np.ones((4, 4), bfloat16)})
+
+
+# What is not right, and what is left behind.
+
+
+def test_a_sample_on_which_the_model_fails_is_named(tmp_path: Path) -> None:
+    made = model("g = Gather (x, ids) y = Sigmoid (g)", "(float[n, 4] x, int64[m] ids) => (float[m, 4] y)")
+    outline = read_outline(saved(made, tmp_path / "m.onnx"))
+    with open_observer(outline, choose_taps(outline.model, ["y"]), 1) as observer:
+        good, bad = ({"x": normal(3, 4), "ids": np.array([index])} for index in (2, 7))
+        with pytest.raises(DataError, match="sample 5: the model failed on it") as caught:
+            observer.run(bad, "sample 5")
+        assert caught.value.data["sample"] == "sample 5"
+        assert [(name, array.shape) for name, array in observer.run(good, "sample 6")] == [("y", (1, 4))]
+
+
+def test_a_model_that_onnx_runtime_refuses_is_named(tmp_path: Path) -> None:
+    made = convolutions(16)
+    made.graph.node.append(onnx.helper.make_node("NoSuchOperator", ["y"], ["z"]))
+    path = saved(made, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"m\.onnx: ONNX Runtime refuses it"):
+        observed(path, IMAGES)
+
+
+def test_external_data_that_is_not_there_is_an_error_naming_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(convolutions(16), path, save_as_external_data=True, location="w.bin", size_threshold=64)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(ModelError, match=r"m\.onnx"):
+        observed(path, IMAGES)
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+def test_neither_the_model_nor_its_folder_nor_the_temporary_one_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int
+) -> None:
+    for name in ("model", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    path = saved(convolutions(channels), tmp_path / "model" / "m.onnx")
+    before = path.read_bytes()
+    observed(path, IMAGES)
+    assert path.read_bytes() == before
+    assert [item.name for item in (tmp_path / "model").iterdir()] == ["m.onnx"]
+    assert list((tmp_path / "temporary").iterdir()) == []

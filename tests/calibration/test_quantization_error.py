@@ -1,0 +1,384 @@
+"""What eight bits lose, reckoned on histograms, against quantizing bin by bin and value by value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import parser
+
+from qcompile.calibration.histogram import BINS, Histogram
+from qcompile.calibration.quantization_error import amax_mse, limits, loss, squared_errors
+from qcompile.calibration.thresholds import METHODS, amax_by_method
+
+Floats = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Floats]
+
+BOTH_WAYS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
+
+MIDDLES = np.arange(-BINS, BINS) + 0.5
+MIDDLES[BINS] = 0.0  # the bin that begins at zero stands there
+
+DRAWS: dict[str, Draw] = {
+    "sparse": lambda generator, size: np.maximum(generator.standard_normal(size) - 1.3, 0),
+    "normal": lambda generator, size: generator.standard_normal(size),
+    "laplace": lambda generator, size: generator.laplace(size=size),
+    "relu": lambda generator, size: np.maximum(generator.standard_normal(size), 0),
+    "minus relu": lambda generator, size: np.minimum(generator.standard_normal(size), 0),
+    "uniform": lambda generator, size: generator.uniform(-3, 3, size),
+    "5 to 6": lambda generator, size: generator.uniform(5, 6, size),
+    "-6 to -5": lambda generator, size: generator.uniform(-6, -5, size),
+    "mostly positive": lambda generator, size: generator.standard_normal(size) + 2.5,
+    "mostly negative": lambda generator, size: generator.laplace(size=size) - 4,
+    "heavy tail": lambda generator, size: generator.standard_t(2, size),
+    "outlier": lambda generator, size: np.append(generator.standard_normal(size - 1), 60.0),
+    "two outliers": lambda generator, size: np.append(generator.standard_normal(size - 2), [-80.0, 31.0]),
+}
+
+
+def draw(name: str, size: int, seed: int = 0) -> NDArray[np.float32]:
+    return DRAWS[name](np.random.default_rng([seed, *name.encode()]), size).astype(np.float32)
+
+
+def histogram(values: NDArray[np.float32]) -> Histogram:
+    made = Histogram()
+    made.add(values)
+    return made
+
+
+def scattered(generator: np.random.Generator) -> Histogram:
+    """A histogram of counts put anywhere: few or many bins, on one side or both, near zero or far."""
+    exponent, width = int(generator.integers(-40, 40)), int(generator.integers(130, 700))
+    start = int(generator.choice([0, -width, -width // 2, generator.integers(-1000, 400)]))
+    counts = np.zeros(2 * BINS, np.int64)
+    share = generator.choice([0.02, 0.3, 1.0])
+    drawn = generator.geometric(10.0 ** -generator.uniform(0, 4), width) * (generator.random(width) < share)
+    counts[BINS + start : BINS + start + width] = drawn
+    counts[BINS + start + int(generator.integers(width))] += 1
+    used = np.flatnonzero(counts) - BINS
+    inside = generator.uniform(0.01, 0.99)
+    low, high = (float(used[0]) + inside) * 2.0**exponent, (float(used[-1]) + inside) * 2.0**exponent
+    return Histogram(exponent, counts, low, high)
+
+
+def errors_by_hand(made: Histogram, candidates: Floats, symmetric: bool) -> Floats:
+    """Squared errors in squared bins: every middle of a bin is quantized, for each candidate."""
+    used = np.flatnonzero(made.counts)
+    middles, counts = MIDDLES[used], made.counts[used].astype(np.float64)
+    found = []
+    for candidate in candidates:
+        if symmetric:
+            scale, zero_point, lowest, highest = candidate / 127, 0.0, -127, 127
+        else:
+            low = min(max(made.min / made.width, -candidate), 0.0)
+            high = max(min(made.max / made.width, candidate), 0.0)
+            scale, lowest, highest = (high - low) / 255, 0, 255
+            zero_point = float(np.rint(-low / scale))
+        levels = np.clip(np.rint(middles / scale) + zero_point, lowest, highest)
+        found.append((counts * (middles - (levels - zero_point) * scale) ** 2).sum())
+    return np.array(found)
+
+
+def rounding(made: Histogram) -> float:
+    """What sums of this many squares may be off by, in squared bins."""
+    middles = MIDDLES
+    return float((made.counts * middles**2).sum()) * 1e-12
+
+
+def quantized(values: Floats, low: float, high: float, symmetric: bool) -> Floats:
+    """Values through int8 or uint8 and back."""
+    if symmetric:
+        scale = high / 127
+        return np.clip(np.rint(values / scale), -127, 127) * scale
+    scale = (high - low) / 255
+    zero_point = np.rint(-low / scale)
+    return (np.clip(np.rint(values / scale) + zero_point, 0, 255) - zero_point) * scale
+
+
+def snr_db(values: Floats, again: Floats) -> float:
+    return float(10 * np.log10((values**2).sum() / ((values - again) ** 2).sum()))
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("name", DRAWS)
+def test_squared_errors_are_those_of_every_bin_by_itself(name: str, symmetric: bool) -> None:
+    for size in (50, 3000, 100_000):
+        made = histogram(draw(name, size, size))
+        largest = max(abs(made.min), abs(made.max)) / made.width
+        generator = np.random.default_rng(size)
+        candidates = np.concatenate(
+            [
+                generator.uniform(0.3, largest, 60),
+                generator.integers(1, int(largest), 60),
+                [largest, 127, 128],
+            ]
+        )
+        found = squared_errors(made, candidates, symmetric=symmetric)
+        expected = errors_by_hand(made, candidates, symmetric)
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=rounding(made))
+
+
+@BOTH_WAYS
+def test_squared_errors_of_scattered_counts_are_those_of_every_bin_by_itself(symmetric: bool) -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(100):
+        made = scattered(generator)
+        candidates = np.exp(generator.uniform(np.log(0.5), np.log(BINS), 20))
+        found = squared_errors(made, candidates, symmetric=symmetric)
+        expected = errors_by_hand(made, candidates, symmetric)
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=rounding(made))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=30).filter(any),
+    st.lists(st.floats(0.5, 2 * BINS), min_size=1, max_size=5),
+    st.booleans(),
+)
+def test_squared_errors_of_any_values_are_those_of_every_bin_by_itself(
+    values: list[float], candidates: list[float], symmetric: bool
+) -> None:
+    made = histogram(np.array(values, np.float32))
+    found = squared_errors(made, np.array(candidates), symmetric=symmetric)
+    expected = errors_by_hand(made, np.array(candidates), symmetric)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=rounding(made))
+
+
+@BOTH_WAYS
+def test_each_candidate_is_reckoned_for_itself(symmetric: bool) -> None:
+    made = histogram(draw("normal", 10_000))
+    candidates = np.linspace(1, 1500, 333)
+    together = squared_errors(made, candidates, symmetric=symmetric)
+    alone = [squared_errors(made, candidates[i : i + 1], symmetric=symmetric)[0] for i in range(333)]
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+    assert together.shape == (333,)
+
+
+def assert_least_of_all(made: Histogram, symmetric: bool) -> None:
+    largest = max(abs(made.min), abs(made.max)) / made.width
+    candidates = np.append(np.arange(128.0, math.ceil(largest)), largest)
+    errors = errors_by_hand(made, candidates, symmetric)
+    chosen = amax_mse(made, symmetric=symmetric) / made.width
+    at = int(np.flatnonzero(candidates == chosen)[0])
+    assert errors[at] <= errors.min() * (1 + 1e-9) + rounding(made), (chosen, candidates[np.argmin(errors)])
+
+
+@BOTH_WAYS
+def test_mse_is_the_least_of_all_candidates_on_scattered_counts(symmetric: bool) -> None:
+    generator = np.random.default_rng(1)
+    tried = 0
+    while tried < 100:
+        made = scattered(generator)
+        if max(abs(made.min), abs(made.max)) > 128 * made.width:
+            assert_least_of_all(made, symmetric)
+            tried += 1
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("name", DRAWS)
+def test_mse_is_the_least_of_all_candidates(name: str, symmetric: bool) -> None:
+    for size in (60, 4000, 200_000):
+        assert_least_of_all(histogram(draw(name, size, size)), symmetric)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("largest", [1e-44, 1e-42, 1.0, 3e38])
+def test_mse_is_at_most_the_largest_magnitude_whatever_that_is(largest: float, symmetric: bool) -> None:
+    for values in ([largest], [-largest], [largest, -largest, 0.0]):
+        made = histogram(np.array(values, np.float32))
+        found = amax_mse(made, symmetric=symmetric)
+        assert 0.99 * np.float32(largest) <= found <= np.float32(largest)
+
+
+@BOTH_WAYS
+def test_where_as_many_bins_as_levels_hold_everything_nothing_is_clipped(symmetric: bool) -> None:
+    counts = np.zeros(2 * BINS, np.int64)
+    counts[BINS - 100 : BINS + 128] = 5
+    made = Histogram(-4, counts, -99.5 / 16, 127.5 / 16)
+    assert amax_mse(made, symmetric=symmetric) == 127.5 / 16
+
+
+def test_mse_cuts_an_outlier_among_many_values_and_keeps_one_among_few() -> None:
+    many, few = histogram(draw("outlier", 300_000)), histogram(draw("outlier", 30))
+    for symmetric in (True, False):
+        assert amax_mse(many, symmetric=symmetric) < 50
+        assert amax_mse(few, symmetric=symmetric) > 59
+
+
+def test_one_sided_values_have_all_levels_when_asymmetric() -> None:
+    made = histogram(np.abs(draw("uniform", 100_000)))
+    limit = made.max
+    gain = loss(made, limit, symmetric=False).snr_db - loss(made, limit, symmetric=True).snr_db
+    assert gain == pytest.approx(20 * math.log10(255 / 127), abs=0.3)
+
+
+TWO_WAYS = [
+    "normal",
+    "laplace",
+    "relu",
+    "minus relu",
+    "uniform",
+    "5 to 6",
+    "-6 to -5",
+    "mostly positive",
+    "outlier",
+    "sparse",
+]
+ESTIMATED = pytest.mark.parametrize(
+    ("name", "symmetric"),
+    [(name, way) for name in TWO_WAYS for way in (True, False)],
+)
+
+
+@ESTIMATED
+def test_the_estimated_ratio_is_that_of_really_quantizing(name: str, symmetric: bool) -> None:
+    for size in (2000, 100_000):
+        values = draw(name, size)
+        made = histogram(values)
+        exact = values.astype(np.float64)
+        for limit in amax_by_method(made, 99.9, symmetric=symmetric).values():
+            again = quantized(exact, *limits(made, limit, symmetric=symmetric), symmetric)
+            found = loss(made, limit, symmetric=symmetric)
+            assert found.snr_db == pytest.approx(snr_db(exact, again), abs=0.3)
+
+
+@ESTIMATED
+def test_the_estimated_ratio_is_that_of_onnx_runtime(name: str, symmetric: bool) -> None:
+    values = draw(name, 50_000)
+    made = histogram(values)
+    limit = amax_by_method(made, symmetric=symmetric)["mse"]
+    low, high = limits(made, limit, symmetric=symmetric)
+    scale = np.float32(limit / 127 if symmetric else (high - low) / 255)
+    zero_point = np.int8(0) if symmetric else np.uint8(round(-low / float(scale)))
+    again = through_onnx_runtime(values, scale, zero_point)
+    found = loss(made, limit, symmetric=symmetric).snr_db
+    assert found == pytest.approx(snr_db(values.astype(np.float64), again), abs=0.3)
+
+
+def through_onnx_runtime(
+    values: NDArray[np.float32], scale: np.float32, zero_point: np.int8 | np.uint8
+) -> Floats:
+    kind = zero_point.dtype.name
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n] x, float s, {kind} z) => (float[n] y) {{
+            q = QuantizeLinear(x, s, z)
+            y = DequantizeLinear(q, s, z)
+        }}"""
+    )
+    onnx.checker.check_model(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": values, "s": np.array(scale), "z": np.array(zero_point)})
+    return np.asarray(found, np.float64)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_the_share_clipped_is_that_of_the_values_to_one_bin(name: str) -> None:
+    values = draw(name, 50_000)
+    made = histogram(values)
+    magnitudes = np.abs(values.astype(np.float64))
+    for limit in (*amax_by_method(made, 99.0).values(), *np.quantile(magnitudes, [0.2, 0.5, 0.9])):
+        surely = (magnitudes > limit + made.width).mean()
+        perhaps = (magnitudes > limit - made.width).mean()
+        for symmetric in (True, False):
+            assert surely <= loss(made, float(limit), symmetric=symmetric).clipped <= perhaps
+
+
+def test_clipping_more_never_makes_the_share_smaller() -> None:
+    made = histogram(draw("laplace", 20_000))
+    shares = [loss(made, limit, symmetric=True).clipped for limit in np.linspace(made.max, 0.01, 200)]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < 0.001 < 0.9 < shares[-1] <= 1
+
+
+@BOTH_WAYS
+def test_the_ratio_does_not_depend_on_the_unit(symmetric: bool) -> None:
+    values = draw("normal", 10_000)
+    one, other = histogram(values), histogram(values * np.float32(2.0**-100))
+    for limit in (0.5, 3.0):
+        expected = loss(one, limit, symmetric=symmetric)
+        assert loss(other, limit * 2.0**-100, symmetric=symmetric) == expected
+
+
+def test_where_every_middle_is_a_level_nothing_is_lost() -> None:
+    counts = np.zeros(2 * BINS, np.int64)
+    counts[BINS - 60 : BINS + 60] = 9
+    made = Histogram(0, counts, -59.5, 59.5)
+    found = loss(made, 63.5, symmetric=True)  # levels are half a bin apart
+    assert (found.snr_db, found.clipped) == (math.inf, 0.0)
+
+
+def test_wider_thresholds_than_the_values_lose_six_decibels_per_doubling() -> None:
+    made = histogram(draw("uniform", 200_000))
+    ratios = [loss(made, 3.0 * 2**doublings, symmetric=True).snr_db for doublings in range(4)]
+    np.testing.assert_allclose(np.diff(ratios), -20 * math.log10(2), atol=0.2)
+
+
+RANGES = st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=20)
+
+
+@settings(deadline=None)
+@given(RANGES, st.floats(0, 1))
+def test_asymmetric_limits_hold_zero_and_are_within_the_values_and_the_threshold(
+    values: list[float], share: float
+) -> None:
+    made = histogram(np.array(values, np.float32))
+    limit = max(abs(made.min), abs(made.max)) * share
+    low, high = limits(made, limit, symmetric=False)
+    assert low <= 0 <= high
+    assert min(made.min, 0) <= low
+    assert high <= max(made.max, 0)
+    assert max(-low, high) <= limit
+    # Nothing is given away: each end is a value's or the threshold.
+    assert low == max(min(made.min, 0), -limit)
+    assert high == min(max(made.max, 0), limit)
+
+
+@settings(deadline=None)
+@given(RANGES, st.floats(0, 1))
+def test_symmetric_limits_are_the_threshold_both_ways(values: list[float], share: float) -> None:
+    made = histogram(np.array(values, np.float32))
+    limit = max(abs(made.min), abs(made.max)) * share
+    assert limits(made, limit, symmetric=True) == (-limit, limit)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_method_loses_something_and_less_than_all(name: str, symmetric: bool) -> None:
+    made = histogram(draw(name, 5000))
+    found = amax_by_method(made, symmetric=symmetric)
+    assert set(found) == set(METHODS)
+    best = loss(made, found["mse"], symmetric=symmetric).snr_db
+    for limit in found.values():
+        assert 0 < loss(made, limit, symmetric=symmetric).snr_db <= best + 1e-9
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("value", [0.1, 1.3, 5.9, 123.4])
+@pytest.mark.parametrize("times", [10**8, 10**9, 10**12])
+def test_mse_of_one_value_seen_very_often_still_has_a_candidate(
+    value: float, times: int, symmetric: bool
+) -> None:
+    made = histogram(np.array([value], np.float32))
+    made.counts *= times
+    assert 0 < amax_mse(made, symmetric=symmetric) <= made.max
+
+
+@BOTH_WAYS
+def test_a_tensor_of_zeros_loses_nothing(symmetric: bool) -> None:
+    found = loss(histogram(np.zeros(9, np.float32)), 0.0, symmetric=symmetric)
+    assert (found.snr_db, found.clipped) == (np.inf, 0.0)
+
+
+@BOTH_WAYS
+def test_nothing_is_clipped_at_the_largest_magnitude(symmetric: bool) -> None:
+    for values in ([3.0, 3.0, 3.0], [1.0, 2.0], [-7.7, 0.1], [0.0, 6.0, 6.0, 6.0]):
+        made = histogram(np.array(values, np.float32))
+        assert loss(made, max(map(abs, (made.min, made.max))), symmetric=symmetric).clipped == 0.0

@@ -1,0 +1,506 @@
+"""`qcompile ranges` by its commands, and the options of `calibrate` that make what they work on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from qcompile.artifact import load_artifact
+from qcompile.calibration import Data, Method, Ranges, load_ranges, observe, parse_method, save_ranges
+from qcompile.calibration.histogram import Histogram
+from qcompile.calibration.ranges import Portion
+from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
+from qcompile.calibration.thresholds import METHODS
+from qcompile.cli import main
+from qcompile.compiler.wanted import wanted_tensors
+from qcompile.model.onnx_file import fingerprint
+from qcompile.model.outline import read_outline
+
+MakePath = Callable[..., Path]
+
+
+class Said(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+
+Qc = Callable[..., Said]
+
+
+@pytest.fixture
+def qc(capsys: pytest.CaptureFixture[str]) -> Qc:
+    """`qc("ranges", "show", ...)` runs a command; no traceback is ever printed."""
+
+    def call(*arguments: object) -> Said:
+        with pytest.raises(SystemExit) as done:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert "defect of qcompile" not in err
+        return Said(int(done.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture
+def done(qc: Qc) -> Qc:
+    """As `qc`, of a command that must succeed."""
+
+    def call(*arguments: object) -> Said:
+        said = qc(*arguments)
+        assert said.code == 0, said
+        return said
+
+    return call
+
+
+@pytest.fixture
+def model(tiny_file: MakePath) -> Path:
+    """The residual model."""
+    return tiny_file("residual")
+
+
+@pytest.fixture
+def data(samples: MakePath) -> Path:
+    """16 samples of it."""
+    return samples("residual", 16)
+
+
+@pytest.fixture
+def file(done: Qc, model: Path, data: Path, tmp_path: Path) -> Path:
+    """A ranges file of the residual model."""
+    output = tmp_path / "model.ranges"
+    done("calibrate", model, "--data", data, "-o", output, "--method", "entropy", "--threads", 1)
+    return output
+
+
+def handmade(path: Path, tensors: int) -> Path:
+    """A ranges file of so many tensors, each ten times as large as the one before."""
+    generator = np.random.default_rng(0)
+    ranges = Ranges("sha256:aa", {"sha256:dd": Portion(1)})
+    for number in range(tensors):
+        histogram = ranges.histograms[f"/block.{number}/Conv_output_0"] = Histogram()
+        histogram.add((generator.standard_normal(999) * 10.0**number).astype(np.float32))
+    save_ranges(ranges, path)
+    return path
+
+
+def rows(table: str) -> list[list[str]]:
+    """Cells of the body of a table."""
+    return [
+        [cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if "│" in line
+    ]
+
+
+# ranges show
+
+
+def test_show_lists_every_tensor_the_worst_first(done: Qc, file: Path, data: Path) -> None:
+    found = done("ranges", "show", file, "--json").json
+    ranges, tensors = load_ranges(file), found["tensors"]
+    assert {one["tensor"] for one in tensors} == set(ranges.histograms)
+    assert (found["samples"], found["model"]) == (16, ranges.model)
+    assert (found["method"], found["target"]) == ("entropy", "onnxruntime")
+    assert found["shared"] == {name: list(sources) for name, sources in ranges.shared.items()} != {}
+    ratios = [math.inf if one["snr_db"] is None else one["snr_db"] for one in tensors]
+    assert ratios == sorted(ratios)
+    x = np.load(data)["x"]
+    shown = {one["tensor"]: one for one in tensors}
+    assert (shown["x"]["min"], shown["x"]["max"]) == (float(x.min()), float(x.max()))
+    for name, one in shown.items():
+        for method in METHODS:
+            assert one["amax"][method] == ranges.amax(name, Method(method), symmetric=False)
+
+
+def test_the_table_shows_what_the_json_holds(done: Qc, file: Path) -> None:
+    found = done("ranges", "show", file, "--json").json["tensors"]
+    said = done("ranges", "show", file).out
+    assert said.startswith(f"{file}  16 samples, {len(found)} tensors, entropy for onnxruntime\n")
+    for word in ("tensor", "min", "max", *METHODS, "clipped", "SNR"):
+        assert word in said
+    table = rows(said)[-len(found) :]
+    assert [row[0] for row in table] == [one["tensor"] for one in found]
+    for row, one in zip(table, found, strict=True):
+        figures = [one["min"], one["max"], *one["amax"].values()]
+        assert [float(cell) for cell in row[1:-2]] == pytest.approx(figures, rel=1e-3)
+        assert float(row[-2].removesuffix("%")) == pytest.approx(100 * one["clipped"], abs=6e-4)
+        assert row[-1] == ("exact" if one["snr_db"] is None else f"{one['snr_db']:.1f} dB")
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile:90", "mse"])
+def test_show_reckons_what_a_method_clips_and_loses(done: Qc, file: Path, data: Path, method: str) -> None:
+    found = done("ranges", "show", file, "--method", method, "--target", "tensorrt", "--json").json
+    assert (parse_method(found["method"]), found["target"]) == (parse_method(method), "tensorrt")
+    one = next(one for one in found["tensors"] if one["tensor"] == "x")
+    x = np.load(data)["x"].astype(np.float64)
+    amax = load_ranges(file).amax("x", parse_method(method))
+    assert one["amax"][parse_method(method).name] == amax
+    scale = amax / 127
+    error = x - np.clip(np.rint(x / scale), -127, 127) * scale
+    assert one["snr_db"] == pytest.approx(10 * math.log10((x * x).sum() / (error * error).sum()), abs=0.2)
+    assert one["clipped"] == pytest.approx((np.abs(x) > amax).mean(), abs=2e-3)
+    assert f" {found['method']} for onnxruntime" in done("ranges", "show", file, "--method", method).out
+
+
+def test_the_target_decides_how_it_is_quantized(done: Qc, file: Path) -> None:
+    # uint8 has twice the levels for a tensor without negative values: 6 dB more.
+    ratio = {}
+    for target in ("onnxruntime", "tensorrt"):
+        found = done("ranges", "show", file, "--target", target, "--method", "minmax", "--json").json
+        ratio[target] = {one["tensor"]: one["snr_db"] for one in found["tensors"]}
+    assert ratio["onnxruntime"]["r1"] == pytest.approx(ratio["tensorrt"]["r1"] + 6.02, abs=0.5)
+
+
+def test_show_lists_the_worst_or_the_named_ones_only(done: Qc, file: Path) -> None:
+    def shown(*options: object) -> list[str]:
+        return [one["tensor"] for one in done("ranges", "show", file, "--json", *options).json["tensors"]]
+
+    everything = shown()
+    assert shown("--top", 2) == everything[:2]
+    assert shown("--top", 99) == everything
+    assert shown("--tensor", "x") == ["x"]
+    two = shown("--tensor", everything[3], "--tensor", everything[1])
+    assert two == [everything[1], everything[3]]
+    assert shown("--tensor", everything[3], "--tensor", everything[1], "--top", 1) == [everything[1]]
+
+
+def test_what_was_not_observed_is_shown_with_its_reason(done: Qc, tmp_path: Path) -> None:
+    ranges = Ranges("sha256:aa", skipped={"ids": "it is int64, not a float"})
+    ranges.histograms["empty"] = Histogram()
+    save_ranges(ranges, tmp_path / "a.ranges")
+    said = done("ranges", "show", tmp_path / "a.ranges").out
+    assert "0 samples, 0 tensors" in said
+    assert "skipped ids: it is int64, not a float" in said
+    assert done("ranges", "show", tmp_path / "a.ranges", "--json").json["tensors"] == []
+
+
+def test_quiet_shows_nothing(done: Qc, file: Path) -> None:
+    assert done("ranges", "show", file, "-q") == Said(0, "", "")
+
+
+def test_show_draws_the_worst_as_svg_and_png(done: Qc, tmp_path: Path) -> None:
+    file = handmade(tmp_path / "a.ranges", 14)
+    for suffix, begins in ((".svg", b"<?xml"), (".png", b"\x89PNG\r\n")):
+        plot = tmp_path / f"worst{suffix}"
+        said = done("ranges", "show", file, "--plot", plot)
+        assert said.out.endswith(f"{plot}\n")
+        assert plot.read_bytes().startswith(begins)
+    found = [one["tensor"] for one in done("ranges", "show", file, "--json").json["tensors"]]
+    text = (tmp_path / "worst.svg").read_text()
+    assert [name in text for name in found] == [True] * 12 + [False] * 2
+    done("ranges", "show", file, "--plot", tmp_path / "few.svg", "--top", 3, "--json")
+    text = (tmp_path / "few.svg").read_text()
+    assert [name in text for name in found] == [True] * 3 + [False] * 11
+
+
+@pytest.mark.parametrize("name", ["worst.pdf", "worst", "svg"])
+def test_a_plot_of_another_kind_is_refused_before_the_work(qc: Qc, tmp_path: Path, name: str) -> None:
+    said = qc("ranges", "show", tmp_path / "none.ranges", "--plot", tmp_path / name)
+    assert said.code == 2
+    assert ".svg or .png is required" in said.err
+    assert not (tmp_path / name).exists()
+
+
+def test_what_show_cannot_do_is_a_usage_error(qc: Qc, file: Path) -> None:
+    for options, words in (
+        (("--tensor", "no_such"), "'no_such'"),
+        (("--target", "torch"), "'torch'"),
+        (("--top", "0"), "'--top'"),
+        (("--method", "kl"), "known are minmax"),
+        (("--method", "percentile:101"), "at most 100"),
+    ):
+        said = qc("ranges", "show", file, *options)
+        assert (said.code, said.out) == (2, "")
+        assert words in said.err
+
+
+# ranges merge
+
+
+def shards(done: Qc, model: Path, data: Path, count: int) -> list[Path]:
+    """Ranges files of every shard, made one by one."""
+    files = []
+    for part in range(1, count + 1):
+        files.append(model.with_name(f"part{part}.ranges"))
+        options = ("--shard", f"{part}/{count}", "--method", "entropy", "--threads", 1)
+        done("calibrate", model, "--data", data, "-o", files[-1], *options)
+    return files
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_merged_shards_have_the_bytes_of_the_whole(
+    done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, count: int
+) -> None:
+    files = shards(done, model, data, count)
+    assert all(path.read_bytes() != file.read_bytes() for path in files)
+    merged = tmp_path / "merged.ranges"
+    said = done("ranges", "merge", *reversed(files), "-o", merged)
+    assert f"16 samples of {count} files" in said.out
+    assert merged.read_bytes() == file.read_bytes()
+    assert load_artifact(merged).manifest.digest == load_artifact(file).manifest.digest
+
+
+def test_merging_is_an_artifact_of_its_own(done: Qc, model: Path, data: Path, tmp_path: Path) -> None:
+    one, two, three = shards(done, model, data, 3)
+    some = done("ranges", "merge", one, three, "-o", tmp_path / "some.ranges", "--json").json
+    assert (some["stage"], some["proof"]["samples"]) == ("merge", 6 + 5)
+    assert some["sources"]["model"] == fingerprint(model)
+    assert "(1, 3 of 3 parts)" in some["sources"]["data"]
+    whole = done("ranges", "merge", tmp_path / "some.ranges", two, "-o", tmp_path / "whole.ranges", "--json")
+    assert whole.json["proof"]["samples"] == 16
+    assert "parts" not in whole.json["sources"]["data"]
+
+
+def test_merging_what_does_not_belong_together_names_the_file(
+    qc: Qc, done: Qc, model: Path, data: Path, file: Path, tmp_path: Path
+) -> None:
+    one, two = shards(done, model, data, 2)
+    output, other = tmp_path / "merged.ranges", handmade(tmp_path / "other.ranges", 1)
+    for files, words in (
+        ((one, two, one), "cut into"),
+        ((one, one), "part 1 of 2 is in both"),
+        ((file, file), "the same data is in both"),
+        ((one, other), "different models"),
+    ):
+        said = qc("ranges", "merge", *files, "-o", output)
+        assert (said.code, said.out) == (1, "")
+        assert f"error: {files[-1]}: " in said.err
+        assert words in said.err
+    assert qc("ranges", "merge", one, tmp_path / "none.ranges", "-o", output).code == 2
+    assert qc("ranges", "merge", "-o", output).code == 2
+    assert qc("ranges", "merge", one, two).code == 2
+    assert not output.exists()
+
+
+# ranges cache
+
+
+def test_a_cache_holds_the_scales_of_the_file(done: Qc, file: Path, tmp_path: Path) -> None:
+    cache, ranges = tmp_path / "model.cache", load_ranges(file)
+    said = done("ranges", "cache", file, "-o", cache, "--tensorrt", "8.5.3")
+    count = len(list(ranges.names()))
+    assert said.out == f"{cache}  TRT-8503-EntropyCalibration2, {count} tensors\n"
+    assert cache.read_text() == format_cache(ranges, version="8503")
+    options = ("--tensorrt", "10.1.0", "--calibrator", "MinMaxCalibration", "--method", "minmax")
+    said = done("ranges", "cache", file, "-o", cache, *options, "--json")
+    header = "TRT-100100-MinMaxCalibration"
+    assert said.json == {"path": str(cache), "header": header, "tensors": count}
+    assert cache.read_text().splitlines()[0] == header
+    scales = parse_cache(cache.read_text(), cache)
+    assert scales["x"] * 127 == pytest.approx(ranges.amax("x", Method("minmax")), rel=1e-6)
+
+
+def test_a_cache_goes_into_quantize(qc: Qc, done: Qc, model: Path, file: Path, tmp_path: Path) -> None:
+    cache, output = tmp_path / "model.cache", tmp_path / "q.onnx"
+    done("ranges", "cache", file, "-o", cache, "--tensorrt", "8.5.3")
+    said = qc("quantize", model, "-o", output, "--ranges", cache)
+    assert said.code == 2
+    assert "--target tensorrt" in said.err
+    assert not output.exists()
+    said = done("quantize", model, "-o", output, "--ranges", cache, "--target", "tensorrt", "--json")
+    assert said.json["proof"]["nodes_by_precision"]["int8"] == {"Conv": 2, "Gemm": 1}
+
+
+def test_what_cache_cannot_write_is_a_usage_error(qc: Qc, file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "model.cache"
+    for options, words in (
+        ((), "--tensorrt"),
+        (("--tensorrt", "eight"), "'eight'"),
+        (("--tensorrt", "8.5.3", "--calibrator", "Best"), "known are EntropyCalibration2"),
+        (("--tensorrt", "8.5.3", "--method", "kl"), "known are minmax"),
+    ):
+        said = qc("ranges", "cache", file, "-o", output, *options)
+        assert (said.code, said.out) == (2, "")
+        assert words in said.err
+    assert not output.exists()
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("size", [0, 7, 500, -1])
+def test_a_damaged_file_is_named(qc: Qc, file: Path, tmp_path: Path, size: int) -> None:
+    file.with_name(f"{file.name}.json").unlink()
+    file.write_bytes(file.read_bytes()[:size])
+    output = tmp_path / "output"
+    for arguments in (
+        ("ranges", "show", file),
+        ("ranges", "merge", file, "-o", output),
+        ("ranges", "cache", file, "-o", output, "--tensorrt", "8.5.3"),
+        ("inspect", file),
+    ):
+        said = qc(*arguments)
+        assert (said.code, said.out) == (1, "")
+        assert f"error: {file}: not a ranges file, or cut off" in said.err
+        assert not output.exists()
+    error = qc("ranges", "show", file, "--json").json
+    assert (error["error"], error["data"]["file"]) == ("CalibrationError", str(file))
+
+
+def test_a_missing_file_names_the_nearest(qc: Qc, file: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("show",),
+        ("merge", "-o", tmp_path / "o"),
+        ("cache", "-o", "o", "--tensorrt", "8.5.3"),
+    ):
+        said = qc("ranges", arguments[0], file.with_name("mdel.ranges"), *arguments[1:])
+        assert said.code == 2
+        assert "mdel.ranges does not exist" in said.err
+        assert "did you mean" in said.err
+
+
+# calibrate
+
+
+def test_fewer_targets_observe_fewer_tensors(done: Qc, qc: Qc, data: Path, tmp_path: Path) -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 4, 8, 8] x) => (float[n, 4, 8, 8] y) {
+            c = Conv(x, w)
+            s = Sigmoid(c)
+            m = Mul(c, s)
+            y = Conv(m, w)
+        }"""
+    )
+    weight = np.random.default_rng(0).standard_normal((4, 4, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    path = tmp_path / "swish.onnx"
+    onnx.save(model, path)
+
+    def ranges(*options: str) -> Path:
+        output = tmp_path / f"{'-'.join(options)}.ranges"
+        done("calibrate", path, "--data", data, "-o", output, "--threads", 1, *options)
+        return output
+
+    both = ranges()
+    tensorrt, runtime = ranges("--target", "tensorrt"), ranges("--target", "onnxruntime")
+    observed = {file: set(load_ranges(file).histograms) for file in (both, tensorrt, runtime)}
+    assert "s" in observed[runtime]
+    assert "s" not in observed[tensorrt]
+    assert observed[tensorrt] | observed[runtime] == observed[both]
+    for options in (
+        ("--target", "onnxruntime,tensorrt"),
+        ("--target", "tensorrt", "--target", "onnxruntime"),
+    ):
+        assert ranges(*options).read_bytes() == both.read_bytes()
+    for file, target in ((tensorrt, "tensorrt"), (runtime, "onnxruntime"), (both, "tensorrt")):
+        done("quantize", path, "-o", tmp_path / "q.onnx", "--ranges", file, "--target", target)
+    said = qc("calibrate", path, "--data", data, "-o", tmp_path / "no.ranges", "--target", "tensort")
+    assert said.code == 2
+    assert "'tensort'" in said.err
+    assert not (tmp_path / "no.ranges").exists()
+
+
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "1/0", "1", "", "/", "1/", "1/2/3", "a/b", "-1/2", "1.0/2"])
+def test_a_shard_that_is_none_is_a_usage_error(
+    qc: Qc, model: Path, data: Path, tmp_path: Path, shard: str
+) -> None:
+    said = qc("calibrate", model, "--data", data, "-o", tmp_path / "o.ranges", f"--shard={shard}")
+    assert (said.code, said.out) == (2, "")
+    assert repr(shard) in said.err
+    assert "PART/PARTS" in said.err
+    assert not (tmp_path / "o.ranges").exists()
+
+
+def test_a_shard_without_samples_says_so(done: Qc, model: Path, data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "o.ranges"
+    said = done("calibrate", model, "--data", data, "-o", output, "--shard", "20/20")
+    assert "over 0 samples" in said.out
+    assert "warning: no sample was observed" in said.err
+    assert load_ranges(output).samples == 0
+
+
+@pytest.mark.parametrize("method", ["mse", "auto", "percentile:99.5"])
+def test_the_method_is_that_of_the_file(
+    done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, method: str
+) -> None:
+    output = tmp_path / "other.ranges"
+    said = done(
+        "calibrate", model, "--data", data, "-o", output, "--method", method, "--threads", 1, "--json"
+    )
+    assert said.json["options"]["method"] == method
+    assert done("ranges", "show", output, "--json").json["method"] == method
+    # The counts are the same: it could as well have been chosen later.
+    chosen, later = tmp_path / "chosen.onnx", tmp_path / "later.onnx"
+    done("quantize", model, "-o", chosen, "--ranges", output)
+    done("quantize", model, "-o", later, "--ranges", file, "--method", method)
+    assert chosen.read_bytes() == later.read_bytes()
+
+
+def test_an_unknown_method_is_a_usage_error(qc: Qc, model: Path, data: Path, tmp_path: Path) -> None:
+    said = qc("calibrate", model, "--data", data, "-o", tmp_path / "o.ranges", "--method", "kl")
+    assert said.code == 2
+    assert "known are minmax, percentile, entropy, mse, auto" in said.err
+    assert not (tmp_path / "o.ranges").exists()
+
+
+def interrupt(model: Path, data: Path, checkpoint: Path, after: int) -> None:
+    """Leave what a calibration leaves that is interrupted after some samples."""
+
+    def progress(_text: str, done: int = 0, _total: int | None = None, /) -> None:
+        if done > after:
+            raise KeyboardInterrupt
+
+    outline = read_outline(model)
+    samples = Data(str(data), outline.io.inputs, batch_size=1)
+    wanted = wanted_tensors(outline)
+    with pytest.raises(KeyboardInterrupt):
+        observe(
+            outline, samples, wanted=wanted, threads=1, checkpoint=checkpoint, checkpoint_every_s=0.0,
+            progress=progress,
+        )  # fmt: skip
+    assert checkpoint.is_file()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_an_interrupted_calibration_goes_on_unless_a_fresh_one_is_asked_for(
+    done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, fresh: bool
+) -> None:
+    output = tmp_path / "again.ranges"
+    checkpoint = tmp_path / ".again.ranges.checkpoint"
+    interrupt(model, data, checkpoint, after=5)
+    command = ["calibrate", model, "--data", data, "-o", output, "--method", "entropy", "--threads", 1, "-v"]
+    said = done(*command, *(["--fresh"] if fresh else []))
+    assert ("continue after" in said.err) is not fresh
+    assert output.read_bytes() == file.read_bytes()
+    assert not checkpoint.exists()
+
+
+# inspect
+
+
+def test_inspect_sums_a_ranges_file_up_and_points_to_the_rest(done: Qc, file: Path) -> None:
+    ranges = load_ranges(file)
+    said = done("inspect", file).out
+    assert said.startswith(f"{file}: ranges, ")
+    assert "16 samples, method entropy, of model sha256:" in said
+    assert f"{len(ranges.histograms)} tensors observed, {len(ranges.shared)} share their ranges" in said
+    assert f"qcompile ranges show {file}" in said
+    facts = done("inspect", file, "--json").json
+    assert (facts["kind"], facts["samples"], facts["method"]) == ("ranges", 16, "entropy")
+    assert (facts["tensors"], facts["shared"]) == (len(ranges.histograms), len(ranges.shared))
+    assert (facts["model"], facts["data"], facts["skipped"]) == (ranges.model, ranges.data, {})
+    assert facts["matches_manifest"] is True
+
+
+def test_the_command_that_inspect_points_to_works(done: Qc, file: Path) -> None:
+    line = next(line for line in done("inspect", file).out.splitlines() if "ranges show" in line)
+    words = line.split()
+    command = words[words.index("qcompile") + 1 : words.index("ranges") + 3]
+    assert done(*command).out == done("ranges", "show", file).out
