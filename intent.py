@@ -57,9 +57,15 @@ def calibrate(
     """
     from .calibration import calibrate as observe_and_write
     from .compiler.wanted import wanted_tensors
+    from .model.onnx_file import check_onnx
     from .model.outline import read_outline
 
     outline = read_outline(Path(model))
+    try:
+        wanted = wanted_tensors(outline, targets)  # type: ignore[arg-type]  # checked there
+    except (IndexError, KeyError, TypeError, ValueError):
+        check_onnx(outline.path)  # a damaged file says here what is wrong with it
+        raise
     return observe_and_write(
         outline,
         data,
@@ -67,7 +73,7 @@ def calibrate(
         method=method,
         samples=samples,
         shard=shard,
-        wanted=wanted_tensors(outline, targets),  # type: ignore[arg-type]  # checked there
+        wanted=wanted,
         threads=threads,
         resume=resume,
         checkpoint=checkpoint,

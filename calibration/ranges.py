@@ -133,6 +133,8 @@ class Ranges:
     def merge(self, other: Ranges) -> None:
         """Add what another calibration of the same model counted: another shard, or other data.
 
+        The method stays this one's.
+
         Raises:
             CalibrationError: If it is of another model, observed other tensors, or saw the same samples.
         """
@@ -150,6 +152,13 @@ class Ranges:
                 hint="calibrate every shard for the same --target",
                 tensor=min(differing),
             )
+        if self.shared != other.shared:
+            name = min(name for name in {*self.shared, *other.shared} if self._differs(other, name))
+            raise CalibrationError(
+                f"tensor {name!r} takes its range from others in one ranges file only",
+                hint="calibrate every shard for the same --target",
+                tensor=name,
+            )
         portions = dict(self.portions)
         for digest, portion in other.portions.items():
             portions[digest] = _together(portions[digest], portion) if digest in portions else portion
@@ -157,12 +166,19 @@ class Ranges:
         for name, histogram in other.histograms.items():
             self.histograms[name].merge(histogram)
 
+    def _differs(self, other: Ranges, name: str) -> bool:
+        return self.shared.get(name) != other.shared.get(name)
+
+
+def _parts(count: int) -> str:
+    return "one part" if count == 1 else f"{count} parts"
+
 
 def _together(one: Portion, other: Portion) -> Portion:
     if one.shards != other.shards:
         raise CalibrationError(
-            f"the same data is cut into {one.shards} parts in one ranges file and {other.shards} in another; "
-            "samples would count twice",
+            f"the same data is cut into {_parts(one.shards)} in one ranges file and "
+            f"{_parts(other.shards)} in another; samples would count twice",
             hint="give every shard the same number of parts",
         )
     twice = set(one.parts) & set(other.parts)

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..artifact import require_file
 from ..errors import CalibrationError
 from .histogram import BINS, Histogram
@@ -95,9 +97,21 @@ def _entry(histogram: Histogram, method: Method) -> dict[str, Any]:
     }
 
 
+def _is_plausible(histogram: Histogram) -> bool:
+    """Whether exponent and extremes are such as `Histogram` makes."""
+    if type(histogram.exponent) is not int or not -200 <= histogram.exponent <= 1013:
+        return False
+    low, high = float(histogram.min), float(histogram.max)
+    reach = BINS * histogram.width
+    return -reach <= low <= high <= reach and bool((histogram.counts >= 0).all())
+
+
 def _ranges(header: Mapping[str, Any], histograms: dict[str, Histogram]) -> Ranges:
-    if any(histogram.counts.shape != (2 * BINS,) for histogram in histograms.values()):
-        raise ValueError(f"its histograms do not have {2 * BINS} bins")
+    for name, histogram in histograms.items():
+        if histogram.counts.shape != (2 * BINS,) or histogram.counts.dtype != np.int64:
+            raise ValueError(f"its histograms are not of {2 * BINS} integers")
+        if not _is_plausible(histogram):
+            raise ValueError(f"the histogram of {name!r} contradicts itself")
     shared = {name: tuple(sources) for name, sources in header["shared"].items()}
     histograms |= {name: Histogram() for name in header["empty"]}
     lost = [source for sources in shared.values() for source in sources if source not in histograms]

@@ -23,6 +23,7 @@ from .thresholds import Method
 CALIBRATORS = ("EntropyCalibration2", "EntropyCalibration", "MinMaxCalibration")
 
 _LEVELS = 127
+_LEAST = 2.0**-149  # of float32: nothing smaller is rounded to zero
 _HEADER = re.compile(r"TRT-([0-9A-Za-z.]+)-(\w+)")
 # Names that TensorRT's ONNX parser makes up for constants and layers of its own.
 _INTERNAL = re.compile(r"\(Unnamed Layer\* \d+\)|ONNXTRT_|\[trainStation")
@@ -34,7 +35,7 @@ def version_code(version: str) -> str:
     Raises:
         InvalidOption: If it is no version.
     """
-    if version.isdigit():
+    if version.isascii() and version.isdigit():
         return version
     match = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.\d+)?", version)
     if match is None:
@@ -71,8 +72,13 @@ def format_cache(
     for name in sorted(ranges.names()):
         if "\n" in name:
             raise CalibrationError(f"tensor {name!r}: a cache cannot hold this name", tensor=name)
-        scale = (ranges.amax(name, method) or 1.0) / _LEVELS
-        lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
+        scale = max((ranges.amax(name, method) or 1.0) / _LEVELS, _LEAST)
+        try:
+            lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
+        except OverflowError as error:
+            raise CalibrationError(
+                f"tensor {name!r} has the scale {scale:.3g}, beyond float32", tensor=name
+            ) from error
     if len(lines) == 1:
         raise CalibrationError("no tensor has a range; a cache would be empty")
     return "\n".join(lines) + "\n"
@@ -98,7 +104,8 @@ def read_cache(path: Path, model: Path) -> Ranges:
     outline = read_outline(model)
     graph = outline.model.graph
     known = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
-    unknown = sorted(name for name in scales if name not in known and not _INTERNAL.search(name))
+    weights = {tensor.name for tensor in graph.initializer}  # TensorRT may name constants after them
+    unknown = sorted(set(scales) - known - weights - {name for name in scales if _INTERNAL.search(name)})
     if unknown:
         raise CalibrationError(
             f"{path}: names {len(unknown)} of {len(scales)} tensors that {model} does not have: "
@@ -119,7 +126,7 @@ def parse_cache(text: str, path: Path) -> dict[str, float]:
     Raises:
         CalibrationError: If it is no cache, names a tensor twice, or a scale is not finite and above zero.
     """
-    lines = text.splitlines()
+    lines = text.split("\n")
     if not lines or not _HEADER.fullmatch(lines[0].strip()):
         raise CalibrationError(
             f"{path}: its first line is no TensorRT calibration cache's (TRT-VERSION-CALIBRATOR)", file=path

@@ -60,6 +60,7 @@ def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
     for name, reason in facts["skipped"].items():
         session.say(f"  skipped {name}: {reason}")
     session.say(f"  qcompile ranges show {facts['file']} lists them")
+    _show_manifest(session, facts)
 
 
 def _show_results(session: Session, facts: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from .inspect import inspect
 from .quantize import quantize
 from .ranges import ranges
 from .run import run
+from .session import RoadGroup
 from .simplify import simplify
 
 _HELP = """\
@@ -35,14 +36,6 @@ Examples:
   qcompile run examples/digits/recipe.toml
   qcompile export model.py:build -o model.onnx --input x:[batch,3,224,224]
 """
-
-
-class RoadGroup(click.Group):
-    """Lists its commands in the order of the road, not of the alphabet."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands as they were added."""
-        return list(self.commands)
 
 
 @click.group(cls=RoadGroup, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from .present import present_artifact
-from .session import Session, command_options, examples
+from .session import RoadGroup, Session, command_options, examples
 from .tables import add_row, make_table
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _METHOD_HELP = "minmax, percentile[:NUMBER], entropy, mse or auto; the file's own by default."
 
 
-@click.group(short_help="look at ranges, merge shards, write TensorRT's cache")
+@click.group(cls=RoadGroup, short_help="look at ranges, merge shards, write TensorRT's cache")
 def ranges() -> None:
     """Work with the ranges files that `qcompile calibrate` writes."""
 
@@ -63,10 +64,17 @@ def show(
         raise InvalidOption(f"--plot {plot}: {' or '.join(SUFFIXES)} is required", option="--plot")
     loaded = load_ranges(file)
     chosen = parse_method(method) if method else loaded.method
+    if chosen.name != "percentile":
+        chosen = replace(chosen, percentile=loaded.method.percentile)
     loaded.method = chosen
     session.progress("choose thresholds")
     found = summarize(loaded, symmetric=target == "tensorrt")
     for name in tensors:
+        if name in loaded.shared:
+            shared = ", ".join(loaded.shared[name])
+            raise InvalidOption(
+                f"--tensor {name!r}: takes its range from {shared}", hint=f"--tensor {shared}"
+            )
         if name not in loaded.histograms:
             raise InvalidOption(f"--tensor {name!r}: was not observed", hint="leave it out to see all")
     found = [one for one in found if not tensors or one.tensor in tensors]

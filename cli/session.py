@@ -22,6 +22,14 @@ _LINE_EVERY_S = 2.0
 _PLAIN_WIDTH = 200
 
 
+class RoadGroup(click.Group):
+    """Lists its commands in the order of the road, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands as they were added."""
+        return list(self.commands)
+
+
 class Session:
     """How one command talks to its user."""
 

@@ -127,7 +127,7 @@ def quantize(
                 tools=tool_versions("onnx", "onnxruntime", "numpy"),
                 options={
                     "mode": mode if precision == "int8" else "",
-                    "method": str(method or loaded.method) if loaded and mode == "static" else "",
+                    "method": _method(method, loaded) if mode == "static" else "",
                     "exclude": list(exclude),
                 },
                 proof={**proof, "operators": count_operators(load_onnx(path))},
@@ -166,6 +166,12 @@ def _check_options(
         raise InvalidOption(
             "static INT8 needs the ranges of the activations",
             hint="run qcompile calibrate first and give --ranges FILE",
+            option="--ranges",
+        )
+    if ranges is not None and ranges.fixed and precision == "fp16":
+        raise InvalidOption(
+            "TensorRT's calibration cache holds scales, not the largest values, which FP16 asks for",
+            hint="give a ranges file, or --data",
             option="--ranges",
         )
     if ranges is not None and ranges.fixed and target != "tensorrt":
@@ -250,6 +256,12 @@ def _compare(model: Path, path: Path, inputs: Any, data: str | None) -> tuple[Ch
     on = "the data" if data else "made input"
     detail = f"{value.snr_db:.1f} dB at output {name!r} on {on}"
     return Check("signal-to-noise ratio", True, detail), value.snr_db
+
+
+def _method(method: str | None, ranges: Ranges | None) -> str:
+    if ranges is None:
+        return ""
+    return "as in the cache" if ranges.fixed else str(method or ranges.method)
 
 
 def _ranges_source(ranges: Ranges | None) -> dict[str, str]:

@@ -213,8 +213,20 @@ def fingerprint(path: Path) -> str:
 
 
 def digest_model(path: Path, model: onnx.ModelProto) -> str:
-    """Return the digest of a file that was read already, with its external data."""
-    return digest_files([path, *external_files(path, model)])
+    """Return the digest of a file that was read already, with its external data.
+
+    Raises:
+        ModelError: If external data is missing.
+    """
+    beside = external_files(path, model)
+    missing = [file for file in beside if not file.is_file()]
+    if missing:
+        raise ModelError(
+            f"{path}: its external data {missing[0]} does not exist",
+            hint="keep the data file beside the model",
+            file=path,
+        )
+    return digest_files([path, *beside])
 
 
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
@@ -226,7 +238,7 @@ def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
         if uses_external_data(tensor):
             names.add(str(ExternalDataInfo(tensor).location))
     names.discard(path.resolve().name)  # an outline refers to the file itself
-    return [path.parent / name for name in sorted(names)]
+    return [path.resolve().parent / name for name in sorted(names)]
 
 
 def dtype_name(elem_type: int) -> str:
@@ -237,7 +249,10 @@ def dtype_name(elem_type: int) -> str:
         return "undefined"
     if elem_type == onnx.TensorProto.STRING:
         return "string"
-    return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    try:
+        return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    except KeyError:  # a type that this onnx does not know
+        return "undefined"
 
 
 def _tensor(value: onnx.ValueInfoProto) -> TensorInfo:

@@ -27,7 +27,7 @@ def drive(model: Path, folder: Path) -> None:
     data = folder / "x.npz"
     np.savez(data, **{tensor.name: x})
     simple = qcompile.simplify(model, folder / "simple.onnx")
-    assert simple.manifest.warnings == []
+    assert simple.manifest.warnings == ()
     ranges = qcompile.calibrate(simple.path, str(data), folder / "model.ranges")
     for target, engine in (("onnxruntime", "onnxruntime"), ("tensorrt", "tensorrt-rtx")):
         int8 = qcompile.quantize(

@@ -54,7 +54,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data=data,
     )
     simple = qcompile.simplify(folder / "m.onnx", folder / "s.onnx", data=data)
-    assert simple.manifest.warnings == []
+    assert simple.manifest.warnings == ()
     qcompile.calibrate(folder / "s.onnx", data, folder / "m.ranges")
     return folder
 

@@ -240,8 +240,12 @@ def test_different_data_adds() -> None:
         (Portion(4, 3, (2,)), Portion(4, 3, (2,)), "part 2 of 3 is in both"),
         (Portion(8, 3, (1, 2)), Portion(8, 3, (2, 3)), "part 2 of 3 is in both"),
         (Portion(8), Portion(8), "the same data is in both"),
-        (Portion(4, 3, (1,)), Portion(4, 2, (2,)), "cut into 3 parts in one ranges file and 2 in another"),
-        (Portion(8), Portion(4, 2, (2,)), "in one ranges file and 2 in another"),
+        (
+            Portion(4, 3, (1,)),
+            Portion(4, 2, (2,)),
+            "cut into 3 parts in one ranges file and 2 parts in another",
+        ),
+        (Portion(8), Portion(4, 2, (2,)), "in one ranges file and 2 parts in another"),
     ],
 )
 def test_no_sample_counts_twice(one: Portion, two: Portion, words: str) -> None:
@@ -298,3 +302,11 @@ def test_fixed_ranges_are_not_merged() -> None:
     for one, other in ((make(tensors()), cache), (cache, make(tensors())), (cache, cache)):
         with pytest.raises(CalibrationError, match="scales, not counts: it cannot be merged"):
             one.merge(other)
+
+
+def test_shards_made_for_different_targets_are_not_merged() -> None:
+    one = Ranges("m", {"d": Portion(1, 2, (1,))}, histograms={"c": Histogram()}, shared={"y": ("c",)})
+    two = Ranges("m", {"d": Portion(1, 2, (2,))}, histograms={"c": Histogram()})
+    for first, second in ((one, two), (two, one)):
+        with pytest.raises(CalibrationError, match="'y' takes its range from others in one ranges file only"):
+            first.merge(second)

@@ -303,7 +303,7 @@ def test_another_version_is_named(tmp_path: Path, version: int) -> None:
 
 def test_counts_of_another_number_of_bins_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.ranges", np.zeros(1024, np.int64), HEADER | {"bins": 512})
-    with pytest.raises(CalibrationError, match=f"not have {2 * BINS} bins") as caught:
+    with pytest.raises(CalibrationError, match=rf"not of {2 * BINS} integers") as caught:
         load_ranges(path)
     assert str(path) in caught.value.message
 
@@ -400,3 +400,21 @@ def test_a_file_that_was_changed_after_it_was_made_is_not_merged(tmp_path: Path)
     load_ranges(path)
     with pytest.raises(ArtifactError, match="differs from its manifest"):
         merge_files([path], tmp_path / "merged.ranges")
+
+
+@pytest.mark.parametrize(
+    "change", [{"exponent": 2000}, {"exponent": 1.5}, {"max": 1e30}, {"max": None}, {"min": 5.0, "max": 1.0}]
+)
+def test_a_histogram_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    histogram = Histogram()
+    histogram.add(np.array([0.5, -0.25], np.float32))
+    save_ranges(Ranges("m", {"d": Portion(1)}, histograms={"x": histogram}), tmp_path / "a.ranges")
+    with safe_open(tmp_path / "a.ranges", framework="np") as file:
+        header, counts = json.loads(file.metadata()["qcompile"]), file.get_tensor("x")
+    header["tensors"]["x"].update(change)
+    save_file({"x": counts}, tmp_path / "b.ranges", metadata={"qcompile": json.dumps(header)})
+    with pytest.raises(CalibrationError, match=r"b\.ranges: not a ranges file"):
+        load_ranges(tmp_path / "b.ranges")

@@ -418,3 +418,24 @@ def test_a_tensor_that_needs_a_scale_and_is_not_in_the_cache_is_named(
     write_text(tmp_path / "m.cache", "".join(line for line in lines if not line.startswith("r1: ")))
     with pytest.raises(CalibrationError, match="tensor 'r1' needs a scale and has no range"):
         quantize(model, tmp_path / "q.onnx", ranges=tmp_path / "m.cache", target="tensorrt")
+
+
+def test_a_scale_beyond_float32_is_refused_and_one_below_it_is_not_written_as_zero(tmp_path: Path) -> None:
+    huge = Ranges("m", fixed={"x": 1e300})
+    with pytest.raises(CalibrationError, match="'x' has the scale .* beyond float32"):
+        format_cache(huge, version="8.5.3")
+    tiny = format_cache(Ranges("m", fixed={"x": 1e-44}), version="8.5.3")
+    assert parse_cache(tiny, tmp_path / "c")["x"] > 0
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a\x0bb", "a\x85b", "a\u2028b"])
+def test_a_name_with_another_line_separator_is_read_back(name: str, tmp_path: Path) -> None:
+    text = format_cache(Ranges("m", fixed={name: 1.27}), version="8.5.3")
+    assert list(parse_cache(text, tmp_path / "c")) == [name]
+
+
+def test_fp16_is_not_made_from_a_cache(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+    model, cache = tiny_file("mlp"), tmp_path / "m.cache"
+    cache.write_text(format_cache(Ranges("m", fixed={"x": 1.27}), version="8.5.3"))
+    with pytest.raises(InvalidOption, match="scales, not the largest values"):
+        quantize(model, tmp_path / "h.onnx", ranges=cache, target="tensorrt", precision="fp16")

@@ -97,7 +97,7 @@ def test_the_manifest_says_what_was_done_and_how_well(
     }
     assert manifest.proof["left_in_float"] == {"conv2": "excluded by 'conv2'"}
     assert decibels(manifest.checks[0].detail) > 25
-    assert manifest.warnings == []
+    assert manifest.warnings == ()
     assert load_artifact(artifact.path).manifest.as_json() == manifest.as_json()
 
 

@@ -92,7 +92,7 @@ def test_nodes_go_and_names_dynamic_axes_and_outputs_stay(foldable: Path, tmp_pa
     assert artifact.manifest.proof["nodes_before"] == 7
     assert artifact.manifest.proof["nodes_after"] == len(load_onnx(artifact.path).graph.node) < 7
     assert artifact.manifest.proof["removed"]["Identity"] == 1  # type: ignore[index]
-    assert artifact.manifest.warnings == []
+    assert artifact.manifest.warnings == ()
     assert all(check.passed for check in artifact.manifest.checks)
     for batch, length in ((1, 1), (5, 9)):
         x = np.random.default_rng(0).standard_normal((batch, 4, length)).astype(np.float32)
@@ -106,7 +106,7 @@ def test_a_real_network_of_an_old_opset_loses_its_constants(
 ) -> None:
     artifact = simplify(light_models["shufflenet"], tmp_path / "out.onnx")
     proof = artifact.manifest.proof
-    assert artifact.manifest.warnings == []
+    assert artifact.manifest.warnings == ()
     assert proof["removed"]["ConstantOfShape"] == 243  # type: ignore[index]
     assert "ConstantOfShape" not in proof["operators"]  # type: ignore[operator]
     assert artifact.manifest.options["opset"] == 9
@@ -118,7 +118,7 @@ def test_a_model_with_nothing_to_simplify_is_unchanged(
 ) -> None:
     artifact = simplify(tiny_file(name), tmp_path / "out.onnx")
     assert artifact.manifest.proof["removed"] == {}
-    assert artifact.manifest.warnings == []
+    assert artifact.manifest.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_a_simplifier_that_raises_leaves_the_model_as_it_was_with_a_warning(
 
     monkeypatch.setattr(STAGE, "_run_onnxsim", fail)
     artifact = simplify(foldable, tmp_path / "out.onnx")
-    assert artifact.manifest.warnings == [
-        "onnxsim failed (RuntimeError: no such shape); the model was left as it is"
-    ]
+    assert artifact.manifest.warnings == (
+        "onnxsim failed (RuntimeError: no such shape); the model was left as it is",
+    )
     assert load_onnx(artifact.path) == load_onnx(foldable)
 
 

@@ -458,3 +458,16 @@ def test_the_fingerprint_hardly_depends_on_the_name_and_wholly_on_every_byte(tmp
     content[content.index(large().graph.initializer[0].raw_data) + 7] ^= 1
     two.write_bytes(content)
     assert read_outline(two).fingerprint() != read_outline(one).fingerprint()
+
+
+def test_external_data_that_is_missing_is_named(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+    model = onnx.load(tiny_file("mlp"))
+    path = tmp_path / "ext.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="ext.bin", size_threshold=0)
+    digest = read_outline(path).fingerprint()
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/other.onnx").symlink_to(path)
+    assert read_outline(tmp_path / "links/other.onnx").fingerprint() == digest
+    (tmp_path / "ext.bin").unlink()
+    with pytest.raises(ModelError, match=r"external data .*ext\.bin does not exist"):
+        read_outline(path).fingerprint()
