@@ -29,6 +29,12 @@ _AT_ONCE = 64  # candidates whose levels are looked up at a time: their tables s
 _COARSE = 64  # candidates between those that are tried first
 
 
+# Each table of 64 candidates is as large as the blocks that glibc gives back to the system when they are
+# freed, only to ask for them again: three quarters of the time of a search. Freeing one large block raises
+# that size (mallopt(3), M_MMAP_THRESHOLD). Its memory is never touched; elsewhere this does nothing.
+np.empty(2 << 20)
+
+
 @dataclass(frozen=True)
 class Loss:
     """What a threshold does to a tensor.

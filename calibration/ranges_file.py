@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         for name, histogram in sorted(ranges.histograms.items())
         if histogram.max >= histogram.min
     }
-    with ThreadPoolExecutor() as pool:  # numpy lets go of the interpreter for most of the search
-        entries = dict(
-            zip(observed, pool.map(lambda h: _entry(h, ranges.method), observed.values()), strict=True)
-        )
+    entries = {name: _entry(histogram, ranges.method) for name, histogram in observed.items()}
     header = {
         "version": FORMAT_VERSION,
         "bins": BINS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from .histogram import Histogram
@@ -47,8 +46,7 @@ def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool =
     """
     chosen = method or ranges.method
     observed = {name: h for name, h in ranges.histograms.items() if h.max >= h.min}
-    with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda item: _summary(item[0], item[1], chosen, symmetric), observed.items()))
+    found = [_summary(name, histogram, chosen, symmetric) for name, histogram in observed.items()]
     return sorted(found, key=lambda one: (one.snr_db, one.tensor))
 
 

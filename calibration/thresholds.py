@@ -24,6 +24,8 @@ DEFAULT_PERCENTILE = 99.99
 MOST_CLIPPED = 0.1
 """Largest share of the values that the entropy method may clip."""
 
+_AT_ONCE = 64  # candidates whose levels are looked up at a time: their tables stay in the cache
+
 AUTO_TOLERANCE = 1.02
 """`auto` takes the method that clips least among those within 2% of the least squared error."""
 
@@ -194,7 +196,7 @@ def amax_entropy(histogram: Histogram, *, num_bits: int = 8) -> float:
 def entropy_divergences(
     counts: NDArray[np.float64], candidates: NDArray[np.int64], levels: int
 ) -> NDArray[np.float64]:
-    """Return KL(P‖Q) of every candidate at once, by prefix sums: float64 [len(candidates)].
+    """Return KL(P‖Q) of every candidate, by prefix sums: float64 [len(candidates)].
 
     With `S_k` the counts and `n_k` the non-empty bins of level `k`, T all counts and C those kept:
     KL = (Σ p log p − Σ_k S_k log(S_k / n_k) − tail · log q_last) / T − log T + log C.
@@ -204,11 +206,22 @@ def entropy_divergences(
         candidates: int64, each the number of bins kept, `levels` to bins.
         levels: Number of quantized levels.
     """
-    total = counts.sum()
-    kept = _prefix(counts)
-    filled = _prefix((counts > 0).astype(np.float64))
-    plogp = _prefix(_xlogx(counts))
+    prefixes = _prefix(counts), _prefix((counts > 0).astype(np.float64)), _prefix(_xlogx(counts))
+    parts = [
+        _divergences_at_once(counts, prefixes, candidates[start : start + _AT_ONCE], levels)
+        for start in range(0, len(candidates), _AT_ONCE)
+    ]
+    return np.concatenate(parts)
 
+
+def _divergences_at_once(
+    counts: NDArray[np.float64],
+    prefixes: tuple[NDArray[np.float64], ...],
+    candidates: NDArray[np.int64],
+    levels: int,
+) -> NDArray[np.float64]:
+    total = counts.sum()
+    kept, filled, plogp = prefixes
     tail = total - kept[candidates]
     last = counts[candidates - 1]
     # The first bin of level k, ceil(k * i / levels), for every candidate i: int64 [candidates, levels + 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from ..errors import CalibrationError, QuantizationError, first_line
 from ..model.graph import consumers, drop_unused_initializers, producers
 from ..progress import quiet
 from .placement import Placement, scaled_tensors
+from .weights import all_channels_at_once
 
 if TYPE_CHECKING:
     import onnx
@@ -34,7 +34,6 @@ def quantize_static(
     """
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
-    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
     for name, limits in ranges.items():
         if not np.isfinite(limits).all() or limits[0] > limits[1]:
@@ -51,8 +50,8 @@ def quantize_static(
     operators = sorted({n.op_type for n in model.graph.node if n.name in set(placement.nodes)})
     _mark_inferred(model)
     try:
-        with quiet():
-            quantizer = QDQQuantizer(
+        with quiet(), all_channels_at_once() as quantizer_class:
+            quantizer = quantizer_class(
                 model,
                 per_channel=True,
                 reduce_range=False,
@@ -95,11 +94,8 @@ def activation_limits(
     scaled = scaled_tensors(model, placement)
     symmetric = placement.target == "tensorrt"
     sources = {name: ranges.sources(name) for name in ranges.names() if name in scaled}
-    unique = list(dict.fromkeys(sources.values()))
     one_of = {source: name for name, source in sources.items()}
-    with ThreadPoolExecutor() as pool:  # numpy lets go of the interpreter for most of the search
-        found = pool.map(lambda source: ranges.limits(one_of[source], method, symmetric=symmetric), unique)
-        limits = dict(zip(unique, found, strict=True))
+    limits = {source: ranges.limits(name, method, symmetric=symmetric) for source, name in one_of.items()}
     return {name: limits[source] for name, source in sources.items()}
 
 

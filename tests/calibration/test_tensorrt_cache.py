@@ -422,7 +422,7 @@ def test_a_tensor_that_needs_a_scale_and_is_not_in_the_cache_is_named(
 
 def test_a_scale_beyond_float32_is_refused_and_one_below_it_is_not_written_as_zero(tmp_path: Path) -> None:
     huge = Ranges("m", fixed={"x": 1e300})
-    with pytest.raises(CalibrationError, match="'x' has the scale .* beyond float32"):
+    with pytest.raises(CalibrationError, match=r"'x' has the scale .* beyond float32"):
         format_cache(huge, version="8.5.3")
     tiny = format_cache(Ranges("m", fixed={"x": 1e-44}), version="8.5.3")
     assert parse_cache(tiny, tmp_path / "c")["x"] > 0
