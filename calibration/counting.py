@@ -6,16 +6,12 @@ Both count the same; numpy takes about eight times as long.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .histogram import BINS, count_by_numpy
-
-Count = Callable[[NDArray[Any], int, NDArray[np.int64]], tuple[int, float, float]]
-"""(values, exponent, counts) to (how many were counted, least, largest): see `count_by_numpy`."""
+from .histogram import BINS, Count, count_by_numpy
 
 _LIMIT_INFINITE = 128  # exponent of the first power of two beyond float32
 

@@ -9,17 +9,18 @@ change a single one, and two histograms merge without loss.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from .counting import Count
-
 BINS = 2048
 """Bins on each side of zero, a power of two. At least half of them are in use on one side."""
+
+Count = Callable[[NDArray[Any], int, NDArray[np.int64]], tuple[int, float, float]]
+"""(values, exponent, counts) to (how many were counted, least, largest): see `count_by_numpy`."""
 
 _LOWEST_EXPONENT = -160  # below float32's least subnormal, 2**-149, even divided by BINS
 _DEEPEST = 900  # up to this exponent, no float32 underflows in float64 when it is divided by a width

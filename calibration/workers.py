@@ -19,8 +19,8 @@ import numpy as np
 from ..errors import CalibrationError, DataError, InvalidOption
 from ..model.outline import Outline
 from .batches import Batch
-from .counting import Count, make_count
-from .histogram import Histogram, NonFinite
+from .counting import make_count
+from .histogram import Count, Histogram, NonFinite
 from .observer import Observer, open_observer
 from .taps import Taps
 

@@ -16,16 +16,8 @@ from ..calibration import Data
 from ..errors import EngineUnavailable, first_line
 from ..model.graph import graph_precision
 from ..model.made_input import made_feeds
-from ..model.onnx_file import (
-    check_onnx,
-    count_operators,
-    fingerprint,
-    is_large,
-    load_onnx,
-    model_io,
-    opset,
-    save_onnx,
-)
+from ..model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
+from ..model.outline import fingerprint
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, ModelIO
 from .check import OnnxReference, compare_outputs

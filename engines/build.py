@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..artifact import Artifact, Manifest, commit, tool_versions, write_text, writing
 from ..errors import EngineUnavailable, IntentNotReached, InvalidOption
-from ..model.onnx_file import fingerprint
+from ..model.outline import fingerprint
 from ..model.source import digest_source, parse_source
 from .base import BuildOutcome, BuildRequest, Engine
 from .registry import engine

@@ -205,13 +205,6 @@ def count_operators(model: onnx.ModelProto) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def fingerprint(path: Path) -> str:
-    """Return the digest of an ONNX file with its external data, wherever that lies."""
-    from .outline import read_outline
-
-    return read_outline(path).fingerprint()
-
-
 def digest_model(path: Path, model: onnx.ModelProto) -> str:
     """Return the digest of a file that was read already, with its external data.
 

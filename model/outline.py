@@ -50,7 +50,7 @@ class Outline:
         return model_io(self.model)
 
     def fingerprint(self) -> str:
-        """Return the digest of the file with its external data, as `onnx_file.fingerprint`."""
+        """Return the digest of the file with its external data."""
         return digest_model(self.path, self.model)
 
 
@@ -76,6 +76,15 @@ def read_outline(path: Path) -> Outline:
     model = parse_onnx(light, path)
     fix_initializers(model)
     return Outline(path, model)
+
+
+def fingerprint(path: Path) -> str:
+    """Return the digest of an ONNX file with its external data, wherever that lies.
+
+    Raises:
+        MissingFile, ModelError: As `read_outline`, or if external data is missing.
+    """
+    return read_outline(path).fingerprint()
 
 
 def _without_weights(content: Buffer, name: str) -> bytes:

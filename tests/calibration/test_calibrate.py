@@ -27,8 +27,7 @@ from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.calibration.merge import merge_files
 from qcompile.calibration.taps import choose_taps
 from qcompile.errors import CalibrationError, DataError, InvalidOption, MissingFile, ModelError
-from qcompile.model.onnx_file import fingerprint
-from qcompile.model.outline import read_outline
+from qcompile.model.outline import fingerprint, read_outline
 
 MakePath = Callable[..., Path]
 Array = NDArray[Any]

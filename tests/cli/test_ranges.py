@@ -21,8 +21,7 @@ from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
 from qcompile.calibration.thresholds import METHODS
 from qcompile.cli import main
 from qcompile.compiler.wanted import wanted_tensors
-from qcompile.model.onnx_file import fingerprint
-from qcompile.model.outline import read_outline
+from qcompile.model.outline import fingerprint, read_outline
 
 MakePath = Callable[..., Path]
 

@@ -18,7 +18,8 @@ from qcompile.compiler import quantize
 from qcompile.compiler.placement import Target
 from qcompile.errors import CalibrationError, InvalidOption, QCompileError, QuantizationError
 from qcompile.model.made_input import made_feeds
-from qcompile.model.onnx_file import fingerprint, load_onnx, model_io, save_onnx
+from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
+from qcompile.model.outline import fingerprint
 
 # What others get wrong, each behind a plain product; weights without values are filled with normal ones.
 GRAPHS = {

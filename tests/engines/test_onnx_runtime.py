@@ -21,7 +21,8 @@ from qcompile.engines.base import BuildRequest, Precision
 from qcompile.engines.build import build_engine
 from qcompile.errors import BuildError, DataError, IntentNotReached, ModelError
 from qcompile.model.fidelity import fidelity
-from qcompile.model.onnx_file import count_operators, fingerprint, load_onnx
+from qcompile.model.onnx_file import count_operators, load_onnx
+from qcompile.model.outline import fingerprint
 
 MakeFile = Callable[..., Path]
 

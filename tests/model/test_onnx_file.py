@@ -16,14 +16,13 @@ from qcompile.model.onnx_file import (
     count_operators,
     dtype_name,
     external_files,
-    fingerprint,
     load_checked,
     load_onnx,
     model_io,
     opset,
     save_onnx,
 )
-from qcompile.model.outline import read_outline
+from qcompile.model.outline import fingerprint, read_outline
 from qcompile.shapes import TensorInfo
 
 MakePath = Callable[..., Path]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from qcompile.errors import MissingFile, ModelError
-from qcompile.model.onnx_file import fingerprint, model_io
-from qcompile.model.outline import KEPT_BYTES, Outline, read_outline
+from qcompile.model.onnx_file import model_io
+from qcompile.model.outline import KEPT_BYTES, Outline, fingerprint, read_outline
 
 MakePath = Callable[..., Path]
 Tiny = Callable[..., onnx.ModelProto]

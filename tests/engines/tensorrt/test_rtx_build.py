@@ -22,7 +22,7 @@ from qcompile.engines.base import BuildRequest, Precision
 from qcompile.engines.build import build_engine
 from qcompile.engines.tensorrt.adapter import why_no_gpu
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
-from qcompile.model.onnx_file import fingerprint
+from qcompile.model.outline import fingerprint
 
 MakeFile = Callable[..., Path]
 GPUS = ["sm86", "sm89"]
