@@ -13,61 +13,16 @@ hold `labels`. Arrays must have the model's dtype: nothing is converted silently
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..artifact import digest_files, nearest_name
-from ..errors import DataError, InvalidOption, MissingFile, QCompileError
+from ..errors import DataError, InvalidOption, MissingFile
 from ..model.source import Source, digest_source, parse_source
-from ..model.user_code import call, load_function, where_raised
-from ..shapes import Feeds, TensorInfo, check_feeds, samples_in
-from .archive import load_arrays, read_rows, read_shapes
+from ..shapes import TensorInfo, check_feeds
+from .readers import Batch, read_folder, read_function, read_npz, sample_files, samples_in_file
 
-LABELS = "labels"
 DEFAULT_BATCH = 8
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Feeds of one inference.
-
-    Attributes:
-        feeds: Input name to array.
-        labels: One label per sample, if the data has them.
-        where: Where it came from, for messages: "data.npz[8:16]", "folder/0003.npy", "f batch 3".
-    """
-
-    feeds: Feeds
-    labels: NDArray[Any] | None
-    where: str
-
-    @property
-    def samples(self) -> int:
-        """Extent of the first axis of the first input (1 for a scalar)."""
-        return samples_in(self.feeds)
-
-    def can_be_split(self) -> bool:
-        """Whether there are several samples, which are the first axis of every input."""
-        extents = {array.shape[0] if array.ndim else 0 for array in self.feeds.values()}
-        return self.samples > 1 and extents == {self.samples}
-
-    def head(self, samples: int) -> Batch:
-        """Return the first samples of a batch that can be split."""
-        return self._part(slice(samples), self.where)
-
-    def split(self) -> Iterator[Batch]:
-        """Yield the samples of a batch that can be split, one by one."""
-        for index in range(self.samples):
-            yield self._part(slice(index, index + 1), f"{self.where} sample {index}")
-
-    def _part(self, part: slice, where: str) -> Batch:
-        feeds = {name: array[part] for name, array in self.feeds.items()}
-        return Batch(feeds, None if self.labels is None else self.labels[part], where)
 
 
 class Data:
@@ -148,8 +103,8 @@ class Data:
         """
         if isinstance(self._source, Source):
             return self.limit
-        files = _sample_files(self._source) if self._source.is_dir() else [self._source]
-        count = sum(_samples_in_file(path, self.inputs) for path in files)
+        files = sample_files(self._source) if self._source.is_dir() else [self._source]
+        count = sum(samples_in_file(path, self.inputs) for path in files)
         return count if self.limit is None else min(count, self.limit)
 
     def digest(self) -> str:
@@ -157,7 +112,7 @@ class Data:
         if isinstance(self._source, Source):
             return digest_source(self._source, depends=self._depends)
         if self._source.is_dir():
-            files = _sample_files(self._source)
+            files = sample_files(self._source)
             names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
             return f"{digest_files(files)}:{names[:16]}"
         return digest_files([self._source])
@@ -170,85 +125,10 @@ class Data:
 
     def _read(self) -> Iterator[Batch]:
         if isinstance(self._source, Source):
-            return self._read_function(self._source)
+            return read_function(self._source, self.inputs)
         if self._source.is_dir():
-            return self._read_folder(self._source)
-        return self._read_npz(self._source)
-
-    def _read_npz(self, path: Path) -> Iterator[Batch]:
-        shapes = read_shapes(path)
-        _require_inputs(shapes, self.inputs, str(path))
-        extents = {name: shape[0] if shape else 0 for name, shape in shapes.items()}
-        if len(set(extents.values())) > 1:
-            found = ", ".join(f"{name} {extent}" for name, extent in extents.items())
-            raise DataError(f"{path}: arrays differ in their number of samples ({found})")
-        start = 0
-        for arrays in read_rows(path, self.batch_size):
-            labels = arrays.pop(LABELS, None)
-            yield Batch(arrays, labels, f"{path.name}[{start}:{start + self.batch_size}]")
-            start += self.batch_size
-
-    def _read_folder(self, folder: Path) -> Iterator[Batch]:
-        for path in _sample_files(folder):
-            arrays = load_arrays(path)
-            labels = arrays.pop(LABELS, None)
-            if path.suffix == ".npy":
-                if len(self.inputs) != 1:
-                    raise DataError(
-                        f"{path}: a .npy file has no input names, and the model takes "
-                        f"{len(self.inputs)} inputs",
-                        hint="save .npz files keyed by input name",
-                    )
-                arrays = {self.inputs[0].name: next(iter(arrays.values()))}
-            _require_inputs(arrays, self.inputs, str(path))
-            feeds = {t.name: _with_batch_axis(arrays[t.name], t) for t in self.inputs}
-            yield Batch(feeds, labels, f"{folder.name}/{path.name}")
-
-    def _read_function(self, source: Source) -> Iterator[Batch]:
-        result = call(load_function(source), source)
-        if not isinstance(result, Iterable):
-            raise DataError(
-                f"{source.spec}: returned {type(result).__name__}; an iterable of samples is required"
-            )
-        iterator, index = iter(result), 0
-        while True:
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            except QCompileError:
-                raise
-            except Exception as error:
-                # Ending here instead would calibrate on part of the data without a word.
-                raise DataError(
-                    f"{source.spec}: raised {type(error).__name__} at batch {index}: {error}"
-                    f"{where_raised(error, source.path)}",
-                    sample=index,
-                ) from error
-            yield self._as_batch(item, f"{source.function} batch {index}")
-            index += 1
-
-    def _as_batch(self, item: Any, where: str) -> Batch:
-        labels = None
-        if isinstance(item, Mapping):
-            arrays = {str(name): _array(value, where) for name, value in item.items()}
-            labels = arrays.pop(LABELS, None)
-            _require_inputs(arrays, self.inputs, where)
-            return Batch(arrays, labels, where)
-        values = list(item) if isinstance(item, tuple | list) else [item]
-        if len(values) == len(self.inputs) + 1:
-            labels = _array(values.pop(), where)
-        if len(values) != len(self.inputs):
-            raise DataError(
-                f"{where}: {len(values)} arrays; the model takes {len(self.inputs)} "
-                f"({', '.join(tensor.name for tensor in self.inputs)}), and labels may follow"
-            )
-        names = [tensor.name for tensor in self.inputs]
-        return Batch(
-            {name: _array(value, where) for name, value in zip(names, values, strict=True)},
-            labels,
-            where,
-        )
+            return read_folder(self._source, self.inputs)
+        return read_npz(self._source, self.inputs, self.batch_size)
 
 
 def _locate(spec: str, base: Path | None) -> Source | Path:
@@ -270,44 +150,3 @@ def _batch_size(inputs: Sequence[TensorInfo], asked: int | None) -> int:
     if len(fixed) == 1:
         return int(next(iter(fixed)))
     return asked or DEFAULT_BATCH
-
-
-def _sample_files(folder: Path) -> list[Path]:
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".npz"))
-    if not files:
-        raise DataError(f"{folder}: holds no .npy or .npz file; at least one is required")
-    return files
-
-
-def _require_inputs(found: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:
-    """Refuse data that lacks an input; a stray array is refused by `check_feeds`."""
-    missing = [tensor.name for tensor in inputs if tensor.name not in found]
-    if missing:
-        raise DataError(
-            f"{where}: input {missing[0]!r} is missing; found {', '.join(found) or 'nothing'}",
-            hint="key the arrays by the model's input names",
-            tensor=missing[0],
-        )
-
-
-def _samples_in_file(path: Path, inputs: Sequence[TensorInfo]) -> int:
-    shapes = read_shapes(path)
-    first = shapes.get(inputs[0].name if inputs else "", next(iter(shapes.values()), ()))
-    has_batch_axis = not inputs or len(first) == len(inputs[0].shape)
-    return first[0] if first and has_batch_axis else 1
-
-
-def _with_batch_axis(array: NDArray[Any], tensor: TensorInfo) -> NDArray[Any]:
-    """A file holds one sample or a batch; a single sample gets the first axis."""
-    return array[None] if array.ndim == len(tensor.shape) - 1 else array
-
-
-def _array(value: Any, where: str) -> NDArray[Any]:
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
-        value = value.detach().cpu().numpy()
-    if not isinstance(value, np.ndarray | np.generic | int | float | list):
-        raise DataError(
-            f"{where}: holds {type(value).__name__}; arrays or tensors are required",
-            hint="yield a dict of arrays, a tuple of arrays, or (inputs, labels)",
-        )
-    return np.asarray(value)

@@ -12,11 +12,12 @@ from ..artifact import Artifact, check_output, commit, tool_versions, writing
 from ..errors import CalibrationError, InvalidOption, QCompileError
 from ..model.outline import Outline, read_outline
 from ..progress import Progress, silent
-from .batches import Batch, Data
+from .batches import Data
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .manifest import ranges_manifest
 from .ranges import Portion, Ranges
 from .ranges_file import save_ranges
+from .readers import Batch
 from .taps import choose_taps
 from .thresholds import parse_method
 from .workers import Workers

@@ -18,10 +18,10 @@ import numpy as np
 
 from ..errors import CalibrationError, DataError, InvalidOption
 from ..model.outline import Outline
-from .batches import Batch
 from .counting import make_count
 from .histogram import Count, Histogram, NonFinite
 from .observer import Observer, open_observer
+from .readers import Batch
 from .taps import Taps
 
 IN_FLIGHT_BYTES = 256 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qcompile.calibration.batches import Batch, Data
+from qcompile.calibration import Batch, Data
 from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError
 from qcompile.shapes import TensorInfo
 
