@@ -13,7 +13,7 @@ from qcompile.engines import doctor, names
 from qcompile.engines.doctor import Diagnosis, find_problems
 from qcompile.engines.tensorrt.adapter import why_no_gpu
 
-CLEAN = {"numpy", "onnx", "onnxruntime", "torch", "onnxscript", "onnxsim", "rich", "tensorrt-rtx"}
+CLEAN = {"numba", "numpy", "onnx", "onnxruntime", "torch", "onnxscript", "onnxsim", "rich", "tensorrt-rtx"}
 
 
 def numpy_2(package: str) -> str:
@@ -59,9 +59,15 @@ def test_numpy_1_is_a_problem() -> None:
     assert problem.fix == "pip install 'numpy>=2'"
 
 
+def test_counting_by_numpy_is_a_problem_where_a_runtime_calibrates() -> None:
+    (problem,) = find_problems(CLEAN - {"numba"}, numpy_2)
+    assert problem.fix == "pip install numba"
+    assert find_problems(CLEAN - {"numba", "onnxruntime"}, numpy_2) == []
+
+
 def test_every_problem_is_reported_at_once() -> None:
-    installed = (CLEAN | {"onnxruntime-gpu", "onnx-simplifier"}) - {"onnxscript"}
-    assert len(find_problems(installed, lambda _: "1.26.4")) == 4
+    installed = (CLEAN | {"onnxruntime-gpu", "onnx-simplifier"}) - {"onnxscript", "numba"}
+    assert len(find_problems(installed, lambda _: "1.26.4")) == 5
 
 
 def test_doctor_reports_python_and_the_versions_of_what_is_here(diagnosis: Diagnosis) -> None:
