@@ -10,6 +10,7 @@ import numpy as np
 
 from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data, Ranges, load_ranges, observe, parse_method
+from ..calibration.taps import choose_taps
 from ..calibration.tensorrt_cache import is_cache, read_cache
 from ..errors import CalibrationError, InvalidOption, QuantizationError
 from ..model.fidelity import fidelity, worst
@@ -99,6 +100,8 @@ def quantize(
             elif loaded is None and data is not None:
                 progress("look for values beyond float16")
                 loaded = observe(model, Data(data, model_io(proto).inputs, limit=_LOOKED_AT))
+            elif loaded is not None:
+                warnings += _unobserved(proto, loaded)
             proof = _to_fp16(proto, path, exclude, loaded)
         elif mode == "dynamic":
             planned, reached = quantize_dynamic(prepared(proto), path, exclude=tuple(exclude))
@@ -146,6 +149,18 @@ def _unfused(proto: onnx.ModelProto) -> list[str]:
     if not count:
         return []
     return [f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"]
+
+
+def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:
+    """Ranges hold what INT8 scales, which is less than what may overflow in float16."""
+    every = set(choose_taps(proto).names)
+    left = every - set(ranges.names())
+    if not left:
+        return []
+    return [
+        f"{len(left)} of {len(every)} activations are not in the ranges: values beyond float16's 65504 were "
+        "not looked for there; --data without --ranges looks everywhere"
+    ]
 
 
 def _open_ranges(path: Path, model: Path) -> Ranges:

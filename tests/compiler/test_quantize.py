@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
+import qcompile
 from qcompile.artifact import load_artifact
 from qcompile.calibration import calibrate
 from qcompile.compiler import quantize
@@ -232,3 +233,19 @@ def test_an_activation_that_overflows_float16_on_the_data_is_kept_in_float32_or_
         half = quantize(model, tmp_path / "h.onnx", precision="fp16", data=str(tmp_path / "data.npz"))
         (found,) = ReferenceEvaluator(str(half.path)).run(None, {"x": x})  # float16 where the graph says so
         assert np.isfinite(found).all()
+
+
+def test_fp16_says_how_many_activations_its_ranges_do_not_hold(tmp_path: Path) -> None:
+    made = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y)
+        <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, float[1] two = {2}>
+        { m = MatMul(x, w) d = Mul(m, two) t = Tanh(d) y = MatMul(t, w) }"""
+    )
+    model, data, ranges = tmp_path / "m.onnx", tmp_path / "d.npz", tmp_path / "m.ranges"
+    onnx.save(made, model)
+    np.savez(data, x=np.ones((4, 4), np.float32))
+    qcompile.calibrate(model, str(data), ranges, targets=["tensorrt"])
+    partly = quantize(model, tmp_path / "a.onnx", ranges=ranges, precision="fp16", target="tensorrt")
+    assert any("1 of 5 activations are not in the ranges" in text for text in partly.manifest.warnings)
+    wholly = quantize(model, tmp_path / "b.onnx", data=str(data), precision="fp16", target="tensorrt")
+    assert not any("not in the ranges" in text for text in wholly.manifest.warnings)
