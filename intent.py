@@ -218,9 +218,9 @@ def _typed(
     """Return an ONNX file of the needed precision: the given one, or one made from it."""
     from .compiler import quantize
     from .model.graph import graph_precision
-    from .model.onnx_file import load_onnx
+    from .model.outline import read_outline
 
-    found = graph_precision(load_onnx(model))
+    found = graph_precision(read_outline(model).model)
     placement: Target = "onnxruntime" if target == "onnxruntime" else "tensorrt"
     if found == needed:
         return str(model)

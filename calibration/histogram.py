@@ -57,6 +57,16 @@ class Histogram:
         return math.ldexp(1.0, self.exponent)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no value was counted yet."""
+        return self.max < self.min
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude seen, exactly; infinite while empty."""
+        return max(abs(self.min), abs(self.max))
+
+    @property
     def total(self) -> int:
         """Number of values counted."""
         return int(self.counts.sum())

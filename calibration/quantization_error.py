@@ -57,8 +57,7 @@ def loss(histogram: Histogram, amax: float, *, symmetric: bool) -> Loss:
         return Loss(math.inf, 0.0)
     error = float(squared_errors(histogram, np.array([amax / width]), symmetric=symmetric)[0])
     nearest = np.concatenate([np.arange(BINS - 1, -1, -1), np.arange(BINS)])  # of each bin to zero, in bins
-    all_kept = amax >= max(abs(histogram.min), abs(histogram.max))
-    beyond = 0 if all_kept else int(histogram.counts[nearest >= amax / width].sum())
+    beyond = 0 if amax >= histogram.largest else int(histogram.counts[nearest >= amax / width].sum())
     return Loss(10 * math.log10(power / error) if error else math.inf, beyond / total)
 
 
@@ -71,7 +70,7 @@ def amax_mse(histogram: Histogram, *, symmetric: bool) -> float:
     Returns:
         amax in the tensor's units, at most the largest magnitude seen.
     """
-    largest = max(abs(histogram.min), abs(histogram.max))
+    largest = histogram.largest
     used = math.ceil(largest / histogram.width)
     if used <= _FEWEST:
         return largest
@@ -117,23 +116,23 @@ def limits(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float
 
 def _grid(
     histogram: Histogram, candidates: NDArray[np.float64], symmetric: bool
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Scale [k, 1], first level and number of levels of each candidate, in bins."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """Scale [k, 1] in bins and first level [k, 1] of each candidate, and the number of levels of all."""
     if symmetric:
-        return candidates[:, None] / 127, np.full((len(candidates), 1), -127.0), np.array([255.0])
+        return candidates[:, None] / 127, np.full((len(candidates), 1), -127.0), 255
     low = np.maximum(min(histogram.min, 0.0) / histogram.width, -candidates)
     high = np.minimum(max(histogram.max, 0.0) / histogram.width, candidates)
     scale = np.maximum(high - low, np.finfo(np.float64).tiny) / 255
-    return scale[:, None], np.rint(low / scale)[:, None], np.array([256.0])
+    return scale[:, None], np.rint(low / scale)[:, None], 256
 
 
 def _errors_at_once(
     moments: NDArray[np.float64],
     scale: NDArray[np.float64],
     first: NDArray[np.float64],
-    number: NDArray[np.float64],
+    number: int,
 ) -> NDArray[np.float64]:
-    levels = np.arange(int(number[0]))[None, :] + first
+    levels = np.arange(number)[None, :] + first
     values = levels * scale
     edges = np.empty((len(scale), levels.shape[1] + 1), np.int64)
     edges[:, 0], edges[:, -1] = 0, 2 * BINS

@@ -69,9 +69,9 @@ class Ranges:
     def names(self) -> Iterator[str]:
         """Yield the tensors that have a range."""
         yield from self.fixed
-        yield from (name for name, histogram in self.histograms.items() if histogram.max >= histogram.min)
+        yield from (name for name, histogram in self.histograms.items() if not histogram.is_empty)
         for name, sources in self.shared.items():
-            if any(self.histograms[source].max >= self.histograms[source].min for source in sources):
+            if not all(self.histograms[source].is_empty for source in sources):
                 yield name
 
     def sources(self, tensor: str) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class Ranges:
             CalibrationError: If the tensor was not observed.
         """
         sources = [self.histograms[name] for name in self.sources(tensor) if name in self.histograms]
-        values = [histogram for histogram in sources if histogram.max >= histogram.min]
+        values = [histogram for histogram in sources if not histogram.is_empty]
         if not values:
             reason = "it was empty in every sample" if sources else "it was not observed"
             raise CalibrationError(
@@ -125,10 +125,13 @@ class Ranges:
         Raises:
             CalibrationError: As `amax`.
         """
-        limit = self.amax(tensor, method, symmetric=symmetric)
         if tensor in self.fixed:
+            limit = self.amax(tensor, method)
             return -limit, limit
-        return limits(self.histogram(tensor), limit, symmetric=symmetric)
+        histogram = self.histogram(tensor)
+        return limits(
+            histogram, amax(histogram, method or self.method, symmetric=symmetric), symmetric=symmetric
+        )
 
     def merge(self, other: Ranges) -> None:
         """Add what another calibration of the same model counted: another shard, or other data.

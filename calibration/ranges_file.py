@@ -28,9 +28,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
     from safetensors.numpy import save
 
     observed = {
-        name: histogram
-        for name, histogram in sorted(ranges.histograms.items())
-        if histogram.max >= histogram.min
+        name: histogram for name, histogram in sorted(ranges.histograms.items()) if not histogram.is_empty
     }
     entries = {name: _entry(histogram, ranges.method) for name, histogram in observed.items()}
     header = {

@@ -45,7 +45,7 @@ def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool =
         symmetric: Whether for symmetric int8 or asymmetric uint8 (`quantization_error`).
     """
     chosen = method or ranges.method
-    observed = {name: h for name, h in ranges.histograms.items() if h.max >= h.min}
+    observed = {name: h for name, h in ranges.histograms.items() if not h.is_empty}
     found = [_summary(name, histogram, chosen, symmetric) for name, histogram in observed.items()]
     return sorted(found, key=lambda one: (one.snr_db, one.tensor))
 

@@ -131,7 +131,7 @@ def amax_minmax(histogram: Histogram) -> float:
         CalibrationError: If the histogram is empty.
     """
     _require_values(histogram)
-    return max(abs(histogram.min), abs(histogram.max))
+    return histogram.largest
 
 
 def amax_percentile(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE) -> float:
@@ -241,7 +241,7 @@ def _divergences_at_once(
 
 
 def _require_values(histogram: Histogram) -> None:
-    if histogram.max < histogram.min:
+    if histogram.is_empty:
         raise CalibrationError(
             "no values were observed; a threshold needs at least one",
             hint="calibrate with samples in which the tensor is not empty",
