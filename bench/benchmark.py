@@ -10,12 +10,13 @@ from typing import Any
 
 from ..calibration import Data
 from ..errors import DataError, InvalidOption, QCompileError
+from ..model.session import usable_cores
 from ..progress import Progress, silent
 from ..shapes import Feeds, format_shape, samples_in
 from .accuracy import parse_metric, top_k
 from .compare import FEWEST_ROUNDS, median, percentile, speedup
 from .diff import judge
-from .environment import default_threads, environment
+from .environment import environment
 from .measure import Timed, measure
 from .outputs import Subject, describe, infer_all, save_feeds, shared_io, short_name, start, timing_feeds
 from .process import Worker
@@ -66,7 +67,7 @@ def benchmark(
     if not 0 < precision_target < 1 or max_time_s <= 0:
         raise InvalidOption("precision target: between 0 and 1; max time: above 0")
     subjects, base = _subjects(artifacts, baseline)
-    threads = threads or default_threads()
+    threads = threads or usable_cores()
     io = shared_io(subjects, inputs)
     feeds = timing_feeds(io, data, batch_size=batch_size)
     entries = {subject.name: _entry(subject) for subject in subjects}

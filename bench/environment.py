@@ -28,11 +28,6 @@ def environment(threads: int) -> dict[str, object]:
     }
 
 
-def default_threads() -> int:
-    """Return the number of cores this process may use: fixed and equal for every artifact."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _read(path: str) -> str | None:
     file = Path(path)
     return file.read_text().strip() if file.is_file() else None

@@ -9,7 +9,7 @@ from .ranges import Ranges
 
 def ranges_manifest(ranges: Ranges, stage: str, **options: object) -> Manifest:
     """Return the manifest of ranges that a stage made, for `artifact.commit`."""
-    warnings = [why_slow()] if why_slow() and stage == "calibrate" else []
+    warnings = [reason] if stage == "calibrate" and (reason := why_slow()) else []
     if not ranges.samples:
         warnings.append("no sample was observed: this part of the data is empty")
     return Manifest(

@@ -7,7 +7,6 @@ other at every operator. Each worker counts into histograms of its own, which me
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import numpy as np
 
 from ..errors import CalibrationError, DataError, InvalidOption
 from ..model.outline import Outline
+from ..model.session import usable_cores
 from .counting import make_count
 from .histogram import Count, Histogram, NonFinite
 from .observer import Observer, open_observer
@@ -47,7 +47,7 @@ class Workers:
         if threads < 0:
             raise InvalidOption(f"threads: {threads}; at least 0 is required", option="--threads")
         self._model, self._taps = model, taps
-        self._threads = threads or _cores()
+        self._threads = threads or usable_cores()
         self._stack = contextlib.ExitStack()
         self._pool: ThreadPoolExecutor | None = None
         self._free: queue.SimpleQueue[_Counter] = queue.SimpleQueue()
@@ -208,13 +208,6 @@ class _Counter:
                 tensor=name,
                 sample=where,
             ) from error
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _empty(taps: Taps) -> Histograms:

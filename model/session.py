@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..shapes import Feeds, format_shape
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may use: what 0 threads stands for."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def session_options(threads: int = 0, *, layouts: bool = True, optimize: bool = True) -> Any:
