@@ -49,8 +49,12 @@ def mobilenetv2() -> nn.Module:
 
 
 def bert() -> nn.Module:
-    """BERT-base: 12 layers, 768 wide."""
+    """BERT-base: 12 layers, 768 wide; biases are not zero, as they never are in a trained model."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    return Hidden(BertModel(BertConfig()))
+    model = BertModel(BertConfig(), add_pooling_layer=False)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.normal_(module.bias, std=0.05)
+    return Hidden(model)

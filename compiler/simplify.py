@@ -1,7 +1,8 @@
 """`qcompile simplify`: fewer nodes, the same model.
 
-onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing. What it gives
-back is taken only if no input, output or dynamic axis changed and the outputs are equal.
+onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing; `attention` takes
+out what exporters leave there. The result is taken only if no input, output or dynamic axis changed and
+the outputs are equal.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..model.onnx_file import check_onnx, count_operators, is_large, load_onnx, 
 from ..model.outline import fingerprint
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, ModelIO
+from .attention import simplify_attention
 from .check import OnnxReference, compare_outputs
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ def _attempt(
     try:
         large = is_large(before)
         after = _run_onnxsim_on_file(model, path.parent) if large else _run_onnxsim(before)
+        simplify_attention(after)
         restore_io(before, after)
         save_onnx(after, path)
         check_onnx(path)

@@ -37,6 +37,21 @@ def infer_types(model: onnx.ModelProto) -> dict[str, str]:
     return {name: dtype for name, dtype in types.items() if dtype != "undefined"}
 
 
+def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
+    """Return tensor name to shape, for every tensor whose shape can be inferred; "" for an unknown extent."""
+    import onnx
+
+    light = without_weights(model)
+    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
+        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    values = (*light.graph.input, *light.graph.value_info, *light.graph.output)
+    shapes = {v.name: v.type.tensor_type.shape for v in values if v.type.tensor_type.HasField("shape")}
+    return {
+        name: tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in shape.dim)
+        for name, shape in shapes.items()
+    }
+
+
 def without_weights(model: onnx.ModelProto, keep_bytes: int = 4096) -> onnx.ModelProto:
     """Return the model with large initializers turned into inputs: cheap to infer shapes on."""
     import onnx
