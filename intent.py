@@ -17,7 +17,7 @@ from .progress import Progress, silent
 
 if TYPE_CHECKING:
     from .calibration import Data
-    from .compiler.placement import Target
+    from .engines.base import Precision
     from .engines.tensorrt.calibrator import Calibration
 
 CALIBRATORS = ("ours", "entropy", "minmax")
@@ -30,7 +30,7 @@ def calibrate(
     data: str | Data,
     output: str | Path,
     *,
-    targets: Sequence[str] = ("onnxruntime", "tensorrt"),
+    targets: Sequence[str] = ("onnxruntime", "openvino", "tensorrt"),
     method: str = "auto",
     samples: int | None = None,
     shard: str = "1/1",
@@ -45,7 +45,8 @@ def calibrate(
         model: Float ONNX file.
         data: Spelling of the samples (`calibration.batches`), or `Data`.
         output: Ranges file to write.
-        targets: What the model will be quantized for: "onnxruntime", "tensorrt". Fewer are observed faster.
+        targets: What the model will be quantized for: "onnxruntime", "openvino", "tensorrt". Fewer are
+            observed faster.
         method, samples, shard, threads, resume, checkpoint, progress: As
             `calibration.calibrate.calibrate`.
 
@@ -107,7 +108,7 @@ def build(
         model: ONNX file; for "torchscript" a MODEL spelling.
         output: File to write.
         target: Name of the engine.
-        precision: "fp32", "fp16" or "int8".
+        precision: "fp32", "fp16", "bf16" or "int8".
         ranges: Ranges file: a float ONNX file is then quantized to INT8 for the target first.
         method: Another method than the ranges file's own.
         gpus: Compute capabilities to build for ("sm86"), where the target can choose.
@@ -208,7 +209,7 @@ def _native(
 
 def _typed(
     model: Path,
-    needed: str,
+    needed: Precision,
     target: str,
     ranges: str | Path | None,
     method: str | None,
@@ -217,11 +218,12 @@ def _typed(
 ) -> str:
     """Return an ONNX file of the needed precision: the given one, or one made from it."""
     from .compiler import quantize
+    from .compiler.placement import graph_target
     from .model.graph import graph_precision
     from .model.outline import read_outline
 
     found = graph_precision(read_outline(model).model)
-    placement: Target = "onnxruntime" if target == "onnxruntime" else "tensorrt"
+    placement = graph_target(target)
     if found == needed:
         return str(model)
     if found != "fp32":
@@ -230,8 +232,8 @@ def _typed(
             hint=f"give --precision {found}, or build from the float model",
         )
     typed = folder / model.name
-    if needed == "fp16":
-        quantize(model, typed, precision="fp16", target=placement, progress=progress)
+    if needed == "fp16" or needed == "bf16":
+        quantize(model, typed, precision=needed, target=placement, progress=progress)
         return str(typed)
     if ranges is None:
         raise InvalidOption(

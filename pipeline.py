@@ -128,8 +128,9 @@ class _Run:
         if engine(one.target).takes == "pytorch":
             stage = build_stage(self.recipe, one, self.source.absolute, self.source_digest)
         else:
-            # TensorRT of its own has a builder flag for FP16 where it has no strong types.
-            if one.precision == "int8" or (one.precision == "fp16" and one.target != "tensorrt"):
+            # The others convert a float graph themselves: TensorRT by flags where it has no strong types.
+            by_types = one.precision in ("fp16", "bf16") and one.target in ("onnxruntime", "tensorrt-rtx")
+            if one.precision == "int8" or by_types:
                 ranges = ranges if one.needs_ranges else None
                 model = self._do(quantize_stage(self.recipe, one, model, ranges))
             stage = build_stage(self.recipe, one, str(model.path), model.digest)

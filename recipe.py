@@ -248,8 +248,8 @@ def _check_values(recipe: Recipe) -> None:
 def _check_artifact(one: ArtifactSection, recipe: Recipe, key: str) -> None:
     path = recipe.path
     choices = {
-        "target": ("onnxruntime", "tensorrt-rtx", "tensorrt", "torchscript"),
-        "precision": ("fp32", "fp16", "int8"),
+        "target": ("onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript"),
+        "precision": ("fp32", "fp16", "bf16", "int8"),
         "mode": ("static", "dynamic"),
     }
     for name, allowed in choices.items():

@@ -10,16 +10,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .artifact import tool_versions
 from .model.source import Source, parse_source
 from .progress import Progress
 from .recipe import BASELINE, ArtifactSection, Recipe
 from .shapes import parse_shapes
-
-if TYPE_CHECKING:
-    from .compiler.placement import Target
 
 RESULTS = "results.json"
 
@@ -94,6 +91,7 @@ def simplify_stage(recipe: Recipe, model: Made) -> Stage:
 def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     """Samples become ranges."""
     from .calibration import Data
+    from .compiler.placement import graph_target
     from .model.outline import read_outline
 
     section = recipe.calibrate
@@ -106,7 +104,7 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
         depends=recipe.data_depends,
     )
 
-    targets = sorted({_graph_target(one) for one in recipe.artifact if one.needs_ranges})
+    targets = sorted({graph_target(one.target) for one in recipe.artifact if one.needs_ranges})
 
     def work(path: Path, progress: Progress) -> object:
         from .intent import calibrate
@@ -132,21 +130,18 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     return Stage("calibrate", f"{recipe.name}.ranges", key, work)
 
 
-def _graph_target(one: ArtifactSection) -> Target:
-    return "onnxruntime" if one.target == "onnxruntime" else "tensorrt"
-
-
 def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None) -> Stage:
     """The graph gets the artifact's precision, placed for its target."""
 
     def work(path: Path, progress: Progress) -> object:
         from .compiler import quantize
+        from .compiler.placement import graph_target
 
         return quantize(
             model.path,
             path,
             ranges=ranges.path if ranges else None,
-            target=_graph_target(one),
+            target=graph_target(one.target),
             precision="fp16" if one.precision == "fp16" else "int8",
             mode="dynamic" if one.mode == "dynamic" else "static",
             method=one.method or None,
@@ -170,7 +165,7 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
 
 def build_stage(recipe: Recipe, one: ArtifactSection, model: str, digest: str) -> Stage:
     """A graph, or the MODEL itself, becomes what a runtime loads."""
-    from .engines.onnx_runtime.processor import processor
+    from .engines.processor import processor
     from .engines.registry import engine
 
     kinds = ("min_shapes", "opt_shapes", "max_shapes")
@@ -212,7 +207,7 @@ def bench_stage(
 ) -> Stage:
     """Every artifact is measured against the baseline."""
     from .calibration import Data
-    from .engines.onnx_runtime.processor import processor
+    from .engines.processor import processor
 
     section = recipe.bench
     assert section is not None, "the caller looks first"

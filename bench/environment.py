@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 from ..artifact import tool_versions
-from ..engines.onnx_runtime.processor import processor
+from ..engines.processor import processor
 
 
 def environment(threads: int) -> dict[str, object]:

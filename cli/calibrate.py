@@ -31,7 +31,7 @@ from .session import Session, command_options, examples, split
     "--target",
     "targets",
     multiple=True,
-    help="What it will be quantized for: onnxruntime, tensorrt; both by default. Fewer is faster.",
+    help="What it will be quantized for: onnxruntime, openvino, tensorrt; all by default. Fewer is faster.",
 )
 @click.option("--samples", type=int, help="Use at most this many.")
 @click.option("--shard", default="1/1", help="PART/PARTS: observe every PARTS-th sample; see ranges merge.")

@@ -6,17 +6,22 @@ from pathlib import Path
 
 import click
 
+from ..errors import InvalidOption
 from .present import present_artifact
 from .session import Session, command_options, examples, split
 
 
 @click.command(
-    short_help="INT8 for a target, or FP16",
+    short_help="INT8, INT4, FP16 or BF16, for a target",
     epilog=examples(
         "qcompile quantize model.onnx -o model.int8.onnx --ranges model.ranges",
         "qcompile quantize model.onnx -o model.trt.onnx --ranges model.ranges --target tensorrt",
         "qcompile quantize model.onnx -o model.dyn.onnx --mode dynamic",
-        "qcompile quantize model.onnx -o model.fp16.onnx --precision fp16",
+        "qcompile quantize model.onnx -o model.int4.onnx --mode weights --precision int4 --data data.npz "
+        "--rounding gptq",
+        "qcompile quantize model.onnx -o model.fp16.onnx --precision fp16 --data data.npz",
+        "qcompile quantize model.onnx -o mixed.onnx --ranges model.ranges --target tensorrt --rest fp16 "
+        "--layer '/head/*=fp32'",
     ),
 )
 @click.argument("model", type=click.Path(path_type=Path))
@@ -24,16 +29,67 @@ from .session import Session, command_options, examples, split
 @click.option("--ranges", type=click.Path(path_type=Path), help="Ranges file, for static INT8.")
 @click.option(
     "--target",
-    type=click.Choice(["onnxruntime", "tensorrt"]),
+    type=click.Choice(["onnxruntime", "openvino", "tensorrt"]),
     default="onnxruntime",
     show_default=True,
     help="What the result is for: it decides where Q/DQ goes.",
 )
-@click.option("--precision", type=click.Choice(["int8", "fp16"]), default="int8", show_default=True)
-@click.option("--mode", type=click.Choice(["static", "dynamic"]), default="static", show_default=True)
+@click.option(
+    "--precision", type=click.Choice(["int8", "int4", "fp16", "bf16"]), default="int8", show_default=True
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["static", "dynamic", "weights"]),
+    default="static",
+    show_default=True,
+    help="For integers: calibrated, scaled while it runs, or weights alone.",
+)
+@click.option(
+    "--processor",
+    type=click.Choice(["vnni", "avx2", "arm"]),
+    default="vnni",
+    show_default=True,
+    help="What static INT8 for onnxruntime will run on.",
+)
 @click.option("--method", help="Another method than the ranges file's: minmax, percentile:99.9, ...")
 @click.option("--exclude", multiple=True, help="Name, glob or operator type that stays in float.")
-@click.option("--data", help="Samples to measure the signal-to-noise ratio on.")
+@click.option("--only", multiple=True, help="Name, glob or operator type: nothing else is quantized.")
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    metavar="PATTERN=PRECISION",
+    help="fp32, fp16 or bf16 for a name, glob or operator type in static INT8.",
+)
+@click.option(
+    "--rest",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="What static INT8 leaves in float becomes.",
+)
+@click.option(
+    "--block-size",
+    type=int,
+    default=128,
+    show_default=True,
+    help="Weights that share a scale in --mode weights; 0: an output channel.",
+)
+@click.option(
+    "--rounding",
+    type=click.Choice(["rtn", "gptq"]),
+    default="rtn",
+    show_default=True,
+    help="In --mode weights: to nearest, or against the samples of --data.",
+)
+@click.option(
+    "--form",
+    type=click.Choice(["nbits", "qdq"]),
+    default="nbits",
+    show_default=True,
+    help="In --mode weights: ONNX Runtime's operators, or ONNX's own.",
+)
+@click.option("--data", help="Samples to measure the signal-to-noise ratio on, and to learn from.")
 @command_options
 def quantize(
     session: Session,
@@ -44,11 +100,19 @@ def quantize(
     precision: str,
     mode: str,
     method: str | None,
+    processor: str,
     exclude: tuple[str, ...],
+    only: tuple[str, ...],
+    layers: tuple[str, ...],
+    rest: str,
+    block_size: int,
+    rounding: str,
+    form: str,
     data: str | None,
 ) -> None:
-    """Quantize an ONNX MODEL to INT8 for a target, or convert it to FP16."""
+    """Quantize an ONNX MODEL to INT8 or INT4 for a target, or convert it to FP16 or BF16."""
     from ..compiler import quantize as quantize_model
+    from ..compiler.request import WeightOptions
 
     artifact = quantize_model(
         model,
@@ -58,11 +122,23 @@ def quantize(
         precision=precision,  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
         method=method,
+        processor=processor,  # type: ignore[arg-type]
         exclude=split(exclude),
+        only=split(only),
+        layers=dict(_layer(text) for text in split(layers)),
+        rest=rest,
+        weights=WeightOptions(block_size, rounding, form),
         data=data,
         progress=session.progress,
     )
     present_artifact(session, artifact, *_details(artifact.manifest.proof))
+
+
+def _layer(text: str) -> tuple[str, str]:
+    pattern, equals, precision = text.rpartition("=")
+    if not equals or not pattern:
+        raise InvalidOption(f"--layer {text!r}: PATTERN=PRECISION is required, as '/head/*=fp32'")
+    return pattern, precision
 
 
 def _details(proof: object) -> list[str]:

@@ -34,7 +34,7 @@ def ranges() -> None:
 @click.option("--method", help=_METHOD_HELP)
 @click.option(
     "--target",
-    type=click.Choice(["onnxruntime", "tensorrt"]),
+    type=click.Choice(["onnxruntime", "openvino", "tensorrt"]),
     default="onnxruntime",
     show_default=True,
     help="Whose quantization is reckoned: asymmetric uint8, or symmetric int8.",

@@ -47,7 +47,8 @@ class _View:
         """The value of an initializer."""
         from onnx import numpy_helper
 
-        return numpy_helper.to_array(self.stored[name])
+        array: NDArray[Any] = numpy_helper.to_array(self.stored[name])
+        return array
 
     def is_private(self, name: str) -> bool:
         """Whether one node alone reads a tensor."""
@@ -101,9 +102,12 @@ def _is_bounded(name: str, view: _View) -> bool:
         return False  # an input of the model may hold anything
     if node.op_type in ("Add", "Sub", "Where"):
         return all(_is_bounded(operand, view) for operand in node.input[node.op_type == "Where" :])
-    if node.op_type in ("Mul", "Div", "Expand", "Unsqueeze", "Reshape"):
-        return _is_bounded(node.input[0], view) and all(operand in view.stored for operand in node.input[1:])
-    return node.op_type == "MatMul"
+    if node.op_type in ("Mul", "Div"):
+        factor = view.value(node.input[1]) if node.input[1] in view.stored else np.zeros(1)
+        return bool((np.isfinite(factor) & (factor != 0)).all()) and _is_bounded(node.input[0], view)
+    if node.op_type in ("Expand", "Unsqueeze", "Reshape"):
+        return _is_bounded(node.input[0], view)
+    return bool(node.op_type == "MatMul")
 
 
 def _merge_transpositions(view: _View, shapes: dict[str, tuple[int | str, ...]]) -> int:

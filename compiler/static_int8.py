@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ..calibration import Method, Ranges
 from ..errors import CalibrationError, QuantizationError, first_line
-from ..model.graph import consumers, drop_unused_initializers, producers
+from ..model.graph import drop_unused_initializers
 from ..progress import quiet
-from .placement import Placement, scaled_tensors
+from .finish import keep_norms_apart, read_floats
+from .placement import WRITES_FLOAT, Placement, Target, scaled_tensors
+from .tables import quantize_tables
 from .weights import all_channels_at_once
 
 if TYPE_CHECKING:
     import onnx
 
 
+Processor = Literal["vnni", "avx2", "arm"]
+PROCESSORS: tuple[Processor, ...] = ("vnni", "avx2", "arm")
+
+
 def quantize_static(
-    model: onnx.ModelProto, placement: Placement, ranges: Mapping[str, tuple[float, float]]
+    model: onnx.ModelProto,
+    placement: Placement,
+    ranges: Mapping[str, tuple[float, float]],
+    *,
+    processor: Processor = "vnni",
 ) -> onnx.ModelProto:
     """Return the prepared model with Q/DQ pairs.
 
@@ -27,6 +37,9 @@ def quantize_static(
         model: From `prepare.prepared`; it is changed.
         placement: From `placement.plan`.
         ranges: Tensor name to (min, max) in real units.
+        processor: What an artifact for ONNX Runtime will run on. "vnni": x86 that multiplies uint8 by int8
+            into int32. "avx2": x86 that sums two products in int16, which overflows unless weights have
+            7 bits. "arm": its kernels take int8 activations.
 
     Raises:
         CalibrationError: If a tensor that gets a scale has no range.
@@ -46,45 +59,62 @@ def quantize_static(
         name: TensorData(lowest=np.float32(low), highest=np.float32(high))
         for name, (low, high) in ranges.items()
     }
-    tensorrt = placement.target == "tensorrt"
     operators = sorted({n.op_type for n in model.graph.node if n.name in set(placement.nodes)})
+    planned = set(placement.nodes)
     _mark_inferred(model)
     try:
         with quiet(), all_channels_at_once() as quantizer_class:
             quantizer = quantizer_class(
                 model,
                 per_channel=True,
-                reduce_range=False,
+                reduce_range=processor == "avx2",
                 weight_qType=QuantType.QInt8,
-                activation_qType=QuantType.QInt8 if tensorrt else QuantType.QUInt8,
+                activation_qType=_activation_type(placement.target, processor),
                 tensors_range=TensorsData(CalibrationMethod.MinMax, values),
                 nodes_to_quantize=list(placement.nodes),
                 nodes_to_exclude=[],
                 op_types_to_quantize=operators,
-                extra_options=_TENSORRT_OPTIONS | {"OpTypesToExcludeOutputQuantization": operators}
-                if tensorrt
-                else _ONNXRUNTIME_OPTIONS,
+                extra_options=_options(placement.target, operators, ranges),
             )
             quantizer.quantize_model()
             quantizer.model.topological_sort()
     except ValueError as error:
         raise _missing_range(error, ranges) from error
     quantized: onnx.ModelProto = quantizer.model.model
-    if not tensorrt:
-        _float_outputs(quantized.graph)
+    read_floats(quantized.graph, planned)
+    quantize_tables(quantized, set(placement.tables))
+    if placement.target == "onnxruntime":
+        keep_norms_apart(quantized.graph)
     drop_unused_initializers(quantized.graph)
     _check_scales(quantized)
     return quantized
 
 
-_ONNXRUNTIME_OPTIONS: dict[str, Any] = {"ActivationSymmetric": False, "WeightSymmetric": True}
+def _activation_type(target: Target, processor: Processor) -> Any:
+    from onnxruntime.quantization import QuantType
 
-_TENSORRT_OPTIONS: dict[str, Any] = {
-    "ActivationSymmetric": True,
-    "WeightSymmetric": True,
-    "QuantizeBias": False,  # its parser refuses int32 DequantizeLinear
-    "AddQDQPairToWeight": True,  # 8.5 takes weights as float behind a pair, not as stored int8
-}
+    signed = target == "tensorrt" or (target == "onnxruntime" and processor == "arm")
+    return QuantType.QInt8 if signed else QuantType.QUInt8
+
+
+def _options(
+    target: Target, operators: list[str], ranges: Mapping[str, tuple[float, float]]
+) -> dict[str, Any]:
+    """What ONNX Runtime's quantizer is told about a target."""
+    from onnxruntime.quantization import QuantType
+
+    found: dict[str, Any] = {"ActivationSymmetric": target == "tensorrt", "WeightSymmetric": True}
+    if target == "tensorrt":
+        # Its parser refuses int32 DequantizeLinear, so the bias is float; 8.5 takes weights as float
+        # behind a pair, not as stored int8; no operator's output is quantized by itself.
+        more = {"QuantizeBias": False, "AddQDQPairToWeight": True}
+        return found | more | {"OpTypesToExcludeOutputQuantization": operators}
+    found["OpTypesToExcludeOutputQuantization"] = sorted(WRITES_FLOAT)
+    if target == "openvino":
+        signed = [{"quant_type": QuantType.QInt8, "symmetric": True}]
+        found["QuantizeBias"] = False
+        found["TensorQuantOverrides"] = {name: signed for name, (low, _) in ranges.items() if low < 0}
+    return found
 
 
 def activation_limits(
@@ -92,11 +122,17 @@ def activation_limits(
 ) -> dict[str, tuple[float, float]]:
     """Return tensor name to (low, high) by the method, for the observed tensors that the plan may scale."""
     scaled = scaled_tensors(model, placement)
-    symmetric = placement.target == "tensorrt"
     sources = {name: ranges.sources(name) for name in ranges.names() if name in scaled}
     one_of = {source: name for name, source in sources.items()}
-    limits = {source: ranges.limits(name, method, symmetric=symmetric) for source, name in one_of.items()}
+    limits = {source: _limits(ranges, name, method, placement.target) for source, name in one_of.items()}
     return {name: limits[source] for name, source in sources.items()}
+
+
+def _limits(ranges: Ranges, name: str, method: Method | None, target: Target) -> tuple[float, float]:
+    if target == "openvino" and not ranges.fixed:
+        low, high = ranges.limits(name, method, symmetric=False)
+        return (low, high) if low >= 0 else ranges.limits(name, method, symmetric=True)
+    return ranges.limits(name, method, symmetric=target == "tensorrt")
 
 
 def _mark_inferred(model: onnx.ModelProto) -> None:
@@ -117,32 +153,6 @@ def _missing_range(error: ValueError, ranges: Iterable[str]) -> Exception:
             tensor=name,
         )
     return QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}")
-
-
-def _float_outputs(graph: onnx.GraphProto) -> None:
-    """Take Q/DQ off model outputs that a MatMul or Gemm makes: those kernels write float for free.
-
-    Gemm ─ Q ─ DQ ─ output      becomes      Gemm ─ output
-    """
-    made_by, readers = producers(graph), consumers(graph)
-    for output in graph.output:
-        dequantize = _maker(made_by, output.name, "DequantizeLinear")
-        quantize = _maker(made_by, dequantize.input[0], "QuantizeLinear") if dequantize else None
-        source = _maker(made_by, quantize.input[0], "MatMul", "Gemm") if quantize else None
-        if dequantize is None or quantize is None or source is None:
-            continue
-        value = quantize.input[0]
-        sole = len(readers[value]) == 1 and len(readers[quantize.output[0]]) == 1
-        if sole and output.name not in readers:
-            source.output[list(source.output).index(value)] = output.name
-            graph.node.remove(quantize)
-            graph.node.remove(dequantize)
-
-
-def _maker(made_by: Mapping[str, onnx.NodeProto], name: str, *operators: str) -> onnx.NodeProto | None:
-    """The node that makes a tensor, if it is one of the operators."""
-    node = made_by.get(name)
-    return node if node is not None and node.op_type in operators else None
 
 
 def _check_scales(model: onnx.ModelProto) -> None:

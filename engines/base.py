@@ -20,8 +20,8 @@ from ..shapes import Feeds, ModelIO
 if TYPE_CHECKING:
     from .tensorrt.calibrator import Calibration
 
-Precision = Literal["fp32", "fp16", "int8"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distributions, version
 
-from .onnx_runtime.processor import processor
+from .processor import processor
 from .registry import engine, names
 
 _PACKAGES = (
     "torch",
     "onnx",
     "onnxruntime",
+    "openvino",
     "onnxscript",
     "onnxsim",
     "numpy",

@@ -54,5 +54,6 @@ def engine_of(artifact: str) -> str:
         return manifest.target
     source = parse_source(artifact)
     if source.kind == "onnx":
-        return "onnxruntime"
+        manifest = read_manifest(path)
+        return "openvino" if manifest and manifest.target == "openvino" else "onnxruntime"
     return "torchscript" if source.kind == "torchscript" else "pytorch"

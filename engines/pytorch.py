@@ -24,7 +24,7 @@ from ..model.source import parse_source
 from ..progress import quiet
 from ..shapes import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from .base import BuildOutcome, BuildRequest, Engine, Precision, Runner
-from .onnx_runtime.processor import processor
+from .processor import processor
 
 
 class PyTorch(Engine):

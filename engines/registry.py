@@ -47,6 +47,7 @@ def engine(name: str) -> Engine:
 
 
 register("onnxruntime", ".onnx_runtime", "OnnxRuntime")
+register("openvino", ".openvino", "OpenVino")
 register("tensorrt-rtx", ".tensorrt", "TensorRTRTX")
 register("tensorrt", ".tensorrt", "TensorRT")
 register("torchscript", ".pytorch", "TorchScript")

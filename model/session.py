@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,12 @@ def session_options(threads: int = 0, *, layouts: bool = True, optimize: bool = 
 
 
 def make_session(
-    path: Path, options: Any, *, content: bytes | None = None, error: type[QCompileError] = ModelError
+    path: Path,
+    options: Any,
+    *,
+    content: bytes | None = None,
+    without: Sequence[str] = (),
+    error: type[QCompileError] = ModelError,
 ) -> Any:
     """Return a CPU session of a file.
 
@@ -49,6 +55,7 @@ def make_session(
         path: The ONNX file.
         options: From `session_options`.
         content: What to read in place of the file, which then only names it.
+        without: Names of optimizers that are left out.
         error: Type to raise when ONNX Runtime refuses the file.
 
     Raises:
@@ -58,13 +65,46 @@ def make_session(
     onnxruntime = _import_onnxruntime()
     try:
         source = str(path) if content is None else content
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            source, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
+        )
     except Exception as refusal:  # its exceptions share no narrower base
         raise error(
             f"{path}: ONNX Runtime refuses it: {first_line(refusal)}",
             hint="qcompile inspect shows its operators and opset",
             file=path,
         ) from refusal
+
+
+def optimize_file(
+    path: Path,
+    output: Path,
+    options: Any,
+    *,
+    large: bool = False,
+    without: Sequence[str] = (),
+    error: type[QCompileError] = ModelError,
+) -> None:
+    """Write the graph as ONNX Runtime's optimizer leaves it.
+
+    Args:
+        path: ONNX file.
+        output: File to write; weights of a large model go into a file beside it.
+        options: From `session_options`; they are changed.
+        large: Whether the model is too large for one file.
+        without: Names of optimizers that are left out.
+        error: Type to raise when ONNX Runtime refuses the file.
+
+    Raises:
+        EngineUnavailable: If ONNX Runtime is missing.
+        QCompileError: Of type `error`, with what ONNX Runtime says.
+    """
+    options.optimized_model_filepath = str(output)
+    if large:
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", f"{output.name}.data"
+        )
+    make_session(path, options, without=without, error=error)
 
 
 def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> list[Any]:

@@ -96,7 +96,7 @@ class Adapter:
         if (self.strongly_typed and not weak) or precision == "fp32":
             return
         flags = self.module.BuilderFlag
-        wanted = {"fp16": ("FP16",), "int8": ("INT8", "FP16")}[precision]
+        wanted = {"fp16": ("FP16",), "bf16": ("BF16",), "int8": ("INT8", "FP16")}[precision]
         for name in wanted:
             if not hasattr(flags, name):
                 raise InvalidOption(

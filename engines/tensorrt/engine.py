@@ -7,7 +7,7 @@ from pathlib import Path
 from ...artifact import read_manifest
 from ...errors import ArtifactError, EngineUnavailable, InvalidOption
 from ...shapes import ModelIO
-from ..base import BuildOutcome, BuildRequest, Engine, Precision, Runner
+from ..base import PRECISIONS, BuildOutcome, BuildRequest, Engine, Precision, Runner
 from .adapter import load_adapter, why_no_gpu
 
 
@@ -33,7 +33,7 @@ class TensorRT(Engine):
 
     def graph_precision(self, precision: Precision) -> Precision:
         found = load_adapter(self.name).graph_precision(precision)
-        return "int8" if found == "int8" else "fp16" if found == "fp16" else "fp32"
+        return PRECISIONS[PRECISIONS.index(found)]
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder import build_plan

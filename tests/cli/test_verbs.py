@@ -125,7 +125,7 @@ def test_inspect_lists_nodes_with_their_precision(
 
 def test_doctor_names_every_target(json_of: Json, qc: Qc) -> None:
     found = {state["target"]: state for state in json_of("doctor")["targets"]}
-    assert set(found) == {"onnxruntime", "tensorrt-rtx", "tensorrt", "torchscript", "pytorch"}
+    assert set(found) == {"onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript", "pytorch"}
     assert found["onnxruntime"]["why_not_build"] == found["onnxruntime"]["why_not_run"] == ""
     for state in found.values():
         assert bool(state["fix"]) == bool(state["why_not_run"]) or state["target"] == "pytorch"

@@ -90,11 +90,14 @@ def test_the_manifest_says_what_was_done_and_how_well(
     )
     manifest = artifact.manifest
     assert (manifest.target, manifest.precision, manifest.stage) == (target, "int8", "quantize")
-    assert manifest.options == {"mode": "static", "method": "minmax", "exclude": ["conv2"]}
+    given = {name: value for name, value in manifest.options.items() if value}
+    expected = {"mode": "static", "method": "minmax", "exclude": ["conv2"], "rest": "fp32"}
+    assert given == expected | ({"processor": "vnni"} if target == "onnxruntime" else {})
     assert manifest.sources["model"] == fingerprint(model)
     assert manifest.proof["nodes_by_precision"] == {
         "int8": {"Conv": 1, "Gemm": 1},
         "fp16": {},
+        "bf16": {},
         "fp32": {"Conv": 1},
     }
     assert manifest.proof["left_in_float"] == {"conv2": "excluded by 'conv2'"}
@@ -165,9 +168,14 @@ def test_ranges_of_another_model_are_refused(
     ("options", "message"),
     [
         ({}, "static INT8 needs the ranges"),
-        ({"mode": "dynamic", "target": "tensorrt"}, "TensorRT has no such mode"),
-        ({"precision": "int4"}, "int8 or fp16"),
-        ({"mode": "weights"}, "static or dynamic"),
+        ({"mode": "dynamic", "target": "tensorrt"}, "only ONNX Runtime has such a mode"),
+        ({"mode": "dynamic", "target": "openvino"}, "only ONNX Runtime has such a mode"),
+        ({"precision": "int4"}, "int4 is for weights alone"),
+        ({"precision": "int3"}, "known are int8, int4, fp16, bf16"),
+        ({"mode": "dynamic", "rest": "fp16"}, "mixes precisions in --mode static"),
+        ({"layers": {"*": "fp16"}, "rest": "bf16"}, "fp16 and bf16 in one graph"),
+        ({"layers": {"*": "fp8"}}, "layer .* unknown; known are fp32, fp16, bf16, int8"),
+        ({"mode": "other"}, "known are static, dynamic, weights"),
     ],
 )
 def test_contradictory_options_are_refused_before_the_work(
@@ -215,6 +223,7 @@ def test_fp16_keeps_inputs_and_outputs_and_is_measured(
     assert artifact.manifest.proof["nodes_by_precision"] == {
         "int8": {},
         "fp16": {"Conv": 2},
+        "bf16": {},
         "fp32": {"Gemm": 1},
     }
     assert artifact.manifest.proof["left_in_float"] == {"gemm": "excluded by 'Gemm'"}

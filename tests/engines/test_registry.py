@@ -15,7 +15,14 @@ from qcompile.errors import EngineUnavailable, InvalidOption
 
 
 def test_the_engines_are_these() -> None:
-    assert names() == ("onnxruntime", "tensorrt-rtx", "tensorrt", "torchscript", "pytorch")
+    assert names() == (
+        "onnxruntime",
+        "openvino",
+        "tensorrt-rtx",
+        "tensorrt",
+        "torchscript",
+        "pytorch",
+    )
 
 
 @pytest.mark.parametrize("name", names())
@@ -27,13 +34,14 @@ def test_an_engine_knows_its_name_and_says_why_it_cannot(name: str) -> None:
     assert found.fix() or not found.why_not_run()
 
 
-@pytest.mark.parametrize("name", ["onnxruntime", "tensorrt-rtx", "torchscript"])
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "tensorrt-rtx", "torchscript"])
 def test_an_engine_that_can_build_here_names_the_precision_its_graph_must_have(name: str) -> None:
     found = engine(name)
     assert found.why_not_build() == ""
     assert found.suffix.startswith(".")
     needed = [found.graph_precision(precision) for precision in PRECISIONS]
-    assert needed == (["fp32"] * 3 if found.takes == "pytorch" else ["fp32", "fp16", "int8"])
+    expected = {"torchscript": ["fp32"] * 4, "openvino": ["fp32", "fp32", "fp32", "int8"]}
+    assert needed == expected.get(name, ["fp32", "fp16", "bf16", "int8"])
 
 
 def test_a_name_that_is_taken_is_refused() -> None:

@@ -1,0 +1,134 @@
+"""The ways to quantize: each takes a request and gives what to write, with the proof of what was reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..calibration import Ranges, observe, parse_method
+from ..calibration.taps import choose_taps
+from ..errors import QuantizationError
+from ..model.graph import WEIGHTED, count_weighted, producers, weighted_nodes
+from ..model.onnx_file import save_onnx
+from .dynamic_int8 import quantize_dynamic
+from .executed import require_executed
+from .placement import Placement, plan
+from .precision import to_half
+from .prepare import prepared
+from .request import HALVES, Outcome, Request
+from .static_int8 import activation_limits, quantize_static
+
+if TYPE_CHECKING:
+    import onnx
+
+_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
+
+
+def carry_out(request: Request) -> Outcome:
+    """Do what is asked, in memory.
+
+    Raises:
+        QuantizationError: If there is nothing to do, or less was reached than planned.
+        CalibrationError, InvalidOption: If ranges or patterns do not fit.
+    """
+    if request.precision in HALVES:
+        return _half(request)
+    by_mode: dict[str, Callable[[Request], Outcome]] = {"static": _static, "dynamic": _dynamic}
+    return by_mode[request.mode](request)
+
+
+def _half(request: Request) -> Outcome:
+    ranges, warnings = request.ranges, []
+    if ranges is not None:
+        warnings = _unobserved(request.model, ranges)
+    elif request.data is not None:
+        request.progress("look for values beyond float16")
+        ranges = observe(request.path, request.samples(_LOOKED_AT))
+    else:
+        warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
+    half, kept = to_half(request.model, block=request.exclude, ranges=ranges)
+    if all(node.name in kept for node in half.graph.node if not node.name.startswith("cast/")):
+        raise QuantizationError("no node could become float16", hint="see --exclude and the model's types")
+    proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
+    return Outcome(lambda path: save_onnx(half, path), proof, warnings)
+
+
+def _dynamic(request: Request) -> Outcome:
+    proof: dict[str, object] = {}
+
+    def write(path: Path) -> None:
+        model = prepared(request.model)
+        planned, reached = quantize_dynamic(model, path, exclude=tuple(request.in_float))
+        proof.update({"planned": planned, "quantized": reached})
+
+    return Outcome(write, proof)
+
+
+def _static(request: Request) -> Outcome:
+    assert request.ranges is not None, "check_ranges comes first"
+    chosen = parse_method(request.method) if request.method else None
+    ready = prepared(request.model)
+    placement = plan(ready, request.target, exclude=request.in_float, only=request.only)
+    operators = {node.name: node.op_type for node in ready.graph.node}
+    planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
+    if not planned:
+        raise _nothing_to_quantize(placement)
+    limits = activation_limits(ready, placement, request.ranges, chosen)
+    result = quantize_static(ready, placement, limits, processor=request.processor)
+    _require_reached(planned, [node.name for node in weighted_nodes(result)["int8"]])
+    proof: dict[str, object] = {
+        "nodes_by_precision": count_weighted(result),
+        "left_in_float": dict(placement.left_in_float),
+        "tables": list(placement.tables),
+    }
+
+    def write(path: Path) -> None:
+        save_onnx(result, path)
+        if request.target == "onnxruntime":
+            request.progress("look at what ONNX Runtime executes")
+            proof["as_executed"] = require_executed(path, planned)
+
+    return Outcome(write, proof, _unfused(request.model))
+
+
+def _nothing_to_quantize(placement: Placement) -> QuantizationError:
+    left = placement.left_in_float
+    name, reason = next(iter(left.items()), ("", "no Conv, ConvTranspose, MatMul or Gemm"))
+    return QuantizationError(
+        f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
+        hint="simplify first" if "simplify" in reason else "choose another target, or keep it in float",
+        reasons=dict(left),
+    )
+
+
+def _require_reached(planned: Sequence[str], reached: Sequence[str]) -> None:
+    missed = [name for name in planned if name not in set(reached)]
+    if missed:
+        raise QuantizationError(
+            f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
+            hint="exclude them by name if that is wanted",
+            nodes=missed,
+        )
+
+
+def _unfused(proto: onnx.ModelProto) -> list[str]:
+    """A BatchNormalization behind a Conv stays in float, between two conversions: simplify fuses it."""
+    made_by = producers(proto.graph)
+    makers = [made_by.get(n.input[0]) for n in proto.graph.node if n.op_type == "BatchNormalization"]
+    count = sum(maker is not None and maker.op_type == "Conv" for maker in makers)
+    if not count:
+        return []
+    return [f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"]
+
+
+def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:
+    """Ranges hold what INT8 scales, which is less than what may overflow in float16."""
+    every = set(choose_taps(proto).names)
+    left = every - set(ranges.names())
+    if not left:
+        return []
+    return [
+        f"{len(left)} of {len(every)} activations are not in the ranges: values beyond float16's 65504 were "
+        "not looked for there; --data without --ranges looks everywhere"
+    ]

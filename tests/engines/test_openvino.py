@@ -1,0 +1,126 @@
+"""OpenVINO for real: it reads the files, computes what ONNX Runtime computes, and says in which types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import qcompile
+from qcompile.engines.load import engine_of
+from qcompile.engines.registry import engine
+from qcompile.errors import BuildError, DataError, IntentNotReached, QCompileError
+from qcompile.model.fidelity import fidelity
+
+pytest.importorskip("openvino")
+
+MakePath = Callable[..., Path]
+
+
+@pytest.fixture
+def int8(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> Path:
+    """The tiny residual network in INT8 for OpenVINO."""
+    model = tiny_file("residual")
+    ranges = qcompile.calibrate(model, str(samples("residual")), tmp_path / "r", targets=["openvino"])
+    return qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges.path, target="openvino").path
+
+
+def feeds(path: Path, batch: int) -> dict[str, np.ndarray]:
+    with qcompile.load(path) as runner:
+        (tensor,) = runner.io.inputs
+    shape = (batch, *tensor.shape[1:])
+    return {tensor.name: np.random.default_rng(batch).standard_normal(shape).astype(np.float32)}
+
+
+def test_it_computes_what_onnx_runtime_computes_at_every_batch(tiny_file: MakePath, tmp_path: Path) -> None:
+    model = tiny_file("residual")
+    built = qcompile.build(model, tmp_path / "b.onnx", target="openvino")
+    with qcompile.load(model) as reference, qcompile.load(built.path) as runner:
+        assert type(runner).__name__ == "OpenVinoRunner"
+        assert runner.io == reference.io
+        for batch in (2, 1, 2, 5, 3, 2):  # the first shapes have a compilation of their own
+            given = feeds(model, batch)
+            for name, expected in reference.infer(given).items():
+                np.testing.assert_allclose(runner.infer(given)[name], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_results_are_the_callers_own(tiny_file: MakePath, tmp_path: Path) -> None:
+    built = qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target="openvino")
+    with qcompile.load(built.path) as runner:
+        first = runner.infer(feeds(built.path, 1))
+        kept = {name: array.copy() for name, array in first.items()}
+        runner.infer({name: array * 3 for name, array in feeds(built.path, 1).items()})
+        for name, array in first.items():
+            np.testing.assert_array_equal(array, kept[name])
+        assert runner.time(feeds(built.path, 4), 5).shape == (5,)
+
+
+def test_int8_is_executed_as_int8_and_the_manifest_counts_it(int8: Path, tmp_path: Path) -> None:
+    built = qcompile.build(int8, tmp_path / "b.onnx", target="openvino", precision="int8")
+    layers = built.manifest.proof["layers_by_precision"]
+    assert isinstance(layers, dict)
+    assert sum(layers["int8"].values()) == 3
+    assert not layers["fp32"]
+    assert engine_of(str(built.path)) == engine_of(str(int8)) == "openvino"
+    given = feeds(int8, 4)
+    with qcompile.load(built.path) as runner, engine("onnxruntime").open(str(int8)) as reference:
+        for name, expected in reference.infer(given).items():
+            assert fidelity(expected, runner.infer(given)[name]).snr_db > 35
+
+
+def test_scales_have_no_zero_point(int8: Path) -> None:
+    """uint8 where nothing is negative, symmetric int8 elsewhere: OpenVINO is faster without zero points."""
+    graph = onnx.load(int8).graph
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    pairs = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+    points = {node.input[0]: stored[node.input[2]] for node in pairs}
+    assert points
+    assert all(not np.any(point) for point in points.values())
+    assert points["x"].dtype == np.int8
+    assert points["r1"].dtype == np.uint8
+    assert not any(node.op_type == "DequantizeLinear" and stored[node.input[0]].dtype == np.int32
+                   for node in graph.node if node.input[0] in stored)  # fmt: skip
+
+
+def test_a_float_graph_does_not_become_int8(tiny_file: MakePath, tmp_path: Path) -> None:
+    with pytest.raises(QCompileError, match="holds no quantized layer"):
+        qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target="openvino", precision="int8")
+    assert not (tmp_path / "b.onnx").exists()
+
+
+def test_bfloat16_is_reached_where_the_processor_has_it_and_refused_elsewhere(
+    tiny_file: MakePath, tmp_path: Path
+) -> None:
+    from qcompile.engines.processor import processor
+
+    build = lambda: qcompile.build(  # noqa: E731
+        tiny_file("residual"), tmp_path / "b.onnx", target="openvino", precision="bf16"
+    )
+    features = processor()["features"]
+    assert isinstance(features, list)
+    if {"avx512_bf16", "amx_bf16"} & set(features):
+        layers = build().manifest.proof["layers_by_precision"]
+        assert isinstance(layers, dict)
+        assert layers["bf16"]
+    else:
+        with pytest.raises(IntentNotReached, match="bf16 was asked for"):
+            build()
+
+
+def test_feeds_that_do_not_fit_are_refused_with_the_name(tiny_file: MakePath, tmp_path: Path) -> None:
+    built = qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target="openvino")
+    with qcompile.load(built.path) as runner, pytest.raises(DataError, match="x"):
+        runner.infer({"x": np.ones((2, 3, 5), np.float64)})
+
+
+def test_a_model_it_cannot_read_is_refused_with_its_words(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>
+        g (float[n, 4] x) => (float[n, 4] y) { y = com.acme.Frobnicate(x) }""")
+    path = tmp_path / "f.onnx"
+    onnx.save(model, path)
+    with pytest.raises((BuildError, QCompileError), match="Frobnicate"):
+        qcompile.build(path, tmp_path / "b.onnx", target="openvino")
+    assert not (tmp_path / "b.onnx").exists()
