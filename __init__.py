@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .bench.benchmark import benchmark
     from .bench.diff import diff
     from .calibration.ranges import Ranges
+    from .compiler.balance import balance
     from .compiler.export import export
     from .compiler.quantize import quantize
     from .compiler.simplify import simplify
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from .intent import build, calibrate
     from .pipeline import run
     from .recipe import Recipe, read_recipe
+    from .tuning.tune import tune
 
 _HOME = {
     "Artifact": "artifact",
     "Manifest": "artifact",
     "load_artifact": "artifact",
+    "balance": "compiler.balance",
     "benchmark": "bench.benchmark",
     "diff": "bench.diff",
     "Ranges": "calibration.ranges",
@@ -51,16 +54,19 @@ _HOME = {
     "run": "pipeline",
     "Recipe": "recipe",
     "read_recipe": "recipe",
+    "tune": "tuning.tune",
 }
 
 __all__ = [
-    "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "benchmark", "build",
-    "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact", "quantize", "read_recipe",
-    "run", "simplify",
+    "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "balance", "benchmark",
+    "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact", "quantize",
+    "read_recipe", "run", "simplify", "tune",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
+    if name == "qat":
+        return import_module(".qat", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'qcompile' has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -96,6 +96,7 @@ def build(
     max_shapes: Shapes | None = None,
     inputs: Sequence[str] = (),
     threads: int = 0,
+    rest: str = "fp32",
     allow_fallback: bool = False,
     calibrator: str = "",
     data: str | None = None,
@@ -108,13 +109,14 @@ def build(
         model: ONNX file; for "torchscript" a MODEL spelling.
         output: File to write.
         target: Name of the engine.
-        precision: "fp32", "fp16", "bf16" or "int8".
+        precision: "fp32", "fp16", "bf16", "int8" or "int4" (weights alone).
         ranges: Ranges file: a float ONNX file is then quantized to INT8 for the target first.
         method: Another method than the ranges file's own.
         gpus: Compute capabilities to build for ("sm86"), where the target can choose.
         min_shapes, opt_shapes, max_shapes: Input name to shape, for dynamic inputs.
         inputs: Inputs of a MODEL that does not declare them.
         threads: Threads of a CPU runtime; 0 lets it choose.
+        rest: What INT8 leaves in float is computed in: "fp32", "fp16" or "bf16".
         allow_fallback: Keep an artifact that did not reach the precision, with a warning.
         calibrator: How INT8 gets its scales where TensorRT has weak types (8.5 to 10). Empty: as Q/DQ in
             the graph. "ours": TensorRT reads ours, from `ranges`. "entropy", "minmax": TensorRT's own
@@ -147,11 +149,11 @@ def build(
             raise InvalidOption("--data and --calibration-cache are for --calibrator entropy or minmax")
         elif engine(target).takes == "onnx":
             needed = engine(target).graph_precision(chosen)
-            graph = _typed(Path(model), needed, target, ranges, method, Path(folder), progress)
+            graph = _typed(Path(model), needed, target, ranges, method, rest, Path(folder), progress)
         request = BuildRequest(
             graph, Path(output), chosen, str(model), min_shapes or {}, opt_shapes or {}, max_shapes or {},
             list(dict.fromkeys(gpu.lower() for gpu in gpus)), inputs, threads, progress,
-            calibration,
+            rest, calibration,
         )  # fmt: skip
         return build_engine(
             target, request, allow_fallback=allow_fallback, calibration_cache=calibration_cache
@@ -213,6 +215,7 @@ def _typed(
     target: str,
     ranges: str | Path | None,
     method: str | None,
+    rest: str,
     folder: Path,
     progress: Progress,
 ) -> str:
@@ -235,6 +238,11 @@ def _typed(
     if needed == "fp16" or needed == "bf16":
         quantize(model, typed, precision=needed, target=placement, progress=progress)
         return str(typed)
+    if needed == "int4":
+        raise InvalidOption(
+            f"{model}: holds no weights of 4 bits, and int4 was asked for",
+            hint="quantize it first: qcompile quantize --mode weights --precision int4",
+        )
     if ranges is None:
         raise InvalidOption(
             f"{model}: holds no quantized layer, and int8 was asked for",
@@ -247,6 +255,7 @@ def _typed(
         ranges=ranges,
         method=method,
         target=placement,
+        rest="fp32" if target == "openvino" else rest,  # which is told while it loads
         progress=progress,
     )
     return str(typed)

@@ -18,6 +18,7 @@ from .recipe import ArtifactSection, Recipe, read_recipe
 from .stages import (
     Made,
     Stage,
+    balance_stage,
     bench_stage,
     build_stage,
     calibrate_stage,
@@ -113,6 +114,8 @@ class _Run:
         model = self._do(export_stage(recipe, self.source, self.source_digest))
         if recipe.model.simplify:
             model = self._do(simplify_stage(recipe, model))
+        if recipe.calibrate.balance:
+            model = self._do(balance_stage(recipe, model))
         ranges = None
         if any(one.needs_ranges for one in recipe.artifact):
             checkpoint = self.store.folder / "calibrate.checkpoint"
@@ -130,7 +133,7 @@ class _Run:
         else:
             # The others convert a float graph themselves: TensorRT by flags where it has no strong types.
             by_types = one.precision in ("fp16", "bf16") and one.target in ("onnxruntime", "tensorrt-rtx")
-            if one.precision == "int8" or by_types:
+            if one.precision in ("int8", "int4") or by_types:
                 ranges = ranges if one.needs_ranges else None
                 model = self._do(quantize_stage(self.recipe, one, model, ranges))
             stage = build_stage(self.recipe, one, str(model.path), model.digest)

@@ -59,6 +59,7 @@ class CalibrateSection:
 
     method: str = "auto"
     samples: int = 0
+    balance: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,14 @@ class ArtifactSection:
     mode: str = "static"
     method: str = ""
     exclude: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    rest: str = "fp32"
+    processor: str = "vnni"
+    correct_bias: bool = True
+    block_size: int = 64
+    rounding: str = "rtn"
+    form: str = ""
     gpus: tuple[str, ...] = ()
     min_shapes: tuple[str, ...] = ()
     opt_shapes: tuple[str, ...] = ()
@@ -81,6 +90,11 @@ class ArtifactSection:
     def needs_ranges(self) -> bool:
         """Whether its activations need calibrated ranges."""
         return self.precision == "int8" and self.mode == "static"
+
+    @property
+    def layer_precisions(self) -> dict[str, str]:
+        """`layers` as name, glob or operator type to precision."""
+        return {name: precision for name, _, precision in (text.rpartition("=") for text in self.layers)}
 
 
 @dataclass(frozen=True)
@@ -249,8 +263,12 @@ def _check_artifact(one: ArtifactSection, recipe: Recipe, key: str) -> None:
     path = recipe.path
     choices = {
         "target": ("onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript"),
-        "precision": ("fp32", "fp16", "bf16", "int8"),
-        "mode": ("static", "dynamic"),
+        "precision": ("fp32", "fp16", "bf16", "int8", "int4"),
+        "mode": ("static", "dynamic", "weights"),
+        "rest": ("fp32", "fp16", "bf16"),
+        "processor": ("vnni", "avx2", "arm"),
+        "rounding": ("rtn", "gptq"),
+        "form": ("", "nbits", "qdq"),
     }
     for name, allowed in choices.items():
         found = getattr(one, name)
@@ -264,6 +282,19 @@ def _check_artifact(one: ArtifactSection, recipe: Recipe, key: str) -> None:
             )
     if one.needs_ranges and not recipe.data.calibration:
         raise _error(path, "data.calibration", f"is missing; {one.name!r} is static INT8", "")
+    if (one.precision == "int4") != (one.mode == "weights" and one.precision != "int8"):
+        raise _error(path, f"{key}.mode", f"is {one.mode!r}; int4 is for weights alone", 'mode = "weights"')
+    for index, text in enumerate(one.layers):
+        pattern, equals, precision = text.rpartition("=")
+        if not (pattern and equals) or precision not in ("fp32", "fp16", "bf16", "int8"):
+            raise _error(
+                path,
+                f"{key}.layers[{index}]",
+                f"is {text!r}; PATTERN=PRECISION is required",
+                "'/head/*=fp32'",
+            )
+    if recipe.calibrate.balance and not recipe.data.calibration:
+        raise _error(path, "data.calibration", "is missing; calibrate.balance needs it", "")
     for kind in ("min_shapes", "opt_shapes", "max_shapes"):
         try:
             parse_shapes(getattr(one, kind), option=f"{key}.{kind}")

@@ -88,6 +88,23 @@ def simplify_stage(recipe: Recipe, model: Made) -> Stage:
     return Stage("simplify", f"{recipe.name}.simplified.onnx", key, work)
 
 
+def balance_stage(recipe: Recipe, model: Made) -> Stage:
+    """Channels are evened out between layers."""
+    from .calibration import Data
+
+    calibration = located(recipe, recipe.data.calibration)
+    assert calibration is not None, "read_recipe looks first"
+
+    def work(path: Path, progress: Progress) -> object:
+        from .compiler import balance
+
+        return balance(model.path, path, data=calibration, progress=progress)
+
+    data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
+    key = {"model": model.digest, "data": data.digest(), "tools": tool_versions(*_ONNX_TOOLS)}
+    return Stage("balance", f"{recipe.name}.balanced.onnx", key, work)
+
+
 def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     """Samples become ranges."""
     from .calibration import Data
@@ -132,20 +149,28 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
 
 def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None) -> Stage:
     """The graph gets the artifact's precision, placed for its target."""
+    from .calibration import Data
 
     def work(path: Path, progress: Progress) -> object:
         from .compiler import quantize
         from .compiler.placement import graph_target
+        from .compiler.request import WeightOptions
 
         return quantize(
             model.path,
             path,
             ranges=ranges.path if ranges else None,
             target=graph_target(one.target),
-            precision="fp16" if one.precision == "fp16" else "int8",
-            mode="dynamic" if one.mode == "dynamic" else "static",
+            precision=one.precision,  # type: ignore[arg-type]  # `read_recipe` checked it
+            mode=one.mode,  # type: ignore[arg-type]
+            processor=one.processor,  # type: ignore[arg-type]
             method=one.method or None,
             exclude=one.exclude,
+            only=one.only,
+            layers=one.layer_precisions,
+            rest="fp32" if one.target == "openvino" else one.rest,  # which is told while it loads
+            correct_bias=one.correct_bias,
+            weights=WeightOptions(one.block_size, one.rounding, one.form),
             data=located(recipe, recipe.data.calibration),
             progress=progress,
         )
@@ -158,6 +183,15 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
         "mode": one.mode,
         "method": one.method,
         "exclude": one.exclude,
+        "only": one.only,
+        "layers": one.layers,
+        "rest": one.rest,
+        "processor": one.processor,
+        "correct_bias": one.correct_bias,
+        "weights": (one.block_size, one.rounding, one.form) if one.mode == "weights" else (),
+        "data": Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends).digest()
+        if recipe.data.calibration
+        else "",
         "tools": tool_versions(*_ONNX_TOOLS),
     }
     return Stage(f"quantize-{one.name}", f"{one.name}.graph.onnx", key, work)
@@ -185,6 +219,7 @@ def build_stage(recipe: Recipe, one: ArtifactSection, model: str, digest: str) -
             max_shapes=shapes["max_shapes"],
             inputs=recipe.model.inputs,
             allow_fallback=one.allow_fallback,
+            rest=one.rest,
             progress=progress,
         )
 
@@ -192,6 +227,7 @@ def build_stage(recipe: Recipe, one: ArtifactSection, model: str, digest: str) -
         "model": digest,
         "target": one.target,
         "precision": one.precision,
+        "rest": one.rest,
         "gpus": one.gpus,
         "shapes": {kind: sorted(found.items()) for kind, found in shapes.items()},
         "inputs": recipe.model.inputs if engine(one.target).takes == "pytorch" else (),

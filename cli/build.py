@@ -22,10 +22,12 @@ from .session import Session, command_options, examples, split
 )
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Artifact.")
-@click.option("--target", required=True, help="onnxruntime, openvino, tensorrt-rtx, tensorrt, or torchscript.")
+@click.option(
+    "--target", required=True, help="onnxruntime, openvino, tensorrt-rtx, tensorrt, or torchscript."
+)
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "fp16", "bf16", "int8"]),
+    type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4"]),
     default="fp32",
     show_default=True,
     help="The intent; a build that does not reach it fails.",

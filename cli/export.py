@@ -31,6 +31,11 @@ from .session import Session, command_options, examples
 @click.option("--output-name", "outputs", multiple=True, help="A name for an output. Repeatable.")
 @click.option("--dynamic", multiple=True, metavar="NAME:AXIS=LABEL", help="A dynamic axis. Repeatable.")
 @click.option("--opset", type=int, default=20, show_default=True, help="ONNX opset.")
+@click.option(
+    "--target",
+    type=click.Choice(["onnxruntime", "openvino", "tensorrt"]),
+    help="For a model trained with fake quantization: what its Q/DQ is for.",
+)
 @click.option("--data", help="Samples to compare outputs on, besides made input.")
 @command_options
 def export(
@@ -41,6 +46,7 @@ def export(
     outputs: tuple[str, ...],
     dynamic: tuple[str, ...],
     opset: int,
+    target: str | None,
     data: str | None,
 ) -> None:
     """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
@@ -56,6 +62,7 @@ def export(
         outputs=outputs,
         dynamic=dynamic,
         opset_version=opset,
+        target=target,  # type: ignore[arg-type]
         data=data,
         progress=session.progress,
     )

@@ -9,6 +9,7 @@ import click
 
 from ..errors import QCompileError
 from ..version import __version__
+from .balance import balance
 from .bench import bench
 from .build import build
 from .calibrate import calibrate
@@ -21,6 +22,7 @@ from .ranges import ranges
 from .run import run
 from .session import RoadGroup
 from .simplify import simplify
+from .tune import tune
 
 _HELP = """\
 From a trained PyTorch model to measured, verified artifacts.
@@ -44,7 +46,21 @@ def group() -> None:
     """The group; commands are added below in the order of the road."""
 
 
-for _command in (export, simplify, calibrate, ranges, quantize, build, bench, diff, run, inspect, doctor):
+for _command in (
+    export,
+    simplify,
+    balance,
+    calibrate,
+    ranges,
+    quantize,
+    tune,
+    build,
+    bench,
+    diff,
+    run,
+    inspect,
+    doctor,
+):
     group.add_command(_command)
 
 

@@ -71,7 +71,7 @@ from .session import Session, command_options, examples, split
 @click.option(
     "--block-size",
     type=int,
-    default=128,
+    default=64,
     show_default=True,
     help="Weights that share a scale in --mode weights; 0: an output channel.",
 )
@@ -85,9 +85,12 @@ from .session import Session, command_options, examples, split
 @click.option(
     "--form",
     type=click.Choice(["nbits", "qdq"]),
-    default="nbits",
-    show_default=True,
-    help="In --mode weights: ONNX Runtime's operators, or ONNX's own.",
+    help="In --mode weights: ONNX Runtime's operators, or ONNX's own; what the target takes by default.",
+)
+@click.option(
+    "--correct-bias/--no-correct-bias",
+    default=True,
+    help="Static INT8 takes its mean error on --data off the biases (on).",
 )
 @click.option("--data", help="Samples to measure the signal-to-noise ratio on, and to learn from.")
 @command_options
@@ -107,7 +110,8 @@ def quantize(
     rest: str,
     block_size: int,
     rounding: str,
-    form: str,
+    form: str | None,
+    correct_bias: bool,
     data: str | None,
 ) -> None:
     """Quantize an ONNX MODEL to INT8 or INT4 for a target, or convert it to FP16 or BF16."""
@@ -127,7 +131,8 @@ def quantize(
         only=split(only),
         layers=dict(_layer(text) for text in split(layers)),
         rest=rest,
-        weights=WeightOptions(block_size, rounding, form),
+        weights=WeightOptions(block_size, rounding, form or ""),
+        correct_bias=correct_bias,
         data=data,
         progress=session.progress,
     )

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 DASH = "–"
 
 _WIDE = 150
-_RUNTIMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "pytorch": "PyTorch", "torchscript": "PyTorch"}
+_RUNTIMES = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "pytorch": "PyTorch",
+    "torchscript": "PyTorch",
+}
 
 
 def bytes_text(size: float | None) -> str:

@@ -1,7 +1,8 @@
-"""From a model to an ONNX file that a target can use: export, simplify, quantize."""
+"""From a model to an ONNX file that a target can use: export, simplify, balance, quantize."""
 
+from .balance import balance
 from .export import export
 from .quantize import quantize
 from .simplify import simplify
 
-__all__ = ["export", "quantize", "simplify"]
+__all__ = ["balance", "export", "quantize", "simplify"]

@@ -37,7 +37,9 @@ def matching(graph: onnx.GraphProto, exclude: Iterable[str], *, only: Iterable[s
 
 def _named(graph: onnx.GraphProto, pattern: str, option: str) -> list[str]:
     hits = [
-        node.name for node in graph.node if node.op_type == pattern or fnmatch.fnmatchcase(node.name, pattern)
+        node.name
+        for node in graph.node
+        if pattern in (node.op_type, node.name) or fnmatch.fnmatchcase(node.name, pattern)
     ]
     if not hits:
         raise InvalidOption(

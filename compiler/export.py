@@ -23,15 +23,19 @@ from ..model.onnx_file import (
     opset,
     save_onnx,
 )
-from ..model.pytorch import LoadedModel, import_torch, load_torch
+from ..model.pytorch import LoadedModel, evaluated, import_torch, load_torch
 from ..model.source import Source, parse_source
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, TensorInfo
 from .check import OnnxReference, Outputs, compare_outputs
 from .failure import explain_export_failure
+from .finish_qdq import finish_qdq
+from .onnx_translations import TRAINED_FOR, onnx_translations, register_operators
+from .placement import Target
 
 DEFAULT_OPSET = 20
 OPSETS = range(13, 24)
+_LOWEST_DB = 30.0  # of a model with trained scales against PyTorch's rounding of the same
 
 
 def export(
@@ -42,6 +46,7 @@ def export(
     outputs: Sequence[str] = (),
     dynamic: Sequence[str] = (),
     opset_version: int = DEFAULT_OPSET,
+    target: Target | None = None,
     data: str | None = None,
     progress: Progress = silent,
 ) -> Artifact:
@@ -54,6 +59,8 @@ def export(
         outputs: Names for the outputs.
         dynamic: `INPUT:AXIS=NAME` each.
         opset_version: ONNX opset to export to.
+        target: What the Q/DQ of a model that was trained with it is completed for; what `qat.prepare` was
+            told, or "onnxruntime", by default. A float model is the same for all.
         data: Samples (`calibration.batches`) whose first batch is compared too.
         progress: Told of every step.
 
@@ -71,7 +78,9 @@ def export(
     if isinstance(source, Source) and source.kind == "onnx":
         return _take_onnx(source, output, data)
     progress("load the model")
-    loaded = load_torch(source) if isinstance(source, Source) else LoadedModel(source.eval(), None)
+    if isinstance(source, Source) and source.kind == "pt2":
+        register_operators()  # it may hold them
+    loaded = load_torch(source) if isinstance(source, Source) else LoadedModel(evaluated(source), None)
     label = source.spec if isinstance(source, Source) else type(source).__name__
     example = make_example(loaded, inputs, dynamic)
     reference = _run_original(loaded, example, example.feeds, label)
@@ -79,6 +88,7 @@ def export(
     with writing(output) as path:
         progress("export to ONNX")
         _write(loaded, example, names, opset_version, path, label)
+        _finish(path, target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime"))
         progress("check the ONNX file")
         proto = load_checked(path)
         _require_axes(example, model_io(proto).inputs, label)
@@ -121,10 +131,26 @@ def _write(
             # where the model cannot have it dynamic.
             shapes = _dynamic_shapes(example)
             captured = _capture(loaded.module, arguments, keywords, shapes)
-            program = torch.onnx.export(captured, dynamo=True, verbose=False, dynamic_shapes=shapes, **common)
+            program = torch.onnx.export(
+                captured, dynamo=True, verbose=False, dynamic_shapes=shapes,
+                custom_translation_table=_translations(captured), **common,
+            )  # fmt: skip
             program.save(str(path), external_data=_is_large(loaded.module))
     except Exception as error:
         raise explain_export_failure(error, label) from error
+
+
+def _translations(captured: Any) -> dict[Any, Any] | None:
+    """How the operators of a model with trained scales are written; None where it has none."""
+    quantized = any("quantized_decomposed" in str(node.target) for node in captured.graph.nodes)
+    return onnx_translations() if quantized else None
+
+
+def _finish(path: Path, target: Target) -> None:
+    """Complete the Q/DQ of a model that was trained with it."""
+    proto = load_onnx(path)
+    if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
+        save_onnx(finish_qdq(proto, target), path)
 
 
 def _capture(module: Any, arguments: Any, keywords: Any, shapes: Any) -> Any:
@@ -184,6 +210,7 @@ def _checks(
 ) -> Iterator[Check]:
     yield Check("ONNX checker and shape inference", True, f"opset {opset(load_onnx(path))}")
     session = OnnxReference(path)
+    lowest_db = _LOWEST_DB if graph_precision(load_onnx(path)) == "int8" else None
 
     def pair(feeds: Feeds) -> tuple[Outputs, Outputs]:
         return flat_outputs(_run_original(loaded, example, feeds, label))[1], session(feeds)
@@ -192,14 +219,17 @@ def _checks(
         for extent in CHECK_EXTENTS:
             progress(f"compare with PyTorch at batch {extent}")
             yield compare_outputs(
-                f"same outputs as PyTorch at batch {extent}", names, [pair(example.resized(extent))]
-            )
+                f"same outputs as PyTorch at batch {extent}", names, [pair(example.resized(extent))],
+                lowest_db=lowest_db,
+            )  # fmt: skip
     else:
         progress("compare with PyTorch")
-        yield compare_outputs("same outputs as PyTorch", names, [pair(example.feeds)])
+        yield compare_outputs("same outputs as PyTorch", names, [pair(example.feeds)], lowest_db=lowest_db)
     if data is not None:
         batch = next(iter(Data(data, example.inputs)))
-        yield compare_outputs("same outputs as PyTorch on the data", names, [pair(batch.feeds)])
+        yield compare_outputs(
+            "same outputs as PyTorch on the data", names, [pair(batch.feeds)], lowest_db=lowest_db
+        )
 
 
 def _require_axes(example: Example, written: Sequence[TensorInfo], label: str) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import onnx
 
 
-def read_floats(graph: onnx.GraphProto, planned: set[str]) -> None:
+def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_float: bool = False) -> None:
     """Let nodes that stay in float read the float value where there is one.
 
     The quantizer gives every reader of a tensor the quantized one: the Add of a residual branch behind a
@@ -22,6 +22,8 @@ def read_floats(graph: onnx.GraphProto, planned: set[str]) -> None:
     Args:
         graph: With Q/DQ pairs.
         planned: Names of the quantized nodes.
+        kernels_write_float: Whether an integer kernel can write floats at no cost, for readers of which
+            none is planned.
     """
     made_by, readers = producers(graph), consumers(graph)
     outputs = {value.name for value in graph.output}
@@ -33,7 +35,12 @@ def read_floats(graph: onnx.GraphProto, planned: set[str]) -> None:
         source = made_by.get(quantize.input[0])
         if source is None and quantize.input[0] not in inputs:
             continue  # a stored weight
-        if source is not None and source.name in planned:
+        behind = {node.name for node in readers.get(dequantize.output[0], ())}
+        if (
+            source is not None
+            and source.name in planned
+            and not (kernels_write_float and not behind & planned)
+        ):
             continue  # its kernel writes the integers itself
         value = quantize.input[0]
         if dequantize.output[0] in outputs and source is not None:

@@ -11,17 +11,23 @@ from ..calibration.taps import choose_taps
 from ..errors import QuantizationError
 from ..model.graph import WEIGHTED, count_weighted, producers, weighted_nodes
 from ..model.onnx_file import save_onnx
+from .bias_correction import correct_biases
+from .choice import matching
 from .dynamic_int8 import quantize_dynamic
 from .executed import require_executed
+from .hessians import collect_hessians
 from .placement import Placement, plan
 from .precision import to_half
 from .prepare import prepared
 from .request import HALVES, Outcome, Request
 from .static_int8 import activation_limits, quantize_static
+from .weight_only import gptq_inputs, quantize_weights
 
 if TYPE_CHECKING:
     import onnx
 
+_CORRECTED_ON = 32  # samples on which the mean error of every layer is taken
+_LEARNT_ON = 128  # samples for GPTQ
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 
 
@@ -34,24 +40,54 @@ def carry_out(request: Request) -> Outcome:
     """
     if request.precision in HALVES:
         return _half(request)
-    by_mode: dict[str, Callable[[Request], Outcome]] = {"static": _static, "dynamic": _dynamic}
+    by_mode: dict[str, Callable[[Request], Outcome]] = {
+        "static": _static,
+        "dynamic": _dynamic,
+        "weights": _weights,
+    }
     return by_mode[request.mode](request)
 
 
 def _half(request: Request) -> Outcome:
     ranges, warnings = request.ranges, []
-    if ranges is not None:
+    if request.precision == "bf16":
+        pass  # it reaches as far as float32
+    elif ranges is not None:
         warnings = _unobserved(request.model, ranges)
     elif request.data is not None:
         request.progress("look for values beyond float16")
         ranges = observe(request.path, request.samples(_LOOKED_AT))
     else:
         warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
-    half, kept = to_half(request.model, block=request.exclude, ranges=ranges)
-    if all(node.name in kept for node in half.graph.node if not node.name.startswith("cast/")):
-        raise QuantizationError("no node could become float16", hint="see --exclude and the model's types")
+    dtype = HALVES[request.precision]
+    half, kept = to_half(request.model, dtype, block=request.exclude, ranges=ranges)
+    if all(node.name in kept for node in request.model.graph.node if node.name) and kept:
+        raise QuantizationError(f"no node could become {dtype}", hint="see --exclude and the model's types")
     proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
     return Outcome(lambda path: save_onnx(half, path), proof, warnings)
+
+
+def _weights(request: Request) -> Outcome:
+    options = request.weights
+    form = options.form or ("nbits" if request.target == "onnxruntime" else "qdq")
+    ready = prepared(request.model)
+    left = list(matching(ready.graph, request.in_float, only=request.only))
+    hessians = None
+    if options.rounding == "gptq":
+        wanted = gptq_inputs(ready, form=form, exclude=left)
+        samples = request.samples(_LEARNT_ON)
+        hessians = collect_hessians(request.path, wanted, samples, _LEARNT_ON, request.progress)
+        request.progress("round the weights")
+    model, proof = quantize_weights(
+        ready,
+        bits=4 if request.precision == "int4" else 8,
+        block_size=options.block_size,
+        method=options.rounding,
+        form=form,
+        exclude=left,
+        hessians=hessians,
+    )
+    return Outcome(lambda path: save_onnx(model, path), {**proof, "form": form})
 
 
 def _dynamic(request: Request) -> Outcome:
@@ -77,9 +113,17 @@ def _static(request: Request) -> Outcome:
     limits = activation_limits(ready, placement, request.ranges, chosen)
     result = quantize_static(ready, placement, limits, processor=request.processor)
     _require_reached(planned, [node.name for node in weighted_nodes(result)["int8"]])
+    corrected = 0
+    if request.correct_bias and request.data is not None:
+        samples = request.samples(_CORRECTED_ON)
+        result, corrected = correct_biases(request.path, result, samples, progress=request.progress)
+    result, kept = _mixed(request, result)
+    _require_reached(planned, [node.name for node in weighted_nodes(result)["int8"]])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),
         "left_in_float": dict(placement.left_in_float),
+        "left_in_fp32": kept,
+        "corrected_biases": corrected,
         "tables": list(placement.tables),
     }
 
@@ -90,6 +134,21 @@ def _static(request: Request) -> Outcome:
             proof["as_executed"] = require_executed(path, planned)
 
     return Outcome(write, proof, _unfused(request.model))
+
+
+def _mixed(request: Request, model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """What is not quantized in the precisions that were asked for; and what stays in float32, and why."""
+    halves = {kind for kind in (request.rest, *request.layers.values()) if kind in HALVES}
+    if not halves:
+        return model, {}
+    (half,) = halves
+    if request.rest == half:
+        block = [name for name, kind in request.layers.items() if kind == "fp32"]
+    else:
+        chosen = [name for name, kind in request.layers.items() if kind == half]
+        inside = matching(model.graph, chosen)
+        block = [node.name for node in model.graph.node if node.name not in inside]
+    return to_half(model, HALVES[half], block=block, ranges=request.ranges)
 
 
 def _nothing_to_quantize(placement: Placement) -> QuantizationError:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import InvalidOption
-from ..model.graph import WEIGHTED, constant_names, producers
+from ..model.graph import WEIGHTED, constant_names, consumers, producers
 from .choice import matching
 from .tables import is_table
 
@@ -46,6 +46,11 @@ _BETWEEN = frozenset(
     Clip Reshape Transpose Squeeze Unsqueeze Flatten Split Resize Gather Where
     """.split()
 )
+SAME_SCALE = frozenset(
+    ["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Split", "Resize"]
+)
+"""Operators whose results are quantized as their input is."""
+
 _WEIGHTED = {
     "onnxruntime": frozenset(["Conv", "MatMul", "Gemm"]),
     "openvino": frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"]),
@@ -130,7 +135,21 @@ class _Planner:
             nodes.append(node.name)
             if node.op_type not in WRITES_FLOAT and self.target != "tensorrt":
                 self.integer.update(node.output)
+        if self.target == "openvino":
+            nodes = self._wanted_by_integers(nodes)
         return Placement(self.target, tuple(nodes), left, tuple(tables))
+
+    def _wanted_by_integers(self, nodes: list[str]) -> list[str]:
+        """Leave out what no integer kernel reads: OpenVINO's convolutions write float for nothing."""
+        by_name = {node.name: node for node in self.graph.node}
+        readers = consumers(self.graph)
+        kept = set(nodes)
+        for name in reversed(nodes):
+            node = by_name[name]
+            behind = {reader.name for output in node.output for reader in readers.get(output, ())}
+            if node.op_type not in WEIGHTED and not behind & kept:
+                kept.discard(name)
+        return [name for name in nodes if name in kept]
 
     def _goes_along(self, node: onnx.NodeProto) -> bool:
         """Whether an operator without weights is quantized with those around it."""

@@ -1,14 +1,23 @@
-"""FP16 where the graph can take it: types are changed and casts put between the halves.
+"""FP16 or BF16 where the graph can take it: types are changed and casts put between the halves.
 
-Which operand may be float16 is read from ONNX's own operator schemas (a Resize keeps its float32
-scales, an operator of a foreign domain keeps everything), not from a list kept by hand. A node stays in
-float32
+Which operand may be half is read from ONNX's own operator schemas (a Resize keeps its float32 scales, an
+operator of a foreign domain keeps everything), not from a list kept by hand. A node stays in float32
 
 1. when it is excluded by name, glob or operator type,
-2. when ONNX does not allow float16 for its operands,
-3. when one of its constants is finite and beyond float16's 65504,
-4. when one of its tensors was observed beyond 65504 (where ranges are given),
-5. when it holds a subgraph, or is a QuantizeLinear or DequantizeLinear.
+2. when it holds a subgraph,
+3. when ONNX does not allow the half type for its operands,
+4. when the scale of a QuantizeLinear or DequantizeLinear would lose precision or is not known, or when a
+   QuantizeLinear reads float32, as an input of the model: rounded to half first, some values would become
+   other integers,
+5. when it is a quantized layer with such a DequantizeLinear in front: a cast between the two would hide
+   from TensorRT that the layer is INT8,
+6. when one of its tensors is known to be finite and beyond the half type's largest number,
+7. when all that one of its tensors is known to hold is subnormal in the half type.
+
+Known are stored tensors, what Q/DQ can hold at their scale, and observed activations where ranges are given.
+
+A graph with Q/DQ becomes INT8 with half in between: scales are half too, quantized weights are stored as
+integers. bfloat16 has the range of float32, so 4, 6 and 7 are for float16, in practice.
 
 Inputs and outputs of the model keep their types, so one set of data serves every artifact.
 """
@@ -21,58 +30,71 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..calibration import Method, Ranges
-from ..model.graph import (
-    captured_names,
-    drop_unused_initializers,
-    infer_types,
-    name_nodes,
-    rename_inputs,
-    subgraphs,
-)
+from ..model.graph import WEIGHTED, captured_names, infer_types, name_nodes, rename_inputs, subgraphs
 from ..model.onnx_file import copy_model, opset
-from .placement import matching
+from .casts import Casts, Half, HalfType, half_type, set_own_type
+from .choice import matching
+from .half_ready import OWN_TYPE, QDQ, raise_for, store_constants, store_quantized_weights
 
 if TYPE_CHECKING:
     import onnx
 
-LARGEST_HALF = 65504.0
-_OWN_TYPE = ("Cast", "Constant", "ConstantOfShape")  # their output's type is an attribute
-_QDQ = ("QuantizeLinear", "DequantizeLinear")
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
 
 
 def to_half(
-    model: onnx.ModelProto, *, block: Iterable[str] = (), ranges: Ranges | None = None
+    model: onnx.ModelProto,
+    dtype: Half = "float16",
+    *,
+    block: Iterable[str] = (),
+    ranges: Ranges | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return a float16 copy of a float32 model, and node name to reason for what stayed in float32.
+    """Return a half copy of a float32 model, and node name to reason for what stayed in float32.
+
+    The copy is of the lowest opset from the model's own on in which its operators may be half: 19 for
+    float16 scales of Q/DQ, up to 22 for bfloat16.
 
     Args:
-        model: The model; inputs, outputs and its float32 parts keep their types.
+        model: The model, with or without Q/DQ; inputs, outputs and its float32 parts keep their types.
+        dtype: "float16" or "bfloat16".
         block: Names, globs or operator types of nodes that stay in float32.
         ranges: Observed values, for the overflow check of activations.
+
+    Raises:
+        InvalidOption: If a pattern of `block` matches nothing, or there is no such type.
+        UnsupportedOperator: If the opset must be raised and ONNX's converter cannot.
     """
+    half = half_type(dtype)
     copy = copy_model(model)
     name_nodes(copy.graph)
-    conversion = _Conversion(copy, matching(copy.graph, block), ranges)
+    excluded = matching(copy.graph, block)
+    raise_for(copy, half, excluded)
+    name_nodes(copy.graph)  # the converter adds nodes of its own
+    store_constants(copy.graph, excluded)
+    store_quantized_weights(copy.graph, half, excluded)
+    conversion = _Conversion(copy, half, excluded, ranges)
     conversion.run()
     return copy, conversion.kept
 
 
 class _Conversion:
-    """The state of one conversion: which tensors are half by now, which casts exist."""
+    """One walk over a graph in the order of execution."""
 
-    def __init__(self, model: onnx.ModelProto, block: dict[str, str], ranges: Ranges | None) -> None:
-        self.model, self.graph, self.block, self.ranges = model, model.graph, block, ranges
+    def __init__(
+        self, model: onnx.ModelProto, half: HalfType, block: dict[str, str], ranges: Ranges | None
+    ) -> None:
+        self.model, self.graph, self.half, self.block, self.ranges = model, model.graph, half, block, ranges
         self.observed = set(ranges.names()) if ranges else set()
         self.kept: dict[str, str] = {}
-        types = infer_types(model)
-        self.weights = {t.name: t for t in self.graph.initializer if t.data_type == 1}
-        self.floats = {name for name, dtype in types.items() if dtype == "float32"}
-        self.floats |= set(self.weights)
-        self.half: set[str] = set()  # tensors that are float16 now, copies and casts among them
-        self.half_weights: dict[str, str] = {}  # weight to its float16 copy
-        self.casts: dict[tuple[str, bool], str] = {}
-        self.overflowing: set[str] = set()  # float32 tensors that may be beyond float16
-        self.nodes: list[onnx.NodeProto] = []
+        self.kept_dequantizers: dict[str, str] = {}  # tensor to the name of its node
+        self.types = infer_types(model)
+        self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
+        self.casts = Casts(self.graph, half)
+        self.floats = {name for name, kind in self.types.items() if kind == "float32"}
+        self.floats |= set(self.casts.weights)
+        self.known: dict[str, float] = {}  # tensor to its largest magnitude, as far as nodes tell
+        for node in self.graph.node:
+            self._learn(node)
 
     def run(self) -> None:
         for node in list(self.graph.node):
@@ -82,120 +104,131 @@ class _Conversion:
                 self._keep(node)
             else:
                 self._convert(node)
-            self.nodes.append(node)
-        self._restore_outputs()
-        del self.graph.node[:]
-        self.graph.node.extend(self.nodes)
-        drop_unused_initializers(self.graph)
-        del self.graph.value_info[:]  # their types are stale; readers infer them again
+            self.casts.nodes.append(node)
+        self.casts.finish()
 
     def _reason_to_keep(self, node: onnx.NodeProto) -> str | None:
         if node.name in self.block:
             return self.block[node.name]
-        tensors = [name for name in (*node.input, *node.output) if name in self.floats]
-        if node.op_type in _QDQ or any(True for _ in subgraphs(node)):
+        if any(True for _ in subgraphs(node)):
             return f"{node.op_type} keeps its types"
-        if not tensors:
+        operands = self._half_operands(node)
+        if not any(name in self.floats for name in (*node.input, *node.output)):
             return None
-        if node.op_type not in _OWN_TYPE and not any(self._half_operands(node)):
-            return "ONNX has no float16 form of it"
+        if not (self._can_make_half(node) if node.op_type in OWN_TYPE else any(operands)):
+            return f"ONNX has no {self.half.name} form of it"
+        if _is_qdq(node) and (reason := self._unfit_scale(node.input[1])):
+            return reason
+        if _is_qdq(node) and node.op_type == "QuantizeLinear" and node.input[0] not in self.casts.half:
+            return f"it quantizes {node.input[0]!r}, which is float32"
+        if node.op_type in WEIGHTED:
+            behind = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
+            if behind:
+                return f"{behind[0]!r} in front of it stays in float32"
+        read = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
+        return self._unfit_values(node, [*read, *(name for name in node.output if name in self.floats)])
+
+    def _unfit_values(self, node: onnx.NodeProto, tensors: list[str]) -> str | None:
+        """The tensor of a node that the half type cannot hold, if there is one."""
         for name in tensors:
             largest = self._largest(name)
-            if largest > LARGEST_HALF:
-                self.overflowing.update(node.output)
-                return f"{name!r} reaches {largest:.3g}, beyond float16's {LARGEST_HALF:.0f}"
+            if largest > self.half.largest:
+                self.casts.overflowing.update(node.output)
+                return f"{name!r} reaches {largest:.3g}, beyond {self.half.name}'s {self.half.largest:.6g}"
+            if 0 < largest < self.half.smallest_normal and not _is_qdq(node):
+                return f"{name!r} reaches only {largest:.3g}, all subnormal in {self.half.name}"
         return None
 
+    def _unfit_scale(self, scale: str) -> str | None:
+        if scale not in self.casts.weights:
+            return "its scale is computed at run time"
+        values = self.casts.values(scale)
+        exact = self.half.rounded(values).astype(np.float32) == values
+        if np.all(exact | (values >= self.half.smallest_normal)):
+            return None
+        least = self.half.smallest_normal
+        return f"its scale {values.min():.3g} is below {self.half.name}'s smallest normal number {least:.3g}"
+
     def _largest(self, name: str) -> float:
-        """The largest finite magnitude known of a tensor: a weight's, or what was observed."""
+        """The largest finite magnitude known of a tensor; 0 where nothing is known."""
+        if name in self.casts.weights:
+            return _amax(self.casts.values(name))
+        if self.ranges is not None and name in self.observed:
+            return self.ranges.amax(name, Method("minmax"))
+        return self.known.get(name, 0.0)
+
+    def _learn(self, node: onnx.NodeProto) -> None:
+        """Note how large a tensor is, where a node tells."""
         from onnx import numpy_helper
 
-        if name in self.weights:
-            values = np.abs(numpy_helper.to_array(self.weights[name]))
-            return float(values[np.isfinite(values)].max(initial=0.0))
-        if name in self.observed:
-            return self.ranges.amax(name, Method("minmax")) if self.ranges else 0.0
-        return 0.0
+        if node.op_type == "ConstantOfShape" and node.attribute:
+            self.known[node.output[0]] = _amax(numpy_helper.to_array(node.attribute[0].t))
+        if _is_qdq(node) and node.input[1] in self.casts.weights:
+            quantizes = node.op_type == "QuantizeLinear"
+            float_name, integer_name = (node.input[0], node.output[0])[:: 1 if quantizes else -1]
+            scale = float(self.casts.values(node.input[1]).max(initial=0.0))
+            zero_point = node.input[2] if len(node.input) > 2 else ""
+            self.known[float_name] = scale * self._farthest_integer(integer_name, zero_point)
+
+    def _farthest_integer(self, name: str, zero_point: str) -> float:
+        """How far from zero_point an integer tensor is, or can be by its type; 0 for other types."""
+        from onnx import numpy_helper
+
+        zeros = numpy_helper.to_array(self.stored[zero_point]) if zero_point in self.stored else np.zeros(1)
+        if name in self.stored:
+            integers = numpy_helper.to_array(self.stored[name]).astype(np.float64)
+            low, high = float(integers.min(initial=0.0)), float(integers.max(initial=0.0))
+        elif self.types.get(name) in _INTEGERS:
+            limits = np.iinfo(self.types[name])
+            low, high = limits.min, limits.max
+        else:
+            return 0.0
+        return max(high - float(zeros.min()), float(zeros.max()) - low)
 
     def _convert(self, node: onnx.NodeProto) -> None:
-        for index, name in enumerate(node.input):
-            if name in self.floats:
-                node.input[index] = self._as(name, half=self._half_operands(node)[index])
-        if node.op_type in _OWN_TYPE:
-            self._set_own_type(node)
+        if _is_qdq(node) and node.op_type == "DequantizeLinear":
+            self.casts.remember(node)
+        for index, becomes_half in enumerate(self._half_operands(node)):
+            if node.input[index] in self.floats:
+                node.input[index] = self.casts.form(node.input[index], half=becomes_half)
+        if node.op_type in OWN_TYPE:
+            set_own_type(node, self.half)
         outputs = self._half_results(node)
-        self.half.update(n for n, half in zip(node.output, outputs, strict=True) if half)
+        self.casts.half.update(n for n, half in zip(node.output, outputs, strict=True) if half)
 
     def _keep(self, node: onnx.NodeProto) -> None:
+        if _is_qdq(node) and node.op_type == "DequantizeLinear":
+            self.kept_dequantizers[node.output[0]] = node.name
         for index, name in enumerate(node.input):
             if name in self.floats:
-                node.input[index] = self._as(name, half=False)
-        outer = {name: self._as(name, half=False) for name in captured_names(node) & self.half}
+                node.input[index] = self.casts.form(name, half=False)
+        captured = captured_names(node) & self.casts.half
+        outer = {name: self.casts.form(name, half=False) for name in captured}
         for inner in subgraphs(node):
             rename_inputs(inner, outer)
 
-    def _as(self, name: str, *, half: bool) -> str:
-        """The name under which a tensor has the wanted type; a cast is put in once."""
-        import onnx
-
-        if name in self.weights:
-            return self._half_weight(name) if half else name
-        if (name in self.half) == half:
-            return name
-        key = (name, half)
-        if key not in self.casts:
-            self.casts[key] = f"{name}/{'float16' if half else 'float32'}"
-            self.half.update([self.casts[key]] if half else [])
-            to = onnx.TensorProto.FLOAT16 if half else onnx.TensorProto.FLOAT
-            if half and name in self.overflowing:
-                name = self._saturated(name)
-            self.nodes.append(
-                onnx.helper.make_node(
-                    "Cast", [name], [self.casts[key]], name=f"cast/{self.casts[key]}", to=to
-                )
-            )
-        return self.casts[key]
-
-    def _saturated(self, name: str) -> str:
-        """Clip to float16's range: a mask of -3.4e38 becomes -65504, not an infinity that makes NaN."""
-        import onnx
-        from onnx import numpy_helper
-
-        limits = {"float16/low": -LARGEST_HALF, "float16/high": LARGEST_HALF}
-        stored = {tensor.name for tensor in self.graph.initializer}
-        for limit, value in limits.items():
-            if limit not in stored:
-                tensor = numpy_helper.from_array(np.asarray(value, np.float32), limit)
-                self.graph.initializer.append(tensor)
-        clipped = f"{name}/clipped"
-        node = onnx.helper.make_node("Clip", [name, *limits], [clipped], name=f"clip/{name}")
-        self.nodes.append(node)
-        return clipped
-
-    def _half_weight(self, name: str) -> str:
-        from onnx import numpy_helper
-
-        if name not in self.half_weights:
-            self.half_weights[name] = f"{name}/float16"
-            self.half.add(f"{name}/float16")
-            values = numpy_helper.to_array(self.weights[name]).astype(np.float16)
-            self.graph.initializer.append(numpy_helper.from_array(values, f"{name}/float16"))
-        return self.half_weights[name]
-
     def _half_operands(self, node: onnx.NodeProto) -> list[bool]:
-        """For each input: float32 here, and ONNX allows float16 in its place."""
+        """For each input: float32 here, and ONNX allows the half type in its place."""
         formal = self._formal(node, "inputs", len(node.input))
         return [
-            name in self.floats and "tensor(float16)" in allowed
+            name in self.floats and f"tensor({self.half.name})" in allowed
             for name, (_, allowed) in zip(node.input, formal, strict=True)
         ]
 
+    def _can_make_half(self, node: onnx.NodeProto) -> bool:
+        """Whether ONNX allows the half type for the output of an operator whose attribute says its type."""
+        return f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
+
     def _half_results(self, node: onnx.NodeProto) -> list[bool]:
-        """For each output: its type follows an operand that became float16."""
-        if node.op_type in _OWN_TYPE:
+        """For each output: its type follows an operand that became half."""
+        if node.op_type in OWN_TYPE:
             return [name in self.floats for name in node.output]
+        if _is_qdq(node) and node.op_type == "DequantizeLinear":  # from opset 23 on, with no common variable
+            chosen = any(attribute.name == "output_dtype" and attribute.i for attribute in node.attribute)
+            return [node.input[1] in self.casts.half and not chosen]
         formal = self._formal(node, "inputs", len(node.input))
-        bound = {var for (var, _), name in zip(formal, node.input, strict=True) if name in self.half}
+        half = self.casts.half
+        bound = {var for (var, _), name in zip(formal, node.input, strict=True) if name in half}
         results = self._formal(node, "outputs", len(node.output))
         return [
             name in self.floats and var in bound for name, (var, _) in zip(node.output, results, strict=True)
@@ -213,39 +246,12 @@ class _Conversion:
         found = [(p.type_str, set(p.types)) for p in parameters]
         return [found[min(index, len(found) - 1)] for index in range(count)] if found else []
 
-    def _set_own_type(self, node: onnx.NodeProto) -> None:
-        import onnx
-        from onnx import numpy_helper
 
-        half = onnx.TensorProto.FLOAT16
-        for attribute in node.attribute:
-            if attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT:
-                attribute.i = half
-            elif attribute.name == "value" and attribute.t.data_type == onnx.TensorProto.FLOAT:
-                values = numpy_helper.to_array(attribute.t).astype(np.float16)
-                attribute.t.CopyFrom(numpy_helper.from_array(values))
-            elif attribute.name in ("value_float", "value_floats"):
-                number = attribute.f if attribute.name == "value_float" else list(attribute.floats)
-                value = numpy_helper.from_array(np.asarray(number, np.float16))
-                attribute.CopyFrom(onnx.helper.make_attribute("value", value))
-        if node.op_type == "ConstantOfShape" and not node.attribute:
-            zero = numpy_helper.from_array(np.zeros(1, np.float16))
-            node.attribute.append(onnx.helper.make_attribute("value", zero))
+def _is_qdq(node: onnx.NodeProto) -> bool:
+    return node.op_type in QDQ and node.domain in ("", "ai.onnx")
 
-    def _restore_outputs(self) -> None:
-        """A model output that became half is made under another name and cast back."""
-        import onnx
 
-        for output in self.graph.output:
-            name = output.name
-            if name not in self.half:
-                continue
-            inner = f"{name}/inner"
-            for node in self.nodes:
-                node.output[:] = [inner if made == name else made for made in node.output]
-                node.input[:] = [inner if read == name else read for read in node.input]
-                for graph in subgraphs(node):
-                    rename_inputs(graph, {name: inner})
-            self.nodes.append(
-                onnx.helper.make_node("Cast", [inner], [name], name=f"cast/{name}", to=onnx.TensorProto.FLOAT)
-            )
+def _amax(values: Any) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    magnitudes = np.abs(values)
+    return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))

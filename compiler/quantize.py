@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,10 +24,12 @@ from ..model.onnx_file import (
     digest_model,
     load_onnx,
     model_io,
+    save_onnx,
 )
 from ..progress import Progress, silent
 from ..shapes import Feeds
 from .check import OnnxReference
+from .emulate import in_float32
 from .modes import carry_out
 from .placement import Target
 from .request import HALVES, Mode, Precision, Request, WeightOptions, check_options, check_ranges
@@ -49,7 +52,7 @@ def quantize(
     only: Sequence[str] = (),
     layers: Mapping[str, str] | None = None,
     rest: str = "fp32",
-    refine: Sequence[str] = (),
+    correct_bias: bool = True,
     weights: WeightOptions | None = None,
     data: str | None = None,
     progress: Progress = silent,
@@ -69,10 +72,10 @@ def quantize(
         only: The same, for the nodes that may be quantized; empty for all.
         layers: Name, glob or operator type to the precision of those nodes: "fp32", "fp16", "bf16".
         rest: What static INT8 leaves in float becomes this: "fp32", "fp16" or "bf16".
-        refine: Ways to better accuracy of static INT8 without training: see `refine`.
+        correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
         weights: Block size, rounding and form, for mode "weights".
-        data: Samples to measure the signal-to-noise ratio on; made input otherwise. Ways to better
-            accuracy and GPTQ learn from them.
+        data: Samples to measure the signal-to-noise ratio on; made input otherwise. The correction of
+            biases and GPTQ learn from them.
         progress: Told of every step.
 
     Returns:
@@ -95,7 +98,7 @@ def quantize(
     io = model_io(proto)
     request = Request(
         model, proto, digest, target, precision, mode, processor, loaded, method, exclude, only,
-        layers or {}, rest, weights or WeightOptions(), refine, data, progress,
+        layers or {}, rest, weights or WeightOptions(), correct_bias, data, progress,
     )  # fmt: skip
     check_ranges(request)
     if data is not None:
@@ -152,7 +155,7 @@ def _options(request: Request) -> dict[str, Any]:
         "only": list(request.only),
         "layers": dict(request.layers),
         "rest": request.rest if static else "",
-        "refine": list(request.refine),
+        "correct_bias": static and request.correct_bias and request.data is not None,
         "weights": asdict(request.weights) if request.mode == "weights" else {},
     }
 
@@ -163,12 +166,23 @@ def _method(method: str | None, ranges: Ranges | None) -> str:
     return "as in the cache" if ranges.fixed else str(method or ranges.method)
 
 
+def _reference(request: Request, path: Path) -> OnnxReference:
+    """What runs the result: ONNX Runtime's CPU, which has next to no kernels for bfloat16."""
+    optimize = request.target == "onnxruntime"
+    if "bf16" not in (request.precision, request.rest, *request.layers.values()):
+        return OnnxReference(path, optimize=optimize)
+    with tempfile.TemporaryDirectory(prefix="qcompile-emulated-") as folder:
+        emulated = Path(folder) / path.name
+        save_onnx(in_float32(load_onnx(path)), emulated)
+        return OnnxReference(emulated, optimize=optimize)
+
+
 def _compare(request: Request, path: Path) -> tuple[Check, float]:
     """Signal-to-noise ratio against the float model; fails on NaN that was not there before."""
     data, inputs = request.data, model_io(request.model).inputs
     feeds: Feeds = next(iter(Data(data, inputs))).feeds if data else made_feeds(inputs)
     reference = OnnxReference(request.path)
-    quantized = OnnxReference(path, optimize=request.target == "onnxruntime")
+    quantized = _reference(request, path)
     expected = dict(zip(reference.names, reference(feeds), strict=True))
     found = dict(zip(quantized.names, quantized(feeds), strict=True))
     for name, array in found.items():

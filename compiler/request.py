@@ -32,12 +32,12 @@ class WeightOptions:
     Attributes:
         block_size: Weights of one input range that share a scale; 0 for one scale per output channel.
         rounding: "rtn" (to nearest) or "gptq" (against the samples).
-        form: "nbits", operators of ONNX Runtime; "qdq", ONNX's own.
+        form: "nbits", operators of ONNX Runtime; "qdq", ONNX's own; "", what the target takes.
     """
 
-    block_size: int = 128
+    block_size: int = 64
     rounding: str = "rtn"
-    form: str = "nbits"
+    form: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Request:
         layers: Name, glob or operator type to "fp32", "fp16", "bf16" or "int8".
         rest: What is not quantized becomes: "fp32", "fp16" or "bf16".
         weights: For mode "weights".
-        refine: Names of ways to better accuracy without training, in the order they are done.
+        correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
         data: Spelling of samples.
         progress: Told of every step.
     """
@@ -75,7 +75,7 @@ class Request:
     layers: Mapping[str, str] = field(default_factory=dict)
     rest: str = "fp32"
     weights: WeightOptions = field(default_factory=WeightOptions)
-    refine: Sequence[str] = ()
+    correct_bias: bool = True
     data: str | None = None
     progress: Progress = silent
 

@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..artifact import Check
+from ..errors import EngineUnavailable
 from ..progress import Progress, silent
 from ..shapes import Feeds, ModelIO
 
 if TYPE_CHECKING:
     from .tensorrt.calibrator import Calibration
 
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -40,6 +41,7 @@ class BuildRequest:
         inputs: `NAME:SHAPE[:DTYPE]` for models that do not declare their inputs.
         threads: Threads of the runtime; 0 lets it choose.
         progress: Told of every step.
+        rest: What INT8 leaves in float is computed in, where the runtime decides and not the graph.
         calibration: How an engine that calibrates by itself gets its scales; None takes the graph's Q/DQ.
     """
 
@@ -54,6 +56,7 @@ class BuildRequest:
     inputs: Sequence[str] = ()
     threads: int = 0
     progress: Progress = silent
+    rest: str = "fp32"
     calibration: Calibration | None = None
 
 
@@ -174,6 +177,14 @@ class Engine(ABC):
             EngineUnavailable: If it cannot build here.
             BuildError: If the runtime refuses the model, naming node and operator.
         """
+
+    def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
+        """Return name of each kernel, which begins with its node's, to its median time in milliseconds.
+
+        Raises:
+            EngineUnavailable: If this runtime tells no times.
+        """
+        raise EngineUnavailable(f"{self.name} tells no time of single layers", engine=self.name)
 
     @abstractmethod
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:

@@ -74,6 +74,7 @@ def build_engine(
                     "opt_shapes": {k: list(v) for k, v in request.opt_shapes.items()},
                     "max_shapes": {k: list(v) for k, v in request.max_shapes.items()},
                     "gpus": list(request.gpus),
+                    "rest": request.rest if request.precision == "int8" else "",
                 },
                 proof={
                     **outcome.proof,

@@ -18,10 +18,12 @@ WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
 _INTEGER = frozenset(
     """
     QLinearConv ConvInteger QLinearMatMul MatMulInteger MatMulIntegerToFloat
-    DynamicQuantizeMatMul QGemm QAttention DynamicQuantizeLSTM MatMulNBits
+    DynamicQuantizeMatMul QGemm QAttention DynamicQuantizeLSTM
     """.split()
 )
-_FUSED = frozenset(["FusedConv", "FusedGemm", "FusedMatMul", "GemmFloat8", "Attention", "LSTM", "GRU", "RNN"])
+_RECURRENT = frozenset(["LSTM", "GRU", "RNN"])
+_FUSED = _RECURRENT | {"FusedConv", "FusedGemm", "FusedMatMul", "GemmFloat8", "Attention"}
+_HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def infer_types(model: onnx.ModelProto) -> dict[str, str]:
@@ -171,8 +173,11 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, list[onnx.NodeProto]]:
     """Return the nodes that do the arithmetic, by the precision they compute in.
 
-    "int8": an integer operator, or both operands come from DequantizeLinear. "fp16" and "fp32": by the
-    type of an operand.
+    "int8": an integer operator, or both operands come from DequantizeLinear, of whatever float type.
+    "int4", or "int8" for MatMulNBits of 8 bits: weights alone are stored so, and multiplied as floats; the
+    key is there only where there are such nodes.
+    "fp16", "bf16" and "fp32": by the type of an operand. A recurrent layer has no integer form but its own
+    integer operator: behind DequantizeLinear it computes in float.
 
     Args:
         model: A graph before or after ONNX Runtime's optimizer.
@@ -182,20 +187,34 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     made_by = producers(model.graph)
     types = infer_types(model)
     types.update({t.name: dtype_name(t.data_type) for t in model.graph.initializer})
-    found: dict[str, list[onnx.NodeProto]] = {"int8": [], "fp16": [], "fp32": []}
+    found: dict[str, list[onnx.NodeProto]] = {"int8": [], "fp16": [], "bf16": [], "fp32": []}
     for node in model.graph.node:
         if node.op_type in _INTEGER:
             found["int8"].append(node)
+        elif node.op_type == "MatMulNBits" or (not as_executed and _reads_int4(node, made_by, types)):
+            bits = next((a.i for a in node.attribute if a.name == "bits"), 4)
+            found.setdefault("int8" if bits == 8 else "int4", []).append(node)
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
             operands = [made_by.get(name) for name in node.input[:2]]
             dequantized = all(m is not None and m.op_type == "DequantizeLinear" for m in operands)
-            if dequantized and not as_executed:
+            if dequantized and not as_executed and node.op_type not in _RECURRENT:
                 found["int8"].append(node)
-            elif any(types.get(name) == "float16" for name in node.input[:2]):
-                found["fp16"].append(node)
             else:
-                found["fp32"].append(node)
+                halves = [_HALVES[types[name]] for name in node.input[:2] if types.get(name) in _HALVES]
+                found[halves[0] if halves else "fp32"].append(node)
     return found
+
+
+def _reads_int4(
+    node: onnx.NodeProto, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]
+) -> bool:
+    """Whether the weight of a product or convolution is dequantized from 4 bits, and perhaps reshaped."""
+    maker = made_by.get(node.input[1]) if node.op_type in WEIGHTED else None
+    while maker is not None and maker.op_type in ("Reshape", "Transpose"):
+        maker = made_by.get(maker.input[0])
+    if maker is None or maker.op_type != "DequantizeLinear":
+        return False
+    return types.get(maker.input[0], "") in ("int4", "uint4")
 
 
 def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, dict[str, int]]:
@@ -207,6 +226,6 @@ def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
 
 
 def graph_precision(model: onnx.ModelProto) -> str:
-    """Return "int8" or "fp16" if any weighted node computes in it, else "fp32"."""
+    """Return the first of "int8", "int4", "fp16" and "bf16" that any weighted node is in, else "fp32"."""
     nodes = weighted_nodes(model)
-    return next((precision for precision in ("int8", "fp16") if nodes[precision]), "fp32")
+    return next((precision for precision in ("int8", "int4", "fp16", "bf16") if nodes.get(precision)), "fp32")

@@ -52,7 +52,15 @@ def load_torch(source: Source) -> LoadedModel:
             f"{source.spec}: returned {type(result).__name__}; an nn.Module is required",
             hint="return the module, or (module, example inputs)",
         )
-    return LoadedModel(result.eval(), example)
+    return LoadedModel(evaluated(result), example)
+
+
+def evaluated(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a module in evaluation mode; what torchao's PT2E converted is in it already, and refuses."""
+    try:
+        return module.eval()
+    except NotImplementedError:
+        return module
 
 
 def import_torch() -> Any:

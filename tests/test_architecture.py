@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("calibration", "compiler", "engines", "bench", "cli", "model")
+ROOMS = ("calibration", "compiler", "engines", "bench", "tuning", "cli", "model")
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
 )
@@ -29,11 +29,24 @@ ALLOWED = {
     "recipe": GROUND,
     "store": GROUND,
     "intent": GROUND | {"model", "calibration", "compiler", "engines"},
+    "qat": GROUND | {"compiler"},
+    "tuning": GROUND | {"model", "calibration", "compiler", "engines", "bench", "intent"},
     "inspection": GROUND | {"model", "calibration", "bench"},
     "stages": GROUND | {"model", "calibration", "compiler", "engines", "bench", "recipe", "intent"},
     "pipeline": GROUND | {"model", "engines", "bench", "recipe", "store", "stages"},
     "cli": GROUND
-    | {"model", "calibration", "compiler", "engines", "bench", "intent", "inspection", "pipeline", "recipe"},
+    | {
+        "model",
+        "calibration",
+        "compiler",
+        "engines",
+        "bench",
+        "tuning",
+        "intent",
+        "inspection",
+        "pipeline",
+        "recipe",
+    },
 }
 
 
@@ -99,9 +112,9 @@ def test_the_public_names_are_pinned() -> None:
     import qcompile
 
     assert sorted(qcompile.__all__) == [
-        "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "benchmark", "build",
-        "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact", "quantize",
-        "read_recipe", "run", "simplify",
+        "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "balance", "benchmark",
+        "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact", "quantize",
+        "read_recipe", "run", "simplify", "tune",
     ]  # fmt: skip
     for name in qcompile.__all__:
         assert getattr(qcompile, name) is not None

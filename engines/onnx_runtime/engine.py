@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,11 @@ from ...model.graph import count_weighted, weighted_nodes
 from ...model.made_input import made_feeds
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
 from ...model.session import make_session, optimize_file, session_options
-from ...shapes import ModelIO
+from ...shapes import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Precision, Runner
 from ..processor import missing_features, processor
 
+_WARMUP, _PROFILED = 2, 10
 _SLOWER = ("SkipLayerNormFusion",)
 """Fusions whose kernel is slower than what it replaces. SkipLayerNormalization takes 0.20 ms where Add and
 LayerNormalization take 0.03 ms (1.31.1, 128 x 768 values, x86 with AVX-512)."""
@@ -58,8 +62,8 @@ class OnnxRuntime(Engine):
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
-            planned=len(weighted_nodes(before)[request.precision]),
-            reached=sum(counts[request.precision].values()),
+            planned=len(weighted_nodes(before).get(request.precision, ())),
+            reached=sum(counts.get(request.precision, {}).values()),
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device=processor(),
             packages=("onnxruntime", "onnx"),
@@ -84,6 +88,22 @@ class OnnxRuntime(Engine):
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level
         return OnnxRuntimeRunner(make_session(path, options, error=BuildError))
+
+    def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
+        options = session_options(threads, optimize=False)
+        options.enable_profiling = True
+        times: dict[str, list[float]] = {}
+        with tempfile.TemporaryDirectory(prefix="qcompile-profile-") as folder:
+            options.profile_file_prefix = f"{folder}/profile"
+            session = make_session(Path(artifact), options, error=BuildError)
+            for _ in range(_WARMUP + _PROFILED):
+                session.run(None, feeds)
+            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        for event in events:
+            name = str(event.get("name", ""))
+            if event.get("cat") == "Node" and name.endswith("_kernel_time"):
+                times.setdefault(name.removesuffix("_kernel_time"), []).append(event["dur"] / 1e3)
+        return {name: statistics.median(found[_WARMUP:]) for name, found in times.items()}
 
 
 def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None:

@@ -96,7 +96,9 @@ class Adapter:
         if (self.strongly_typed and not weak) or precision == "fp32":
             return
         flags = self.module.BuilderFlag
-        wanted = {"fp16": ("FP16",), "bf16": ("BF16",), "int8": ("INT8", "FP16")}[precision]
+        wanted = {"fp16": ("FP16",), "bf16": ("BF16",), "int8": ("INT8", "FP16")}.get(precision)
+        if wanted is None:
+            raise InvalidOption(f"TensorRT {self.version} has no flag for {precision}: it needs strong types")
         for name in wanted:
             if not hasattr(flags, name):
                 raise InvalidOption(

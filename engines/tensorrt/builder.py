@@ -96,7 +96,7 @@ def _build_network(adapter: Adapter, request: BuildRequest, feeder: Feeder | Non
     with request.output.open("wb") as file:
         file.write(memoryview(plan))
     del parser  # it holds the weights that the network refers to until here
-    planned = len(weighted_nodes(model)[adapter.graph_precision(request.precision)])
+    planned = len(weighted_nodes(model).get(adapter.graph_precision(request.precision), ()))
     reached = _reached(adapter, layers, request.precision)
     proof: dict[str, object] = {}
     if calibration is not None and feeder is not None:

@@ -25,7 +25,7 @@ def layers_by_precision(network: Any) -> dict[str, dict[str, int]]:
     """Return precision to layer type to count, for the layers that do the arithmetic.
 
     A layer computes in INT8 when each operand comes from a DEQUANTIZE layer, through layers that only
-    move data; otherwise in the type of its first operand.
+    move data; "int4" are weights of 4 bits alone; all others compute in the type of their first operand.
     """
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     made_by = {
@@ -71,6 +71,8 @@ def _precision(layer: Any, made_by: dict[str, Any]) -> str:
     operands = [layer.get_input(index) for index in range(min(layer.num_inputs, 2))]
     operands = [tensor for tensor in operands if tensor is not None]
     sources = [_source(tensor, made_by) for tensor in operands]
+    if len(operands) == 2 and sources[1] == "DEQUANTIZE" and _stored_type(operands[1], made_by) == "INT4":
+        return "int4"
     if len(sources) == 2 and all(source == "DEQUANTIZE" for source in sources):
         return "int8"
     dtype = str(operands[0].dtype).rsplit(".", 1)[-1]
@@ -82,6 +84,14 @@ def _source(tensor: Any, made_by: dict[str, Any]) -> str:
     while layer is not None and _kind(layer) in _MOVES:
         layer = made_by.get(layer.get_input(0).name)
     return _kind(layer) if layer is not None else ""
+
+
+def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
+    """The type of what a tensor is dequantized from."""
+    layer = made_by[tensor.name]
+    while _kind(layer) in _MOVES:
+        layer = made_by[layer.get_input(0).name]
+    return str(layer.get_input(0).dtype).rsplit(".", 1)[-1]
 
 
 def _kind(layer: Any) -> str:

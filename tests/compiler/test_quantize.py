@@ -91,7 +91,13 @@ def test_the_manifest_says_what_was_done_and_how_well(
     manifest = artifact.manifest
     assert (manifest.target, manifest.precision, manifest.stage) == (target, "int8", "quantize")
     given = {name: value for name, value in manifest.options.items() if value}
-    expected = {"mode": "static", "method": "minmax", "exclude": ["conv2"], "rest": "fp32"}
+    expected = {
+        "mode": "static",
+        "method": "minmax",
+        "exclude": ["conv2"],
+        "rest": "fp32",
+        "correct_bias": True,
+    }
     assert given == expected | ({"processor": "vnni"} if target == "onnxruntime" else {})
     assert manifest.sources["model"] == fingerprint(model)
     assert manifest.proof["nodes_by_precision"] == {

@@ -181,8 +181,9 @@ def quantizing(body: str) -> onnx.ModelProto:
 def test_weighted_nodes_are_sorted_by_the_precision_they_compute_in() -> None:
     made = quantizing("dw = DequantizeLinear(w8, scale, zero) m = MatMul(d, dw) y = MatMul(m, w)")
     found = {p: [node.output[0] for node in nodes] for p, nodes in weighted_nodes(made).items()}
-    assert found == {"int8": ["m"], "fp16": [], "fp32": ["y"]}
-    assert count_weighted(made) == {"int8": {"MatMul": 1}, "fp16": {}, "fp32": {"MatMul": 1}}
+    assert found == {"int8": ["m"], "fp16": [], "bf16": [], "fp32": ["y"]}
+    counts = {"int8": {"MatMul": 1}, "fp16": {}, "bf16": {}, "fp32": {"MatMul": 1}}
+    assert count_weighted(made) == counts
     assert graph_precision(made) == "int8"
 
 
@@ -190,11 +191,50 @@ def test_a_quantized_activation_alone_is_not_int8() -> None:
     assert graph_precision(quantizing("y = MatMul(d, w)")) == "fp32"
 
 
-@pytest.mark.parametrize(("text", "precision"), [("float", "fp32"), ("float16", "fp16")])
+@pytest.mark.parametrize(
+    ("text", "precision"), [("float", "fp32"), ("float16", "fp16"), ("bfloat16", "bf16")]
+)
 def test_the_precision_of_a_float_graph_is_that_of_its_operands(text: str, precision: str) -> None:
-    dtype = {"float": "float32", "float16": "float16"}[text]
-    made = model("y = MatMul(x, w)", f"({text}[n, 4] x) => ({text}[n, 4] y)", array("w", 4, 4, dtype=dtype))
+    made = model("y = MatMul(x, x)", f"({text}[4, 4] x) => ({text}[4, 4] y)")
     assert graph_precision(made) == precision
+    assert [kind for kind, nodes in weighted_nodes(made).items() if nodes] == [precision]
+
+
+def test_the_type_of_a_stored_operand_counts_too() -> None:
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [4, 4], [1.0] * 16)
+    made = model("y = MatMul(x, w)", "(bfloat16[n, 4] x) => (bfloat16[n, 4] y)", weight)
+    assert count_weighted(made)["bf16"] == {"MatMul": 1}
+
+
+@pytest.mark.parametrize("elem_type", [10, 16])
+def test_a_product_behind_half_dequantizers_is_int8_and_carried_out_in_half(elem_type: int) -> None:
+    text = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) e = DequantizeLinear(w8, s, z) "
+    name = {10: "float16", 16: "bfloat16"}[elem_type]
+    made = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 19]> g ({name}[n, 4] x) => ({name}[n, 4] y) '
+        f"{{ {text} y = MatMul(d, e) }}"
+    )
+    scale = onnx.helper.make_tensor("s", elem_type, [], [0.1])
+    zero = numpy_helper.from_array(np.int8(0), "z")
+    made.graph.initializer.extend([scale, zero, array("w8", 4, 4, dtype="int8")])
+    onnx.checker.check_model(made, full_check=True)
+    assert graph_precision(made) == "int8"
+    executed = {10: "fp16", 16: "bf16"}[elem_type]
+    assert count_weighted(made, as_executed=True)[executed] == {"MatMul": 1}
+
+
+@pytest.mark.parametrize(("operator", "gates"), [("GRU", 3), ("LSTM", 4), ("RNN", 1)])
+def test_a_recurrent_layer_behind_dequantizers_computes_in_float(operator: str, gates: int) -> None:
+    made = model(
+        f"""q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) w = DequantizeLinear(w8, s, z)
+        r = DequantizeLinear(r8, s, z) y = {operator} <hidden_size = 2> (d, w, r)""",
+        "(float[5, 1, 4] x) => (float[5, 1, 1, 2] y)",
+        array("w8", 1, gates * 2, 4, dtype="int8"),
+        array("r8", 1, gates * 2, 2, dtype="int8"),
+        numpy_helper.from_array(np.float32(0.1), "s"),
+        numpy_helper.from_array(np.int8(0), "z"),
+    )
+    assert count_weighted(made) == {"int8": {}, "fp16": {}, "bf16": {}, "fp32": {operator: 1}}
 
 
 def test_integer_operators_are_int8() -> None:
@@ -206,7 +246,7 @@ def test_integer_operators_are_int8() -> None:
 
 def test_a_graph_without_weighted_nodes_is_fp32(tiny: Tiny) -> None:
     made = tiny("elementwise")
-    assert count_weighted(made) == {"int8": {}, "fp16": {}, "fp32": {}}
+    assert count_weighted(made) == {"int8": {}, "fp16": {}, "bf16": {}, "fp32": {}}
     assert graph_precision(made) == "fp32"
 
 

@@ -1,0 +1,61 @@
+"""The choice as a recipe: `qcompile run` makes the same artifact again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..model.source import parse_source
+from .trials import Trial
+
+
+def recipe_text(
+    best: Trial,
+    model: Path,
+    calibration: str,
+    evaluation: str,
+    method: str | None,
+    exclude: Sequence[str],
+    folder: Path,
+) -> str:
+    """Return the TOML of a recipe that lies in `folder`."""
+    lines = [
+        f"# {best.name}: {best.latency_ms:.3g} ms, {best.drop:+.3g} lost. Made by qcompile tune.",
+        "version = 1",
+        f"name = {_text(model.stem)}",
+        "",
+        "[model]",
+        f"source = {_text(_relative(str(model), folder))}",
+        "simplify = false # the names of layers below are those of this file",
+        "",
+        "[data]",
+        f"calibration = {_text(_relative(calibration, folder))}",
+        f"evaluation = {_text(_relative(evaluation, folder))}",
+        "",
+        "[calibrate]",
+        f"method = {_text(method or 'auto')}",
+        "",
+        "[[artifact]]",
+        f"name = {_text(best.name)}",
+        f"target = {_text(best.target)}",
+        f"precision = {_text(best.precision)}",
+    ]
+    left = [*exclude, *sorted(best.in_float)] if best.precision == "int8" else []
+    if left:
+        lines += ["exclude = [", *(f"    {_text(name)}," for name in left), "]"]
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: str) -> str:
+    """A TOML string: JSON's escapes are among TOML's."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _relative(spelling: str, folder: Path) -> str:
+    """A path, or the path in `file.py:function`, as seen from the recipe."""
+    source = parse_source(spelling) if not Path(spelling).exists() else None
+    if source is None or source.path is None:
+        return os.path.relpath(spelling, folder) if Path(spelling).exists() else spelling
+    return f"{os.path.relpath(source.path, folder)}:{source.function}"

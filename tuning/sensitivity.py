@@ -1,0 +1,240 @@
+"""The damage of each layer: the noise at the model's outputs when it alone is quantized.
+
+Two graphs do it, with their weights stored once each. In the first, every layer is computed a second time
+on its quantized operands, beside the float one; what comes out is the error of each layer's output, for one
+sample. In the second, the float model takes such an error as an input behind each layer: it is run once per
+layer, with that layer's error alone. Memory is that of one sample's activations.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..calibration import Data, Method, Ranges
+from ..compiler.placement import Placement, Target, plan
+from ..compiler.prepare import prepared
+from ..compiler.static_int8 import activation_limits
+from ..compiler.weights import channel_scales, quantize_channels
+from ..model.graph import WEIGHTED
+from ..model.onnx_file import copy_model, save_onnx
+from ..model.session import make_session, run_session, session_options
+from ..progress import Progress, silent
+
+if TYPE_CHECKING:
+    import onnx
+
+Limits = Mapping[str, tuple[float, float]]
+_TOGETHER = 32  # layers whose errors are held at once
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What one layer does to the outputs when it alone is quantized.
+
+    Attributes:
+        layer: Name of the node.
+        operator: Its type.
+        noise: Energy of the outputs' error by energy of the outputs, the mean over samples and outputs.
+    """
+
+    layer: str
+    operator: str
+    noise: float
+
+    @property
+    def snr_db(self) -> float:
+        """The same as a signal-to-noise ratio; infinite without noise."""
+        return float(-10 * np.log10(self.noise)) if self.noise > 0 else float("inf")
+
+
+def rank_layers(
+    model: onnx.ModelProto,
+    target: Target,
+    ranges: Ranges,
+    data: Data,
+    *,
+    method: Method | None = None,
+    exclude: Sequence[str] = (),
+    progress: Progress = silent,
+) -> list[Damage]:
+    """Return the damage of every layer that would be quantized, the most damaging first.
+
+    Args:
+        model: Float model.
+        target: Decides which layers, and in which scales.
+        ranges: Of this model.
+        data: The samples; each is run once per layer.
+        method: Another method than the ranges' own.
+        exclude: Patterns of nodes that stay in float anyway.
+        progress: Told of every sample.
+
+    Raises:
+        DataError, ModelError: If a sample does not fit, or the model fails on it.
+    """
+    ready = prepared(model)
+    placement = plan(ready, target, exclude=exclude)
+    limits = activation_limits(ready, placement, ranges, method)
+    layers = _layers(ready, placement)
+    names = [layer.name for layer in layers]
+    outputs = [value.name for value in ready.graph.output]
+    total = np.zeros(len(names))
+    with tempfile.TemporaryDirectory(prefix="qcompile-tune-") as folder:
+        errors, injected = Path(folder) / "errors.onnx", Path(folder) / "injected.onnx"
+        save_onnx(_with_errors(ready, layers, limits, target), errors)
+        save_onnx(_with_injection(ready, layers), injected)
+        first = make_session(errors, session_options())
+        second = make_session(injected, session_options())
+        samples = 0
+        for batch in data:
+            progress("damage of each layer", samples)
+            none = {_delta(name): np.zeros((), np.float32) for name in names}
+            clean = run_session(second, outputs, {**batch.feeds, **none}, batch.where)
+            for start in range(0, len(names), _TOGETHER):
+                part = names[start : start + _TOGETHER]
+                found = run_session(first, [_error(name) for name in part], batch.feeds, batch.where)
+                for index, (name, error) in enumerate(zip(part, found, strict=True), start):
+                    noisy = run_session(
+                        second, outputs, {**batch.feeds, **none, _delta(name): error}, batch.where
+                    )
+                    total[index] += _noise(clean, noisy)
+            samples += 1
+    found_damage = [
+        Damage(layer.name, layer.op_type, float(value) / max(samples, 1))
+        for layer, value in zip(layers, total, strict=True)
+    ]
+    return sorted(found_damage, key=lambda one: -one.noise)
+
+
+def _noise(clean: Sequence[NDArray[Any]], noisy: Sequence[NDArray[Any]]) -> float:
+    shares = []
+    for expected, found in zip(clean, noisy, strict=True):
+        if expected.dtype.kind != "f":
+            continue
+        signal = float(np.square(expected, dtype=np.float64).sum())
+        error = float(np.square(found.astype(np.float64) - expected).sum())
+        shares.append(error / signal if signal > 0 else float(error > 0))
+    return float(np.mean(shares)) if shares else 0.0
+
+
+def _layers(model: onnx.ModelProto, placement: Placement) -> list[onnx.NodeProto]:
+    planned = set(placement.nodes)
+    return [node for node in model.graph.node if node.name in planned and node.op_type in WEIGHTED]
+
+
+def _delta(name: str) -> str:
+    return f"{name}/delta"
+
+
+def _error(name: str) -> str:
+    return f"{name}/error"
+
+
+def _with_errors(
+    model: onnx.ModelProto, layers: Sequence[onnx.NodeProto], limits: Limits, target: Target
+) -> onnx.ModelProto:
+    """The model with each layer's error as an output: on quantized operands, less the float result."""
+    from onnx import helper
+
+    copy = copy_model(model)
+    graph = copy.graph
+    operands = _Operands(graph, limits, signed=target == "tensorrt")
+    nodes = list(graph.node)
+    for layer in layers:
+        twin = type(layer)()
+        twin.CopyFrom(layer)
+        twin.name = f"{layer.name}/quantized"
+        twin.output[0] = twin.name
+        for index in range(min(2, len(twin.input))):
+            twin.input[index] = operands.quantized(layer, index, nodes)
+        nodes.append(twin)
+        nodes.append(helper.make_node("Sub", [twin.name, layer.output[0]], [_error(layer.name)]))
+        graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return copy
+
+
+class _Operands:
+    """Quantized and dequantized again: activations by Q/DQ nodes, weights once and for all."""
+
+    def __init__(self, graph: onnx.GraphProto, limits: Limits, *, signed: bool) -> None:
+        self.graph, self.limits, self.signed = graph, limits, signed
+        self.stored = {tensor.name: tensor for tensor in graph.initializer}
+        self.made: set[str] = set()
+
+    def quantized(self, layer: onnx.NodeProto, index: int, nodes: list[onnx.NodeProto]) -> str:
+        name = str(layer.input[index])
+        if name in self.stored:
+            return self._weight(layer, name)
+        return self._activation(name, nodes) if name in self.limits else name
+
+    def _weight(self, layer: onnx.NodeProto, name: str) -> str:
+        from onnx import numpy_helper
+
+        axis = _channel_axis(layer)
+        result = f"{name}/rounded{axis}"
+        if result not in self.made:
+            self.made.add(result)
+            values = numpy_helper.to_array(self.stored[name])
+            scales = channel_scales(values, axis)
+            shape = [-1 if index == axis else 1 for index in range(values.ndim)]
+            rounded = quantize_channels(values, scales, axis) * scales.reshape(shape)
+            self.graph.initializer.append(numpy_helper.from_array(rounded.astype(np.float32), result))
+        return result
+
+    def _activation(self, name: str, nodes: list[onnx.NodeProto]) -> str:
+        from onnx import helper, numpy_helper
+
+        result = f"{name}/rounded"
+        if result not in self.made:
+            self.made.add(result)
+            scale, zero_point = _scale(*self.limits[name], signed=self.signed)
+            for what, value in (("scale", scale), ("zero_point", zero_point)):
+                self.graph.initializer.append(numpy_helper.from_array(np.asarray(value), f"{name}/{what}"))
+            how = [f"{name}/scale", f"{name}/zero_point"]
+            nodes.append(helper.make_node("QuantizeLinear", [name, *how], [f"{name}/integer"]))
+            nodes.append(helper.make_node("DequantizeLinear", [f"{name}/integer", *how], [result]))
+        return result
+
+
+def _scale(low: float, high: float, *, signed: bool) -> tuple[np.float32, np.uint8 | np.int8]:
+    """Scale and zero_point as the quantizer chooses them: the range always holds zero."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if signed:
+        return np.float32(max(max(-low, high) / 127, np.finfo(np.float32).tiny)), np.int8(0)
+    scale = max((high - low) / 255, float(np.finfo(np.float32).tiny))
+    return np.float32(scale), np.uint8(np.clip(round(-low / scale), 0, 255))
+
+
+def _channel_axis(layer: onnx.NodeProto) -> int:
+    """Axis of the output channels in a layer's weight."""
+    if layer.op_type == "Conv":
+        return 0
+    transposed = any(attribute.name == "transB" and attribute.i for attribute in layer.attribute)
+    return 0 if layer.op_type == "Gemm" and transposed else 1
+
+
+def _with_injection(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
+    """The float model with an input behind each layer that is added to its result."""
+    from onnx import helper
+
+    copy = copy_model(model)
+    graph, names = copy.graph, {layer.name for layer in layers}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.name in names:
+            result = node.output[0]
+            node.output[0] = f"{node.name}/clean"
+            nodes.append(helper.make_node("Add", [node.output[0], _delta(node.name)], [result]))
+            graph.input.append(helper.make_tensor_value_info(_delta(node.name), 1, None))
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    return copy

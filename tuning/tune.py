@@ -1,0 +1,301 @@
+"""`qcompile tune`: the fastest mix of INT8 and float that keeps an accuracy budget, really measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..artifact import write_json
+from ..calibration import Batch, Data, Ranges, load_ranges, parse_method
+from ..compiler import export, simplify
+from ..compiler.placement import graph_target
+from ..engines.base import Precision
+from ..engines.build import require_builder
+from ..engines.registry import engine
+from ..errors import EngineUnavailable, InvalidOption, QuantizationError
+from ..intent import calibrate
+from ..model.graph import graph_precision
+from ..model.onnx_file import load_onnx, model_io
+from ..model.source import parse_source
+from ..progress import Progress, silent
+from .costs import slower_layers
+from .metric import read_metric
+from .recipe_file import recipe_text
+from .search import fewest_in_float, pareto
+from .sensitivity import Damage, rank_layers
+from .trials import Trial, Workbench, as_table
+
+CPU_TARGETS = ("onnxruntime", "openvino")
+_LOOKED_AT = 8  # samples that rank the layers
+_TRIED_SLOWER = 2  # times that slow layers are taken out
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` found.
+
+    Attributes:
+        best: The fastest trial that keeps the budget; float where no INT8 is faster.
+        trials: Every trial by name.
+        front: Names of the trials that no other beats in both latency and accuracy, by latency.
+        damage: Target to its layers, the most damaging first.
+        float_value: The metric of the float model.
+        slow_layers: Layers that cost more time in INT8 than in float, which were taken out.
+        recipe: The recipe that makes `best`.
+        notes: What the user should know.
+    """
+
+    best: Trial
+    trials: dict[str, Trial]
+    front: list[str]
+    damage: dict[str, list[Damage]]
+    float_value: float
+    slow_layers: list[str]
+    recipe: Path
+    notes: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the `--json` form."""
+        return {
+            "best": self.best.as_json(),
+            "float_value": self.float_value,
+            "trials": as_table(self.trials),
+            "front": self.front,
+            "damage": {
+                target: [
+                    {"layer": one.layer, "operator": one.operator, "noise": one.noise, "snr_db": one.snr_db}
+                    for one in ranked
+                ]
+                for target, ranked in self.damage.items()
+            },
+            "slow_layers": self.slow_layers,
+            "recipe": str(self.recipe),
+            "notes": self.notes,
+        }
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be lost, and how long may be measured."""
+
+    max_drop: float
+    max_time_s: float = 60.0
+    batch_size: int | None = None
+
+
+def tune(
+    model: str,
+    data: str,
+    output: str | Path,
+    *,
+    max_drop: float,
+    metric: str = "top1",
+    calibration: str | None = None,
+    targets: Sequence[str] = (),
+    inputs: Sequence[str] = (),
+    method: str | None = None,
+    exclude: Sequence[str] = (),
+    samples: int | None = None,
+    batch_size: int | None = None,
+    threads: int = 0,
+    max_time_s: float = 60.0,
+    progress: Progress = silent,
+) -> Tuned:
+    """Find the fastest mix of INT8 and float that loses no more than `max_drop`, and write it down.
+
+    Args:
+        model: Float ONNX file, taken as it is, or a MODEL, which is exported and simplified.
+        data: Samples that accuracy is measured on, with labels if the metric needs them.
+        output: Folder for the artifacts, `recipe.toml`, `tune.json` and, with matplotlib, `front.svg`.
+        max_drop: What may be lost, in the metric's unit: points of top1.
+        metric: "top1", "top5", "cosine" or "file.py:function"; see `metric.read_metric`.
+        calibration: Samples to calibrate on; those of `data` otherwise.
+        targets: Engines to try; those for the CPU that are installed, if none is given.
+        inputs: Inputs of a MODEL that does not declare them.
+        method: Calibration method.
+        exclude: Patterns of nodes that stay in float whatever they cost.
+        samples: Measure accuracy on at most this many batches of the data.
+        batch_size: Samples per call when latency is measured.
+        threads: The same for every artifact; 0 takes every core.
+        max_time_s: For each of the measurements of latency.
+        progress: Told of every step.
+
+    Returns:
+        The best trial, all others, and the ranking of the layers.
+
+    Raises:
+        InvalidOption, DataError: If options or data do not fit.
+        EngineUnavailable: If no target can be built and run here.
+        QuantizationError: If nothing of the model can be quantized for a target.
+    """
+    if max_drop < 0:
+        raise InvalidOption(f"--max-drop {max_drop:g}: at least 0 is required", option="--max-drop")
+    chosen_metric = read_metric(metric)
+    chosen_targets = _targets(targets)
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _onnx(model, folder, inputs, progress)
+    proto = load_onnx(path)
+    if (found := graph_precision(proto)) != "fp32":
+        raise InvalidOption(f"{path}: its graph is {found} already", hint="tune the float model instead")
+    io = model_io(proto)
+    batches: list[Batch] = list(Data(data, io.inputs, limit=samples))
+    ranges = _ranges(path, calibration or data, folder, method, chosen_targets, progress)
+    bench = Workbench(
+        path, ranges, batches, chosen_metric, folder,
+        method=method, exclude=exclude, threads=threads, progress=progress,
+    )  # fmt: skip
+    budget = Budget(max_drop, max_time_s, batch_size)
+    run = _Run(bench, budget, data, progress)
+    damage: dict[str, list[Damage]] = {}
+    for target in chosen_targets:
+        few = Data(data, io.inputs, batch_size=1, limit=_LOOKED_AT)
+        damage[target] = rank_layers(
+            proto, graph_target(target), ranges, few,
+            method=parse_method(method) if method else None, exclude=exclude, progress=progress,
+        )  # fmt: skip
+        run.try_target(target, damage[target])
+    best = run.choose()
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe_text(best, path, calibration or data, data, method, exclude, folder), "utf-8")
+    tuned = Tuned(
+        best, bench.trials, run.front(), damage, bench.float_value, run.slow_layers, recipe, run.notes
+    )
+    write_json(folder / "tune.json", tuned.as_json())
+    return tuned
+
+
+class _Run:
+    """The trials of one tuning, in order: float, whole INT8, the least that must stay in float, the time."""
+
+    def __init__(self, bench: Workbench, budget: Budget, data: str, progress: Progress) -> None:
+        self.bench, self.budget, self.data, self.progress = bench, budget, data, progress
+        self.slow_layers: list[str] = []
+        self.layers: dict[str, list[str]] = {}
+        self.notes: list[str] = []
+
+    def try_target(self, target: str, damage: Sequence[Damage]) -> None:
+        """Float and INT8 for one target; then the mix that keeps the budget, if the whole does not."""
+        self.bench.in_float(target, "fp32")
+        if target == "openvino":
+            self._in_bfloat16(target)
+        self.layers[target] = order = [one.layer for one in damage]
+        if not order:
+            self.notes.append(f"{target}: nothing of the model can be quantized")
+            return
+
+        def keeps_budget(in_float: frozenset[str]) -> bool:
+            if len(in_float) == len(order):
+                return True  # nothing is quantized
+            trial = self.bench.int8(target, in_float)
+            return trial.drop <= self.budget.max_drop
+
+        left = fewest_in_float(order, keeps_budget)
+        if left is None or len(left) == len(order):
+            self.notes.append(f"{target}: no mix keeps the budget; only float does")
+
+    def choose(self) -> Trial:
+        """Time what keeps the budget, take out layers that cost time, and return the fastest."""
+        self._time()
+        for _ in range(_TRIED_SLOWER):
+            best_int8 = self._fastest("int8")
+            best_float = self._fastest("fp32", "bf16")
+            if best_int8 is None or best_int8.latency_ms < best_float.latency_ms:
+                break
+            self.progress("time every layer")
+            feeds, threads = self.bench.batches[0].feeds, self.bench.threads
+            slow = slower_layers(best_int8, best_float, self.layers[best_int8.target], feeds, threads)
+            new = [layer for layer in slow if layer not in best_int8.in_float]
+            if not new:
+                break
+            self.slow_layers += new
+            try:
+                self.bench.int8(best_int8.target, best_int8.in_float | set(new))
+            except QuantizationError:
+                break  # every layer is slower in INT8
+            self._time()
+        int8, in_float = self._fastest("int8"), self._fastest("fp32", "bf16")
+        if int8 is not None and int8.latency_ms < in_float.latency_ms:
+            return int8
+        why = "is not faster than" if int8 is not None else "within the budget does not exist; the best is"
+        self.notes.append(f"INT8 {why} {in_float.name}, which is handed out")
+        return in_float
+
+    def front(self) -> list[str]:
+        """Names of the timed trials that no other beats."""
+        timed = [trial for trial in self.bench.trials.values() if trial.latency_ms]
+        return [timed[index].name for index in pareto([(one.latency_ms, one.value) for one in timed])]
+
+    def _in_bfloat16(self, target: str) -> None:
+        from ..errors import IntentNotReached
+
+        precision: Precision = "bf16"
+        try:
+            self.bench.in_float(target, precision)
+        except IntentNotReached:
+            self.notes.append("openvino: this processor does not compute in bfloat16")
+
+    def _time(self) -> None:
+        """Time float, whole INT8 and every mix that keeps the budget, in one interleaved run."""
+        worth = [
+            trial
+            for trial in self.bench.trials.values()
+            if trial.precision == "fp32" or not trial.in_float or trial.drop <= self.budget.max_drop
+        ]
+        self.bench.time(
+            worth,
+            data=self.data,
+            batch_size=self.budget.batch_size,
+            max_time_s=self.budget.max_time_s,
+            progress=self.progress,
+        )
+
+    def _fastest(self, *precisions: str) -> Trial | Any:
+        """The fastest timed trial of these precisions that keeps the budget; None if there is none."""
+        fitting = [
+            trial
+            for trial in self.bench.trials.values()
+            if trial.precision in precisions
+            and trial.latency_ms
+            and (trial.precision == "fp32" or trial.drop <= self.budget.max_drop)
+        ]
+        return min(fitting, key=lambda trial: trial.latency_ms, default=None)
+
+
+def _targets(given: Sequence[str]) -> list[str]:
+    """The targets that can be built and run here.
+
+    Raises:
+        EngineUnavailable: If a target that was asked for cannot be, or none can.
+    """
+    for target in given:
+        require_builder(target)
+        reason = engine(target).why_not_run()
+        if reason or target not in CPU_TARGETS:
+            why = reason or "tune measures on the CPU"
+            raise EngineUnavailable(f"target {target} cannot be tuned here: {why}", engine=target)
+    found = list(given) or [name for name in CPU_TARGETS if not engine(name).why_not_run()]
+    if not found:
+        raise EngineUnavailable("no runtime is installed", hint="pip install 'qcompile[cpu]'", engine="")
+    return found
+
+
+def _onnx(model: str, folder: Path, inputs: Sequence[str], progress: Progress) -> Path:
+    source = parse_source(model)
+    if source.kind == "onnx":
+        return source.file
+    raw, path = folder / "exported.onnx", folder / "model.onnx"
+    export(source, raw, inputs=inputs, progress=progress)
+    simplify(raw, path, progress=progress)
+    return path
+
+
+def _ranges(
+    model: Path, data: str, folder: Path, method: str | None, targets: Sequence[str], progress: Progress
+) -> Ranges:
+    placements = sorted({graph_target(target) for target in targets})
+    path = folder / "model.ranges"
+    calibrate(model, data, path, targets=placements, method=method or "auto", progress=progress)
+    return load_ranges(path)
