@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from ..artifact import Check, read_manifest
 from ..errors import BuildError, EngineUnavailable, ModelError, first_line
-from ..model.graph import weighted_nodes
+from ..model.graph import WEIGHTED, consumers, weighted_nodes
 from ..model.made_input import made_feeds
 from ..model.onnx_file import load_onnx, model_io, save_onnx
 from ..model.session import usable_cores
@@ -19,11 +19,14 @@ from ..shapes import Feeds, ModelIO, check_feeds
 from .base import BuildOutcome, BuildRequest, Engine, Precision, Runner
 from .processor import processor
 
+if TYPE_CHECKING:
+    import onnx
+
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 """What OpenVINO computes float parts in. Its own choice is bfloat16 where the processor has it."""
 
 _WARMUP, _PROFILED = 2, 10
-_COMPUTING = ("Convolution", "GroupConvolution", "Deconvolution", "FullyConnected", "MatMul", "RNN", "LSTM")
+_FUSED_BEHIND = 2  # nodes that go into the kernel in front of them: a bias, an activation
 _REACHED = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
 
 
@@ -59,17 +62,18 @@ class OpenVino(Engine):
         before = load_onnx(Path(request.model))
         save_onnx(before, request.output)
         request.progress("compile for this processor")
-        planned = len(weighted_nodes(before)["int8" if request.precision == "int8" else "fp32"])
+        weighted = weighted_nodes(before)
         shown = request.source or request.model
         precision = _computed_in(request.precision, request.rest)
         runner = self._open(request.output, precision, request.threads, shown)
         with runner:
             runner.infer(made_feeds(runner.io.inputs))
-            counts = runner.layers_by_precision()
+            nodes = [node for kind in weighted.values() for node in kind]
+            counts = runner.layers_by_precision(before.graph, nodes)
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
-            planned=planned if request.precision == "int8" else 0,
+            planned=len(weighted["int8" if request.precision == "int8" else "fp32"]),
             reached=sum(counts[request.precision].values()),
             proof={"layers_by_precision": counts},
             device=processor(),
@@ -148,16 +152,35 @@ class OpenVinoRunner(Runner):
             request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(array), shared_memory=True))
         return lambda: request.infer(share_outputs=True)
 
-    def layers_by_precision(self) -> dict[str, dict[str, int]]:
-        """Return precision to kind to number of the layers that compute, as compiled for the last feeds."""
-        counts: dict[str, dict[str, int]] = {name: {} for name in ("fp32", "fp16", "bf16", "int8")}
+    def layers_by_precision(
+        self, graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]
+    ) -> dict[str, dict[str, int]]:
+        """Return precision to operator to number of the model's nodes that OpenVINO computes in it.
+
+        OpenVINO tells for each kernel which of the file's nodes it made it of. A product whose bias or
+        activation went into the same kernel may go by the name of that one alone; what is not named at all
+        is "unknown".
+
+        Args:
+            graph: The file's.
+            nodes: Those that do the arithmetic.
+        """
+        readers = consumers(graph)
+        computed: dict[str, str] = {}
         compiled = self._fixed[1] if self._fixed else self._any
-        for node in compiled.get_runtime_model().get_ops():
-            about = node.get_rt_info()
-            kind, found = str(about["layerType"].value), str(about["runtimePrecision"].value).lower()
-            if kind.startswith(_COMPUTING) and found in _REACHED:
-                layers = counts[_REACHED[found]]
-                layers[kind] = layers.get(kind, 0) + 1
+        for kernel in compiled.get_runtime_model().get_ops():
+            about = kernel.get_rt_info()
+            precision = _REACHED.get(str(about["runtimePrecision"].value).lower(), "unknown")
+            if str(about["layerType"].value) != "Const":
+                for name in str(about["originalLayersNames"].value).split(","):
+                    computed[name.split("/WithoutBiases")[0].split("/DequantizationMultiply")[0]] = precision
+        counts: dict[str, dict[str, int]] = {name: {} for name in ("fp32", "fp16", "bf16", "int8")}
+        for node in nodes:
+            precision = next(
+                (computed[name] for name in _names(node, readers) if name in computed), "unknown"
+            )
+            layers = counts.setdefault(precision, {})
+            layers[node.op_type] = layers.get(node.op_type, 0) + 1
         return counts
 
     def kernel_times(self, feeds: Feeds) -> dict[str, float]:
@@ -195,6 +218,16 @@ class OpenVinoRunner(Runner):
             raise BuildError(
                 f"{self._path}: OpenVINO cannot compile it: {_reason(error)}", file=self._path
             ) from error
+
+
+def _names(node: onnx.NodeProto, readers: Mapping[str, list[onnx.NodeProto]]) -> Iterator[str]:
+    """Names that the kernel of a node may go by: its own, and those of what follows it alone."""
+    for _ in range(_FUSED_BEHIND + 1):
+        yield from (node.name, node.output[0])
+        behind = readers.get(node.output[0], [])
+        if len(behind) != 1 or behind[0].op_type in WEIGHTED:
+            return
+        node = behind[0]
 
 
 def _as_built(path: Path) -> str:

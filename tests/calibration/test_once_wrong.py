@@ -319,9 +319,10 @@ def test_the_artifact_returned_is_the_one_on_disk(tmp_path: Path) -> None:
 def test_ranges_for_another_target_hint_at_the_target(tmp_path: Path) -> None:
     import qcompile
 
-    body = "a = MatMul(x, w) s = Sigmoid(a) e = Exp(s) y = MatMul(e, w)"
-    model = save(tmp_path / "m.onnx", body, "(float[n, 16] x) => (float[n, 16] y)", w=normal(16, 16))
-    np.savez(tmp_path / "x.npz", x=normal(3, 16))
+    body = "a = Conv(x, w) s = Sigmoid(a) y = MaxPool <kernel_shape = [1, 1]> (s)"
+    image = "float[n, 2, 4, 4]"
+    model = save(tmp_path / "m.onnx", body, f"({image} x) => ({image} y)", w=normal(2, 2, 1, 1))
+    np.savez(tmp_path / "x.npz", x=normal(3, 2, 4, 4))
     ranges = qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "r", targets=["tensorrt"]).path
     with pytest.raises(CalibrationError) as caught:
         qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges, target="onnxruntime")

@@ -11,9 +11,11 @@ import pytest
 VERBS = (
     "export",
     "simplify",
+    "balance",
     "calibrate",
     "ranges",
     "quantize",
+    "tune",
     "build",
     "bench",
     "diff",

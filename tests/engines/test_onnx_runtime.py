@@ -55,7 +55,12 @@ def quantized(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Callabl
 def test_the_proof_of_fp32_counts_every_layer_that_computes(tiny_file: MakeFile) -> None:
     model = tiny_file("residual")
     manifest = build(model, "fp32").manifest
-    assert manifest.proof["layers_by_precision"] == {"int8": {}, "fp16": {}, "fp32": {"Conv": 2, "Gemm": 1}}
+    assert manifest.proof["layers_by_precision"] == {
+        "int8": {},
+        "fp16": {},
+        "bf16": {},
+        "fp32": {"Conv": 2, "Gemm": 1},
+    }
     assert manifest.proof["planned_in_precision"] == manifest.proof["reached_in_precision"] == 3
     assert manifest.sources == {"model": fingerprint(model), "graph": fingerprint(model)}
     assert manifest.tools["onnxruntime"] == onnxruntime.__version__
@@ -67,6 +72,7 @@ def test_the_proof_of_int8_counts_integer_kernels(quantized: Callable[[Target], 
     manifest = build(quantized("onnxruntime"), "int8").manifest
     assert manifest.proof["layers_by_precision"] == {
         "int8": {"QLinearConv": 2, "QGemm": 1},
+        "bf16": {},
         "fp16": {},
         "fp32": {},
     }
