@@ -42,6 +42,8 @@ def recipe_text(
         f"target = {_text(best.target)}",
         f"precision = {_text(best.precision)}",
     ]
+    if best.rest != "fp32":
+        lines.append(f"rest = {_text(best.rest)}")
     left = [*exclude, *sorted(best.in_float)] if best.precision == "int8" else []
     if left:
         lines += ["exclude = [", *(f"    {_text(name)}," for name in left), "]"]

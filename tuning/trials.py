@@ -29,6 +29,7 @@ class Trial:
         target: Name of the engine.
         precision: "fp32", "bf16" or "int8".
         in_float: Layers that were left in float, for INT8.
+        rest: What they are computed in.
         path: The artifact.
         value: Of the metric.
         drop: What it lost against the float model, in the metric's unit.
@@ -47,6 +48,7 @@ class Trial:
     latency_ms: float = 0.0
     speedup: dict[str, Any] = field(default_factory=dict)
     size_bytes: int = 0
+    rest: str = "fp32"
 
     def as_json(self) -> dict[str, Any]:
         """Return the `--json` form."""
@@ -55,6 +57,7 @@ class Trial:
             "target": self.target,
             "precision": self.precision,
             "in_float": sorted(self.in_float),
+            "rest": self.rest,
             "file": str(self.path),
             "value": self.value,
             "drop": self.drop,
@@ -101,17 +104,18 @@ class Workbench:
         """The float model, built for a target."""
         return self._trial(f"{target}-{precision}", target, precision, frozenset(), self.model)
 
-    def int8(self, target: str, in_float: frozenset[str] = frozenset()) -> Trial:
-        """INT8 for a target with some layers left in float; made once.
+    def int8(self, target: str, in_float: frozenset[str] = frozenset(), *, rest: str = "fp32") -> Trial:
+        """INT8 for a target with some layers left in float, computed in `rest`; made once.
 
         Raises:
             QuantizationError: If nothing is left to quantize.
         """
         for known in self.trials.values():
-            if (known.target, known.precision, known.in_float) == (target, "int8", in_float):
+            same = (known.target, known.precision, known.in_float, known.rest)
+            if same == (target, "int8", in_float, rest):
                 return known
         number = sum(trial.target == target and trial.precision == "int8" for trial in self.trials.values())
-        name = f"{target}-int8" + (f"-mix{number}" if in_float else "")
+        name = f"{target}-int8" + (f"-mix{number}" if in_float else "") + (f"-{rest}" * (rest != "fp32"))
         graph = self.folder / f"{name}.graph.onnx"
         self.progress(f"quantize {name}: {len(in_float)} layers in float" if in_float else f"quantize {name}")
         quantize(
@@ -122,7 +126,7 @@ class Workbench:
             method=self.method,
             exclude=[*self.exclude, *sorted(in_float)],
         )
-        return self._trial(name, target, "int8", in_float, graph)
+        return self._trial(name, target, "int8", in_float, graph, rest=rest)
 
     def time(self, trials: Sequence[Trial], *, data: str | None, batch_size: int | None, max_time_s: float,
              progress: Callable[..., None]) -> None:  # fmt: skip
@@ -154,17 +158,24 @@ class Workbench:
             }
 
     def _trial(
-        self, name: str, target: str, precision: Precision, in_float: frozenset[str], graph: Path
+        self,
+        name: str,
+        target: str,
+        precision: Precision,
+        in_float: frozenset[str],
+        graph: Path,
+        *,
+        rest: str = "fp32",
     ) -> Trial:
         path = self.folder / f"{name}{engine(target).suffix}"
         self.progress(f"build {name}")
-        build_engine(target, BuildRequest(str(graph), path, precision, threads=self.threads))
+        build_engine(target, BuildRequest(str(graph), path, precision, threads=self.threads, rest=rest))
         self.progress(f"accuracy of {name}")
         outputs = self._outputs(engine(target).open(str(path), threads=self.threads))
         value = self.metric.value(outputs, self.labels, self.reference)
         trial = Trial(
             name, target, precision, in_float, path, value, self.float_value - value,
-            size_bytes=size_bytes(path),
+            size_bytes=size_bytes(path), rest=rest,
         )  # fmt: skip
         self.trials[name] = trial
         return trial

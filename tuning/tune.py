@@ -11,10 +11,9 @@ from ..artifact import write_json
 from ..calibration import Batch, Data, Ranges, load_ranges, parse_method
 from ..compiler import export, simplify
 from ..compiler.placement import graph_target
-from ..engines.base import Precision
 from ..engines.build import require_builder
 from ..engines.registry import engine
-from ..errors import EngineUnavailable, InvalidOption, QuantizationError
+from ..errors import EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
 from ..intent import calibrate
 from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
@@ -179,8 +178,7 @@ class _Run:
     def try_target(self, target: str, damage: Sequence[Damage]) -> None:
         """Float and INT8 for one target; then the mix that keeps the budget, if the whole does not."""
         self.bench.in_float(target, "fp32")
-        if target == "openvino":
-            self._in_bfloat16(target)
+        has_bfloat16 = target == "openvino" and self._in_bfloat16(target)
         self.layers[target] = order = [one.layer for one in damage]
         if not order:
             self.notes.append(f"{target}: nothing of the model can be quantized")
@@ -195,6 +193,8 @@ class _Run:
         left = fewest_in_float(order, keeps_budget)
         if left is None or len(left) == len(order):
             self.notes.append(f"{target}: no mix keeps the budget; only float does")
+        elif left and has_bfloat16:
+            self.bench.int8(target, left, rest="bf16")
 
     def choose(self) -> Trial:
         """Time what keeps the budget, take out layers that cost time, and return the fastest."""
@@ -228,14 +228,14 @@ class _Run:
         timed = [trial for trial in self.bench.trials.values() if trial.latency_ms]
         return [timed[index].name for index in pareto([(one.latency_ms, one.value) for one in timed])]
 
-    def _in_bfloat16(self, target: str) -> None:
-        from ..errors import IntentNotReached
-
-        precision: Precision = "bf16"
+    def _in_bfloat16(self, target: str) -> bool:
+        """Try it; the answer is whether this processor computes in it."""
         try:
-            self.bench.in_float(target, precision)
+            self.bench.in_float(target, "bf16")
         except IntentNotReached:
-            self.notes.append("openvino: this processor does not compute in bfloat16")
+            self.notes.append(f"{target}: this processor does not compute in bfloat16")
+            return False
+        return True
 
     def _time(self) -> None:
         """Time float, whole INT8 and every mix that keeps the budget, in one interleaved run."""
