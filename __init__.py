@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .bench.benchmark import benchmark
     from .bench.diff import diff
     from .calibration.ranges import Ranges
-    from .compiler.balance import balance
+    from .compiler.balancing.balance import balance
     from .compiler.export import export
     from .compiler.quantize import quantize
     from .compiler.simplify import simplify
@@ -38,7 +38,7 @@ _HOME = {
     "Artifact": "artifact",
     "Manifest": "artifact",
     "load_artifact": "artifact",
-    "balance": "compiler.balance",
+    "balance": "compiler.balancing.balance",
     "benchmark": "bench.benchmark",
     "diff": "bench.diff",
     "Ranges": "calibration.ranges",

@@ -57,7 +57,7 @@ def calibrate(
         DataError, CalibrationError, ModelError, InvalidOption: As `calibration.calibrate.calibrate`.
     """
     from .calibration import calibrate as observe_and_write
-    from .compiler.wanted import wanted_tensors
+    from .compiler.int8.wanted import wanted_tensors
     from .model.onnx_file import check_onnx
     from .model.outline import read_outline
 
@@ -221,7 +221,7 @@ def _typed(
 ) -> str:
     """Return an ONNX file of the needed precision: the given one, or one made from it."""
     from .compiler import quantize
-    from .compiler.placement import graph_target
+    from .compiler.int8.placement import graph_target
     from .model.graph import graph_precision
     from .model.outline import read_outline
 

@@ -7,6 +7,6 @@
 See `compiler.qat` for what happens.
 """
 
-from .compiler.qat import convert, freeze, onnx_translations, prepare
+from .compiler.qat.train import convert, freeze, onnx_translations, prepare
 
 __all__ = ["convert", "freeze", "onnx_translations", "prepare"]

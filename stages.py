@@ -108,7 +108,7 @@ def balance_stage(recipe: Recipe, model: Made) -> Stage:
 def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     """Samples become ranges."""
     from .calibration import Data
-    from .compiler.placement import graph_target
+    from .compiler.int8.placement import graph_target
     from .model.outline import read_outline
 
     section = recipe.calibrate
@@ -153,7 +153,7 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
 
     def work(path: Path, progress: Progress) -> object:
         from .compiler import quantize
-        from .compiler.placement import graph_target
+        from .compiler.int8.placement import graph_target
         from .compiler.request import WeightOptions
 
         return quantize(

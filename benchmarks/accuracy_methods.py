@@ -40,9 +40,10 @@ from torch import nn
 
 import qcompile
 from qcompile.calibration import Data
-from qcompile.compiler.bias_correction import correct_biases
-from qcompile.compiler.equalize import equalizable, equalize
-from qcompile.compiler.smooth import channel_amax, smooth, smoothable
+from qcompile.compiler.activations import channel_amax
+from qcompile.compiler.balancing.equalize import equalizable, equalize
+from qcompile.compiler.balancing.smooth import smooth, smoothable
+from qcompile.compiler.int8.bias_correction import correct_biases
 from qcompile.model.fidelity import fidelity
 from qcompile.model.onnx_file import load_onnx, save_onnx
 from qcompile.model.outline import read_outline

@@ -19,10 +19,10 @@ from .session import Session, command_options, examples
 )
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="ONNX file.")
-@click.option("--data", required=True, help="Samples: the largest value of each channel is found on them.")
+@click.option("--data", help="Samples: the largest value of each channel is found on them.")
 @click.option("--samples", type=int, default=32, show_default=True, help="Use at most so many.")
 @command_options
-def balance(session: Session, model: Path, output: Path, data: str, samples: int) -> None:
+def balance(session: Session, model: Path, output: Path, data: str | None, samples: int) -> None:
     """Move what is hard to quantize from activations into weights; outputs stay the same."""
     from ..compiler import balance as balance_model
 

@@ -52,7 +52,7 @@ def calibrate(
 ) -> None:
     """Observe the activations of an ONNX MODEL over samples, in one pass and bounded memory. Killed, it
     goes on where it was when it is run again."""
-    from ..compiler.placement import TARGETS
+    from ..compiler.int8.placement import TARGETS
     from ..intent import calibrate as calibrate_model
 
     artifact = calibrate_model(

@@ -52,6 +52,13 @@ from .session import Session, command_options, examples, split
     help="What static INT8 for onnxruntime will run on.",
 )
 @click.option("--method", help="Another method than the ranges file's: minmax, percentile:99.9, ...")
+@click.option(
+    "--weight-type",
+    type=click.Choice(["int8", "uint8"]),
+    default="int8",
+    show_default=True,
+    help="Of the weights in --mode dynamic.",
+)
 @click.option("--exclude", multiple=True, help="Name, glob or operator type that stays in float.")
 @click.option("--only", multiple=True, help="Name, glob or operator type: nothing else is quantized.")
 @click.option(
@@ -104,6 +111,7 @@ def quantize(
     mode: str,
     method: str | None,
     processor: str,
+    weight_type: str,
     exclude: tuple[str, ...],
     only: tuple[str, ...],
     layers: tuple[str, ...],
@@ -133,6 +141,7 @@ def quantize(
         rest=rest,
         weights=WeightOptions(block_size, rounding, form or ""),
         correct_bias=correct_bias,
+        weight_type=weight_type,  # type: ignore[arg-type]
         data=data,
         progress=session.progress,
     )

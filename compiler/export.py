@@ -29,9 +29,9 @@ from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, TensorInfo
 from .check import OnnxReference, Outputs, compare_outputs
 from .failure import explain_export_failure
-from .finish_qdq import finish_qdq
-from .onnx_translations import TRAINED_FOR, onnx_translations, register_operators
-from .placement import Target
+from .int8.placement import Target
+from .qat.finish_qdq import finish_qdq
+from .qat.onnx_translations import TRAINED_FOR, onnx_translations, register_operators
 
 DEFAULT_OPSET = 20
 OPSETS = range(13, 24)

@@ -10,18 +10,20 @@ from ..calibration import Ranges, observe, parse_method
 from ..calibration.taps import choose_taps
 from ..errors import QuantizationError
 from ..model.graph import WEIGHTED, count_weighted, producers, weighted_nodes
-from ..model.onnx_file import save_onnx
-from .bias_correction import correct_biases
+from ..model.onnx_file import load_onnx, save_onnx
 from .choice import matching
-from .dynamic_int8 import quantize_dynamic
-from .executed import require_executed
-from .hessians import collect_hessians
-from .placement import Placement, plan
-from .precision import to_half
+from .half.precision import to_half
+from .int8.bias_correction import correct_biases
+from .int8.dynamic import quantize_dynamic
+from .int8.executed import require_executed
+from .int8.finish import keep_norms_apart
+from .int8.placement import Placement, plan
+from .int8.static import activation_limits, quantize_static
+from .int8.tables import large_tables, quantize_tables
 from .prepare import prepared
 from .request import HALVES, Outcome, Request
-from .static_int8 import activation_limits, quantize_static
-from .weight_only import gptq_inputs, quantize_weights
+from .weight_only.hessians import collect_hessians
+from .weight_only.rewrite import gptq_inputs, quantize_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -95,8 +97,14 @@ def _dynamic(request: Request) -> Outcome:
 
     def write(path: Path) -> None:
         model = prepared(request.model)
-        planned, reached = quantize_dynamic(model, path, exclude=tuple(request.in_float))
-        proof.update({"planned": planned, "quantized": reached})
+        left = matching(model.graph, request.in_float, only=request.only)
+        tables = large_tables(model, left)
+        planned, reached = quantize_dynamic(model, path, exclude=tuple(left), weight_type=request.weight_type)
+        made = load_onnx(path)
+        quantize_tables(made, tables)
+        keep_norms_apart(made.graph)
+        save_onnx(made, path)
+        proof.update({"planned": planned, "quantized": reached, "tables": sorted(tables)})
 
     return Outcome(write, proof)
 

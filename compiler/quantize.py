@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,11 +29,11 @@ from ..model.onnx_file import (
 from ..progress import Progress, silent
 from ..shapes import Feeds
 from .check import OnnxReference
-from .emulate import in_float32
+from .half.emulate import in_float32
+from .int8.placement import Target
+from .int8.static import Processor
 from .modes import carry_out
-from .placement import Target
 from .request import HALVES, Mode, Precision, Request, WeightOptions, check_options, check_ranges
-from .static_int8 import Processor
 
 _POOR_SNR_DB = 10.0
 
@@ -54,6 +54,7 @@ def quantize(
     rest: str = "fp32",
     correct_bias: bool = True,
     weights: WeightOptions | None = None,
+    weight_type: Literal["int8", "uint8"] = "int8",
     data: str | None = None,
     progress: Progress = silent,
 ) -> Artifact:
@@ -73,6 +74,7 @@ def quantize(
         layers: Name, glob or operator type to the precision of those nodes: "fp32", "fp16", "bf16".
         rest: What static INT8 leaves in float becomes this: "fp32", "fp16" or "bf16".
         correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
+        weight_type: Of dynamic INT8: "int8" or "uint8".
         weights: Block size, rounding and form, for mode "weights".
         data: Samples to measure the signal-to-noise ratio on; made input otherwise. The correction of
             biases and GPTQ learn from them.
@@ -98,7 +100,7 @@ def quantize(
     io = model_io(proto)
     request = Request(
         model, proto, digest, target, precision, mode, processor, loaded, method, exclude, only,
-        layers or {}, rest, weights or WeightOptions(), correct_bias, data, progress,
+        layers or {}, rest, weights or WeightOptions(), correct_bias, data, progress, weight_type,
     )  # fmt: skip
     check_ranges(request)
     if data is not None:
@@ -156,6 +158,7 @@ def _options(request: Request) -> dict[str, Any]:
         "layers": dict(request.layers),
         "rest": request.rest if static else "",
         "correct_bias": static and request.correct_bias and request.data is not None,
+        "weight_type": request.weight_type if integer and request.mode == "dynamic" else "",
         "weights": asdict(request.weights) if request.mode == "weights" else {},
     }
 

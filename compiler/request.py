@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from ..calibration import Data, Ranges
 from ..errors import CalibrationError, InvalidOption
 from ..progress import Progress, silent
-from .placement import TARGETS, Target
-from .static_int8 import PROCESSORS, Processor
+from .int8.placement import TARGETS, Target
+from .int8.static import PROCESSORS, Processor
 
 if TYPE_CHECKING:
     import onnx
@@ -52,6 +52,7 @@ class Request:
         processor: What an artifact for ONNX Runtime will run on.
         ranges: Observed ranges, for static INT8, and for values beyond float16.
         method: Another method than the ranges file's own.
+        weight_type: Of dynamic INT8: "int8" or "uint8".
         exclude, only: Names, globs or operator types of nodes.
         layers: Name, glob or operator type to "fp32", "fp16", "bf16" or "int8".
         rest: What is not quantized becomes: "fp32", "fp16" or "bf16".
@@ -78,6 +79,7 @@ class Request:
     correct_bias: bool = True
     data: str | None = None
     progress: Progress = silent
+    weight_type: Literal["int8", "uint8"] = "int8"
 
     @property
     def in_float(self) -> tuple[str, ...]:

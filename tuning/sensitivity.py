@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..calibration import Data, Method, Ranges
-from ..compiler.placement import Placement, Target, plan
+from ..compiler.int8.placement import Placement, Target, plan
+from ..compiler.int8.static import activation_limits
+from ..compiler.int8.weights import channel_scales, quantize_channels
 from ..compiler.prepare import prepared
-from ..compiler.static_int8 import activation_limits
-from ..compiler.weights import channel_scales, quantize_channels
 from ..model.graph import WEIGHTED
 from ..model.onnx_file import copy_model, save_onnx
 from ..model.session import make_session, run_session, session_options

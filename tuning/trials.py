@@ -11,7 +11,7 @@ from ..artifact import size_bytes
 from ..bench import benchmark
 from ..calibration import Batch, Ranges
 from ..compiler import quantize
-from ..compiler.placement import graph_target
+from ..compiler.int8.placement import graph_target
 from ..engines.base import BuildRequest, Precision, Runner
 from ..engines.build import build_engine
 from ..engines.registry import engine

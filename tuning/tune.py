@@ -10,7 +10,7 @@ from typing import Any
 from ..artifact import write_json
 from ..calibration import Batch, Data, Ranges, load_ranges, parse_method
 from ..compiler import export, simplify
-from ..compiler.placement import graph_target
+from ..compiler.int8.placement import graph_target
 from ..engines.build import require_builder
 from ..engines.registry import engine
 from ..errors import EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError

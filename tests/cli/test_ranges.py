@@ -20,7 +20,7 @@ from qcompile.calibration.ranges import Portion
 from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
 from qcompile.calibration.thresholds import METHODS
 from qcompile.cli import main
-from qcompile.compiler.wanted import wanted_tensors
+from qcompile.compiler.int8.wanted import wanted_tensors
 from qcompile.model.outline import fingerprint, read_outline
 
 MakePath = Callable[..., Path]

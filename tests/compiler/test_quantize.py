@@ -16,7 +16,7 @@ import qcompile
 from qcompile.artifact import load_artifact
 from qcompile.calibration import calibrate
 from qcompile.compiler import quantize
-from qcompile.compiler.placement import Target
+from qcompile.compiler.int8.placement import Target
 from qcompile.errors import CalibrationError, InvalidOption, QCompileError, QuantizationError
 from qcompile.model.made_input import made_feeds
 from qcompile.model.onnx_file import load_onnx, model_io, save_onnx

@@ -15,7 +15,7 @@ from onnx import parser
 from qcompile.artifact import Artifact
 from qcompile.calibration import calibrate
 from qcompile.compiler import quantize
-from qcompile.compiler.placement import Target
+from qcompile.compiler.int8.placement import Target
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest, Precision
 from qcompile.engines.build import build_engine

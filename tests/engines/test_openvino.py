@@ -130,7 +130,7 @@ WEIGHTS = {"w": (4, 4, 1, 1), "v": (4, 4, 1, 1), "u": (5, 8, 1, 1), "z": (5, 4, 
 BRANCHES = {
     "uint8 and int8 meet": "a=Conv(x,w) r=Relu(a) b=Conv(x,v) c=Concat<axis=1>(r,b) y=Conv(c,u)",
     "int8 meets int8": "a=Conv(x,w) b=Conv(x,v) c=Concat<axis=1>(a,b) y=Conv(c,u)",
-    "moved before": "a=Conv(x,w) r=MaxPool<kernel_shape=[1,1]>(a) b=Conv(x,v) c=Concat<axis=1>(r,b) y=Conv(c,u)",
+    "moved before": "a=Conv(x,w) r=MaxPool<kernel_shape=[1,1]>(a) c=Concat<axis=1>(r,a) y=Conv(c,u)",
     "a clip below zero": "a=Conv(x,w) c=Clip(a,low,high) y=Conv(c,z)",
     "an add": "a=Conv(x,w) r=Relu(a) b=Conv(x,v) c=Add(r,b) y=Conv(c,z)",
 }

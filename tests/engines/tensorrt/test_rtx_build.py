@@ -17,7 +17,7 @@ from onnx import parser
 from qcompile.artifact import Artifact, load_artifact
 from qcompile.calibration import calibrate
 from qcompile.compiler import quantize, simplify
-from qcompile.compiler.placement import Target
+from qcompile.compiler.int8.placement import Target
 from qcompile.engines.base import BuildRequest, Precision
 from qcompile.engines.build import build_engine
 from qcompile.engines.tensorrt.adapter import why_no_gpu

@@ -1,0 +1,1 @@
+"""Float models made easier to quantize, by factors that cancel."""

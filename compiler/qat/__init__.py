@@ -1,0 +1,1 @@
+"""Quantization-aware training: fake quantization in PyTorch, and its scales in ONNX."""

@@ -1,0 +1,200 @@
+"""Modules that round to the integer grid in training, and let gradients pass (straight-through).
+
+This file needs PyTorch when it is imported; `qat` imports it when it is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..int8.placement import Target
+from ..int8.static import Processor
+
+SLOWEST_AVERAGE = 0.01
+"""Least weight of the newest batch in the moving averages of low and high."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The integers an activation is rounded to.
+
+    Attributes:
+        qmin: Lowest.
+        qmax: Highest.
+        symmetric: Whether zero_point is 0 and the scale follows from the largest magnitude.
+    """
+
+    qmin: int
+    qmax: int
+    symmetric: bool
+
+    def choose(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scale (float32) and zero_point (int32), both of shape [], for values from low to high.
+
+        Zero is always on the grid: padding and ReLU need it. An empty range has the scale 1.
+        """
+        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+        if self.symmetric:
+            scale = torch.maximum(-low, high) / self.qmax
+        else:
+            scale = (high - low) / (self.qmax - self.qmin)
+        scale = torch.where(scale >= torch.finfo(torch.float32).tiny, scale, torch.ones_like(scale))
+        if self.symmetric:
+            return scale, torch.zeros_like(scale, dtype=torch.int32)
+        zero_point = self.qmin - torch.round(low / scale)
+        return scale, zero_point.clamp(self.qmin, self.qmax).to(torch.int32)
+
+
+UNSIGNED = Grid(0, 255, symmetric=False)
+SIGNED = Grid(-128, 127, symmetric=True)
+
+
+class FakeQuantize(nn.Module):
+    """Round activations to a grid whose range follows them by a moving average.
+
+    In training mode each batch's least and largest value move the range: all batches weigh the same at
+    first, and from the hundredth on the newest weighs a hundredth. A range that has seen nothing lets
+    values through as they are.
+
+    Args:
+        target: What the model is for: see `placement`.
+        processor: What an artifact for ONNX Runtime will run on.
+        device: Where the range is kept.
+    """
+
+    low: Tensor
+    high: Tensor
+    batches: Tensor
+
+    def __init__(self, target: Target, processor: Processor, device: torch.device) -> None:
+        super().__init__()
+        self.target, self.processor = target, processor
+        self.observing = True
+        self.register_buffer("low", torch.zeros((), device=device))
+        self.register_buffer("high", torch.zeros((), device=device))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the values rounded to the grid, in their own dtype and shape."""
+        if self.training and self.observing:
+            self._observe(values.detach())
+        elif not bool(self.batches):
+            return values
+        grid = self.grid()
+        scale, zero_point = grid.choose(self.low, self.high)
+        rounded = torch.fake_quantize_per_tensor_affine(
+            values.float(), scale, zero_point, grid.qmin, grid.qmax
+        )
+        return rounded.to(values.dtype)
+
+    def _observe(self, values: Tensor) -> None:
+        if not values.numel():
+            return
+        low, high = torch.aminmax(values)
+        self.batches += 1
+        weight = (1.0 / self.batches).clamp(min=SLOWEST_AVERAGE)
+        self.low += (low.float() - self.low) * weight
+        self.high += (high.float() - self.high) * weight
+
+    def grid(self) -> Grid:
+        """Return the grid of the target.
+
+        OpenVINO's is that of ONNX Runtime: it takes both, and symmetric int8 loses 10 dB in a Concat there.
+        """
+        if self.target == "tensorrt":
+            return SIGNED
+        arm = self.processor == "arm" and self.target == "onnxruntime"
+        return Grid(-128, 127, symmetric=False) if arm else UNSIGNED
+
+    def extra_repr(self) -> str:
+        return f"low={float(self.low):.4g}, high={float(self.high):.4g}, batches={int(self.batches)}"
+
+
+class SameScale(nn.Module):
+    """Stands where values that were only moved are quantized again, on the grid they are on: it does nothing.
+
+    Args:
+        source: Name of the `FakeQuantize` whose scale holds here too.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the values."""
+        return values
+
+
+class FakeQuantizeWeight(nn.Module):
+    """Round a weight to symmetric int8 with a scale per output channel, its largest magnitude by qmax.
+
+    Args:
+        axis: The axis of the output channels.
+        qmax: 127, or 63 for a processor whose sums of two products saturate.
+    """
+
+    def __init__(self, axis: int, qmax: int) -> None:
+        super().__init__()
+        self.axis, self.qmax = axis, qmax
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight rounded, in its own dtype and shape."""
+        scales = self.scales(weight)
+        zeros = torch.zeros_like(scales, dtype=torch.int32)
+        rounded = torch.fake_quantize_per_channel_affine(
+            weight.float(), scales, zeros, self.axis, -self.qmax, self.qmax
+        )
+        return rounded.to(weight.dtype)
+
+    def scales(self, weight: Tensor) -> Tensor:
+        """Return the scale of each channel, float32 [weight.shape[axis]]; 1 for a channel of zeros."""
+        others = [axis for axis in range(weight.dim()) if axis != self.axis]
+        scales = weight.detach().float().abs().amax(others) / self.qmax
+        return torch.where(scales >= torch.finfo(torch.float32).tiny, scales, torch.ones_like(scales))
+
+    def integers(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rounded weight as int8 and its scales; their product is what forward returns."""
+        scales = self.scales(weight)
+        shape = [1] * weight.dim()
+        shape[self.axis] = -1
+        steps = torch.round(self(weight.detach()).float() / scales.view(shape))
+        return steps.to(torch.int8), scales
+
+    def extra_repr(self) -> str:
+        return f"axis={self.axis}, qmax={self.qmax}"
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """Batch normalization of any number of axes, over parameters and statistics that exist already.
+
+    It behaves as every BatchNorm does: `eval()` on it keeps its statistics as they are.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        eps: float,
+    ) -> None:
+        super().__init__(len(running_mean), eps, momentum, affine=False, device=running_mean.device)
+        self.weight, self.bias = weight, bias  # type: ignore[assignment]
+        self.running_mean, self.running_var = running_mean, running_var
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any number of axes."""
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return (gain, shift) of each channel in evaluation: `gain * x + shift`."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        gain = torch.rsqrt(self.running_var + self.eps)
+        gain = gain if self.weight is None else gain * self.weight.detach()
+        shift = -self.running_mean * gain
+        return gain, shift if self.bias is None else shift + self.bias.detach()
