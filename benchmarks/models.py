@@ -62,6 +62,43 @@ def mobilenetv2() -> nn.Module:
     return model.eval()
 
 
+def efficientnet_b0() -> nn.Module:
+    """EfficientNet-B0."""
+    from transformers import EfficientNetConfig, EfficientNetForImageClassification
+
+    torch.manual_seed(0)
+    config = EfficientNetConfig(
+        width_coefficient=1.0, depth_coefficient=1.0, image_size=224, hidden_dim=1280, num_labels=1000
+    )
+    return Logits(EfficientNetForImageClassification(config))
+
+
+def vgg16() -> nn.Module:
+    """VGG-16 (Simonyan and Zisserman 2015, configuration D)."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    channels = 3
+    for stage in ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)):
+        for width in stage:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    head = [nn.Linear(512 * 7 * 7, 4096), nn.ReLU(True), nn.Linear(4096, 4096), nn.ReLU(True)]
+    model = nn.Sequential(*layers, nn.Flatten(), *head, nn.Linear(4096, 1000))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    return model
+
+
+def vit_b16() -> nn.Module:
+    """ViT-B/16."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    return Logits(ViTForImageClassification(ViTConfig(num_labels=1000)))
+
+
 def bert() -> nn.Module:
     """BERT-base: 12 layers, 768 wide; biases are not zero, as they never are in a trained model."""
     from transformers import BertConfig, BertModel
@@ -72,3 +109,70 @@ def bert() -> nn.Module:
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.normal_(module.bias, std=0.05)
     return Hidden(model)
+
+
+class _Unit(nn.Module):
+    """Convolution, BatchNorm, SiLU."""
+
+    def __init__(self, inputs: int, outputs: int, size: int = 3, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(self.norm(self.conv(x)))
+
+
+class _Split(nn.Module):
+    """Half goes through residual blocks, every step is kept, all are joined."""
+
+    def __init__(self, inputs: int, outputs: int, blocks: int) -> None:
+        super().__init__()
+        half = outputs // 2
+        self.first = _Unit(inputs, outputs, 1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(_Unit(half, half), _Unit(half, half)) for _ in range(blocks)
+        )
+        self.last = _Unit(outputs + blocks * half, outputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = list(self.first(x).chunk(2, 1))
+        for block in self.blocks:
+            parts.append(parts[-1] + block(parts[-1]))
+        return self.last(torch.cat(parts, 1))  # type: ignore[no-any-return]
+
+
+class Detector(nn.Module):
+    """A one-stage detector: a backbone of split blocks, upsampling and joins, a head on each scale."""
+
+    def __init__(self, width: int = 32, classes: int = 80) -> None:
+        super().__init__()
+        w = width
+        self.stem = nn.Sequential(_Unit(3, w, 3, 2), _Unit(w, 2 * w, 3, 2), _Split(2 * w, 2 * w, 1))
+        self.third = nn.Sequential(_Unit(2 * w, 4 * w, 3, 2), _Split(4 * w, 4 * w, 2))
+        self.fourth = nn.Sequential(_Unit(4 * w, 8 * w, 3, 2), _Split(8 * w, 8 * w, 2))
+        self.fifth = nn.Sequential(_Unit(8 * w, 16 * w, 3, 2), _Split(16 * w, 16 * w, 1))
+        self.up4, self.up3 = _Split(24 * w, 8 * w, 1), _Split(12 * w, 4 * w, 1)
+        self.heads = nn.ModuleList(
+            nn.Sequential(_Unit(c, c), nn.Conv2d(c, 64 + classes, 1)) for c in (4 * w, 8 * w, 16 * w)
+        )
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Take float32 [n, 3, 224, 224], return boxes and classes, float32 [n, 64 + classes, places]."""
+        p3 = self.third(self.stem(image))
+        p4 = self.fourth(p3)
+        p5 = self.fifth(p4)
+        n4 = self.up4(torch.cat([nn.functional.interpolate(p5, scale_factor=2.0), p4], 1))
+        n3 = self.up3(torch.cat([nn.functional.interpolate(n4, scale_factor=2.0), p3], 1))
+        found = [head(x).flatten(2) for head, x in zip(self.heads, (n3, n4, p5), strict=True)]
+        return torch.cat(found, 2)
+
+
+def detector() -> nn.Module:
+    """A detector in the manner of YOLO; weights after He et al. 2015, so that the signal does not fade."""
+    torch.manual_seed(0)
+    model = Detector()
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    return model

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifact import remove_stale
 from ..errors import DataError, first_line
-from ..model.graph import captured_names, graph_precision
+from ..model.graph import captured_names, holds_half
 from ..model.onnx_file import load_onnx
 from ..model.outline import Outline
 from ..model.session import make_session, session_options
@@ -91,7 +91,7 @@ def open_observer(model: Outline, taps: Taps, threads: int) -> Iterator[Observer
     content = _with_outputs(model.model, taps, outputs)
     convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
     # The layout level crashes the process on some float16 graphs: see `session_options`.
-    layouts = graph_precision(model.model) != "fp16"
+    layouts = not holds_half(model.model)
     options = session_options(threads, layouts=layouts)
     weights = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)

@@ -34,6 +34,13 @@ from .session import Session, command_options, examples, split
 )
 @click.option("--ranges", type=click.Path(path_type=Path), help="Quantize to INT8 with these first.")
 @click.option("--method", help="Another method than the ranges file's.")
+@click.option(
+    "--rest",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="What INT8 leaves in float is computed in (openvino, tensorrt-rtx, tensorrt).",
+)
 @click.option("--gpu", multiple=True, help="GPU to build for, such as sm86,sm89 (tensorrt-rtx).")
 @click.option("--min-shapes", multiple=True, metavar="NAME:SHAPE", help="Smallest shape of an input.")
 @click.option("--opt-shapes", multiple=True, metavar="NAME:SHAPE", help="Shape to optimize for.")
@@ -58,6 +65,7 @@ def build(
     precision: str,
     ranges: Path | None,
     method: str | None,
+    rest: str,
     gpu: tuple[str, ...],
     min_shapes: tuple[str, ...],
     opt_shapes: tuple[str, ...],
@@ -80,6 +88,7 @@ def build(
         precision=precision,
         ranges=ranges,
         method=method,
+        rest=rest,
         gpus=split(gpu),
         min_shapes=parse_shapes(_list(min_shapes), option="--min-shapes"),
         opt_shapes=parse_shapes(_list(opt_shapes), option="--opt-shapes"),

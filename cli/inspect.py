@@ -69,6 +69,9 @@ def _show_results(session: Session, facts: dict[str, Any]) -> None:
     session.table(results_table(load_results(Path(facts["file"])), width=session.width))
 
 
+_LEFT_SHOWN = 10
+
+
 def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     manifest = facts.get("manifest")
     if manifest is None:
@@ -86,10 +89,17 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             session.say(f"  {key}: {shown}")
     proof = manifest["proof"]
-    for precision, kinds in proof.get("layers_by_precision", {}).items():
+    label = "layers" if proof.get("has_run") is False else "layers, as executed"
+    executed = proof.get("as_executed") or proof.get("layers_by_precision") or {}
+    for precision, kinds in executed.items():
         if kinds:
             found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            session.say(f"  {precision} layers: {found}")
+            session.say(f"  {precision} {label}: {found}")
+    left = proof.get("left_in_float", {})
+    for name, reason in list(left.items())[:_LEFT_SHOWN]:
+        session.say(f"  left in float: {name} ({reason})")
+    if len(left) > _LEFT_SHOWN:
+        session.say(f"  left in float: {len(left) - _LEFT_SHOWN} more, see its .json")
     if proof.get("has_run") is False:
         session.say("  it has not been run: the proof is the types of the network")
     for check in manifest["checks"]:

@@ -66,7 +66,7 @@ from .session import Session, command_options, examples, split
     "layers",
     multiple=True,
     metavar="PATTERN=PRECISION",
-    help="fp32, fp16 or bf16 for a name, glob or operator type in static INT8.",
+    help="fp32, fp16, bf16 or int8 for a name, glob or operator type in static INT8.",
 )
 @click.option(
     "--rest",
@@ -145,7 +145,7 @@ def quantize(
         data=data,
         progress=session.progress,
     )
-    present_artifact(session, artifact, *_details(artifact.manifest.proof))
+    present_artifact(session, artifact, *_details(artifact.manifest.proof, precision))
 
 
 def _layer(text: str) -> tuple[str, str]:
@@ -155,16 +155,16 @@ def _layer(text: str) -> tuple[str, str]:
     return pattern, precision
 
 
-def _details(proof: object) -> list[str]:
+def _details(proof: object, precision: str) -> list[str]:
     assert isinstance(proof, dict)
     lines = []
-    for precision, kinds in proof.get("nodes_by_precision", {}).items():
-        if kinds:
-            found = ", ".join(f"{count} {operator}" for operator, count in kinds.items())
-            lines.append(f"{precision}: {found}")
+    for kind, operators in proof.get("nodes_by_precision", {}).items():
+        if operators:
+            found = ", ".join(f"{count} {operator}" for operator, count in operators.items())
+            lines.append(f"{kind}: {found}")
     if "quantized" in proof:
         found = ", ".join(f"{count} {operator}" for operator, count in proof["quantized"].items())
-        lines.append(f"int8: {found}")
+        lines.append(f"{precision}: {found}")
     left = proof.get("left_in_float", {})
     lines += [f"left in float: {name} ({reason})" for name, reason in list(left.items())[:10]]
     if len(left) > 10:

@@ -34,7 +34,7 @@ _SHOWN = 10
 @click.option("--input", "inputs", multiple=True, help="NAME:SHAPE[:DTYPE] of a MODEL.")
 @click.option("--method", help="Calibration method.")
 @click.option("--exclude", multiple=True, help="Name, glob or operator type that stays in float.")
-@click.option("--samples", type=int, help="Measure accuracy on at most so many batches.")
+@click.option("--samples", type=int, help="Measure accuracy on at most so many samples.")
 @click.option("--batch-size", type=int, help="Samples per call when latency is measured.")
 @click.option("--threads", type=int, default=0, help="Threads of every artifact; 0: every core.")
 @click.option("--max-time", type=float, default=60.0, show_default=True, help="Seconds per measurement.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,12 @@ def matching(graph: onnx.GraphProto, exclude: Iterable[str], *, only: Iterable[s
         reason = f"not among {', '.join(map(repr, only))}"
         left |= {node.name: reason for node in graph.node if node.name not in wanted | set(left)}
     return left
+
+
+def exactly(name: str) -> str:
+    """Return a glob that only this name matches, whatever it holds: `[`, `*`, or the name of an operator."""
+    first = f"[{name[0]}]" if name[:1].isalnum() else glob.escape(name[:1])
+    return first + glob.escape(name[1:])
 
 
 def _named(graph: onnx.GraphProto, pattern: str, option: str) -> list[str]:

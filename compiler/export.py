@@ -82,6 +82,7 @@ def export(
         register_operators()  # it may hold them
     loaded = load_torch(source) if isinstance(source, Source) else LoadedModel(evaluated(source), None)
     label = source.spec if isinstance(source, Source) else type(source).__name__
+    _require_converted(loaded.module, label)
     example = make_example(loaded, inputs, dynamic)
     reference = _run_original(loaded, example, example.feeds, label)
     names = name_outputs(outputs, reference)
@@ -101,6 +102,17 @@ def export(
         _require(checks, label)
         manifest = commit(path, _manifest(proto, label, opset_version, checks))
     return Artifact(output, manifest)
+
+
+def _require_converted(module: Any, label: str) -> None:
+    """A model in training rounds by Python code, which ONNX has no form for."""
+    from .qat.fake_quantize import FakeQuantize
+
+    if any(isinstance(part, FakeQuantize) for part in module.modules()):
+        raise ExportError(
+            f"{label}: holds fake quantization that is still in training",
+            hint="export qcompile.qat.convert(model)",
+        )
 
 
 def _write(

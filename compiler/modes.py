@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..calibration import Ranges, observe, parse_method
 from ..calibration.taps import choose_taps
-from ..errors import QuantizationError
-from ..model.graph import WEIGHTED, count_weighted, producers, weighted_nodes
+from ..errors import InvalidOption, QuantizationError
+from ..model.graph import (
+    WEIGHTED,
+    count_weighted,
+    name_nodes,
+    producers,
+    weighted_nodes,
+    without_weights,
+)
 from ..model.onnx_file import load_onnx, save_onnx
-from .choice import matching
+from .choice import exactly, matching
 from .half.precision import to_half
 from .int8.bias_correction import correct_biases
 from .int8.dynamic import quantize_dynamic
@@ -62,7 +70,13 @@ def _half(request: Request) -> Outcome:
     else:
         warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
     dtype = HALVES[request.precision]
-    half, kept = to_half(request.model, dtype, block=request.exclude, ranges=ranges)
+    named = without_weights(request.model)
+    name_nodes(named.graph)  # as `to_half` will
+    left = matching(named.graph, request.exclude, only=request.only)
+    layers = _layers(request, named.graph)
+    left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
+    half, kept = to_half(request.model, dtype, block=map(exactly, left), ranges=ranges)
+    kept = {name: left.get(name, reason) for name, reason in kept.items()}
     if all(node.name in kept for node in request.model.graph.node if node.name) and kept:
         raise QuantizationError(f"no node could become {dtype}", hint="see --exclude and the model's types")
     proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
@@ -73,7 +87,10 @@ def _weights(request: Request) -> Outcome:
     options = request.weights
     form = options.form or ("nbits" if request.target == "onnxruntime" else "qdq")
     ready = prepared(request.model)
-    left = list(matching(ready.graph, request.in_float, only=request.only))
+    if form == "nbits" and request.target == "tensorrt":
+        raise InvalidOption("form 'nbits' has operators of ONNX Runtime alone", hint="leave --form out")
+    excluded = matching(ready.graph, request.exclude, only=request.only)
+    left = [exactly(name) for name in excluded]
     hessians = None
     if options.rounding == "gptq":
         wanted = gptq_inputs(ready, form=form, exclude=left)
@@ -89,6 +106,7 @@ def _weights(request: Request) -> Outcome:
         exclude=left,
         hessians=hessians,
     )
+    proof["left_in_float"] = _told(proof["left_in_float"], excluded)
     return Outcome(lambda path: save_onnx(model, path), {**proof, "form": form})
 
 
@@ -97,9 +115,11 @@ def _dynamic(request: Request) -> Outcome:
 
     def write(path: Path) -> None:
         model = prepared(request.model)
-        left = matching(model.graph, request.in_float, only=request.only)
+        left = matching(model.graph, request.exclude, only=request.only)
         tables = large_tables(model, left)
-        planned, reached = quantize_dynamic(model, path, exclude=tuple(left), weight_type=request.weight_type)
+        planned, reached = quantize_dynamic(
+            model, path, exclude=tuple(map(exactly, left)), weight_type=request.weight_type
+        )
         made = load_onnx(path)
         quantize_tables(made, tables)
         keep_norms_apart(made.graph)
@@ -113,7 +133,11 @@ def _static(request: Request) -> Outcome:
     assert request.ranges is not None, "check_ranges comes first"
     chosen = parse_method(request.method) if request.method else None
     ready = prepared(request.model)
-    placement = plan(ready, request.target, exclude=request.in_float, only=request.only)
+    layers = _layers(request, ready.graph)
+    left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
+    left |= matching(ready.graph, request.exclude)
+    placement = plan(ready, request.target, exclude=map(exactly, left), only=request.only)
+    placement = replace(placement, left_in_float=_told(placement.left_in_float, left))
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
     if not planned:
@@ -125,7 +149,7 @@ def _static(request: Request) -> Outcome:
     if request.correct_bias and request.data is not None:
         samples = request.samples(_CORRECTED_ON)
         result, corrected = correct_biases(request.path, result, samples, progress=request.progress)
-    result, kept = _mixed(request, result)
+    result, kept, missed = _mixed(request, result, layers)
     _require_reached(planned, [node.name for node in weighted_nodes(result)["int8"]])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),
@@ -139,24 +163,58 @@ def _static(request: Request) -> Outcome:
         save_onnx(result, path)
         if request.target == "onnxruntime":
             request.progress("look at what ONNX Runtime executes")
-            proof["as_executed"] = require_executed(path, planned)
+            signed = request.processor == "arm"
+            proof["as_executed"] = require_executed(path, planned, signed=signed)
 
-    return Outcome(write, proof, _unfused(request.model))
+    return Outcome(write, proof, [*_unfused(request.model), *missed])
 
 
-def _mixed(request: Request, model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """What is not quantized in the precisions that were asked for; and what stays in float32, and why."""
+@dataclass(frozen=True)
+class _Layer:
+    """What a node was asked to be by name, and the pattern that says so."""
+
+    kind: str
+    reason: str
+
+
+def _layers(request: Request, graph: onnx.GraphProto) -> dict[str, _Layer]:
+    """Node name to what it was asked to be: the last pattern that names a node decides."""
+    return {
+        name: _Layer(kind, reason)
+        for pattern, kind in request.layers.items()
+        for name, reason in matching(graph, [pattern]).items()
+    }
+
+
+def _told(left: object, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Name to reason, in the user's own patterns."""
+    assert isinstance(left, Mapping)
+    return {name: reasons.get(name, reason) for name, reason in left.items()}
+
+
+def _mixed(
+    request: Request, model: onnx.ModelProto, layers: Mapping[str, _Layer]
+) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
+    """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
+    what of that was to be half by name.
+    """
     halves = {kind for kind in (request.rest, *request.layers.values()) if kind in HALVES}
     if not halves:
-        return model, {}
+        return model, {}, []
     (half,) = halves
+    names = [node.name for node in model.graph.node]
+    asked = {name for name, layer in layers.items() if layer.kind == half}
     if request.rest == half:
-        block = [name for name, kind in request.layers.items() if kind == "fp32"]
+        block = {
+            name: layers[name].reason for name in names if name in layers and layers[name].kind == "fp32"
+        }
     else:
-        chosen = [name for name, kind in request.layers.items() if kind == half]
-        inside = matching(model.graph, chosen)
-        block = [node.name for node in model.graph.node if node.name not in inside]
-    return to_half(model, HALVES[half], block=block, ranges=request.ranges)
+        block = {name: "not among the layers" for name in names if name not in asked}
+    mixed, kept = to_half(model, HALVES[half], block=map(exactly, block), ranges=request.ranges)
+    wanted = asked if request.rest != half else kept.keys()
+    kept = {name: block.get(name, reason) for name, reason in kept.items() if name in wanted}
+    missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
+    return mixed, kept, missed
 
 
 def _nothing_to_quantize(placement: Placement) -> QuantizationError:

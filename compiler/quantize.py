@@ -71,7 +71,8 @@ def quantize(
         method: Another method than the ranges file's own, as `minmax` or `percentile:99.9`.
         exclude: Names, globs or operator types of nodes that stay in float.
         only: The same, for the nodes that may be quantized; empty for all.
-        layers: Name, glob or operator type to the precision of those nodes: "fp32", "fp16", "bf16".
+        layers: Name, glob or operator type to the precision of those nodes: "fp32", "fp16", "bf16", or "int8"
+            for some of what an earlier pattern leaves in float. The last that names a node decides.
         rest: What static INT8 leaves in float becomes this: "fp32", "fp16" or "bf16".
         correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
         weight_type: Of dynamic INT8: "int8" or "uint8".

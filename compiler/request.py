@@ -54,7 +54,8 @@ class Request:
         method: Another method than the ranges file's own.
         weight_type: Of dynamic INT8: "int8" or "uint8".
         exclude, only: Names, globs or operator types of nodes.
-        layers: Name, glob or operator type to "fp32", "fp16", "bf16" or "int8".
+        layers: Name, glob or operator type to "fp32", "fp16", "bf16" or "int8"; the last that names a node
+            decides.
         rest: What is not quantized becomes: "fp32", "fp16" or "bf16".
         weights: For mode "weights".
         correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
@@ -80,16 +81,6 @@ class Request:
     data: str | None = None
     progress: Progress = silent
     weight_type: Literal["int8", "uint8"] = "int8"
-
-    @property
-    def in_float(self) -> tuple[str, ...]:
-        """Patterns of nodes that are not quantized."""
-        return (*self.exclude, *(name for name, kind in self.layers.items() if kind != "int8"))
-
-    @property
-    def quantized_only(self) -> tuple[str, ...]:
-        """Patterns of the nodes that may be quantized; empty for all."""
-        return tuple(self.only)
 
     def samples(self, limit: int) -> Data:
         """The first samples of the data.
@@ -143,9 +134,22 @@ def check_options(
         raise InvalidOption(
             f"--{'rest' if rest != 'fp32' else 'layer'} mixes precisions in --mode static; this is {mode}"
         )
-    halves = {kind for kind in (rest, *layers.values()) if kind in HALVES}
+    asked = {rest, *layers.values()}
+    if precision in HALVES and "int8" in asked:
+        raise InvalidOption(f"--layer int8 is for static INT8; {precision} was asked for", option="--layer")
+    halves = asked & set(HALVES)
     if len(halves) > 1 or (precision in HALVES and halves - {precision}):
         raise InvalidOption("fp16 and bf16 in one graph: one of them is required")
+    static = mode == "static" and precision not in HALVES
+    if static and target == "onnxruntime" and (rest in HALVES or "bf16" in asked):
+        what = "--rest" if rest in HALVES else "--layer"
+        kind = rest if rest in HALVES else "bf16"
+        raise InvalidOption(
+            f"{what} {kind} for onnxruntime: its integer kernels stand between float32, and its CPU has none "
+            "for bfloat16",
+            hint="leave it out, or choose --target openvino or tensorrt",
+            option=what,
+        )
 
 
 def check_ranges(request: Request) -> None:

@@ -23,6 +23,7 @@ from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, ModelIO
 from .attention import simplify_attention
 from .check import OnnxReference, compare_outputs
+from .pooling import pool_globally
 
 if TYPE_CHECKING:
     import onnx
@@ -93,6 +94,7 @@ def _attempt(
         large = is_large(before)
         after = _run_onnxsim_on_file(model, path.parent) if large else _run_onnxsim(before)
         simplify_attention(after)
+        pool_globally(after)
         restore_io(before, after)
         save_onnx(after, path)
         check_onnx(path)

@@ -225,6 +225,17 @@ def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     }
 
 
+def holds_half(model: onnx.ModelProto) -> bool:
+    """Return whether any stored tensor is, or any node makes, float16: beside INT8 it is not what counts."""
+    if any(dtype_name(tensor.data_type) == "float16" for tensor in model.graph.initializer):
+        return True
+    return any(
+        attribute.name == "to" and dtype_name(attribute.i) == "float16"
+        for node in model.graph.node
+        for attribute in node.attribute
+    )
+
+
 def graph_precision(model: onnx.ModelProto) -> str:
     """Return the first of "int8", "int4", "fp16" and "bf16" that any weighted node is in, else "fp32"."""
     nodes = weighted_nodes(model)

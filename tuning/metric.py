@@ -59,7 +59,7 @@ def read_metric(text: str) -> Metric:
     function = load_function(source)
 
     def own(outputs: Sequence[Outputs], labels: Sequence[NDArray[Any]], _: Sequence[Outputs]) -> float:
-        together = {name: np.concatenate([one[name] for one in outputs]) for name in outputs[0]}
+        together = {name: _together(name, [one[name] for one in outputs]) for name in outputs[0]}
         known = np.concatenate(labels) if labels else None
         found = call(lambda: function(together, known), source)  # type: ignore[call-arg]
         if not isinstance(found, int | float | np.number) or not np.isfinite(found):
@@ -69,10 +69,28 @@ def read_metric(text: str) -> Metric:
     return Metric(text, "units", False, own)
 
 
+def _together(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """One array of all samples."""
+    for array in arrays:
+        _require_samples(name, array)
+    if len({array.shape[1:] for array in arrays}) > 1:
+        shapes = ", ".join(sorted({str(array.shape) for array in arrays}))
+        raise DataError(f"output {name!r} is of shapes {shapes}; all but the first axis must be equal")
+    return np.concatenate(arrays)
+
+
+def _require_samples(name: str, array: NDArray[Any]) -> None:
+    if not array.ndim:
+        raise DataError(
+            f"output {name!r} is one number for a whole batch; a first axis of samples is required"
+        )
+
+
 def _cosine(outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> float:
     values: list[float] = []
     for found, expected in zip(outputs, reference, strict=True):
         for name, array in expected.items():
+            _require_samples(name, array)
             a = array.reshape(len(array), -1).astype(np.float64)
             b = found[name].reshape(len(array), -1).astype(np.float64)
             lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)

@@ -44,6 +44,8 @@ def recipe_text(
     ]
     if best.rest != "fp32":
         lines.append(f"rest = {_text(best.rest)}")
+    if best.precision == "int8":
+        lines.append("correct_bias = false # as it was measured")
     left = [*exclude, *sorted(best.in_float)] if best.precision == "int8" else []
     if left:
         lines += ["exclude = [", *(f"    {_text(name)}," for name in left), "]"]

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..calibration import Data, Method, Ranges
-from ..compiler.int8.placement import Placement, Target, plan
+from ..compiler.int8.placement import WRITES_FLOAT, Placement, Target, plan
 from ..compiler.int8.static import activation_limits
 from ..compiler.int8.weights import channel_scales, quantize_channels
 from ..compiler.prepare import prepared
-from ..model.graph import WEIGHTED
+from ..model.graph import WEIGHTED, consumers
 from ..model.onnx_file import copy_model, save_onnx
 from ..model.session import make_session, run_session, session_options
 from ..progress import Progress, silent
@@ -87,9 +87,11 @@ def rank_layers(
     total = np.zeros(len(names))
     with tempfile.TemporaryDirectory(prefix="qcompile-tune-") as folder:
         errors, injected = Path(folder) / "errors.onnx", Path(folder) / "injected.onnx"
-        save_onnx(_with_errors(ready, layers, limits, target), errors)
+        written = _written_as_integers(ready, layers, placement) if target == "onnxruntime" else {}
+        save_onnx(_with_errors(ready, layers, limits, target, written), errors)
         save_onnx(_with_injection(ready, layers), injected)
-        first = make_session(errors, session_options())
+        # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
+        first = make_session(errors, session_options(), without=["WeightBiasQuantization"])
         second = make_session(injected, session_options())
         samples = 0
         for batch in data:
@@ -128,6 +130,23 @@ def _layers(model: onnx.ModelProto, placement: Placement) -> list[onnx.NodeProto
     return [node for node in model.graph.node if node.name in planned and node.op_type in WEIGHTED]
 
 
+def _written_as_integers(
+    model: onnx.ModelProto, layers: Sequence[onnx.NodeProto], placement: Placement
+) -> dict[str, str]:
+    """Layer to the tensor whose scale its results are written in: its own, or that of the Relu behind it.
+
+    ONNX Runtime's convolutions write integers, whoever reads them: what this costs is the layer's doing.
+    """
+    readers, planned = consumers(model.graph), set(placement.nodes)
+    found: dict[str, str] = {}
+    for layer in layers:
+        if layer.op_type not in WRITES_FLOAT:
+            behind = readers.get(layer.output[0], [])
+            folded = [node for node in behind if node.op_type in ("Relu", "Clip") and node.name in planned]
+            found[layer.name] = (folded[0] if len(behind) == len(folded) == 1 else layer).output[0]
+    return found
+
+
 def _delta(name: str) -> str:
     return f"{name}/delta"
 
@@ -137,14 +156,18 @@ def _error(name: str) -> str:
 
 
 def _with_errors(
-    model: onnx.ModelProto, layers: Sequence[onnx.NodeProto], limits: Limits, target: Target
+    model: onnx.ModelProto,
+    layers: Sequence[onnx.NodeProto],
+    limits: Limits,
+    target: Target,
+    written: Mapping[str, str],
 ) -> onnx.ModelProto:
     """The model with each layer's error as an output: on quantized operands, less the float result."""
     from onnx import helper
 
     copy = copy_model(model)
     graph = copy.graph
-    operands = _Operands(graph, limits, signed=target == "tensorrt")
+    operands = _Operands(graph, limits, target)
     nodes = list(graph.node)
     for layer in layers:
         twin = type(layer)()
@@ -154,7 +177,8 @@ def _with_errors(
         for index in range(min(2, len(twin.input))):
             twin.input[index] = operands.quantized(layer, index, nodes)
         nodes.append(twin)
-        nodes.append(helper.make_node("Sub", [twin.name, layer.output[0]], [_error(layer.name)]))
+        result = operands.rounded(twin.name, written.get(layer.name, ""), nodes)
+        nodes.append(helper.make_node("Sub", [result, layer.output[0]], [_error(layer.name)]))
         graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
     del graph.node[:]
     graph.node.extend(nodes)
@@ -164,8 +188,8 @@ def _with_errors(
 class _Operands:
     """Quantized and dequantized again: activations by Q/DQ nodes, weights once and for all."""
 
-    def __init__(self, graph: onnx.GraphProto, limits: Limits, *, signed: bool) -> None:
-        self.graph, self.limits, self.signed = graph, limits, signed
+    def __init__(self, graph: onnx.GraphProto, limits: Limits, target: Target) -> None:
+        self.graph, self.limits, self.target = graph, limits, target
         self.stored = {tensor.name: tensor for tensor in graph.initializer}
         self.made: set[str] = set()
 
@@ -173,7 +197,11 @@ class _Operands:
         name = str(layer.input[index])
         if name in self.stored:
             return self._weight(layer, name)
-        return self._activation(name, nodes) if name in self.limits else name
+        return self.rounded(name, name, nodes)
+
+    def rounded(self, name: str, like: str, nodes: list[onnx.NodeProto]) -> str:
+        """A tensor in the scale of another; itself where that has none."""
+        return self._activation(name, like, nodes) if like in self.limits else name
 
     def _weight(self, layer: onnx.NodeProto, name: str) -> str:
         from onnx import numpy_helper
@@ -189,13 +217,16 @@ class _Operands:
             self.graph.initializer.append(numpy_helper.from_array(rounded.astype(np.float32), result))
         return result
 
-    def _activation(self, name: str, nodes: list[onnx.NodeProto]) -> str:
+    def _activation(self, name: str, like: str, nodes: list[onnx.NodeProto]) -> str:
         from onnx import helper, numpy_helper
 
         result = f"{name}/rounded"
         if result not in self.made:
             self.made.add(result)
-            scale, zero_point = _scale(*self.limits[name], signed=self.signed)
+            low, high = self.limits[like]
+            # `activation_limits` made symmetric what OpenVINO takes as int8.
+            signed = self.target == "tensorrt" or (self.target == "openvino" and low < 0 and low == -high)
+            scale, zero_point = _scale(low, high, signed=signed)
             for what, value in (("scale", scale), ("zero_point", zero_point)):
                 self.graph.initializer.append(numpy_helper.from_array(np.asarray(value), f"{name}/{what}"))
             how = [f"{name}/scale", f"{name}/zero_point"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifact import write_json
+from ..artifact import write_json, write_text
 from ..calibration import Batch, Data, Ranges, load_ranges, parse_method
 from ..compiler import export, simplify
 from ..compiler.int8.placement import graph_target
@@ -19,6 +19,7 @@ from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
 from ..model.source import parse_source
 from ..progress import Progress, silent
+from ..shapes import TensorInfo
 from .costs import slower_layers
 from .metric import read_metric
 from .recipe_file import recipe_text
@@ -64,7 +65,12 @@ class Tuned:
             "front": self.front,
             "damage": {
                 target: [
-                    {"layer": one.layer, "operator": one.operator, "noise": one.noise, "snr_db": one.snr_db}
+                    {
+                        "layer": one.layer,
+                        "operator": one.operator,
+                        "noise": one.noise,
+                        "snr_db": one.snr_db if one.noise > 0 else None,  # JSON has no infinity
+                    }
                     for one in ranked
                 ]
                 for target, ranked in self.damage.items()
@@ -115,7 +121,7 @@ def tune(
         inputs: Inputs of a MODEL that does not declare them.
         method: Calibration method.
         exclude: Patterns of nodes that stay in float whatever they cost.
-        samples: Measure accuracy on at most this many batches of the data.
+        samples: Measure accuracy on at most this many samples of the data.
         batch_size: Samples per call when latency is measured.
         threads: The same for every artifact; 0 takes every core.
         max_time_s: For each of the measurements of latency.
@@ -129,7 +135,7 @@ def tune(
         EngineUnavailable: If no target can be built and run here.
         QuantizationError: If nothing of the model can be quantized for a target.
     """
-    if max_drop < 0:
+    if not max_drop >= 0:  # NaN too
         raise InvalidOption(f"--max-drop {max_drop:g}: at least 0 is required", option="--max-drop")
     chosen_metric = read_metric(metric)
     chosen_targets = _targets(targets)
@@ -150,7 +156,7 @@ def tune(
     run = _Run(bench, budget, data, progress)
     damage: dict[str, list[Damage]] = {}
     for target in chosen_targets:
-        few = Data(data, io.inputs, batch_size=1, limit=_LOOKED_AT)
+        few = Data(data, io.inputs, batch_size=1, limit=_looked_at(io.inputs))
         damage[target] = rank_layers(
             proto, graph_target(target), ranges, few,
             method=parse_method(method) if method else None, exclude=exclude, progress=progress,
@@ -158,7 +164,7 @@ def tune(
         run.try_target(target, damage[target])
     best = run.choose()
     recipe = folder / "recipe.toml"
-    recipe.write_text(recipe_text(best, path, calibration or data, data, method, exclude, folder), "utf-8")
+    write_text(recipe, recipe_text(best, path, calibration or data, data, method, exclude, folder))
     tuned = Tuned(
         best, bench.trials, run.front(), damage, bench.float_value, run.slow_layers, recipe, run.notes
     )
@@ -187,14 +193,14 @@ class _Run:
         def keeps_budget(in_float: frozenset[str]) -> bool:
             if len(in_float) == len(order):
                 return True  # nothing is quantized
-            trial = self.bench.int8(target, in_float)
-            return trial.drop <= self.budget.max_drop
+            trial = self._int8(target, in_float)
+            return trial is not None and trial.drop <= self.budget.max_drop
 
         left = fewest_in_float(order, keeps_budget)
         if left is None or len(left) == len(order):
             self.notes.append(f"{target}: no mix keeps the budget; only float does")
         elif left and has_bfloat16:
-            self.bench.int8(target, left, rest="bf16")
+            self._int8(target, left, rest="bf16")
 
     def choose(self) -> Trial:
         """Time what keeps the budget, take out layers that cost time, and return the fastest."""
@@ -210,9 +216,9 @@ class _Run:
             new = [layer for layer in slow if layer not in best_int8.in_float]
             if not new:
                 break
-            self.slow_layers += new
+            self.slow_layers += [layer for layer in new if layer not in self.slow_layers]
             try:
-                self.bench.int8(best_int8.target, best_int8.in_float | set(new))
+                self.bench.int8(best_int8.target, best_int8.in_float | set(new), rest=best_int8.rest)
             except QuantizationError:
                 break  # every layer is slower in INT8
             self._time()
@@ -227,6 +233,16 @@ class _Run:
         """Names of the timed trials that no other beats."""
         timed = [trial for trial in self.bench.trials.values() if trial.latency_ms]
         return [timed[index].name for index in pareto([(one.latency_ms, one.value) for one in timed])]
+
+    def _int8(self, target: str, in_float: frozenset[str], *, rest: str = "fp32") -> Trial | None:
+        """One mix; None where the runtime would not execute it as planned, which is noted once."""
+        try:
+            return self.bench.int8(target, in_float, rest=rest)
+        except (QuantizationError, IntentNotReached) as error:
+            note = f"{target}: some mixes cannot be made"
+            if not any(known.startswith(note) for known in self.notes):
+                self.notes.append(f"{note}: {error.message}")
+            return None
 
     def _in_bfloat16(self, target: str) -> bool:
         """Try it; the answer is whether this processor computes in it."""
@@ -280,6 +296,12 @@ def _targets(given: Sequence[str]) -> list[str]:
     if not found:
         raise EngineUnavailable("no runtime is installed", hint="pip install 'qcompile[cpu]'", engine="")
     return found
+
+
+def _looked_at(inputs: Sequence[TensorInfo]) -> int:
+    """How many samples rank the layers: at least one batch of a model that takes no smaller one."""
+    fixed = [int(one.shape[0]) for one in inputs if one.shape and isinstance(one.shape[0], int)]
+    return max(_LOOKED_AT, *fixed) if fixed else _LOOKED_AT
 
 
 def _onnx(model: str, folder: Path, inputs: Sequence[str], progress: Progress) -> Path:

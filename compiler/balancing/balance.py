@@ -71,7 +71,7 @@ def balance(
         axes = {**dict.fromkeys(smoothable(proto), -1), **equalizable(proto)}
         amax = channel_amax(model, axes, given, progress=progress) if axes else {}
         proof = {"equalized pairs": equalize(proto, amax), **smooth(proto, amax)}
-    if not any(proof.values()):
+    if not (proof["equalized pairs"] or proof.get("smoothed")):
         warnings.append("nothing in this model could be balanced")
     with writing(output) as path:
         save_onnx(proto, path)

@@ -80,6 +80,8 @@ def quantize_dynamic(
     _give_own_weights(model.graph, names)
     _gemms_to_matmuls(model.graph, names)
     weights_only = _store_gru_weights(model.graph, names)
+    left = {node.name for node in model.graph.node if node.name not in names}
+    left |= {f"{name}_MatMul" for name in left}  # as the quantizer calls what it makes of a Gemm
     try:
         with quiet():
             quantize_by_onnxruntime(
@@ -88,7 +90,7 @@ def quantize_dynamic(
                 op_types_to_quantize=sorted({*planned, "MatMul"} - {"Gemm", "GRU"}),
                 per_channel=True,
                 weight_type=types[weight_type],
-                nodes_to_exclude=sorted(n.name for n in model.graph.node if n.name not in names),
+                nodes_to_exclude=sorted(left),
                 extra_options={"MatMulConstBOnly": True},
             )
     except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others

@@ -106,6 +106,7 @@ def _quantizer_class(module: Any) -> type:
                 and info.tensor_type is module.QDQQuantTensorType.WEIGHT
                 and stored[name].data_type == TensorProto.FLOAT
                 and self.weight_qType == TensorProto.INT8
+                and not getattr(self, "reduce_range", False)  # 7 bits are its own affair
             }
             self.tensors_to_quantize = {n: info for n, info in every.items() if n not in weights}
             try:

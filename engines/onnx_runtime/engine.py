@@ -10,7 +10,7 @@ from typing import Any
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
-from ...model.graph import count_weighted, weighted_nodes
+from ...model.graph import count_weighted, holds_half, weighted_nodes
 from ...model.made_input import made_feeds
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
 from ...model.session import make_session, optimize_file, session_options
@@ -50,7 +50,7 @@ class OnnxRuntime(Engine):
         path = Path(request.model)
         before = load_onnx(path)
         request.progress("optimize for this processor")
-        options = session_options(request.threads, layouts=request.precision != "fp16")
+        options = session_options(request.threads, layouts=not holds_half(before))
         optimize_file(
             path, request.output, options, large=is_large(before), without=_SLOWER, error=BuildError
         )

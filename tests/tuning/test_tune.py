@@ -1,0 +1,375 @@
+"""Tuning end to end: hostile layers are found, the budget is kept, and the recipe makes the same again.
+
+Latencies are those that a test gives where a choice is looked at; everything else is real.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+import qcompile
+from qcompile.artifact import is_manifest, load_artifact
+from qcompile.bench.results import Entry, Results
+from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
+from qcompile.model.graph import weighted_nodes
+from qcompile.model.onnx_file import load_onnx
+from qcompile.tuning import trials, tune
+from qcompile.tuning.costs import by_layer, compare_times
+
+Floats = NDArray[np.float32]
+CLASSES, CHANNELS = 5, 12
+HOSTILE = ("conv3", "conv6")  # the node's place in the graph is in its name
+LAYERS = {"conv1", "conv3", "conv5", "conv6", "gemm10"}
+
+
+def run(model: onnx.ModelProto | Path, x: Floats, name: str = "") -> Floats:
+    """An output, or another tensor."""
+    model = onnx.load(model) if isinstance(model, Path) else model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    if name:
+        del copy.graph.output[:]
+        copy.graph.output.append(onnx.helper.make_tensor_value_info(name, 1, None))
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
+    found: Floats = session.run(None, {"x": x})[0]
+    return found
+
+
+def network(batch: int = 0, *, hostile: bool = True) -> tuple[onnx.ModelProto, Floats, NDArray[np.int64]]:
+    """Four convolutions and a head that was fitted, with samples that it classifies right.
+
+    Hostile: the first channels of what conv3 and conv6 read are 2^11 times larger, and their weights
+    smaller. The function stays; one scale for the tensor leaves next to nothing of the other channels.
+    """
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, CLASSES, 96)
+    kinds = generator.standard_normal((CLASSES, 4, 8, 8)) * 1.5
+    x = (kinds[labels] + 0.5 * generator.standard_normal((96, 4, 8, 8))).astype(np.float32)
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> tiny (float[N,4,8,8] x) => (float[N,5] y) {
+        t = Tanh(x) c1 = Conv<pads=[1,1,1,1]>(t, w1, b1) r1 = Relu(c1)
+        c2 = Conv<pads=[1,1,1,1]>(r1, w2) r2 = Relu(c2)
+        c3 = Conv<pads=[1,1,1,1]>(r2, w3, b3) c4 = Conv<pads=[1,1,1,1]>(c3, w4)
+        r4 = Relu(c4) p = MaxPool<kernel_shape=[4,4], strides=[4,4]>(r4) f = Flatten(p)
+        y = Gemm<transB=1>(f, w5, b5) }"""
+    )
+    for number, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type.lower()}{number}"
+    weights = {"b1": np.zeros(CHANNELS), "b3": np.zeros(CHANNELS)}
+    for index, inputs in enumerate((4, CHANNELS, CHANNELS, CHANNELS), 1):
+        weights[f"w{index}"] = generator.standard_normal((CHANNELS, inputs, 3, 3)) / np.sqrt(inputs * 9)
+    if hostile:
+        for first, second, bias in (("w1", "w2", "b1"), ("w3", "w4", "b3")):
+            weights[first][:2] *= 2**11
+            weights[bias][:2] *= 2**11
+            weights[second][:, :2] /= 2**11
+    weights |= {"w5": np.zeros((CLASSES, 4 * CHANNELS)), "b5": np.zeros(CLASSES)}
+    store = {name: numpy_helper.from_array(v.astype(np.float32), name) for name, v in weights.items()}
+    model.graph.initializer.extend(store.values())
+    features = np.c_[run(model, x, "f"), np.ones(len(x))]
+    solution = np.linalg.lstsq(features, np.eye(CLASSES)[labels], rcond=1e-3)[0].astype(np.float32)
+    for tensor in model.graph.initializer:
+        if tensor.name in ("w5", "b5"):
+            fitted = solution[:-1].T if tensor.name == "w5" else solution[-1]
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(fitted), tensor.name))
+    if batch:
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = batch
+    onnx.checker.check_model(model)
+    return model, x, labels
+
+
+class Case(NamedTuple):
+    """Files of a network."""
+
+    model: Path
+    data: str
+    x: Floats
+    labels: NDArray[np.int64]
+    out: Path
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Case]:
+    def files(batch: int = 0, *, hostile: bool = True, with_labels: bool = True) -> Case:
+        model, x, labels = network(batch, hostile=hostile)
+        onnx.save(model, tmp_path / "net.onnx")
+        np.savez(tmp_path / "data.npz", x=x, **({"labels": labels} if with_labels else {}))
+        return Case(tmp_path / "net.onnx", str(tmp_path / "data.npz"), x, labels, tmp_path / "out")
+
+    return files
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`timed({"int8": 1, "fp32": 2})` gives latencies by what is in a trial's name."""
+
+    def give(latency_ms: Mapping[str, float]) -> None:
+        def benchmark(artifacts: Mapping[str, str], *, baseline: str, **_: Any) -> Results:
+            assert all(Path(path).is_file() for path in artifacts.values())
+            entries = [Entry(name, path, name.split("-")[0]) for name, path in artifacts.items()]
+            for entry in entries:
+                mixed = 0.01 * ("mix" in entry.name)
+                known = next(v for part, v in latency_ms.items() if part in entry.name)
+                entry.latency_ms = {"median": known + mixed}
+            return Results(baseline, entries, {}, {})
+
+        monkeypatch.setattr(trials, "benchmark", benchmark)
+
+    return give
+
+
+def in_int8(path: Path) -> set[str]:
+    return {node.name for node in weighted_nodes(load_onnx(path))["int8"]}
+
+
+def accuracy(path: Path, case: Case) -> float:
+    with qcompile.load(path) as runner:
+        found = next(iter(runner.infer({"x": case.x}).values()))
+    return 100 * float((found.argmax(axis=1) == case.labels).mean())
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_hostile_layers_stay_in_float_and_the_recipe_makes_the_same_again(
+    target: str, make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    if target == "openvino":
+        pytest.importorskip("openvino")
+    case = make()
+    timed({"int8": 1.0, "": 5.0})
+    found = tune(str(case.model), case.data, case.out, max_drop=2.0, targets=[target], method="minmax")
+    assert found.float_value == 100 * np.mean(run(case.model, case.x).argmax(axis=1) == case.labels) > 95
+    ranked = found.damage[target]
+    assert {one.layer for one in ranked} == LAYERS
+    # ONNX Runtime's convolutions write integers: those in front of the hostile ones do the same damage.
+    first = {*HOSTILE, "conv1", "conv5"} if target == "onnxruntime" else set(HOSTILE)
+    assert {one.layer for one in ranked[: len(first)]} == first
+    whole = found.trials[f"{target}-int8"]
+    assert whole.drop > 2.0  # the very reason for tuning
+
+    best = found.best
+    assert best.precision == "int8"
+    assert set(HOSTILE) <= best.in_float < LAYERS
+    assert best.drop <= 2.0
+    assert best.drop == pytest.approx(found.float_value - accuracy(best.path, case))
+    graph = case.out / f"{target}-int8-mix{best.name.partition('mix')[2].partition('-')[0]}.graph.onnx"
+    assert in_int8(graph) == LAYERS - best.in_float
+
+    recipe = qcompile.read_recipe(found.recipe)
+    assert [one.name for one in recipe.artifact] == [best.name]
+    assert set(recipe.artifact[0].exclude) == best.in_float
+    report = qcompile.run(found.recipe)
+    made = report.artifacts[best.name]
+    assert in_int8(made.with_name(f"{best.name}.graph.onnx")) == LAYERS - best.in_float
+    with qcompile.load(made) as again, qcompile.load(best.path) as first:
+        for name, array in first.infer({"x": case.x}).items():
+            np.testing.assert_array_equal(again.infer({"x": case.x})[name], array)
+
+    written = json.loads((case.out / "tune.json").read_text())
+    assert written == json.loads(json.dumps(found.as_json()))
+    assert written["best"]["name"] == best.name
+    assert written["best"]["in_float"] == sorted(best.in_float)
+    assert {one["layer"] for one in written["damage"][target]} == LAYERS
+    assert {one["name"] for one in written["trials"]} <= set(found.trials)
+
+
+def test_everything_measured_for_real(make: Callable[..., Case]) -> None:
+    case = make()
+    found = tune(str(case.model), case.data, case.out, max_drop=2.0, targets=["onnxruntime"], max_time_s=1.5)
+    timed = [one for one in found.trials.values() if one.latency_ms]
+    kept = [one for one in timed if one.precision == "fp32" or one.drop <= 2.0]
+    assert len(kept) >= 2
+    # INT8 only where it is faster than every float; then the fastest of those that keep the budget.
+    floats = min(one.latency_ms for one in kept if one.precision == "fp32")
+    faster = [one for one in kept if one.precision == "int8" and one.latency_ms < floats]
+    assert found.best.latency_ms == min([one.latency_ms for one in faster], default=floats)
+    assert (found.best.precision == "int8") == bool(faster)
+    front = [found.trials[name] for name in found.front]
+    assert [one.latency_ms for one in front] == sorted(one.latency_ms for one in front)
+    assert [one.value for one in front] == sorted(one.value for one in front)
+    for one in timed:
+        load_artifact(one.path)
+        assert one.speedup["value"] > 0
+
+
+def test_int8_slower_than_float_is_never_handed_out(
+    make: Callable[..., Case], timed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make(hostile=False)
+    timed({"int8": 3.0, "fp32": 2.0})
+    seen: list[frozenset[str]] = []
+
+    def slow(int8: trials.Trial, *_: object) -> list[str]:
+        seen.append(int8.in_float)
+        return ["gemm10", "conv5"] if len(seen) == 1 else []
+
+    monkeypatch.setattr(import_module("qcompile.tuning.tune"), "slower_layers", slow)
+    found = tune(str(case.model), case.data, case.out, max_drop=100, targets=["onnxruntime"], metric="cosine")
+    assert found.best.precision == "fp32"
+    assert found.best.name == "onnxruntime-fp32"
+    assert found.slow_layers == ["gemm10", "conv5"]
+    assert any(one.in_float == {"gemm10", "conv5"} for one in found.trials.values())  # it was tried
+    assert any("INT8 is not faster" in note for note in found.notes)
+    (artifact,) = qcompile.read_recipe(found.recipe).artifact
+    assert (artifact.precision, artifact.exclude) == ("fp32", ())
+    assert np.array_equal(
+        run(qcompile.run(found.recipe).artifacts[artifact.name], case.x), run(case.model, case.x)
+    )
+
+
+def test_whole_int8_is_kept_where_it_keeps_the_budget(
+    make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    case = make(hostile=False, with_labels=False)
+    timed({"int8": 1.0, "fp32": 2.0})
+    found = tune(
+        str(case.model), case.data, case.out, max_drop=5, targets=["onnxruntime"], metric="cosine",
+        exclude=["conv5"],
+    )  # fmt: skip
+    assert found.best.name == "onnxruntime-int8"
+    assert found.best.in_float == frozenset()
+    assert {one.layer for one in found.damage["onnxruntime"]} == LAYERS - {"conv5"}
+    assert in_int8(case.out / "onnxruntime-int8.graph.onnx") == LAYERS - {"conv5"}
+    assert qcompile.read_recipe(found.recipe).artifact[0].exclude == ("conv5",)
+
+
+def test_no_budget_at_all_hands_out_float(make: Callable[..., Case], timed: Callable[..., None]) -> None:
+    case = make()
+    timed({"int8": 1.0, "fp32": 2.0})
+    (case.model.parent / "m.py").write_text(
+        "import numpy as np\ndef exact(outputs, labels):\n"
+        "    known = np.load(__file__.replace('m.py', 'y.npy'))\n"
+        "    return float((outputs['y'] == known).mean())\n"
+    )
+    with qcompile.load(case.model) as runner:  # batches of eight, as the data is read
+        parts = [runner.infer({"x": case.x[i : i + 8]})["y"] for i in range(0, 96, 8)]
+    np.save(case.model.parent / "y.npy", np.concatenate(parts))
+    own = f"{case.model.parent / 'm.py'}:exact"
+    found = tune(str(case.model), case.data, case.out, max_drop=0, targets=["onnxruntime"], metric=own)
+    assert found.float_value == 1.0
+    assert found.best.precision == "fp32"
+    assert any("only float does" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("batch", [4, 12])
+def test_a_model_of_one_batch_size(batch: int, make: Callable[..., Case], timed: Callable[..., None]) -> None:
+    case = make(batch)
+    timed({"int8": 1.0, "fp32": 2.0})
+    found = tune(str(case.model), case.data, case.out, max_drop=2.0, targets=["onnxruntime"])
+    assert {one.layer for one in found.damage["onnxruntime"][:4]} == {*HOSTILE, "conv1", "conv5"}
+    assert found.best.drop <= 2.0
+
+
+def test_mixes_that_the_runtime_does_not_execute_are_passed_over(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], timed: Callable[..., None], tmp_path: Path
+) -> None:
+    # ONNX Runtime fuses MatMul, bias and Relu to one float kernel where float follows.
+    timed({"int8": 1.0, "fp32": 2.0})
+    found = tune(
+        str(tiny_file("mlp")), str(samples("mlp")), tmp_path / "out", max_drop=0.0,
+        targets=["onnxruntime"], metric="cosine",
+    )  # fmt: skip
+    assert found.best.drop <= 0.0
+    assert found.recipe.is_file()
+
+
+def test_what_cannot_be_tuned_is_refused_in_words(make: Callable[..., Case], tmp_path: Path) -> None:
+    case = make(with_labels=False)
+
+    def refused(error: type[QCompileError], said: str, model: Path = case.model, **options: Any) -> None:
+        given = {"max_drop": 1.0, "metric": "cosine", "targets": ["onnxruntime"], **options}
+        with pytest.raises(error, match=said):
+            tune(str(model), case.data, case.out, **given)
+
+    refused(InvalidOption, "metric 'accuracy' is unknown", metric="accuracy")
+    refused(InvalidOption, "--max-drop -0.1: at least 0", max_drop=-0.1)
+    refused(InvalidOption, "--max-drop nan", max_drop=float("nan"))
+    refused(InvalidOption, "target 'onnxrutime' is unknown", targets=["onnxrutime"])
+    refused(EngineUnavailable, "torchscript cannot be tuned here", targets=["torchscript"])
+    assert not case.out.exists()
+    refused(DataError, "metric top1 needs labels", metric="top1")
+    made = qcompile.calibrate(case.model, case.data, tmp_path / "r")
+    quantized = qcompile.quantize(case.model, tmp_path / "q.onnx", ranges=made.path)
+    refused(InvalidOption, "its graph is int8 already", quantized.path)
+    refused(QCompileError, "nowhere.onnx", tmp_path / "nowhere.onnx")
+    assert not (case.out / "recipe.toml").exists()
+
+
+def test_a_target_that_is_not_installed_is_named(
+    make: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make()
+    monkeypatch.setattr("qcompile.engines.openvino.OpenVino.why_not_build", lambda _: "it is not here")
+    with pytest.raises(EngineUnavailable, match="it is not here"):
+        tune(str(case.model), case.data, case.out, max_drop=1, targets=["openvino"])
+
+
+def whole_artifacts(folder: Path) -> list[str]:
+    """The files of a folder, each of which is what its manifest says."""
+    for path in folder.iterdir():
+        if path.suffix != ".json":
+            load_artifact(path)
+        else:
+            assert is_manifest(path)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_interrupt_leaves_only_whole_artifacts(
+    make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    case = make()
+    timed({"int8": 1.0, "fp32": 2.0})
+    said: list[str] = []
+
+    def drive(folder: Path, progress: Callable[..., None]) -> None:
+        tune(str(case.model), case.data, folder, max_drop=2.0, targets=["onnxruntime"], progress=progress)
+
+    drive(case.out / "whole", lambda text, *_: said.append(text))
+    steps = list(dict.fromkeys(said))
+    assert len(steps) > 10
+    left: list[list[str]] = []
+    for number, stop in enumerate(steps):
+
+        def interrupt(text: str, *_: int | None, at: str = stop) -> None:
+            if text == at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            drive(case.out / str(number), interrupt)
+        left.append(whole_artifacts(case.out / str(number)))
+    assert [len(files) for files in left] == sorted(len(files) for files in left)
+    assert not any({"recipe.toml", "tune.json"} & set(files) for files in left)
+    drive(case.out / "0", lambda *_: None)  # the same folder again
+    assert (case.out / "0" / "recipe.toml").is_file()
+
+
+def test_an_interrupt_while_latency_is_measured(make: Callable[..., Case]) -> None:
+    case = make(hostile=False)
+
+    def interrupt(text: str, *_: int | None) -> None:
+        if text.startswith("round"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(
+            str(case.model), case.data, case.out, max_drop=100, targets=["onnxruntime"], progress=interrupt
+        )  # fmt: skip
+    assert "onnxruntime-int8.onnx" in whole_artifacts(case.out)
+
+
+def test_times_of_kernels_become_layers_that_lose() -> None:
+    layers = ["conv1", "conv10", "fc"]
+    kernels = {"conv1_kernel": 1.0, "conv1_reorder": 0.5, "conv10": 4.0, "fc/MatMul": 2.0, "softmax": 9.0}
+    assert by_layer(kernels, layers) == {"conv1": 1.5, "conv10": 4.0, "fc": 2.0}
+    assert compare_times({"a": 3, "b": 2, "c": 9}, {"a": 2, "b": 2.5, "c": 1, "d": 1}) == ["c", "a"]
