@@ -45,7 +45,9 @@ def trained_again(example: Path) -> Any:
     model = model[0] if isinstance(model, tuple) else model
     images, labels = map(torch.from_numpy, load(example / "data.py").training())
     prepared = qcompile.qat.prepare(model, images[:2], target="openvino")
-    optimizer = torch.optim.SGD(prepared.parameters(), lr=1e-4, momentum=0.9)
+    # Batches of 32 know less of the data than the statistics of the whole training do.
+    qcompile.qat.freeze(prepared, ranges=False)
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=1e-5, momentum=0.9)
     for _ in range(QAT_EPOCHS):
         for chosen in torch.randperm(len(labels)).split(32):
             loss = torch.nn.functional.cross_entropy(prepared(images[chosen]), labels[chosen])

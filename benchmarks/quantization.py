@@ -80,8 +80,10 @@ def samples(row: Row, *, unseen: bool = False) -> Iterator[dict[str, np.ndarray[
     inputs = read_outline((FOLDER / row.model).with_suffix(".onnx")).io.inputs
     spec = data(row).replace(":calibration", ":evaluation") if unseen else data(row)
     skipped = CALIBRATION if unseen and spec == data(row) else 0
-    for batch in itertools.islice(Data(spec, inputs, batch_size=1), skipped, None):
-        yield dict(batch.feeds)
+    batches = Data(spec, inputs, batch_size=1)  # a function's own batches stay as they are
+    single = (one for batch in batches for one in (batch.split() if batch.can_be_split() else [batch]))
+    for one in itertools.islice(single, skipped, None):
+        yield dict(one.feeds)
 
 
 def evaluation(row: Row) -> list[dict[str, np.ndarray[Any, Any]]]:
