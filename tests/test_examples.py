@@ -31,6 +31,7 @@ def test_the_recipe_is_valid_and_asks_for_every_kind_of_artifact(name: str) -> N
         ("onnxruntime", "fp32", ""),
         ("onnxruntime", "int8", "dynamic"),
         ("onnxruntime", "int8", "static"),
+        ("openvino", "int8", "static"),
         ("tensorrt-rtx", "fp32", ""),
         ("tensorrt-rtx", "fp16", ""),
         ("tensorrt-rtx", "int8", "static"),
