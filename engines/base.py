@@ -157,9 +157,9 @@ class Engine(ABC):
     def why_not_build(self) -> str:
         """Return why it cannot build here; empty when it can."""
 
-    @abstractmethod
     def why_not_run(self) -> str:
         """Return why it cannot run here; empty when it can."""
+        return self.why_not_build()
 
     @abstractmethod
     def fix(self) -> str:

@@ -43,9 +43,6 @@ class OpenVino(Engine):
             return f"openvino cannot be imported ({error})"
         return ""
 
-    def why_not_run(self) -> str:
-        return self.why_not_build()
-
     def fix(self) -> str:
         return "pip install 'qcompile[openvino]'" if self.why_not_build() else ""
 

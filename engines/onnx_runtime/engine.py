@@ -37,9 +37,6 @@ class OnnxRuntime(Engine):
             return f"onnxruntime cannot be imported ({error})"
         return ""
 
-    def why_not_run(self) -> str:
-        return self.why_not_build()
-
     def fix(self) -> str:
         return "pip install 'qcompile[cpu]'" if self.why_not_build() else ""
 
