@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.graph import captured_names, consumers, drop_unused_initializers, infer_shapes, producers
+from ..model.graph import (
+    captured_names,
+    consumers,
+    drop_unused_initializers,
+    infer_shapes,
+    producers,
+    set_values,
+)
 from .prepare import store_constants
 
 if TYPE_CHECKING:
@@ -162,7 +169,7 @@ def _fold_scales(view: _View) -> int:
             continue
         factor = view.value(factors[0]).reshape(())
         for name in constants:
-            _multiply(view.stored[name], factor)
+            set_values(view.stored[name], view.value(name) * factor)
         view.replace(node.output[0], values[0])
         view.drop(node)
         done += 1
@@ -184,14 +191,6 @@ def _constants_before(name: str, view: _View) -> list[str]:
         else:
             break
     return []
-
-
-def _multiply(tensor: onnx.TensorProto, factor: NDArray[Any]) -> None:
-    from onnx import numpy_helper
-
-    values = numpy_helper.to_array(tensor)
-    scaled = np.asarray(values * factor.astype(values.dtype))
-    tensor.CopyFrom(numpy_helper.from_array(scaled, tensor.name))
 
 
 def _perm(node: onnx.NodeProto) -> list[int]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .onnx_file import dtype_name, tensor_bytes
 
@@ -101,6 +104,20 @@ def consumers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
         for name in dict.fromkeys(node.input):
             readers.setdefault(name, []).append(node)
     return readers
+
+
+def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    """Return a node's attribute that is a whole number, or its default."""
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
+
+
+def set_values(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
+    """Give an initializer other values; its name and its dtype stay."""
+    from onnx import helper, numpy_helper
+
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    array = np.asarray(values, dtype, order="C")
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption, ModelError
-from ...model.graph import captured_names, consumers
+from ...model.graph import captured_names, consumers, set_values
 from ..prepare import store_constants
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ class _Layer:
         grid = self._factors().reshape(self.outputs, -1)
         by_output = self._by_output(values)
         scaled = by_output * grid.reshape(*grid.shape, *[1] * (values.ndim - 2))
-        _store(self.weight, self._by_output(scaled.astype(values.dtype)))
+        set_values(self.weight, self._by_output(scaled.astype(values.dtype)))
         if self.bias is not None:
             bias = numpy_helper.to_array(self.bias)
-            _store(self.bias, (bias * self.out_factors).astype(bias.dtype))
+            set_values(self.bias, (bias * self.out_factors).astype(bias.dtype))
 
     def _by_output(self, values: NDArray[Any]) -> NDArray[Any]:
         return values if self.axis == 0 else values.T
@@ -280,9 +280,3 @@ class _Chains:
     def _own(self, name: str) -> onnx.TensorProto | None:
         """An initializer that nothing else reads."""
         return self.stored.get(name) if self.reads[name] == 1 and name not in self.kept else None
-
-
-def _store(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
-    from onnx import numpy_helper
-
-    tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values), tensor.name))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption, ModelError
-from ...model.graph import captured_names, consumers
+from ...model.graph import captured_names, consumers, int_attribute, set_values
 from ..prepare import store_constants
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _groups(graph: onnx.GraphProto) -> tuple[_Groups, int]:
     found: _Groups = []
     elsewhere = 0
     for norm in graph.node:
-        if norm.op_type != "LayerNormalization" or _attribute(norm, "axis", -1) != -1:
+        if norm.op_type != "LayerNormalization" or int_attribute(norm, "axis", -1) != -1:
             continue
         name, parameters = norm.output[0], [parameter for parameter in norm.input[1:] if parameter]
         own = all(p in stored and reads[p] == 1 and p not in kept for p in parameters)
@@ -123,9 +123,9 @@ def _takes(
     """Whether a node multiplies so many channels by a stored matrix that it alone reads."""
     weight = node.input[1]
     own = weight in stored and reads[weight] == 1 and weight not in kept
-    if not own or len(stored[weight].dims) != 2 or _attribute(node, "transA", 0):
+    if not own or len(stored[weight].dims) != 2 or int_attribute(node, "transA", 0):
         return False
-    return bool(stored[weight].dims[_attribute(node, "transB", 0)] == channels)
+    return bool(stored[weight].dims[int_attribute(node, "transB", 0)] == channels)
 
 
 def _smooth_group(
@@ -137,7 +137,7 @@ def _smooth_group(
 ) -> None:
     from onnx import numpy_helper
 
-    weights = {reader.input[1]: 1 if _attribute(reader, "transB", 0) else 0 for reader in readers}
+    weights = {reader.input[1]: 1 if int_attribute(reader, "transB", 0) else 0 for reader in readers}
     values = {name: numpy_helper.to_array(stored[name]) for name in weights}
     channels = next(values[name].shape[axis] for name, axis in weights.items())
     if amax.shape != (channels,):
@@ -150,9 +150,9 @@ def _smooth_group(
     factors = _factors(amax.astype(np.float64), np.max(peaks, axis=0).astype(np.float64), alpha)
     for name, axis in weights.items():
         grid = factors[:, None] if axis == 0 else factors[None, :]
-        _store(stored[name], values[name] * grid)
+        set_values(stored[name], values[name] * grid)
     for name in filter(None, norm.input[1:]):
-        _store(stored[name], numpy_helper.to_array(stored[name]) / factors)
+        set_values(stored[name], numpy_helper.to_array(stored[name]) / factors)
 
 
 def _factors(amax: NDArray[np.float64], peaks: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
@@ -161,14 +161,3 @@ def _factors(amax: NDArray[np.float64], peaks: NDArray[np.float64], alpha: float
     logs = np.zeros_like(amax)
     logs[live] = alpha * np.log2(amax[live]) - (1 - alpha) * np.log2(peaks[live])
     return np.clip(np.exp2(np.round(logs)), 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
-
-
-def _store(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
-    from onnx import helper, numpy_helper
-
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values.astype(dtype)), tensor.name))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.graph import consumers, without_weights
+from ...model.graph import consumers, int_attribute, without_weights
 from ...model.onnx_file import opset
 from ..prepare import raise_opset
 from .casts import HalfType, stored_tensor
@@ -111,7 +111,7 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
             continue
         weight, scale, zero_point = (numpy_helper.to_array(stored[name]) for name in node.input)
         fitted = _fitted(scale, half)
-        integers = _quantized(weight, fitted, zero_point, _attribute(node, "axis", 1))
+        integers = _quantized(weight, fitted, zero_point, int_attribute(node, "axis", 1))
         graph.initializer.append(numpy_helper.from_array(integers, node.output[0]))
         if not np.array_equal(fitted, scale):
             name = f"{node.input[1]}/{node.name}"
@@ -177,10 +177,6 @@ def _first_opset(operator: str, current: int, half: HalfType) -> int:
 
 def _is_onnx(node: onnx.NodeProto) -> bool:
     return node.domain in ("", "ai.onnx")
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((item.i for item in node.attribute if item.name == name), default)
 
 
 def _set_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
