@@ -9,7 +9,7 @@ from typing import Any
 
 from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data
-from ..errors import ExportError, InvalidOption, ModelError, first_line
+from ..errors import ExportError, InvalidOption, ModelError, UnsupportedOperator, first_line
 from ..model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
 from ..model.graph import graph_precision
 from ..model.made_input import made_feeds
@@ -30,11 +30,13 @@ from ..shapes import Feeds, TensorInfo
 from .check import OnnxReference, Outputs, compare_outputs
 from .failure import explain_export_failure
 from .int8.placement import Target
+from .opset.lower import lower_opset
 from .qat.finish_qdq import finish_qdq
 from .qat.onnx_translations import TRAINED_FOR, onnx_translations, register_operators
 
 DEFAULT_OPSET = 20
 OPSETS = range(13, 24)
+_LOWEST_EXPORTED = 18  # below that, PyTorch's exporter has onnx.version_converter try, which gives up early
 _LOWEST_DB = 30.0  # of a model with trained scales against PyTorch's rounding of the same
 
 
@@ -89,14 +91,15 @@ def export(
     with writing(output) as path:
         progress("export to ONNX")
         _write(loaded, example, names, opset_version, path, label)
+        _lower(path, opset_version, label)
         _finish(path, target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime"))
         progress("check the ONNX file")
         proto = load_checked(path)
         _require_axes(example, model_io(proto).inputs, label)
         if opset(proto) != opset_version:
             raise ExportError(
-                f"{label}: opset {opset_version} was asked for; the exporter reached {opset(proto)}",
-                hint=f"give --opset {opset(proto)}; an operator has no older form",
+                f"{label}: opset {opset_version} was asked for; the exporter wrote {opset(proto)}",
+                hint=f"give --opset {opset(proto)}",
             )
         checks = list(_checks(loaded, example, path, names, data, label, progress))
         _require(checks, label)
@@ -128,14 +131,13 @@ def _write(
     common = {
         "input_names": [tensor.name for tensor in example.inputs],
         "output_names": list(names),
-        "opset_version": opset_version,
     }
     try:
         with quiet():
             if isinstance(loaded.module, torch.jit.ScriptModule):
                 # The dynamo exporter traces Python; a TorchScript archive has none left.
                 torch.onnx.export(
-                    loaded.module, arguments, str(path), dynamo=False,
+                    loaded.module, arguments, str(path), dynamo=False, opset_version=opset_version,
                     dynamic_axes={t.name: t.dynamic_axes for t in example.inputs}, **common,
                 )  # fmt: skip
                 return
@@ -145,7 +147,8 @@ def _write(
             captured = _capture(loaded.module, arguments, keywords, shapes)
             program = torch.onnx.export(
                 captured, dynamo=True, verbose=False, dynamic_shapes=shapes,
-                custom_translation_table=_translations(captured), **common,
+                custom_translation_table=_translations(captured),
+                opset_version=max(opset_version, _LOWEST_EXPORTED), **common,
             )  # fmt: skip
             program.save(str(path), external_data=_is_large(loaded.module))
     except Exception as error:
@@ -156,6 +159,21 @@ def _translations(captured: Any) -> dict[Any, Any] | None:
     """How the operators of a model with trained scales are written; None where it has none."""
     quantized = any("quantized_decomposed" in str(node.target) for node in captured.graph.nodes)
     return onnx_translations() if quantized else None
+
+
+def _lower(path: Path, opset_version: int, label: str) -> None:
+    """Bring what was exported to the opset that was asked for, where that is an older one."""
+    proto = load_onnx(path)
+    if opset(proto) <= opset_version:
+        return
+    try:
+        save_onnx(lower_opset(proto, opset_version), path)
+    except UnsupportedOperator as error:
+        raise ExportError(
+            f"{label}: opset {opset_version} was asked for; the exporter reached {opset(proto)}: "
+            f"{error.message}",
+            hint=f"give --opset {opset(proto)}; an operator has no older form",
+        ) from error
 
 
 def _finish(path: Path, target: Target) -> None:

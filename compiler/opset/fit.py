@@ -1,0 +1,115 @@
+"""An ONNX file for a parser that reads no newer opset than it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ...calibration import Data
+from ...errors import ModelError
+from ...model.graph import graph_precision
+from ...model.made_input import made_feeds
+from ...model.onnx_file import (
+    check_onnx,
+    count_operators,
+    digest_model,
+    load_onnx,
+    model_io,
+    opset,
+    save_onnx,
+)
+from ...progress import Progress, silent
+from ...shapes import Feeds, ModelIO
+from ..check import OnnxReference, compare_outputs
+from .lower import lower_opset
+
+_DATA_BATCHES = 2
+
+
+def fit_opset(
+    model: str | Path,
+    output: str | Path,
+    highest: int,
+    *,
+    data: str | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Write an ONNX file in opset `highest`, or as it is where its opset is no newer, and check it.
+
+    Args:
+        model: ONNX file.
+        output: ONNX file to write.
+        highest: The newest opset that the reader knows: 17 for TensorRT 8.5 and 8.6.
+        data: Samples to compare the outputs on; made input otherwise.
+        progress: Told of every step.
+
+    Returns:
+        The file and its manifest; `options` tell the opset it was of and the one it is of.
+
+    Raises:
+        UnsupportedOperator: Naming a node that the older opset has no form for.
+        ModelError: If the file is damaged, or what was written computes something else.
+        DataError: If the data does not fit the model.
+    """
+    model, output = Path(model), Path(output)
+    before = load_onnx(model)
+    check_onnx(model)
+    progress(f"bring opset {opset(before)} to {min(opset(before), highest)}")
+    after = lower_opset(before, highest)
+    checks: list[Check] = []
+    with writing(output) as path:
+        save_onnx(after, path)
+        check_onnx(path, infer_shapes=True)
+        checks.append(Check("ONNX checker and shape inference", True, f"opset {opset(after)}"))
+        if opset(after) != opset(before):
+            progress("compare with the model as it was")
+            checks.append(same_outputs(model, path, data))
+        manifest = commit(
+            path,
+            Manifest(
+                kind="onnx",
+                stage="fit opset",
+                precision=graph_precision(after),
+                io=model_io(after),
+                sources={"model": digest_model(model, load_onnx(model, external_data=False))},
+                tools=tool_versions("onnx", "onnxruntime"),
+                options={"opset": opset(after), "opset_before": opset(before)},
+                proof={"operators": count_operators(after)},
+                checks=checks,
+            ),
+        )
+    return Artifact(output, manifest)
+
+
+def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
+    """Compare a file with the same model in another opset, on samples or made input.
+
+    Raises:
+        ModelError: If it computes something else.
+        DataError: If the data does not fit.
+    """
+    reference, found = OnnxReference(model), OnnxReference(converted)
+    feeds = list(_feeds(model_io(load_onnx(model, external_data=False)), data))
+    pairs = [(reference(item), found(item)) for item in feeds]
+    check = compare_outputs("same outputs as before", reference.names, pairs)
+    if not check.passed:
+        raise ModelError(
+            f"{model}: in another opset it computes something else: {check.detail}",
+            hint="is the model free of randomness? otherwise export it to the opset that is wanted",
+            file=model,
+        )
+    return check
+
+
+def _feeds(io: ModelIO, data: str | None) -> Iterator[Feeds]:
+    if data is None:
+        # Two extents, so that an axis that was taken for a constant is found out.
+        yield made_feeds(io.inputs, seed=0, extent=1)
+        if any(tensor.dynamic_axes for tensor in io.inputs):
+            yield made_feeds(io.inputs, seed=1, extent=3)
+        return
+    for index, batch in enumerate(Data(data, io.inputs)):
+        if index == _DATA_BATCHES:
+            return
+        yield batch.feeds

@@ -1,0 +1,209 @@
+"""An ONNX model in an older opset: every node in its older form, or an error that names the node.
+
+Which operators changed between two opsets is read from ONNX's own schemas. A node whose schema is the same
+in both stays as it is. Any other is
+
+1. rewritten, where its operands or attributes moved (`rewrites`),
+2. decomposed, where the older opset has no such operator (`decompose`),
+3. taken as it stands, where only types or attributes were added that it does not use (`same`),
+4. written out as ONNX defines it, where it has a body of other operators (`bodies`),
+5. refused.
+
+`onnx.version_converter` is not used: it has no way down for most of these, and takes some for unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ModelError, UnsupportedOperator, first_line
+from ...model.graph import drop_unused_initializers, subgraphs, without_weights
+from ...model.onnx_file import copy_model, opset
+from .bodies import write_out
+from .decompose import DECOMPOSITIONS
+from .rewrites import REWRITES
+from .same import SAME, trim, why_other
+from .scope import Scope, every_graph, with_types
+
+if TYPE_CHECKING:
+    import onnx
+
+NEWEST_OPSET = 25
+"""The newest opset whose changes are known here."""
+OLDEST_OPSET = 13
+_ONNX = ("", "ai.onnx")
+_DEEPEST = 8  # bodies within bodies
+
+
+def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
+    """Return a copy of the model in opset `highest`, or as it is where its opset is no newer.
+
+    Args:
+        model: Of opset 25 at most; external data loaded. It may be over protobuf's 2 GB.
+        highest: The newest opset that is wanted, 13 or more.
+
+    Raises:
+        UnsupportedOperator: Naming the first node that the older opset has no form for, and why.
+        ModelError: If the model's opset is newer than those known here.
+    """
+    copy = copy_model(model)
+    current = opset(copy)
+    if current <= highest:
+        return copy
+    if current > NEWEST_OPSET or highest < OLDEST_OPSET:
+        raise ModelError(
+            f"opset {current} to {highest}: {OLDEST_OPSET} to {NEWEST_OPSET} are known",
+            hint=f"export the model again with opset {NEWEST_OPSET} or older",
+        )
+    _inline_functions(copy, current)
+    for _ in range(_DEEPEST):
+        if not _Pass(copy, current, highest).write_out_bodies():
+            break
+    _Pass(copy, current, highest).lower()
+    _drop_unread(copy.graph)
+    _stamp(copy, highest)
+    _check(copy, current, highest)
+    return copy
+
+
+class _Pass:
+    """One walk over all graphs of a model, with their types and shapes as they were before it."""
+
+    def __init__(self, model: onnx.ModelProto, current: int, highest: int) -> None:
+        self.model, self.current, self.highest = model, current, highest
+        self.changed = False
+
+    def write_out_bodies(self) -> bool:
+        """Replace what only a body can express; return whether anything was."""
+        self._walk(self._written_out)
+        return self.changed
+
+    def lower(self) -> None:
+        """Bring every node to the older opset."""
+        self._walk(self._lowered)
+
+    def _walk(self, replace: Any) -> None:
+        self._replace(Scope(self.model.graph, with_types(self.model).graph, self.highest), replace)
+
+    def _replace(self, scope: Scope, replace: Any) -> None:
+        nodes: list[onnx.NodeProto] = []
+        for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
+            for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
+                self._replace(Scope(inner, inner_typed, self.highest, scope), replace)
+            known = node.domain in _ONNX and not self._is_unchanged(node)
+            nodes.extend(replace(node, scope) if known else [node])
+        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+        del scope.graph.node[:]
+        scope.graph.node.extend(copies)
+
+    def _is_unchanged(self, node: onnx.NodeProto) -> bool:
+        newer, older = self._schema(node, self.current), self._schema(node, self.highest)
+        return older is not None and newer is not None and older.since_version == newer.since_version
+
+    def _schema(self, node: onnx.NodeProto, version: int) -> Any:
+        import onnx
+
+        try:
+            schema: Any = onnx.defs.get_schema(node.op_type, version, "")
+        except onnx.defs.SchemaError:
+            return None
+        return None if schema.deprecated else schema
+
+    def _first(self, node: onnx.NodeProto) -> int:
+        """The opset that an operator came with."""
+        return next(version for version in range(1, self.current + 1) if self._schema(node, version))
+
+    def _written_out(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+        older = self._schema(node, self.highest)
+        has_rule = (
+            node.op_type in DECOMPOSITIONS if older is None else node.op_type in (SAME | REWRITES.keys())
+        )
+        if has_rule or self._schema(node, self.current) is None:
+            return [node]
+        nodes = write_out(node, scope, self.current)
+        self.changed |= bool(nodes)
+        return nodes or [node]
+
+    def _lowered(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+        newer, older = self._schema(node, self.current), self._schema(node, self.highest)
+        operator = node.op_type
+        changed_at, rewrite = REWRITES.get(operator, (0, None))
+        if older is None and operator in DECOMPOSITIONS:
+            return DECOMPOSITIONS[operator](node, scope)
+        nodes = rewrite(node, scope) if rewrite and changed_at > self.highest else [node]
+        if older is None and any(made.op_type == operator for made in nodes):
+            since = f"came with opset {self._first(node)}" if newer else f"is not in opset {self.current}"
+            raise scope.refusal(
+                node, f"the operator {since}", "write it with older operators, or use a newer runtime"
+            )
+        if rewrite is None and operator not in SAME:
+            raise scope.refusal(
+                node,
+                f"opset {newer.since_version} changed it, in a way not known here",
+                "use a newer runtime",
+            )
+        for made in nodes:
+            if made.op_type == operator:
+                trim(made, older, newer)
+                if reason := why_other(made, scope, older, newer):
+                    raise scope.refusal(node, reason)
+        return nodes
+
+
+def _inline_functions(model: onnx.ModelProto, current: int) -> None:
+    """Write the model's own functions out where they are called."""
+    if not model.functions:
+        return
+    for function in model.functions:
+        versions = {item.version for item in function.opset_import if item.domain in _ONNX}
+        if versions - {current}:
+            raise UnsupportedOperator(
+                f"function {function.name!r}: of opset {versions.pop()} in a model of {current}",
+                hint="simplify first, which writes functions out",
+                operator=function.name,
+            )
+    from onnx.inliner import inline_local_functions
+
+    inlined = inline_local_functions(without_weights(model))
+    del model.graph.node[:], model.graph.value_info[:], model.functions[:]
+    model.graph.node.extend(inlined.graph.node)
+    model.graph.value_info.extend(inlined.graph.value_info)
+    del model.opset_import[:]
+    model.opset_import.extend(inlined.opset_import)
+
+
+def _drop_unread(graph: onnx.GraphProto) -> None:
+    """Remove what nothing reads any more: operands that are attributes now, and unused parts of bodies."""
+    removed = True
+    while removed:
+        removed = False
+        graphs = list(every_graph(graph))
+        read = {value.name for inner in graphs for value in inner.output}
+        read |= {name for inner in graphs for node in inner.node for name in node.input}
+        for inner in graphs:
+            for node in [node for node in inner.node if node.domain in _ONNX and not read & set(node.output)]:
+                inner.node.remove(node)
+                removed = True
+    drop_unused_initializers(graph)
+
+
+def _stamp(model: onnx.ModelProto, version: int) -> None:
+    import onnx
+
+    for item in model.opset_import:
+        if item.domain in _ONNX:
+            item.version = version
+    ours = [item for item in model.opset_import if item.domain in _ONNX]
+    model.ir_version = min(model.ir_version, onnx.helper.find_min_ir_version_for(ours))
+
+
+def _check(model: onnx.ModelProto, current: int, highest: int) -> None:
+    import onnx
+
+    try:
+        onnx.checker.check_model(without_weights(model), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        raise UnsupportedOperator(
+            f"opset {current} cannot be brought to {highest}: {first_line(error)}",
+            hint=f"export the model again with opset {highest}",
+        ) from error

@@ -1,0 +1,187 @@
+"""What a rewrite may ask of the graph around a node: stored values, types, shapes, and names not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UnsupportedOperator
+from ...model.graph import subgraphs, without_weights
+
+if TYPE_CHECKING:
+    import onnx
+
+
+class Scope:
+    """One graph of a model, inside those it reads from.
+
+    Args:
+        graph: The graph.
+        typed: The same graph of `with_types`.
+        target: The opset that is wanted.
+        outer: The scope of the graph around it; None for the model's own.
+    """
+
+    def __init__(
+        self, graph: onnx.GraphProto, typed: onnx.GraphProto, target: int, outer: Scope | None = None
+    ) -> None:
+        self.graph, self.typed, self.target, self.outer = graph, typed, target, outer
+        fed = {value.name for value in graph.input}  # a stored tensor of that name is a default value only
+        self._stored = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in fed}
+        self._made = {name: node for node in graph.node for name in node.output if name}
+        values = (*typed.input, *typed.value_info, *typed.output)
+        self._types = {value.name: value.type for value in values if value.type.WhichOneof("value")}
+        self._types |= {tensor.name: _stored_type(tensor) for tensor in graph.initializer}
+        self._taken: set[str] = outer._taken if outer else _names(graph)
+
+    def constant(self, name: str) -> NDArray[Any] | None:
+        """Return the values of a tensor that is stored, or made by a Constant; None for any other."""
+        from onnx import numpy_helper
+
+        if name in self._stored:
+            values: NDArray[Any] = numpy_helper.to_array(self._stored[name])
+            return values
+        node = self._made.get(name)
+        if node is not None and node.op_type == "Constant":
+            return _constant_values(node)
+        if node is not None and node.op_type == "Identity":
+            return self.constant(node.input[0])
+        if node is not None or name in self._types or self.outer is None:
+            return None
+        return self.outer.constant(name)
+
+    def type(self, name: str) -> str:
+        """Return a type as ONNX's schemas spell it ("tensor(float)"); empty where it is not known."""
+        found = self._type(name)
+        return spelled(found) if found is not None else ""
+
+    def shape(self, name: str) -> tuple[int | None, ...] | None:
+        """Return the shape of a tensor, None for an extent that is not known; None where the rank is not."""
+        found = self._type(name)
+        if found is None or not found.tensor_type.HasField("shape"):
+            return None
+        dims = found.tensor_type.shape.dim
+        return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
+
+    def _type(self, name: str) -> onnx.TypeProto | None:
+        if name in self._types:
+            return self._types[name]
+        return self.outer._type(name) if self.outer and name not in self._made else None
+
+    def rank(self, node: onnx.NodeProto, name: str) -> int:
+        """Return the rank of a tensor that a node reads.
+
+        Raises:
+            UnsupportedOperator: If it cannot be inferred.
+        """
+        shape = self.shape(name)
+        if shape is None:
+            raise self.refusal(node, f"the rank of {name!r} cannot be inferred")
+        return len(shape)
+
+    def elem_type(self, node: onnx.NodeProto, name: str) -> int:
+        """Return ONNX's number of the element type of a tensor that a node reads.
+
+        Raises:
+            UnsupportedOperator: If it cannot be inferred.
+        """
+        found = self._type(name)
+        if found is None or not found.tensor_type.elem_type:
+            raise self.refusal(node, f"the type of {name!r} cannot be inferred")
+        return int(found.tensor_type.elem_type)
+
+    def fresh(self, base: str) -> str:
+        """Return a name like `base` that no tensor or node of the model has."""
+        name, number = base, 1
+        while name in self._taken:
+            number += 1
+            name = f"{base}_{number}"
+        self._taken.add(name)
+        return name
+
+    def store(self, values: NDArray[Any], base: str) -> str:
+        """Store a constant; return its name."""
+        from onnx import numpy_helper
+
+        tensor = numpy_helper.from_array(np.asarray(values), self.fresh(base))
+        self.graph.initializer.append(tensor)
+        self._stored[tensor.name] = tensor
+        self._types[tensor.name] = _stored_type(tensor)
+        return str(tensor.name)
+
+    def refusal(self, node: onnx.NodeProto, why: str, hint: str = "") -> UnsupportedOperator:
+        """Return the error for a node that cannot be written in the opset that is wanted."""
+        name = node.name or f"making {', '.join(node.output)}"
+        return UnsupportedOperator(
+            f"{node.op_type} {name!r}: {why}; opset {self.target} is required",
+            hint=hint or "simplify first, which folds constants and shapes; or export to that opset",
+            operator=node.op_type,
+            node=node.name,
+        )
+
+
+def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a light copy of a model, large weights made inputs, with types and shapes inferred."""
+    import onnx
+
+    light = without_weights(model)
+    try:
+        return onnx.shape_inference.infer_shapes(light, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        return light  # what is declared remains; a rewrite that needs more refuses
+
+
+def spelled(proto: onnx.TypeProto) -> str:
+    """Return a type as ONNX's schemas spell it: "tensor(float)", "seq(tensor(int64))"."""
+    import onnx
+
+    kind = proto.WhichOneof("value")
+    if kind == "tensor_type":
+        number = proto.tensor_type.elem_type
+        return f"tensor({onnx.TensorProto.DataType.Name(number).lower()})" if number else ""
+    if kind in ("sequence_type", "optional_type"):
+        inner = spelled(getattr(proto, kind).elem_type)
+        return f"{'seq' if kind == 'sequence_type' else 'optional'}({inner})" if inner else ""
+    return ""
+
+
+def _constant_values(node: onnx.NodeProto) -> NDArray[Any] | None:
+    from onnx import helper, numpy_helper
+
+    found = {attribute.name: attribute for attribute in node.attribute}
+    if "value" in found:
+        values: NDArray[Any] = numpy_helper.to_array(found["value"].t)
+        return values
+    for name, dtype in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32),
+                        ("value_floats", np.float32)):  # fmt: skip
+        if name in found:
+            return np.asarray(helper.get_attribute_value(found[name]), dtype)
+    return None
+
+
+def _stored_type(tensor: onnx.TensorProto) -> onnx.TypeProto:
+    import onnx
+
+    return onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    """Every name that tensors and nodes of a graph and those inside it have."""
+    return {name for inner in every_graph(graph) for name in _own_names(inner)}
+
+
+def _own_names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
+
+
+def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and all graphs inside its nodes."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from every_graph(inner)

@@ -1,0 +1,52 @@
+"""A model in one opset and in an older one, run by ONNX Runtime and compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import parser
+
+from qcompile.compiler.opset.lower import lower_opset
+from qcompile.model.made_input import made_feeds
+from qcompile.model.onnx_file import model_io, opset
+from qcompile.shapes import Feeds
+
+
+def model(version: int, signature: str, body: str, stored: str = "") -> onnx.ModelProto:
+    """A model of one opset, in ONNX's text form."""
+    text = f'<ir_version: 10, opset_import: ["" : {version}]> g {signature} {stored} {{ {body} }}'
+    return parser.parse_model(text)
+
+
+def run(proto: onnx.ModelProto, feeds: Feeds) -> list[NDArray[np.generic]]:
+    """Run in ONNX Runtime as it is written."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds))
+
+
+def assert_the_same(
+    before: onnx.ModelProto, highest: int = 17, feeds: Feeds | None = None
+) -> onnx.ModelProto:
+    """Lower a model, run both, and return the lowered one."""
+    untouched = before.SerializeToString(deterministic=True)
+    after = lower_opset(before, highest)
+    assert opset(after) == highest
+    assert before.SerializeToString(deterministic=True) == untouched
+    onnx.checker.check_model(after, full_check=True)
+    used = feeds or made_feeds(model_io(before).inputs, extent=2)
+    for expected, found in zip(run(before, used), run(after, used), strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+    return after
+
+
+def operators(proto: onnx.ModelProto) -> list[str]:
+    """Operators in order."""
+    return [node.op_type for node in proto.graph.node]
