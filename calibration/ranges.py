@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..errors import CalibrationError
 from .histogram import Histogram
@@ -65,6 +66,20 @@ class Ranges:
     def data(self) -> str:
         """Which data was observed, as one text."""
         return ", ".join(f"{digest}{portion}" for digest, portion in sorted(self.portions.items()))
+
+    def require_model(self, path: Path, fingerprint: str) -> None:
+        """Refuse a model that was not the one observed.
+
+        Raises:
+            CalibrationError: Naming the file.
+        """
+        if self.model != fingerprint:
+            raise CalibrationError(
+                f"{path}: the ranges were observed on another model "
+                f"({self.model[:19]}…, this is {fingerprint[:19]}…)",
+                hint="calibrate this very file; simplify comes before calibrate",
+                file=path,
+            )
 
     def names(self) -> Iterator[str]:
         """Yield the tensors that have a range."""

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
-from ..errors import InvalidOption
 from .present import present_artifact
-from .session import Session, command_options, examples, split
+from .session import Session, command_options, examples, layer_precisions, split
 
 
 @click.command(
-    short_help="INT8, INT4, FP16 or BF16, for a target",
+    short_help="INT8, FP8, INT4, FP16 or BF16, for a target",
     epilog=examples(
         "qcompile quantize model.onnx -o model.int8.onnx --ranges model.ranges",
         "qcompile quantize model.onnx -o model.trt.onnx --ranges model.ranges --target tensorrt",
@@ -26,7 +25,7 @@ from .session import Session, command_options, examples, split
 )
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="ONNX file.")
-@click.option("--ranges", type=click.Path(path_type=Path), help="Ranges file, for static INT8.")
+@click.option("--ranges", type=click.Path(path_type=Path), help="Ranges file, for static INT8 and FP8.")
 @click.option(
     "--target",
     type=click.Choice(["onnxruntime", "openvino", "tensorrt"]),
@@ -35,7 +34,11 @@ from .session import Session, command_options, examples, split
     help="What the result is for: it decides where Q/DQ goes.",
 )
 @click.option(
-    "--precision", type=click.Choice(["int8", "int4", "fp16", "bf16"]), default="int8", show_default=True
+    "--precision",
+    type=click.Choice(["int8", "fp8", "int4", "fp16", "bf16"]),
+    default="int8",
+    show_default=True,
+    help="fp8 is E4M3, for TensorRT on compute capability 8.9 and newer.",
 )
 @click.option(
     "--mode",
@@ -73,7 +76,7 @@ from .session import Session, command_options, examples, split
     type=click.Choice(["fp32", "fp16", "bf16"]),
     default="fp32",
     show_default=True,
-    help="What static INT8 leaves in float becomes.",
+    help="What static INT8 or FP8 leaves in float becomes.",
 )
 @click.option(
     "--block-size",
@@ -122,7 +125,7 @@ def quantize(
     correct_bias: bool,
     data: str | None,
 ) -> None:
-    """Quantize an ONNX MODEL to INT8 or INT4 for a target, or convert it to FP16 or BF16."""
+    """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert it to FP16 or BF16."""
     from ..compiler import quantize as quantize_model
     from ..compiler.request import WeightOptions
 
@@ -137,7 +140,7 @@ def quantize(
         processor=processor,  # type: ignore[arg-type]
         exclude=split(exclude),
         only=split(only),
-        layers=dict(_layer(text) for text in split(layers)),
+        layers=layer_precisions(layers),
         rest=rest,
         weights=WeightOptions(block_size, rounding, form or ""),
         correct_bias=correct_bias,
@@ -146,13 +149,6 @@ def quantize(
         progress=session.progress,
     )
     present_artifact(session, artifact, *_details(artifact.manifest.proof, precision))
-
-
-def _layer(text: str) -> tuple[str, str]:
-    pattern, equals, precision = text.rpartition("=")
-    if not equals or not pattern:
-        raise InvalidOption(f"--layer {text!r}: PATTERN=PRECISION is required, as '/head/*=fp32'")
-    return pattern, precision
 
 
 def _details(proof: object, precision: str) -> list[str]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..errors import InvalidOption
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -161,3 +163,18 @@ def examples(*lines: str) -> str:
 def split(values: Sequence[str]) -> list[str]:
     """Return the parts of `a,b` and of repeated options."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def layer_precisions(values: Sequence[str]) -> dict[str, str]:
+    """Return the parts of repeated `PATTERN=PRECISION` options.
+
+    Raises:
+        InvalidOption: If one has no pattern or no precision.
+    """
+    found = {}
+    for text in split(values):
+        pattern, equals, precision = text.rpartition("=")
+        if not (pattern and equals):
+            raise InvalidOption(f"--layer {text!r}: PATTERN=PRECISION is required, as '/head/*=fp32'")
+        found[pattern] = precision
+    return found

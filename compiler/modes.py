@@ -25,9 +25,11 @@ from .int8.bias_correction import correct_biases
 from .int8.dynamic import quantize_dynamic
 from .int8.executed import require_executed
 from .int8.finish import keep_norms_apart
+from .int8.float8 import LOWEST_OPSET, to_float8
 from .int8.placement import Placement, plan
 from .int8.static import activation_limits, quantize_static
 from .int8.tables import large_tables, quantize_tables
+from .opset.raised import in_newer_opset
 from .prepare import prepared
 from .request import HALVES, Outcome, Request
 from .weight_only.hessians import collect_hessians
@@ -132,11 +134,15 @@ def _dynamic(request: Request) -> Outcome:
 def _static(request: Request) -> Outcome:
     assert request.ranges is not None, "check_ranges comes first"
     chosen = parse_method(request.method) if request.method else None
-    ready = prepared(request.model)
+    float8 = request.precision == "fp8"
+    model = request.model
+    if float8:
+        model = in_newer_opset(model, request.path, LOWEST_OPSET, data=request.data)
+    ready = prepared(model)
     layers = _layers(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
     left |= matching(ready.graph, request.exclude)
-    placement = plan(ready, request.target, exclude=map(exactly, left), only=request.only)
+    placement = plan(ready, request.target, exclude=map(exactly, left), only=request.only, float8=float8)
     placement = replace(placement, left_in_float=_told(placement.left_in_float, left))
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
@@ -144,13 +150,15 @@ def _static(request: Request) -> Outcome:
         raise _nothing_to_quantize(placement)
     limits = activation_limits(ready, placement, request.ranges, chosen)
     result = quantize_static(ready, placement, limits, processor=request.processor)
-    _require_reached(planned, [node.name for node in weighted_nodes(result)["int8"]])
+    if float8:
+        to_float8(result, half_scales="fp16" in (request.rest, *request.layers.values()))
+    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.precision, ())])
     corrected = 0
     if request.correct_bias and request.data is not None:
         samples = request.samples(_CORRECTED_ON)
         result, corrected = correct_biases(request.path, result, samples, progress=request.progress)
     result, kept, missed = _mixed(request, result, layers)
-    _require_reached(planned, [node.name for node in weighted_nodes(result)["int8"]])
+    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.precision, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),
         "left_in_float": dict(placement.left_in_float),

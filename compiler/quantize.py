@@ -1,4 +1,4 @@
-"""`qcompile quantize`: a float ONNX file becomes INT8, INT4, FP16 or BF16, and is checked."""
+"""`qcompile quantize`: a float ONNX file becomes INT8, FP8, INT4, FP16 or BF16, and is checked."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def quantize(
     Args:
         model: Float ONNX file; for static INT8 the very file that was calibrated.
         output: ONNX file to write.
-        ranges: Ranges file, required for static INT8; for FP16 it finds activations that overflow.
+        ranges: Ranges file, required for static INT8 and FP8; for FP16 it finds activations that overflow.
         target: "onnxruntime", "openvino", or "tensorrt" (also TensorRT-RTX).
-        precision: "int8", "int4", "fp16" or "bf16".
+        precision: "int8", "fp8" (E4M3, for TensorRT), "int4", "fp16" or "bf16".
         mode: For integers: "static", "dynamic", or "weights" for weights alone.
         processor: What a static INT8 graph for ONNX Runtime will run on: "vnni", "avx2" or "arm".
         method: Another method than the ranges file's own, as `minmax` or `percentile:99.9`.
@@ -73,7 +73,7 @@ def quantize(
         only: The same, for the nodes that may be quantized; empty for all.
         layers: Name, glob or operator type to the precision of those nodes: "fp32", "fp16", "bf16", or "int8"
             for some of what an earlier pattern leaves in float. The last that names a node decides.
-        rest: What static INT8 leaves in float becomes this: "fp32", "fp16" or "bf16".
+        rest: What static INT8 or FP8 leaves in float becomes this: "fp32", "fp16" or "bf16".
         correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
         weight_type: Of dynamic INT8: "int8" or "uint8".
         weights: Block size, rounding and form, for mode "weights".

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..calibration import Data, Ranges
-from ..errors import CalibrationError, InvalidOption
+from ..errors import InvalidOption
 from ..progress import Progress, silent
 from .int8.placement import TARGETS, Target
 from .int8.static import PROCESSORS, Processor
@@ -16,11 +16,11 @@ from .int8.static import PROCESSORS, Processor
 if TYPE_CHECKING:
     import onnx
 
-Precision = Literal["int8", "int4", "fp16", "bf16"]
+Precision = Literal["int8", "fp8", "int4", "fp16", "bf16"]
 Mode = Literal["static", "dynamic", "weights"]
 Half = Literal["fp16", "bf16"]
 MODES: tuple[Mode, ...] = ("static", "dynamic", "weights")
-PRECISIONS: tuple[Precision, ...] = ("int8", "int4", "fp16", "bf16")
+PRECISIONS: tuple[Precision, ...] = ("int8", "fp8", "int4", "fp16", "bf16")
 HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
 LAYER_PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
@@ -130,12 +130,19 @@ def check_options(
             hint="give --mode weights",
             option="--mode",
         )
+    if precision == "fp8" and (mode != "static" or target != "tensorrt"):
+        found = target if target != "tensorrt" else f"mode {mode}"
+        raise InvalidOption(
+            f"fp8 for {found}: only TensorRT multiplies FP8, by scales found beforehand",
+            hint="give --target tensorrt --mode static --ranges FILE, or --precision int8",
+            option="--precision",
+        )
     if mode != "static" and (rest != "fp32" or layers):
         raise InvalidOption(
             f"--{'rest' if rest != 'fp32' else 'layer'} mixes precisions in --mode static; this is {mode}"
         )
     asked = {rest, *layers.values()}
-    if precision in HALVES and "int8" in asked:
+    if precision != "int8" and "int8" in asked:
         raise InvalidOption(f"--layer int8 is for static INT8; {precision} was asked for", option="--layer")
     halves = asked & set(HALVES)
     if len(halves) > 1 or (precision in HALVES and halves - {precision}):
@@ -160,9 +167,9 @@ def check_ranges(request: Request) -> None:
     """
     ranges = request.ranges
     if ranges is None:
-        if request.precision == "int8" and request.mode == "static":
+        if request.precision in ("int8", "fp8") and request.mode == "static":
             raise InvalidOption(
-                "static INT8 needs the ranges of the activations",
+                f"static {request.precision.upper()} needs the ranges of the activations",
                 hint="run qcompile calibrate first and give --ranges FILE",
                 option="--ranges",
             )
@@ -180,13 +187,7 @@ def check_ranges(request: Request) -> None:
             hint="calibrate with qcompile calibrate, or quantize with --target tensorrt",
             option="--ranges",
         )
-    if ranges.model != request.digest:
-        raise CalibrationError(
-            f"{request.path}: the ranges were observed on another model "
-            f"({ranges.model[:19]}…, this is {request.digest[:19]}…)",
-            hint="calibrate this very file; simplify comes before calibrate",
-            file=request.path,
-        )
+    ranges.require_model(request.path, request.digest)
 
 
 def _require(found: str, allowed: Sequence[str], what: str) -> None:

@@ -191,6 +191,7 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     """Return the nodes that do the arithmetic, by the precision they compute in.
 
     "int8": an integer operator, or both operands come from DequantizeLinear, of whatever float type.
+    "fp8": both operands come from DequantizeLinear of float8; the key is there only where there are such.
     "int4", or "int8" for MatMulNBits of 8 bits: weights alone are stored so, and multiplied as floats; the
     key is there only where there are such nodes.
     "fp16", "bf16" and "fp32": by the type of an operand. A recurrent layer has no integer form but its own
@@ -215,7 +216,8 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
             operands = [made_by.get(name) for name in node.input[:2]]
             dequantized = all(m is not None and m.op_type == "DequantizeLinear" for m in operands)
             if dequantized and not as_executed and node.op_type not in _RECURRENT:
-                found["int8"].append(node)
+                stored = {types.get(m.input[0], "") for m in operands if m is not None}
+                found.setdefault("fp8" if stored == {"float8_e4m3fn"} else "int8", []).append(node)
             else:
                 halves = [_HALVES[types[name]] for name in node.input[:2] if types.get(name) in _HALVES]
                 found[halves[0] if halves else "fp32"].append(node)
@@ -254,6 +256,7 @@ def holds_half(model: onnx.ModelProto) -> bool:
 
 
 def graph_precision(model: onnx.ModelProto) -> str:
-    """Return the first of "int8", "int4", "fp16" and "bf16" that any weighted node is in, else "fp32"."""
+    """Return the first of "int8", "fp8", "int4", "fp16", "bf16" that any weighted node is in, else "fp32"."""
     nodes = weighted_nodes(model)
-    return next((precision for precision in ("int8", "int4", "fp16", "bf16") if nodes.get(precision)), "fp32")
+    ordered = ("int8", "fp8", "int4", "fp16", "bf16")
+    return next((precision for precision in ordered if nodes.get(precision)), "fp32")

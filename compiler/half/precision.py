@@ -33,6 +33,7 @@ from ...calibration import Method, Ranges
 from ...model.graph import WEIGHTED, captured_names, infer_types, name_nodes, rename_inputs, subgraphs
 from ...model.onnx_file import copy_model, opset
 from ..choice import matching
+from ..int8.float8 import LARGEST
 from .casts import Casts, Half, HalfType, half_type, set_own_type
 from .ready import OWN_TYPE, QDQ, raise_for, store_constants, store_quantized_weights
 
@@ -171,7 +172,7 @@ class _Conversion:
             self.known[float_name] = scale * self._farthest_integer(integer_name, zero_point)
 
     def _farthest_integer(self, name: str, zero_point: str) -> float:
-        """How far from zero_point an integer tensor is, or can be by its type; 0 for other types."""
+        """How far from zero_point a quantized tensor is, or can be by its type; 0 for other types."""
         from onnx import numpy_helper
 
         zeros = numpy_helper.to_array(self.stored[zero_point]) if zero_point in self.stored else np.zeros(1)
@@ -182,7 +183,7 @@ class _Conversion:
             limits = np.iinfo(self.types[name])
             low, high = limits.min, limits.max
         else:
-            return 0.0
+            return LARGEST if self.types.get(name) == "float8_e4m3fn" else 0.0
         return max(high - float(zeros.min()), float(zeros.max()) - low)
 
     def _convert(self, node: onnx.NodeProto) -> None:

@@ -20,11 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CalibrationError
-from ...model.graph import captured_names, consumers, producers, weighted_nodes
-from ...model.onnx_file import copy_model, load_onnx
+from ...model.graph import captured_names, consumers, producers, set_values, weighted_nodes
+from ...model.onnx_file import copy_model, load_onnx, opset
 from ...progress import Progress, silent
 from ..activations import run_samples
+from ..opset.raised import raise_in_place
 from ..prepare import prepared
+from .float8 import stored_weight
 
 if TYPE_CHECKING:
     import onnx
@@ -60,6 +62,7 @@ def correct_biases(
     """
     corrected = copy_model(quantized)
     reference = prepared(load_onnx(float_model_path))
+    raise_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
     errors = _measure(reference, corrected, layers, Path(float_model_path), data, limit, progress)
     for layer in layers:
@@ -113,7 +116,8 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
     stored = {tensor.name: tensor for tensor in graph.initializer}
     kept = {value.name for value in graph.output}
     kept |= {name for node in graph.node for name in captured_names(node)}
-    for node in weighted_nodes(quantized)["int8"]:
+    nodes = weighted_nodes(quantized)
+    for node in (*nodes["int8"], *nodes.get("fp8", ())):
         counterpart = counterparts.get(node.name)
         if counterpart is None or counterpart.op_type != node.op_type:
             continue
@@ -199,6 +203,12 @@ def _with_quantized_layers(
         maker = made_by.get(name)
         if maker is None or maker.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             return name  # an activation, as the float model has it
+        values = stored_weight(maker, stored)
+        if values is not None:
+            if f"quantized/{name}" not in present:
+                set_values(graph.initializer.add(name=f"quantized/{name}", data_type=1), values)
+                present.add(f"quantized/{name}")
+            return f"quantized/{name}"
         if name not in copied:
             copied.add(name)
             operands = [bring(operand) for operand in maker.input]

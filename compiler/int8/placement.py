@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from ...errors import InvalidOption
 from ...model.graph import WEIGHTED, constant_names, consumers, producers
 from ..choice import matching
+from .float8 import unfit_for_float8
 from .tables import is_table
 
 if TYPE_CHECKING:
@@ -79,7 +80,12 @@ class Placement:
 
 
 def plan(
-    model: onnx.ModelProto, target: Target, *, exclude: Iterable[str] = (), only: Iterable[str] = ()
+    model: onnx.ModelProto,
+    target: Target,
+    *,
+    exclude: Iterable[str] = (),
+    only: Iterable[str] = (),
+    float8: bool = False,
 ) -> Placement:
     """Decide which nodes of a prepared model are quantized.
 
@@ -88,6 +94,7 @@ def plan(
         target: What the result is for.
         exclude: Names, globs (`/head/*`) or operator types of nodes that stay in float.
         only: The same, for the nodes that may be quantized; empty for all.
+        float8: Whether it is for FP8, for which there are fewer kernels.
 
     Raises:
         InvalidOption: If a pattern matches nothing, or the target is unknown.
@@ -95,7 +102,8 @@ def plan(
     if target not in TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(TARGETS)}")
     excluded = matching(model.graph, exclude)
-    return _Planner(model, target, excluded, matching(model.graph, (), only=only) | excluded).run()
+    weighted_excluded = matching(model.graph, (), only=only) | excluded
+    return _Planner(model, target, excluded, weighted_excluded, float8=float8).run()
 
 
 class _Planner:
@@ -107,8 +115,10 @@ class _Planner:
         target: Target,
         excluded: Mapping[str, str],
         weighted_excluded: Mapping[str, str],
+        *,
+        float8: bool,
     ) -> None:
-        self.graph, self.target = model.graph, target
+        self.graph, self.target, self.float8 = model.graph, target, float8
         self.excluded, self.weighted_excluded = excluded, weighted_excluded
         self.constants = constant_names(model)
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -183,7 +193,7 @@ class _Planner:
             return "its bias is not one value per channel"
         if node.op_type == "MatMul" and node.input[0] in self.constants:
             return "its constant is the left operand"
-        return None
+        return unfit_for_float8(node, self.stored) if self.float8 else None
 
 
 def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:

@@ -1,0 +1,117 @@
+"""Other types at the edge of a model: a Cast behind an input, or in front of an output; its name stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidOption
+from ..model.graph import rename_inputs, subgraphs
+from ..model.onnx_file import copy_model, dtype_name, model_io, opset
+
+if TYPE_CHECKING:
+    import onnx
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+_BFLOAT16_SINCE = 13  # the first opset whose Cast has it
+
+
+def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.ModelProto:
+    """Return a copy whose inputs and outputs have the types asked for; inside, everything stays.
+
+        x: float32 ─ model ─ y: float32      becomes      x: float16 ─ Cast ─ model ─ Cast ─ y: float16
+
+    A narrower input holds less than the model could take, and a narrower output less than it computes:
+    values beyond a float's range become infinite, and those beyond an integer's wrap around.
+
+    Args:
+        model: Any model.
+        types: Name of an input or output to the name of its type, as "float16" or "int32". A float stays
+            a float, and an integer an integer.
+
+    Raises:
+        InvalidOption: If there is no input or output of a name, no such type, or it is of another kind.
+    """
+    copy = copy_model(model)
+    graph = copy.graph
+    io = model_io(copy)
+    inputs = {tensor.name: tensor.dtype for tensor in io.inputs}
+    outputs = {tensor.name: tensor.dtype for tensor in io.outputs}
+    for name, asked in types.items():
+        if name not in inputs | outputs:
+            known = f"inputs are {', '.join(inputs)}; outputs are {', '.join(outputs)}"
+            raise InvalidOption(f"no input or output is named {name!r}: {known}")
+        found = (inputs | outputs)[name]
+        _require_kind(name, found, asked)
+        if name in inputs and name in outputs:
+            raise InvalidOption(
+                f"{name!r} is an input that the model returns as it is: its type is both or none"
+            )
+        if "bfloat16" in (asked, found) and opset(copy) < _BFLOAT16_SINCE:
+            raise InvalidOption(
+                f"{name!r}: a Cast of bfloat16 needs opset {_BFLOAT16_SINCE}; the model is of {opset(copy)}",
+                hint="export the model with a newer opset",
+            )
+        if asked != found:
+            _cast(graph, name, found, asked, is_input=name in inputs)
+    return copy
+
+
+def _require_kind(name: str, found: str, asked: str) -> None:
+    kind = FLOATS if found in FLOATS else INTEGERS if found in INTEGERS else ()
+    if asked not in (*kind, found):
+        possible = f"{', '.join(kind)} are possible" if kind else "no other type is possible"
+        raise InvalidOption(f"{name!r} of {found}: {asked!r} was asked for; {possible}")
+
+
+def _cast(graph: onnx.GraphProto, name: str, found: str, asked: str, *, is_input: bool) -> None:
+    """Give an input or output another type; the tensor inside gets another name."""
+    from onnx import helper
+
+    inside = _fresh(graph, f"{name}/{found}")
+    for node in graph.node:
+        node.input[:] = [inside if operand == name else operand for operand in node.input]
+        node.output[:] = [inside if result == name else result for result in node.output]
+        for inner in subgraphs(node):
+            rename_inputs(inner, {name: inside})
+    for tensor in graph.initializer:
+        tensor.name = inside if tensor.name == name else tensor.name
+    to = _number(asked if not is_input else found)
+    ends = (name, inside) if is_input else (inside, name)
+    cast = helper.make_node("Cast", [ends[0]], [ends[1]], _fresh_node(graph, f"{name}/cast"), to=to)
+    if is_input:
+        graph.node.insert(0, cast)
+    else:
+        graph.node.append(cast)
+    for value in graph.input if is_input else graph.output:
+        if value.name == name:
+            value.type.tensor_type.elem_type = _number(asked)
+
+
+def _number(dtype: str) -> int:
+    """ONNX's number of a type."""
+    from onnx import TensorProto
+
+    numbers = TensorProto.DataType.values()
+    return int(next(number for number in numbers if dtype_name(number) == dtype))
+
+
+def _fresh(graph: onnx.GraphProto, base: str) -> str:
+    """A name that no tensor has."""
+    taken = {name for node in graph.node for name in (*node.input, *node.output)}
+    taken |= {value.name for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info)}
+    return _not_in(taken, base)
+
+
+def _fresh_node(graph: onnx.GraphProto, base: str) -> str:
+    return _not_in({node.name for node in graph.node}, base)
+
+
+def _not_in(taken: set[str], base: str) -> str:
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    return name

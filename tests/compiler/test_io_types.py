@@ -1,0 +1,167 @@
+"""Other types outside, the same model inside: ONNX Runtime runs both, and numpy casts in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import parser
+
+from qcompile.compiler.io_types import FLOATS, INTEGERS, set_io_types
+from qcompile.errors import InvalidOption
+from qcompile.model.onnx_file import model_io
+
+EMBEDDED = """
+<ir_version: 8, opset_import: ["" : 17]>
+tiny (int64[n] ids, float[n,2] x, bool choose) => (float[n,2] y, int64[n] next, float[n,2] twice) {
+    twice = Add(x, x)
+    y = If(choose) <then_branch = t () => (float[n,2] a) { a = Mul(twice, x) },
+                    else_branch = e () => (float[n,2] b) { b = Sub(x, twice) }>
+    one = Constant <value_int = 1> ()
+    next = Add(ids, one)
+}
+"""
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
+    """Run in ONNX Runtime."""
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def types_of(model: onnx.ModelProto) -> dict[str, str]:
+    """Name to type of every input and output."""
+    io = model_io(model)
+    return {tensor.name: tensor.dtype for tensor in (*io.inputs, *io.outputs)}
+
+
+@pytest.fixture
+def embedded() -> onnx.ModelProto:
+    """Integers, floats, and tensors that graphs inside nodes read."""
+    return parser.parse_model(EMBEDDED)
+
+
+def feeds(**types: str) -> dict[str, NDArray[np.generic]]:
+    """Feeds of the embedded model, cast to types."""
+    x = np.random.default_rng(0).standard_normal((3, 2))
+    return {
+        "ids": np.array([1, 2, 100], types.get("ids", "int64")),
+        "x": x.astype(types.get("x", "float32")),
+        "choose": np.array(True),
+    }
+
+
+@pytest.mark.parametrize("outside", ["float16", "float64"])
+def test_floats_are_cast_at_the_edge(embedded: onnx.ModelProto, outside: str) -> None:
+    model = set_io_types(embedded, {"x": outside, "y": outside})
+    assert types_of(model) == types_of(embedded) | {"x": outside, "y": outside}
+    given = feeds(x=outside)
+    y, following, twice = run(model, given)
+    inside = given | {"x": given["x"].astype(np.float32)}
+    expected = run(embedded, inside)
+    assert y.dtype == outside
+    np.testing.assert_array_equal(y, expected[0].astype(outside))
+    np.testing.assert_array_equal(following, expected[1])
+    np.testing.assert_array_equal(twice, expected[2])
+
+
+@pytest.mark.parametrize("outside", [name for name in INTEGERS if name != "int64"])
+def test_integers_are_cast_at_the_edge(embedded: onnx.ModelProto, outside: str) -> None:
+    model = set_io_types(embedded, {"ids": outside, "next": outside})
+    found = run(model, feeds(ids=outside))[1]
+    assert found.dtype == outside
+    np.testing.assert_array_equal(found, [2, 3, 101])
+
+
+def test_an_output_that_is_read_inside_keeps_its_precision_there(embedded: onnx.ModelProto) -> None:
+    model = set_io_types(embedded, {"twice": "float16"})
+    y, _, twice = run(model, feeds())
+    expected = run(embedded, feeds())
+    assert twice.dtype == np.float16
+    np.testing.assert_array_equal(y, expected[0])
+
+
+def test_bfloat16_is_possible_where_the_opset_has_it(tiny: Callable[..., onnx.ModelProto]) -> None:
+    model = set_io_types(tiny("mlp"), {"x": "bfloat16", "y": "bfloat16"})
+    assert types_of(model) == {"x": "bfloat16", "y": "bfloat16"}
+    onnx.checker.check_model(model, full_check=True)
+    x = np.random.default_rng(0).standard_normal((2, 16)).astype(ml_dtypes.bfloat16)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+        x.view(np.uint16), onnx.TensorProto.BFLOAT16
+    )
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", value)
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    assert binding.get_outputs()[0].data_type() == "tensor(bfloat16)"
+    with pytest.raises(InvalidOption, match="Cast of bfloat16 needs opset 13; the model is of 11"):
+        set_io_types(tiny("mlp", opset=11), {"x": "bfloat16"})
+
+
+def test_there_and_back_is_the_same_up_to_rounding_and_the_model_given_is_untouched(
+    tiny: Callable[..., onnx.ModelProto],
+) -> None:
+    model = tiny("residual")
+    before = model.SerializeToString(deterministic=True)
+    changed = set_io_types(set_io_types(model, {"x": "float16"}), {"x": "float32"})
+    assert model.SerializeToString(deterministic=True) == before
+    x = np.random.default_rng(0).standard_normal((2, 4, 8, 8)).astype(np.float32)
+    rounded = x.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(run(changed, {"x": x})[0], run(model, {"x": rounded})[0])
+
+
+def test_the_type_it_has_changes_nothing(tiny: Callable[..., onnx.ModelProto]) -> None:
+    assert set_io_types(tiny("mlp"), {"x": "float32"}) == tiny("mlp")
+
+
+def test_a_stored_tensor_may_be_an_output() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    tiny (float[2] x) => (float[2] y, float[2] w) <float[2] w = {1.5, 2.5}> { y = Mul(x, w) }
+    """
+    model = set_io_types(parser.parse_model(text), {"w": "float64"})
+    y, w = run(model, {"x": np.ones(2, np.float32)})
+    assert w.dtype == np.float64
+    np.testing.assert_array_equal(w, [1.5, 2.5])
+    np.testing.assert_array_equal(y, [1.5, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ({"z": "float16"}, "named 'z': inputs are ids, x, choose; outputs are y, next, twice"),
+        (
+            {"x": "half"},
+            "'x' of float32: 'half' was asked for; float16, bfloat16, float32, float64 are possible",
+        ),
+        ({"x": "int8"}, "'x' of float32: 'int8' was asked for; float16"),
+        ({"ids": "float32"}, "'ids' of int64: 'float32' was asked for; int8, uint8"),
+        ({"choose": "int8"}, "'choose' of bool: 'int8' was asked for; no other type is possible"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(
+    embedded: onnx.ModelProto, types: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        set_io_types(embedded, types)
+
+
+def test_an_input_that_is_returned_as_it_is_has_one_type() -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> t (float[2] x) => (float[2] x, float[2] y) { y = Relu(x) }'
+    )
+    with pytest.raises(InvalidOption, match="returns as it is"):
+        set_io_types(parser.parse_model(text), {"x": "float16"})
+
+
+def test_every_type_named_is_one_that_onnx_casts() -> None:
+    allowed = set(onnx.defs.get_schema("Cast", 13, "").inputs[0].types)
+    spelled = {"float32": "float", "float64": "double"}
+    assert all(f"tensor({spelled.get(name, name)})" in allowed for name in (*FLOATS, *INTEGERS))
