@@ -1,0 +1,351 @@
+"""A TensorRT without a GPU: modules with a real version's names, whose builder makes engines of ONNX files.
+
+    module = simulated_tensorrt("10.16", Circumstances(fallback={"conv1"}))
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+
+The engines compute nothing. What is simulated is what a builder, its proof and a refit talk to: which layers
+there are, in which precision, how TensorRT says so, and how it refuses. `Circumstances` are what a real build
+depends on beside its options.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import simulated_config
+import simulated_engine
+import simulated_network
+import simulated_parser
+from recorded_tensorrt import recorded_module, stored
+from simulated_network import kind_of, say
+from simulated_plan import COMPUTES, engine_layers, weight_entries, write_plan
+
+_STEPS = 6
+_MEGABYTE = 1 << 20
+
+# As in public logs of 8.6 and 10 (github.com/NVIDIA/TensorRT/issues/2643, 1413) and of TensorRT-RTX 1.7.1.
+_OUT_OF_MEMORY = (
+    "2: [virtualMemoryBuffer.cpp::resizePhysical::145] Error Code 2: OutOfMemory (no further information)"
+)
+_REQUESTED = (
+    "Requested amount of GPU memory ({} bytes) could not be allocated. There may not be enough free memory "
+    "for allocation to succeed."
+)
+_FEWER_TACTICS = (
+    "Some tactics do not have sufficient workspace memory to run. Increasing workspace size will enable more "
+    "tactics, please check verbose output for requested sizes."
+)
+_NO_CALIBRATOR = (
+    "Calibrator is not being used. Users must provide dynamic range for all tensors that are not Int32 or "
+    "Bool."
+)
+_MISSING_SCALE = (
+    "Missing scale and zero-point for tensor {}, expect fall back to non-int8 implementation for any layer "
+    "consuming or producing given tensor"
+)
+_NO_SCALES = (
+    "4: [standardEngineBuilder.cpp::initCalibrationParams::1436] Error Code 4: Internal Error (Calibration "
+    "failure occurred with no scaling factors detected. This could be due to no int8 calibrator or "
+    "insufficient custom scales for network layers.)"
+)
+_NO_INT8 = (
+    "Int8 precision has been set for a layer or layer output, but int8 is not configured in the builder"
+)
+_CANCELED = (
+    "IBuilder::buildSerializedNetwork: Error Code 7: BuildCanceled (Build canceled by user In next at "
+    "/_src/optimizer/common/scopedProgressReporter.cpp:92)"
+)
+
+
+@dataclass
+class Circumstances:
+    """What a build depends on beside its options; a test may change it between builds.
+
+    Attributes:
+        device: Compute capability of the GPU here; timing caches and plans of another one are foreign.
+        fallback: Network layers that compute in FP32 although less was permitted.
+        blocks: Network layers that the engine has as one block of its second compiler.
+        refused: Builder flag, memory pool or attribute to the error that is logged when it is set; the
+            call returns normally and nothing changes, as in TensorRT-RTX 1.7.1.
+        out_of_memory: Whether the GPU's memory does not suffice.
+        no_kernel_for: Network layer without any implementation.
+        needed_workspace: Bytes of workspace without which there is no implementation.
+        plugins: Library that can be loaded to the operators it adds.
+        dla_cores: Deep learning accelerators of this machine.
+        measured: Tactics that builds measured, since no timing cache knew them; tests read it.
+    """
+
+    device: str = "8.6"
+    fallback: set[str] = field(default_factory=set)
+    blocks: set[str] = field(default_factory=set)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    out_of_memory: bool = False
+    no_kernel_for: str = ""
+    needed_workspace: int = 0
+    plugins: Mapping[str, set[str]] = field(default_factory=dict)
+    dla_cores: int = 0
+    measured: list[str] = field(default_factory=list)
+
+
+def simulated_tensorrt(
+    version: str,
+    circumstances: Circumstances | None = None,
+    behaviours: Mapping[str, Callable[..., Any]] | None = None,
+) -> types.ModuleType:
+    """Return a module that can stand for `tensorrt` or `tensorrt_rtx` in `sys.modules`.
+
+    Args:
+        version: One of `recorded_tensorrt.VERSIONS`.
+        circumstances: What builds meet; all goes well by default.
+        behaviours: Classes in place of those here.
+    """
+    families = (simulated_network, simulated_parser, simulated_config, simulated_engine)
+    ours: dict[str, Any] = {"Builder": Builder, "init_libnvinfer_plugins": lambda *_: True, "Logger": Logger}
+    for family in families:
+        ours |= family.BEHAVIOURS
+    module: Any = recorded_module(version, {**ours, **(behaviours or {})})
+    module._circumstances = circumstances or Circumstances()
+    module._plugins = set()
+    return module  # type: ignore[no-any-return]
+
+
+class Logger:
+    """Logger: keeps nothing."""
+
+    def __init__(self, min_severity: Any = None) -> None:
+        self._severity = min_severity
+
+    def log(self, severity: Any, message: str) -> None:
+        pass
+
+
+class Builder:
+    """Builder."""
+
+    max_threads = 1
+    max_batch_size = 1
+    platform_has_fast_fp16 = True
+    platform_has_fast_int8 = True
+    platform_has_tf32 = True
+
+    def __init__(self, log: Any) -> None:
+        self._log, self._circumstances = log, self._module._circumstances
+
+    @property
+    def logger(self) -> Any:
+        return self._log
+
+    @property
+    def num_DLA_cores(self) -> int:  # noqa: N802
+        return int(self._circumstances.dla_cores)
+
+    def create_network(self, flags: int = 0) -> Any:
+        return self._module.INetworkDefinition(self, flags)
+
+    def create_builder_config(self) -> Any:
+        return self._module.IBuilderConfig(self)
+
+    def create_optimization_profile(self) -> Any:
+        return self._module.IOptimizationProfile(self._log)
+
+    def get_plugin_registry(self) -> Any:
+        return self._module.IPluginRegistry(self)
+
+    def build_serialized_network(self, network: Any, config: Any) -> Any:
+        wrong = _wrong_profiles(network, config) or _wrong_flags(network, config)
+        if wrong:
+            say(self, "ERROR", f"IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error ({wrong})")
+            return None
+        scales = _calibrate(self, network, config)
+        if scales is None or not _report_progress(self, config) or not _has_kernels(self, network, config):
+            return None
+        precisions = {
+            layer._name: _chosen(layer, config, scales) for layer in network._layers if _computes(layer)
+        }
+        _measure(self, config, precisions)
+        plan = _plan(self, network, config, precisions)
+        return self._module.IHostMemory(write_plan(plan, with_weights=not plan["stripped"]))
+
+
+def _computes(layer: Any) -> bool:
+    return kind_of(layer) in COMPUTES
+
+
+def _wrong_profiles(network: Any, config: Any) -> str:
+    """What is wrong with the optimization profiles, in TensorRT-RTX 1.7.1's words."""
+    for tensor in network._inputs:
+        if tensor._holds_shape or min(tensor._shape, default=0) >= 0:
+            continue
+        if not config._profiles:
+            return "Network has dynamic or shape inputs, but no optimization profile has been defined."
+        for index, profile in enumerate(config._profiles):
+            if tensor._name not in profile._shapes:
+                return f"Missing dimensions in profile {index} for input {tensor._name}."
+            low, opt, high = profile._shapes[tensor._name]
+            for axis, extent in enumerate(tensor._shape):
+                if extent >= 0 and not low[axis] == opt[axis] == high[axis] == extent:
+                    found = f"min={low[axis]}, opt={opt[axis]}, max={high[axis]} but tensor has {extent}."
+                    where = f"Dimension mismatch for tensor {tensor._name} and profile {index}."
+                    return f"{where} At dimension axis {axis}, profile has {found}"
+    return ""
+
+
+def _wrong_flags(network: Any, config: Any) -> str:
+    """Flags that permit precisions belong to weak types; Q/DQ in a weakly typed network need INT8."""
+    if network._strong:
+        permitted = [name for name in ("FP16", "BF16", "INT8", "FP8") if config._has(name)]
+        return f"builder flag k{permitted[0]} is set, and the network is strongly typed." if permitted else ""
+    if any(kind_of(layer) == "QUANTIZE" for layer in network._layers) and not config._has("INT8"):
+        return _NO_INT8
+    return ""
+
+
+def _calibrate(builder: Any, network: Any, config: Any) -> set[str] | None:
+    """Drive the calibrator as TensorRT does; the tensors that have a scale, or None where it failed."""
+    if not config._has("INT8") or any(kind_of(layer) == "QUANTIZE" for layer in network._layers):
+        return set()
+    calibrator = config._calibrator
+    if calibrator is None:
+        say(builder, "WARNING", _NO_CALIBRATOR)
+        tensors = [tensor for layer in network._layers for tensor in layer._inputs]
+        return {tensor._name for tensor in tensors if tensor._range is not None}
+    names = [tensor._name for tensor in network._inputs]
+    scales = {tensor._name for layer in network._layers for tensor in (*layer._inputs, *layer._outputs)}
+    given = calibrator.read_calibration_cache()
+    if given:
+        known = {line.rpartition(":")[0] for line in bytes(given).decode().splitlines()[1:]}
+        for name in sorted(scales - known):
+            say(builder, "WARNING", _MISSING_SCALE.format(name))
+        return scales & known
+    calibrator.get_batch_size()
+    batches = 0
+    while (addresses := calibrator.get_batch(names)) is not None:
+        if len(addresses) != len(names):
+            raise TypeError(f"get_batch() must return {len(names)} addresses")
+        batches += 1
+    if not batches:
+        say(builder, "ERROR", _NO_SCALES)
+        return None
+    lines = [
+        _cache_header(builder._module, calibrator),
+        *(f"{name}: 3c010a14" for name in sorted(scales)),
+        "",
+    ]
+    calibrator.write_calibration_cache(memoryview("\n".join(lines).encode()))
+    return scales
+
+
+def _cache_header(module: Any, calibrator: Any) -> str:
+    major, minor, patch = (int(part) for part in module.__version__.split(".")[:3])
+    number = major * 1000 + minor * 100 + patch if major < 10 else major * 10000 + minor * 100 + patch
+    minmax = isinstance(calibrator, module.IInt8MinMaxCalibrator)
+    return f"TRT-{number}-{'MinMaxCalibration' if minmax else 'EntropyCalibration2'}"
+
+
+def _report_progress(builder: Any, config: Any) -> bool:
+    """Tell the monitor of nested phases, by the names of TensorRT-RTX 1.7.1; False when it cancels."""
+    monitor, outer, inner = config._monitor, "Building engine", "Cloning network graph"
+    if monitor is None:
+        return True
+    monitor.phase_start(outer, None, _STEPS)
+    for step in range(_STEPS):
+        monitor.phase_start(inner, outer, 2)
+        go_on = monitor.step_complete(inner, 0) and monitor.step_complete(inner, 1)
+        monitor.phase_finish(inner)
+        if not go_on or not monitor.step_complete(outer, step):
+            monitor.phase_finish(outer)
+            say(builder, "ERROR", _CANCELED)
+            return False
+    monitor.phase_finish(outer)
+    return True
+
+
+def _has_kernels(builder: Any, network: Any, config: Any) -> bool:
+    """Whether every layer has an implementation; the log says why not, in the words of 8.6 and 10."""
+    circumstances, workspace = builder._circumstances, config._pools["WORKSPACE"]
+    node = next((layer._name for layer in network._layers if _computes(layer)), "")
+    if circumstances.out_of_memory:
+        say(builder, "ERROR", _OUT_OF_MEMORY)
+        say(builder, "WARNING", _REQUESTED.format(workspace))
+        reason = "."
+    elif workspace < circumstances.needed_workspace:
+        say(builder, "WARNING", _FEWER_TACTICS)
+        reason = " due to insufficient workspace. See verbose log for requested sizes."
+    elif circumstances.no_kernel_for:
+        node, reason = circumstances.no_kernel_for, "."
+    else:
+        return True
+    text = f"Could not find any implementation for node {node}{reason}"
+    say(builder, "ERROR", f"10: [optimizer.cpp::computeCosts::2033] Error Code 10: Internal Error ({text})")
+    return False
+
+
+def _chosen(layer: Any, config: Any, scales: set[str]) -> str:
+    """What a layer computes in: as its types say where they are strong, else as permitted."""
+    network = layer._network
+    made_by = {tensor._name: found for found in network._layers for tensor in found._outputs}
+    sources = [made_by.get(tensor._name) for tensor in layer._inputs[:2]]
+    quantized = bool(sources) and all(one is not None and kind_of(one) == "DEQUANTIZE" for one in sources)
+    if layer._name in config._circumstances.fallback:
+        return "FLOAT"
+    if network._strong:
+        return "INT8" if quantized else str(layer._inputs[0]._dtype)
+    constrained = config._has("OBEY_PRECISION_CONSTRAINTS") or config._has("PREFER_PRECISION_CONSTRAINTS")
+    if layer._precision and constrained:
+        return str(layer._precision)
+    if config._has("INT8") and (quantized or layer._inputs[0]._name in scales):
+        return "INT8"
+    return "HALF" if config._has("FP16") else "BF16" if config._has("BF16") else "FLOAT"
+
+
+def _measure(builder: Any, config: Any, precisions: dict[str, str]) -> None:
+    """Measure every tactic that the timing cache does not know."""
+    cache = config._cache
+    for name, precision in precisions.items():
+        key = f"{name}:{precision}"
+        if cache is None or key not in cache._tactics:
+            builder._circumstances.measured.append(key)
+        if cache is not None:
+            cache._tactics[key] = "0x0000000000000001"
+
+
+def _plan(builder: Any, network: Any, config: Any, precisions: dict[str, str]) -> dict[str, Any]:
+    module, circumstances = builder._module, builder._circumstances
+    layers = engine_layers(network, precisions, circumstances.blocks)
+    built_for = [capability.name.removeprefix("SM") for capability in config._capabilities]
+    return {
+        "module": module.__name__,
+        "version": module.__version__,
+        "devices": [f"{name[:-1]}.{name[-1]}" for name in built_for] or [circumstances.device],
+        "compatible": config._compatible,
+        "version_compatible": config._has("VERSION_COMPATIBLE"),
+        "name": stored(network, "name", "Unnamed Network 0"),
+        "verbosity": config._verbosity.name,
+        "refittable": any(config._has(name) for name in ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL")),
+        "stripped": config._has("STRIP_PLAN"),
+        "memory_bytes": _MEGABYTE,
+        "io": [_io(module, tensor) for tensor in (*network._inputs, *network._outputs)],
+        "profiles": [
+            {name: [list(shape) for shape in shapes] for name, shapes in profile._shapes.items()}
+            for profile in config._profiles
+        ],
+        "layers": [asdict(layer) for layer in layers],
+        "weights": weight_entries(network),
+    }
+
+
+def _io(module: Any, tensor: Any) -> dict[str, Any]:
+    formats = [
+        name for name, bit in module.TensorFormat.__members__.items() if tensor._formats >> int(bit) & 1
+    ]
+    return {
+        "name": tensor._name,
+        "mode": tensor._role.upper(),
+        "dtype": tensor._dtype,
+        "shape": list(tensor._shape),
+        "holds_shape": tensor._holds_shape,
+        "format": "LINEAR" if "LINEAR" in formats else formats[0],
+    }

@@ -1,0 +1,394 @@
+"""Behaviours of TensorRT's builder configuration, profiles, timing caches and host memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from simulated_network import say, usage_error
+
+_EXCLUSIVE = ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL")
+_CACHE_MAGIC = b"timing\n"
+_POOLS = {"WORKSPACE": 64 << 30, "TACTIC_DRAM": 64 << 30, "TACTIC_SHARED_MEMORY": 1 << 30}
+
+
+class HostMemory(bytes):
+    """IHostMemory: a buffer, and no sequence."""
+
+    def __init__(self, content: bytes) -> None:
+        self._size = len(content)
+
+    def __len__(self) -> int:
+        raise TypeError("object of type 'IHostMemory' has no len()")
+
+    def __getitem__(self, key: Any) -> Any:
+        raise TypeError("'IHostMemory' object is not subscriptable")
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._size)
+
+    @property
+    def dtype(self) -> Any:
+        return self._module.DataType.INT8  # type: ignore[attr-defined]
+
+
+class TimingCache:
+    """ITimingCache: measured tactics by layer, and the device and version they were measured on."""
+
+    def __init__(self, log: Any, device: str, tactics: dict[str, str]) -> None:
+        self._log, self._device, self._tactics = log, device, tactics
+
+    def serialize(self) -> Any:
+        content = {"device": self._device, "version": self._module.__version__, "tactics": self._tactics}
+        return self._module.IHostMemory(_CACHE_MAGIC + json.dumps(content, sort_keys=True).encode())
+
+    def combine(self, other: Any, ignore_mismatch: bool) -> bool:
+        if other._device != self._device and not ignore_mismatch:
+            return False
+        self._tactics |= other._tactics
+        return True
+
+    def reset(self) -> bool:
+        self._tactics = {}
+        return True
+
+
+class Profile:
+    """IOptimizationProfile."""
+
+    extra_memory_target = 1.0
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._shapes: dict[str, list[tuple[int, ...]]] = {}
+        self._values: dict[str, list[tuple[int, ...]]] = {}
+
+    def set_shape(self, name: str, min: Any, opt: Any, max: Any) -> None:
+        self._shapes[name] = [tuple(min), tuple(opt), tuple(max)]
+
+    def get_shape(self, name: str) -> list[tuple[int, ...]]:
+        return self._shapes.get(name, [])
+
+    def set_shape_input(self, name: str, min: Any, opt: Any, max: Any) -> None:
+        self._values[name] = [tuple(min), tuple(opt), tuple(max)]
+
+    def get_shape_input(self, name: str) -> list[tuple[int, ...]]:
+        return self._values.get(name, [])
+
+    def __bool__(self) -> bool:
+        return not self._wrong()
+
+    def _wrong(self) -> str:
+        """The first tensor whose shapes are not in order."""
+        for name, (low, opt, high) in (self._shapes | self._values).items():
+            same_rank = len(low) == len(opt) == len(high)
+            if not same_rank or any(not a <= b <= c for a, b, c in zip(low, opt, high, strict=True)):
+                return name
+        return ""
+
+
+class Config:
+    """IBuilderConfig: every option is kept; what a test refuses is logged as an error and not taken."""
+
+    DLA_core = -1
+    avg_timing_iterations = 1
+    min_timing_iterations = 2
+    l2_limit_for_tiling = 0
+    max_num_tactics = -1
+    plugins_to_serialize: tuple[str, ...] = ()
+    profile_stream = 0
+    remote_auto_tuning_config = ""
+    build_route = ""
+    algorithm_selector = None
+
+    def __init__(self, builder: Any) -> None:
+        self._builder, self._log = builder, builder._log
+        self._circumstances = builder._circumstances
+        self._clear()
+
+    def reset(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        module = self._module
+        self._flags = 1 << int(module.BuilderFlag.TF32)
+        self._pools = {name: _POOLS.get(name, 0) for name in module.MemoryPoolType.__members__}
+        self._sources = sum(1 << int(source) for source in module.TacticSource.__members__.values())
+        self._profiles: list[Any] = []
+        self._calibration_profile: Any = None
+        self._calibrator: Any = None
+        self._monitor: Any = None
+        self._level, self._streams = 3, -1
+        self._verbosity = module.ProfilingVerbosity.LAYER_NAMES_ONLY
+        self._capability = module.EngineCapability.STANDARD
+        self._device_type = module.DeviceType.GPU
+        self._device_types: dict[str, Any] = {}
+        self._compatible = "NONE"
+        self._cache: Any = None
+        self._capabilities: list[Any] = []
+        self._previews: dict[str, bool] = {}
+        self._quantization_flags = 0
+        self._platform: Any = None
+
+    def _takes(self, name: str, where: str) -> bool:
+        """Whether an option is taken; an error is logged where the test's circumstances refuse it."""
+        reason = self._circumstances.refused.get(name)
+        if reason is not None:
+            usage_error(self, f"IBuilderConfig::{where}", reason)
+        return reason is None
+
+    # Flags
+
+    @property
+    def flags(self) -> int:
+        return self._flags
+
+    @flags.setter
+    def flags(self, value: int) -> None:
+        self._flags = value
+
+    def set_flag(self, flag: Any) -> None:
+        _require(flag, self._module.BuilderFlag, "set_flag")
+        if not self._takes(flag.name, "setFlag"):
+            return
+        if flag.name in _EXCLUSIVE:
+            for name in set(_EXCLUSIVE) & set(self._module.BuilderFlag.__members__):
+                self._flags &= ~(1 << int(self._module.BuilderFlag[name]))
+        self._flags |= 1 << int(flag)
+
+    def clear_flag(self, flag: Any) -> None:
+        _require(flag, self._module.BuilderFlag, "clear_flag")
+        self._flags &= ~(1 << int(flag))
+
+    def get_flag(self, flag: Any) -> bool:
+        _require(flag, self._module.BuilderFlag, "get_flag")
+        return bool(self._flags >> int(flag) & 1)
+
+    def _has(self, name: str) -> bool:
+        members = self._module.BuilderFlag.__members__
+        return name in members and bool(self._flags >> int(members[name]) & 1)
+
+    # Options with a value
+
+    @property
+    def builder_optimization_level(self) -> int:
+        return self._level
+
+    @builder_optimization_level.setter
+    def builder_optimization_level(self, value: int) -> None:
+        if self._takes("builder_optimization_level", "setBuilderOptimizationLevel"):
+            self._level = min(max(value, 0), 5)  # as TensorRT-RTX 1.7.1 does, without a word
+
+    @property
+    def max_aux_streams(self) -> int:
+        return self._streams
+
+    @max_aux_streams.setter
+    def max_aux_streams(self, value: int) -> None:
+        if value < 0:
+            text = f"nbStreams {value} should not be negative, IBuilderConfig::setMaxAuxStreams({value})"
+            say(self, "WARNING", f"{text} has no effect.")
+        elif self._takes("max_aux_streams", "setMaxAuxStreams"):
+            self._streams = value
+
+    @property
+    def hardware_compatibility_level(self) -> Any:
+        self._warn_of_hardware("get")
+        return self._module.HardwareCompatibilityLevel[self._compatible]
+
+    @hardware_compatibility_level.setter
+    def hardware_compatibility_level(self, value: Any) -> None:
+        self._warn_of_hardware("set")
+        if not _is_rtx(self) and self._takes("hardware_compatibility_level", "setHardwareCompatibilityLevel"):
+            self._compatible = value.name
+
+    def _warn_of_hardware(self, verb: str) -> None:
+        if _is_rtx(self):
+            say(self, "WARNING", f"{verb}HardwareCompatibilityLevel() is unsupported in TensorRT-RTX.")
+
+    @property
+    def profiling_verbosity(self) -> Any:
+        return self._verbosity
+
+    @profiling_verbosity.setter
+    def profiling_verbosity(self, value: Any) -> None:
+        _require(value, self._module.ProfilingVerbosity, "profiling_verbosity")
+        self._verbosity = value
+
+    @property
+    def engine_capability(self) -> Any:
+        return self._capability
+
+    @engine_capability.setter
+    def engine_capability(self, value: Any) -> None:
+        self._capability = value
+
+    @property
+    def default_device_type(self) -> Any:
+        return self._device_type
+
+    @default_device_type.setter
+    def default_device_type(self, value: Any) -> None:
+        self._device_type = value
+
+    def set_device_type(self, layer: Any, device_type: Any) -> None:
+        self._device_types[layer._name] = device_type
+
+    def get_device_type(self, layer: Any) -> Any:
+        return self._device_types.get(layer._name, self._device_type)
+
+    def set_memory_pool_limit(self, pool: Any, size: int) -> None:
+        _require(pool, self._module.MemoryPoolType, "set_memory_pool_limit")
+        if pool.name.startswith("DLA_") and not self._circumstances.dla_cores:
+            reason = "Setting DLA memory pool size on TensorRT build with DLA disabled."
+            usage_error(self, "IBuilderConfig::setMemoryPoolLimit", reason)
+        elif self._takes(pool.name, "setMemoryPoolLimit"):
+            self._pools[pool.name] = size
+
+    def get_memory_pool_limit(self, pool: Any) -> int:
+        return self._pools[pool.name]
+
+    @property
+    def max_workspace_size(self) -> int:
+        return self._pools["WORKSPACE"]
+
+    @max_workspace_size.setter
+    def max_workspace_size(self, value: int) -> None:
+        self._pools["WORKSPACE"] = value
+
+    def set_tactic_sources(self, sources: int) -> bool:
+        taken = self._takes("tactic_sources", "setTacticSources")
+        self._sources = sources if taken else self._sources
+        return taken
+
+    def get_tactic_sources(self) -> int:
+        return self._sources
+
+    def set_preview_feature(self, feature: Any, on: bool) -> None:
+        self._previews[feature.name] = on
+
+    def get_preview_feature(self, feature: Any) -> bool:
+        return self._previews.get(feature.name, False)
+
+    def set_quantization_flag(self, flag: Any) -> None:
+        self._quantization_flags |= 1 << int(flag)
+
+    def get_quantization_flag(self, flag: Any) -> bool:
+        return bool(self._quantization_flags >> int(flag) & 1)
+
+    # Profiles, calibration, progress
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return len(self._profiles)
+
+    def add_optimization_profile(self, profile: Any) -> int:
+        wrong = profile._wrong()
+        if wrong:
+            text = f"Invalid optimization profiles for input tensors {wrong}, please ensure that the "
+            say(self, "ERROR", "IOptimizationProfile::isValid: Error Code 4: API Usage Error "
+                f"({text}optimization profiles satisfy MIN<=OPT<=MAX.)")  # fmt: skip
+            usage_error(self, "IBuilderConfig::addOptimizationProfile", "condition: profile->isValid().")
+            return -1
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
+
+    def set_calibration_profile(self, profile: Any) -> bool:
+        if profile._wrong():
+            return False
+        self._calibration_profile = profile
+        return True
+
+    def get_calibration_profile(self) -> Any:
+        return self._calibration_profile
+
+    @property
+    def int8_calibrator(self) -> Any:
+        return self._calibrator
+
+    @int8_calibrator.setter
+    def int8_calibrator(self, value: Any) -> None:
+        self._calibrator = value
+
+    @property
+    def progress_monitor(self) -> Any:
+        return self._monitor
+
+    @progress_monitor.setter
+    def progress_monitor(self, value: Any) -> None:
+        if value is not None:
+            _require(value, self._module.IProgressMonitor, "progress_monitor")
+        self._monitor = value
+
+    # Timing caches
+
+    def create_timing_cache(self, content: Any) -> Any:
+        content, device = bytes(content), self._circumstances.device
+        tactics: dict[str, str] = {}
+        if content and not _is_rtx(self):
+            read = _read_cache(content)
+            if read is None or read["version"] != self._module.__version__:
+                # github.com/NVIDIA/TensorRT/issues/3566 has the words of 8.6.
+                say(self, "ERROR", "1: [stdArchiveReader.cpp::StdArchiveReaderInitCommon::36] Error Code 1: "
+                    "Serialization (Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does "
+                    "not match)")  # fmt: skip
+                say(self, "WARNING", "The timing cache will not be used!")
+            else:
+                device, tactics = read["device"], read["tactics"]
+        return self._module.ITimingCache(self._log, device, tactics)
+
+    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
+        if cache._device != self._circumstances.device and not ignore_mismatch:
+            return False
+        self._cache = cache
+        return True
+
+    def get_timing_cache(self) -> Any:
+        return self._cache
+
+    # GPUs to build for, of TensorRT-RTX
+
+    @property
+    def num_compute_capabilities(self) -> int:
+        return len(self._capabilities)
+
+    @num_compute_capabilities.setter
+    def num_compute_capabilities(self, count: int) -> None:
+        none = self._module.ComputeCapability.NONE
+        self._capabilities = (self._capabilities + [none] * count)[:count]
+
+    def set_compute_capability(self, capability: Any, index: int) -> bool:
+        if not 0 <= index < len(self._capabilities):
+            usage_error(self, "IBuilderConfig::setComputeCapability", f"index {index} is out of range")
+            return False
+        self._capabilities[index] = capability
+        return True
+
+    def get_compute_capability(self, index: int) -> Any:
+        return self._capabilities[index]
+
+
+def _is_rtx(owner: Any) -> bool:
+    return bool(owner._module.__name__ == "tensorrt_rtx")
+
+
+def _read_cache(content: bytes) -> dict[str, Any] | None:
+    if not content.startswith(_CACHE_MAGIC):
+        return None
+    read: dict[str, Any] = json.loads(content.removeprefix(_CACHE_MAGIC))
+    return read
+
+
+def _require(value: Any, kind: type, where: str) -> None:
+    """As pybind11 refuses an argument of another type."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{where}(): incompatible function arguments: {value!r} is no {kind.__name__}")
+
+
+BEHAVIOURS: dict[str, Any] = {
+    "IHostMemory": HostMemory,
+    "ITimingCache": TimingCache,
+    "IOptimizationProfile": Profile,
+    "IBuilderConfig": Config,
+}

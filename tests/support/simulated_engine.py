@@ -1,0 +1,376 @@
+"""Behaviours of TensorRT's runtime objects, as far as a build, its proof and a refit need them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from recorded_tensorrt import stored
+from simulated_inspector import engine_information, layer_entries
+from simulated_network import say
+from simulated_plan import read_plan, write_plan
+
+_AMPERE = 8.0
+
+
+class Runtime:
+    """Runtime: gives None, with a logged error, for a plan of another version or device, or a damaged one."""
+
+    DLA_core = -1
+    max_threads = 1
+    engine_host_code_allowed = False
+    num_DLA_cores = 0  # noqa: N815
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+
+    @property
+    def logger(self) -> Any:
+        return self._log
+
+    def deserialize_cuda_engine(self, plan: Any) -> Any:
+        content = read_plan(plan)
+        reason = self._why_not(content)
+        if reason or content is None:
+            say(self, "ERROR", f"IRuntime::deserializeCudaEngine: Error Code 1: Serialization ({reason})")
+            return None
+        return self._module.ICudaEngine(self._log, content)
+
+    def get_engine_validity(self, plan: Any) -> tuple[Any, int]:
+        validity = self._module.EngineValidity
+        content = read_plan(plan)
+        if not self._why_not(content):
+            return validity.VALID, 0
+        reasons = self._module.EngineInvalidityDiagnostics
+        return validity.INVALID, int(reasons.MALFORMED_ENGINE if content is None else reasons.UNSUPPORTED_CC)
+
+    def _why_not(self, content: dict[str, Any] | None) -> str:
+        if content is None or content["module"] != self._module.__name__:
+            return "Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does not match"
+        here, major = self._module.__version__, self._module.__version__.split(".")[0]
+        same_major = content["version_compatible"] and content["version"].split(".")[0] == major
+        if content["version"] != here and not (same_major and self._engine_code_allowed()):
+            return (
+                "Serialization assertion stdVersionRead == kSERIALIZATION_VERSION failed.Version tag does "
+                f"not match. Note: Current Version: {here}, Serialized Engine Version: {content['version']}"
+            )
+        device = self._module._circumstances.device
+        if device in content["devices"] or self._portable(content["compatible"], device):
+            return ""
+        return (
+            "The engine plan file is generated on an incompatible device, expecting compute "
+            f"{device} got compute {content['devices'][0]}, please rebuild."
+        )
+
+    def _portable(self, level: str, device: str) -> bool:
+        return level == "AMPERE_PLUS" and float(device) >= _AMPERE
+
+    def _engine_code_allowed(self) -> bool:
+        return bool(stored(self, "engine_host_code_allowed", False))
+
+
+class Engine:
+    """ICudaEngine of a plan."""
+
+    def __init__(self, log: Any, plan: dict[str, Any]) -> None:
+        self._log, self._plan = log, plan
+
+    @property
+    def name(self) -> str:
+        return str(self._plan["name"])
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._plan["layers"])
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self._plan["io"])
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return max(len(self._plan["profiles"]), 1)
+
+    @property
+    def refittable(self) -> bool:
+        return bool(self._plan["refittable"])
+
+    @property
+    def profiling_verbosity(self) -> Any:
+        return self._module.ProfilingVerbosity[self._plan["verbosity"]]
+
+    @property
+    def hardware_compatibility_level(self) -> Any:
+        return self._module.HardwareCompatibilityLevel[self._plan["compatible"]]
+
+    @property
+    def engine_capability(self) -> Any:
+        return self._module.EngineCapability.STANDARD
+
+    @property
+    def num_aux_streams(self) -> int:
+        return 0
+
+    @property
+    def device_memory_size(self) -> int:
+        return int(self._plan["memory_bytes"])
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        return int(self._plan["memory_bytes"])
+
+    def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
+        return int(self._plan["memory_bytes"])
+
+    def get_engine_stat(self, stat: Any) -> int:
+        entries = self._plan["weights"].values()
+        if stat.name == "TOTAL_WEIGHTS_SIZE":
+            return sum(entry["bytes"] for entry in entries)
+        return sum(entry["bytes"] for entry in entries if not entry["sha256"])
+
+    def get_tensor_name(self, index: int) -> str:
+        return str(self._plan["io"][index]["name"])
+
+    def get_tensor_mode(self, name: str) -> Any:
+        tensor = self._tensor(name)
+        return self._module.TensorIOMode[tensor["mode"] if tensor else "NONE"]
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return self._module.DataType[self._tensor(name)["dtype"]]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensor(name)["shape"])
+
+    def get_tensor_location(self, name: str) -> Any:
+        return self._module.TensorLocation.HOST if self._tensor(name)["holds_shape"] else (
+            self._module.TensorLocation.DEVICE
+        )  # fmt: skip
+
+    def get_tensor_format(self, name: str, profile: int = 0) -> Any:
+        return self._module.TensorFormat[self._tensor(name)["format"]]
+
+    def is_shape_inference_io(self, name: str) -> bool:
+        return bool(self._tensor(name)["holds_shape"])
+
+    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
+        profiles = self._plan["profiles"]
+        found = profiles[profile].get(name) if profiles else None
+        return [tuple(shape) for shape in found or [self._tensor(name)["shape"]] * 3]
+
+    def create_engine_inspector(self) -> Any:
+        return self._module.EngineInspector(self)
+
+    def create_execution_context(self, *_: Any) -> Any:
+        return self._module.IExecutionContext(self)
+
+    def create_serialization_config(self) -> Any:
+        return self._module.ISerializationConfig(excluded=self._plan["stripped"])
+
+    def serialize(self) -> Any:
+        return self._written(with_weights=not self._plan["stripped"])
+
+    def serialize_with_config(self, config: Any) -> Any:
+        excluded = config._flags >> int(self._module.SerializationFlag.EXCLUDE_WEIGHTS) & 1
+        return self._written(with_weights=not excluded)
+
+    def _written(self, *, with_weights: bool) -> Any:
+        plan = {**self._plan, "stripped": not with_weights}
+        return self._module.IHostMemory(write_plan(plan, with_weights=with_weights))
+
+    def _tensor(self, name: str) -> dict[str, Any]:
+        return next((tensor for tensor in self._plan["io"] if tensor["name"] == name), {})
+
+
+class Inspector:
+    """EngineInspector."""
+
+    execution_context = None
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def get_engine_information(self, format: Any) -> str:
+        return engine_information(self._module, self._engine._plan, self._shapes_known())
+
+    def get_layer_information(self, index: int, format: Any) -> str:
+        return json.dumps(layer_entries(self._module, self._engine._plan, self._shapes_known())[index])
+
+    def _shapes_known(self) -> bool:
+        context = stored(self, "execution_context", None)
+        return context is not None and context._all_known()
+
+
+class Context:
+    """IExecutionContext, as far as shapes go."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._profile = engine, 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def engine(self) -> Any:
+        return self._engine
+
+    @property
+    def active_optimization_profile(self) -> int:
+        return self._profile
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        self._profile = index
+        return True
+
+    def set_input_shape(self, name: str, shape: Any) -> bool:
+        profiles, shape = self._engine._plan["profiles"], tuple(shape)
+        if profiles and name in profiles[self._profile]:
+            low, _, high = profiles[self._profile][name]
+            if len(shape) != len(low) or any(
+                not a <= b <= c for a, b, c in zip(low, shape, high, strict=True)
+            ):
+                return False
+        self._shapes[name] = shape
+        return True
+
+    @property
+    def all_binding_shapes_specified(self) -> bool:
+        return self._all_known()
+
+    def _all_known(self) -> bool:
+        return all(
+            tensor["name"] in self._shapes or min(tensor["shape"], default=0) >= 0
+            for tensor in self._engine._plan["io"]
+            if tensor["mode"] == "INPUT"
+        )
+
+
+class SerializationConfig:
+    """ISerializationConfig; of a stripped engine it leaves the weights out unless told otherwise."""
+
+    def __init__(self, *, excluded: bool) -> None:
+        self._flags = int(excluded) << int(self._module.SerializationFlag.EXCLUDE_WEIGHTS)
+
+    @property
+    def flags(self) -> int:
+        return self._flags
+
+    @flags.setter
+    def flags(self, value: int) -> None:
+        self._flags = value
+
+    def set_flag(self, flag: Any) -> bool:
+        self._flags |= 1 << int(flag)
+        return True
+
+    def clear_flag(self, flag: Any) -> bool:
+        self._flags &= ~(1 << int(flag))
+        return True
+
+    def get_flag(self, flag: Any) -> bool:
+        return bool(self._flags >> int(flag) & 1)
+
+
+class Refitter:
+    """Refitter: takes all weights that are missing before it refits."""
+
+    max_threads = 1
+    weights_validation = True
+
+    def __init__(self, engine: Any, log: Any) -> None:
+        self._engine, self._log = engine, log
+        self._given: dict[str, dict[str, Any]] = {}
+        if not engine._plan["refittable"]:
+            say(self, "ERROR", "IRefitter: Error Code 4: API Usage Error (engine is not refittable)")
+
+    @property
+    def logger(self) -> Any:
+        return self._log
+
+    def get_all_weights(self) -> list[str]:
+        return list(self._engine._plan["weights"])
+
+    def get_missing_weights(self) -> list[str]:
+        return self._missing()
+
+    def set_named_weights(self, name: str, weights: Any, *_: Any) -> bool:
+        import numpy as np
+
+        return self._give(name, np.asarray(getattr(weights, "_array", weights)))
+
+    def refit_cuda_engine(self) -> bool:
+        if self._missing() or not self._engine._plan["refittable"]:
+            missing = ", ".join(self._missing())
+            say(self, "ERROR", f"IRefitter::refitCudaEngine: Error Code 4: missing weights: {missing}")
+            return False
+        self._engine._plan["weights"] |= self._given
+        self._engine._plan["stripped"] = False
+        return True
+
+    def _missing(self) -> list[str]:
+        entries = self._engine._plan["weights"]
+        if not self._given:
+            return [name for name, entry in entries.items() if not entry["sha256"]]
+        return [name for name, entry in entries.items() if not entry["sha256"] and name not in self._given]
+
+    def _give(self, name: str, array: Any) -> bool:
+        import hashlib
+
+        entry = self._engine._plan["weights"].get(name)
+        if entry is None or list(array.shape) != entry["shape"] or str(array.dtype) != entry["dtype"]:
+            found = f"{array.dtype} {list(array.shape)}"
+            wanted = f"{entry['dtype']} {entry['shape']}" if entry else "no such weights"
+            say(self, "ERROR", f"IRefitter::setNamedWeights: Error Code 3: {name}: {found}; {wanted}")
+            return False
+        self._given[name] = {**entry, "sha256": hashlib.sha256(array.tobytes()).hexdigest()}
+        return True
+
+
+class ParserRefitter:
+    """OnnxParserRefitter: gives a refitter the weights of an ONNX file, by their names."""
+
+    def __init__(self, refitter: Any, log: Any) -> None:
+        self._refitter, self._log = refitter, log
+        self._errors: list[Any] = []
+
+    @property
+    def num_errors(self) -> int:
+        return len(self._errors)
+
+    def get_error(self, index: int) -> Any:
+        return self._errors[index]
+
+    def clear_errors(self) -> None:
+        self._errors = []
+
+    def refit_from_file(self, path: str) -> bool:
+        import onnx
+        from onnx import numpy_helper
+
+        items = {item.name: item for item in onnx.load(path).graph.initializer}
+        for name in self._refitter._engine._plan["weights"]:
+            item = items.get(name)
+            if item is None or not self._refitter._give(name, numpy_helper.to_array(item)):
+                self._errors.append(self._error(name, "not found" if item is None else "of another shape"))
+                return False
+        return True
+
+    def _error(self, name: str, reason: str) -> Any:
+        return self._module.ParserError(
+            code=self._module.ErrorCode.REFIT_FAILED,
+            desc=f"Failed to refit weights {name}: {reason}",
+            file="ModelRefitter.cpp",
+            line=0,
+            func="refitOnnxWeights",
+            node=-1,
+            name="",
+            operator="",
+        )
+
+
+BEHAVIOURS: dict[str, Any] = {
+    "Runtime": Runtime,
+    "ICudaEngine": Engine,
+    "EngineInspector": Inspector,
+    "IExecutionContext": Context,
+    "ISerializationConfig": SerializationConfig,
+    "Refitter": Refitter,
+    "OnnxParserRefitter": ParserRefitter,
+}

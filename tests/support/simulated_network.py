@@ -1,0 +1,290 @@
+"""Behaviours of TensorRT's network: tensors, layers and the network definition, for `recorded_module`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FLOATS = ("FLOAT", "HALF", "BF16", "FP8")
+
+
+def say(owner: Any, severity: str, text: str) -> None:
+    """Log as TensorRT does: to the logger that the builder was given."""
+    owner._log.log(owner._module.ILogger.Severity[severity], text)
+
+
+def usage_error(owner: Any, where: str, text: str) -> None:
+    """Log an error of usage; TensorRT's setters then return normally."""
+    say(owner, "ERROR", f"{where}: Error Code 3: API Usage Error ({text})")
+
+
+def kind_of(layer: Any) -> str:
+    """Return a layer's type, such as "CONVOLUTION"."""
+    return str(layer._type.name)
+
+
+class Tensor:
+    """ITensor."""
+
+    location: Any = None
+    broadcast_across_batch = False
+
+    def __init__(self, network: Any, name: str, dtype: str, shape: tuple[int, ...], role: str = "") -> None:
+        self._network, self._log = network, network._log
+        self._name, self._dtype, self._shape, self._role = name, dtype, shape, role
+        self._formats = (1 << len(self._module.TensorFormat.__members__)) - 1
+        self._holds_shape = False
+        self._range: tuple[float, float] | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self._name = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._module.DataType[self._dtype]
+
+    @dtype.setter
+    def dtype(self, value: Any) -> None:
+        if not hasattr(self._module.BuilderFlag, "FP16"):  # as TensorRT-RTX 1.7.1; of 11 it is assumed
+            raise AttributeError("property of 'ITensor' object has no setter")
+        if self._network._strong:
+            usage_error(self, "ITensor::setType", "types of a strongly typed network cannot be set")
+        else:
+            self._dtype = value.name
+
+    @property
+    def allowed_formats(self) -> int:
+        return self._formats
+
+    @allowed_formats.setter
+    def allowed_formats(self, value: int) -> None:
+        if not self._role:
+            text = "Tensor Formats are determined at build time for tensors not marked as input or output."
+            say(self, "WARNING", text)
+        else:
+            self._formats = value
+
+    @property
+    def is_network_input(self) -> bool:
+        return self._role == "input"
+
+    @property
+    def is_network_output(self) -> bool:
+        return self._role == "output"
+
+    @property
+    def is_shape_tensor(self) -> bool:
+        return self._holds_shape
+
+    @property
+    def is_execution_tensor(self) -> bool:
+        return not self._holds_shape
+
+    @property
+    def dynamic_range(self) -> tuple[float, float] | None:
+        return self._range
+
+    def set_dynamic_range(self, low: float, high: float) -> bool:
+        self._range = (low, high)
+        return True
+
+    def reset_dynamic_range(self) -> None:
+        self._range = None
+
+
+class Layer:
+    """ILayer.
+
+    `_inputs` and `_outputs` are tensors; `_weights` are names of ONNX initializers that are no tensors.
+    """
+
+    def __init__(self, network: Any, name: str, kind: str, onnx_name: str = "") -> None:
+        self._network, self._log, self._name = network, network._log, name
+        self._type = self._module.LayerType[kind]
+        self._onnx_name = onnx_name
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._weights: list[str] = []
+        self._precision: str | None = None
+        self._output_types: dict[int, str] = {}
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self._name = value
+
+    @property
+    def type(self) -> Any:
+        return self._type
+
+    @property
+    def metadata(self) -> str:
+        return f"[ONNX Layer: {self._onnx_name}]" if self._onnx_name else ""
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._inputs)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self._outputs)
+
+    def get_input(self, index: int) -> Any:
+        return self._inputs[index] if 0 <= index < len(self._inputs) else None
+
+    def get_output(self, index: int) -> Any:
+        return self._outputs[index] if 0 <= index < len(self._outputs) else None
+
+    @property
+    def precision(self) -> Any:
+        return self._module.DataType[self._precision or "FLOAT"]
+
+    @precision.setter
+    def precision(self, value: Any) -> None:
+        if not isinstance(value, self._module.DataType):
+            raise TypeError("incompatible function arguments")
+        if self._network._strong:
+            usage_error(self, "ILayer::setPrecision", "precisions of a strongly typed network cannot be set")
+        else:
+            self._precision = value.name
+
+    @property
+    def precision_is_set(self) -> bool:
+        return self._precision is not None
+
+    def reset_precision(self) -> None:
+        self._precision = None
+
+    def set_output_type(self, index: int, dtype: Any) -> None:
+        if self._network._strong:
+            usage_error(self, "ILayer::setOutputType", "types of a strongly typed network cannot be set")
+        else:
+            self._output_types[index] = dtype.name
+
+    def get_output_type(self, index: int) -> Any:
+        return self._module.DataType[self._output_types.get(index, self._outputs[index]._dtype)]
+
+    def output_type_is_set(self, index: int) -> bool:
+        return index in self._output_types
+
+    def reset_output_type(self, index: int) -> None:
+        self._output_types.pop(index, None)
+
+
+class Network:
+    """INetworkDefinition, empty until a parser fills it."""
+
+    name = "Unnamed Network 0"
+
+    def __init__(self, builder: Any, flags: int) -> None:
+        creation = self._module.NetworkDefinitionCreationFlag.__members__
+        self._builder, self._log, self._flags = builder, builder._log, flags
+        self._strong = self._has("STRONGLY_TYPED")
+        # What gave the flag up has explicit batches alone; from 10 on it is ignored.
+        self._explicit = (
+            "EXPLICIT_BATCH" not in creation or "STRONGLY_TYPED" in creation or self._has("EXPLICIT_BATCH")
+        )
+        self._layers: list[Any] = []
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._weights: dict[str, Any] = {}
+
+    def _has(self, flag: str) -> bool:
+        creation = self._module.NetworkDefinitionCreationFlag.__members__
+        return flag in creation and bool(self._flags >> int(creation[flag]) & 1)
+
+    @property
+    def builder(self) -> Any:
+        return self._builder
+
+    @property
+    def flags(self) -> int:
+        return self._flags
+
+    def get_flag(self, flag: Any) -> bool:
+        return bool(self._flags >> int(flag) & 1)
+
+    @property
+    def has_implicit_batch_dimension(self) -> bool:
+        return not self._explicit
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._inputs)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self._outputs)
+
+    def get_layer(self, index: int) -> Any:
+        return _at(self, self._layers, index)
+
+    def get_input(self, index: int) -> Any:
+        return _at(self, self._inputs, index)
+
+    def get_output(self, index: int) -> Any:
+        return _at(self, self._outputs, index)
+
+    def mark_output(self, tensor: Any) -> None:
+        tensor._role = "output"
+        self._outputs.append(tensor)
+
+    def unmark_output(self, tensor: Any) -> None:
+        tensor._role = ""
+        self._outputs.remove(tensor)
+
+    def _add(self, name: str, kind: str, inputs: list[Any], outputs: list[Any], onnx_name: str = "") -> Any:
+        layer = self._module.ILayer(self, name, kind, onnx_name)
+        layer._inputs, layer._outputs = inputs, outputs
+        self._layers.append(layer)
+        return layer
+
+    def _tensor(self, name: str, dtype: str, shape: tuple[int, ...], role: str = "") -> Any:
+        return self._module.ITensor(self, name, dtype, shape, role)
+
+
+class PluginRegistry:
+    """IPluginRegistry: loads the libraries that the test's circumstances have."""
+
+    def __init__(self, builder: Any) -> None:
+        self._log, self._circumstances = builder._log, builder._circumstances
+
+    def load_library(self, path: str) -> Any:
+        if path in self._circumstances.plugins:
+            self._module._plugins |= set(self._circumstances.plugins[path])
+            return object()
+        text = f"Unable to load library: {path}: cannot open shared object file: No such file or directory"
+        say(self, "ERROR", f"IPluginRegistry::loadLibrary: Error Code 6: API Usage Error ({text})")
+        return None
+
+
+def _at(network: Any, items: list[Any], index: int) -> Any:
+    """As TensorRT-RTX 1.7.1 answers an index that is too high: a logged error, and nothing."""
+    if 0 <= index < len(items):
+        return items[index]
+    text = f"vector::_M_range_check: __n (which is {index}) >= this->size() (which is {len(items)})"
+    say(network, "ERROR", f"Unexpected exception {text}")
+    return None
+
+
+BEHAVIOURS: dict[str, Any] = {
+    "ITensor": Tensor,
+    "ILayer": Layer,
+    "INetworkDefinition": Network,
+    "IPluginRegistry": PluginRegistry,
+}
