@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..artifact import Check
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, InvalidOption
 from ..progress import Progress, silent
 from ..shapes import Feeds, ModelIO
 
 if TYPE_CHECKING:
-    from .tensorrt.calibrator import Calibration
+    from .tensorrt.building.calibrator import Calibration
+    from .tensorrt.options import TensorRTOptions
 
-Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -43,6 +44,9 @@ class BuildRequest:
         progress: Told of every step.
         rest: What INT8 leaves in float is computed in, where the runtime decides and not the graph.
         calibration: How an engine that calibrates by itself gets its scales; None takes the graph's Q/DQ.
+        tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
+        layers: Name of a node to the precision it must have, where the runtime chooses types.
+        options: TensorRT's own.
     """
 
     model: str
@@ -58,6 +62,9 @@ class BuildRequest:
     progress: Progress = silent
     rest: str = "fp32"
     calibration: Calibration | None = None
+    tf32: bool = False
+    layers: Mapping[str, str] = field(default_factory=dict)
+    options: TensorRTOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class BuildOutcome:
         proof: What was found inside, for the manifest.
         device: What it was built for.
         packages: Whose versions matter.
+        versions: Package to version, where the runtime tells its own better than its package does.
         calibration_cache: What TensorRT's own calibrator wrote.
         checks: Verifications that were carried out.
         warnings: What the user should know.
@@ -87,6 +95,22 @@ class BuildOutcome:
     checks: Sequence[Check] = ()
     warnings: Sequence[str] = ()
     calibration_cache: bytes = b""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GpuRun:
+    """How an engine runs on a GPU.
+
+    Attributes:
+        device: Its number.
+        streams: Contexts that can run at once, each on a stream of its own.
+        cuda_graph: Whether an inference is captured once and replayed.
+    """
+
+    device: int = 0
+    streams: int = 1
+    cuda_graph: bool = False
 
 
 class Runner(ABC):
@@ -151,7 +175,9 @@ class Engine(ABC):
     takes: Literal["onnx", "pytorch"] = "onnx"
     """What it builds from."""
     takes_profiles: bool = False
-    """Whether GPUs and optimization profiles mean anything to it."""
+    """Whether GPUs, optimization profiles and TensorRT's options mean anything to it."""
+    precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
+    """What it can be asked for."""
 
     @abstractmethod
     def why_not_build(self) -> str:
@@ -169,6 +195,17 @@ class Engine(ABC):
     def graph_precision(self, precision: Precision) -> Precision:
         """Return the precision the ONNX graph itself must have for the intent."""
 
+    def check_precision(self, precision: Precision, rest: str) -> None:  # noqa: B027 (most take all of theirs)
+        """Refuse a precision that the version here does not have, before any work.
+
+        Raises:
+            InvalidOption: Naming the version.
+        """
+
+    def highest_opset(self) -> int | None:
+        """Return the newest opset of ONNX files that it reads; None where it takes any we write."""
+        return None
+
     @abstractmethod
     def build(self, request: BuildRequest) -> BuildOutcome:
         """Build to `request.output`.
@@ -177,6 +214,14 @@ class Engine(ABC):
             EngineUnavailable: If it cannot build here.
             BuildError: If the runtime refuses the model, naming node and operator.
         """
+
+    def plan(self, request: BuildRequest) -> dict[str, object]:
+        """Check a request as `build` does, without building, and return what would be built.
+
+        Raises:
+            InvalidOption: If this engine can only find out by building.
+        """
+        raise InvalidOption(f"--dry-run: target {self.name} cannot tell before it builds", option="--dry-run")
 
     def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
         """Return name of each kernel, which begins with its node's, to its median time in milliseconds.
@@ -194,3 +239,12 @@ class Engine(ABC):
             EngineUnavailable: If it cannot run here.
             ArtifactError: If the artifact is damaged or was built for something else.
         """
+
+    def open_on_gpu(self, artifact: str, run: GpuRun) -> Runner:
+        """Load an artifact on a certain GPU, on several streams or with CUDA graphs.
+
+        Raises:
+            InvalidOption: If this engine knows nothing of GPUs.
+            EngineUnavailable, ArtifactError: As `open`.
+        """
+        raise InvalidOption(f"device, streams and cuda_graph: engine {self.name} has no use for them")

@@ -11,6 +11,8 @@ from ..model.source import digest_source, parse_source
 from .base import BuildOutcome, BuildRequest, Engine
 from .registry import engine
 
+_SHOWN = 8
+
 
 def build_engine(
     target: str,
@@ -36,12 +38,7 @@ def build_engine(
         BuildError: If the runtime refuses the model.
     """
     chosen = require_builder(target)
-    shapes = {**request.min_shapes, **request.opt_shapes, **request.max_shapes}
-    if not chosen.takes_profiles and (request.gpus or shapes):
-        raise InvalidOption(
-            f"{'--gpu' if request.gpus else '--min/opt/max-shapes'}: target {target} has no use for it",
-            hint="leave it out",
-        )
+    _check_use(chosen, request)
     final = Path(request.output)
     with writing(final) as path:
         outcome = chosen.build(_at(request, path))
@@ -67,14 +64,17 @@ def build_engine(
                     "model": _digest(request.source or request.model),
                     "graph": _digest(request.model),
                 },
-                tools=tool_versions(*outcome.packages),
+                tools={**tool_versions(*outcome.packages), **outcome.versions},
                 device=outcome.device,
                 options={
                     "min_shapes": {k: list(v) for k, v in request.min_shapes.items()},
                     "opt_shapes": {k: list(v) for k, v in request.opt_shapes.items()},
                     "max_shapes": {k: list(v) for k, v in request.max_shapes.items()},
                     "gpus": list(request.gpus),
-                    "rest": request.rest if request.precision == "int8" else "",
+                    "rest": request.rest if request.precision in ("int8", "fp8") else "",
+                    **({"tf32": True} if request.tf32 else {}),
+                    **({"layers": dict(request.layers)} if request.layers else {}),
+                    **(request.options.as_json() if request.options else {}),
                 },
                 proof={
                     **outcome.proof,
@@ -88,6 +88,29 @@ def build_engine(
     if calibration_cache is not None:
         write_text(calibration_cache, outcome.calibration_cache.decode())
     return Artifact(final, manifest)
+
+
+def plan_engine(target: str, request: BuildRequest) -> dict[str, object]:
+    """Check everything that `build_engine` would, and return what it would build.
+
+    Raises:
+        InvalidOption, EngineUnavailable, UnsupportedOperator: As `build_engine`.
+    """
+    chosen = require_builder(target)
+    _check_use(chosen, request)
+    return {"target": target, "precision": request.precision, **chosen.plan(request)}
+
+
+def _check_use(chosen: Engine, request: BuildRequest) -> None:
+    """Refuse what means nothing to an engine."""
+    given = {
+        "--gpu": bool(request.gpus),
+        "--min/opt/max-shapes": bool({**request.min_shapes, **request.opt_shapes, **request.max_shapes}),
+        "TensorRT's options": request.options is not None and bool(request.options.as_json()),
+    }
+    for option, present in given.items():
+        if present and not chosen.takes_profiles:
+            raise InvalidOption(f"{option}: target {chosen.name} has no use for it", hint="leave it out")
 
 
 def require_builder(target: str) -> Engine:
@@ -115,9 +138,18 @@ def _missed(precision: str, outcome: BuildOutcome) -> str:
     if outcome.reached < max(outcome.planned, 1) and not none_needed:
         return (
             f"{precision} was asked for; {outcome.reached} of {outcome.planned} layers that compute "
-            f"reached it ({_layers(outcome)})"
+            f"reached it ({_layers(outcome)}){_fell_back(outcome)}"
         )
     return ""
+
+
+def _fell_back(outcome: BuildOutcome) -> str:
+    found = outcome.proof.get("fell_back")
+    if not isinstance(found, dict) or not found:
+        return ""
+    shown = [f"{name} ({why})" for name, why in list(found.items())[:_SHOWN]]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"; fell back: {', '.join(shown)}{more}"
 
 
 def _layers(outcome: BuildOutcome) -> str:

@@ -24,7 +24,6 @@ _PACKAGES = (
     "tensorrt",
     "tensorrt-rtx",
     "pycuda",
-    "cuda-bindings",
     "matplotlib",
 )
 

@@ -8,34 +8,55 @@ from ..artifact import load_artifact, manifest_path, read_manifest, require_file
 from ..errors import ArtifactError
 from ..model.source import parse_source
 from ..shapes import ModelIO
-from .base import Runner
+from .base import GpuRun, Runner
 from .registry import engine
 
 
-def load(artifact: str | Path, *, threads: int = 0, io: ModelIO | None = None, trust: bool = False) -> Runner:
+def load(
+    artifact: str | Path,
+    *,
+    threads: int = 0,
+    io: ModelIO | None = None,
+    trust: bool = False,
+    device: int = 0,
+    streams: int = 1,
+    cuda_graph: bool = False,
+) -> Runner:
     """Return a runner for an artifact or a MODEL.
+
+    An engine is executable code: it is loaded only if its file is the one its manifest describes, and only
+    where it was built for, which is found out before TensorRT is asked.
 
     Args:
         artifact: A file with a manifest, an ONNX file, or a PyTorch MODEL spelling.
         threads: Threads of a CPU runtime; 0 lets it choose.
         io: Inputs and outputs of a MODEL that does not declare them.
-        trust: Load a file whose digest differs from its manifest's all the same.
+        trust: Load a file whose digest differs from its manifest's, or an engine without one, all the same.
+        device, streams, cuda_graph: Of TensorRT's engines, see `base.GpuRun`.
 
     Raises:
         MissingFile: If there is no such file.
-        ArtifactError: If the file is not what its manifest says.
+        InvalidOption: If device, streams or cuda_graph are given to an engine without a GPU.
+        ArtifactError: If the file is not what its manifest says, or was built for something else.
         EngineUnavailable: If its runtime cannot run here.
     """
     text = str(artifact)
-    name = engine_of(text)
+    name = engine_of(text, trust=trust)
     path = Path(text)
     if not trust and path.is_file() and manifest_path(path).is_file():
         load_artifact(path)
+    run = GpuRun(device, streams, cuda_graph)
+    if run != GpuRun():
+        return engine(name).open_on_gpu(text, run)
     return engine(name).open(text, threads=threads, io=io)
 
 
-def engine_of(artifact: str) -> str:
+def engine_of(artifact: str, *, trust: bool = False) -> str:
     """Return the name of the engine that runs an artifact: by its manifest, else by its ending.
+
+    Args:
+        artifact: A file or a MODEL.
+        trust: Whether an engine without a manifest may be taken for what its first bytes say.
 
     Raises:
         MissingFile, InvalidOption: If it is nothing that can be run.
@@ -45,13 +66,19 @@ def engine_of(artifact: str) -> str:
     if path.suffix in (".engine", ".plan"):
         require_file(path, what="engine")
         manifest = read_manifest(path)
-        if manifest is None:
+        if manifest is not None:
+            return manifest.target
+        if not trust:
             raise ArtifactError(
-                f"{path}: has no manifest ({manifest_path(path).name}), which says what built it",
-                hint="build it with qcompile build",
+                f"{path}: has no manifest ({manifest_path(path).name}), which says what built it; "
+                "an engine is executable code",
+                hint="build it with qcompile build, or give --trust if you know where it comes from",
                 file=path,
             )
-        return manifest.target
+        from .tensorrt.compatibility import target_of
+
+        with path.open("rb") as file:
+            return target_of(file.read(8))
     source = parse_source(artifact)
     if source.kind == "onnx":
         manifest = read_manifest(path)

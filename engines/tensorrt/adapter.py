@@ -1,27 +1,48 @@
 """What differs between TensorRT's versions. No other file asks for a version.
 
-|                                       | 8.5, 8.6 | 10.x | 11.x | TensorRT-RTX |
-|---------------------------------------|----------|------|------|--------------|
-| builder flags FP16, INT8 (weak types) | yes      | yes  | gone | gone         |
-| strongly typed networks               | no       | yes  | only | only         |
-| EXPLICIT_BATCH must be asked for      | yes      | no   | gone | gone         |
-| progress monitor                      | no       | yes  | yes  | yes          |
-| builds with no GPU, for others        | no       | no   | no   | yes          |
-| calibrators (weak types)              | yes      | yes  | gone | gone         |
+|                                          | 8.5 | 8.6 | 10.x | 11.x | TensorRT-RTX |
+|------------------------------------------|-----|-----|------|------|--------------|
+| builder flags FP16, INT8 (weak types)    | yes | yes | yes  | gone | gone         |
+| INT8 calibrators (weak types)            | yes | yes | yes  | gone | gone         |
+| strongly typed networks                  | no  | no  | yes  | only | only         |
+| EXPLICIT_BATCH must be asked for         | yes | yes | no   | gone | gone         |
+| highest opset its parser reads           | 17  | 17  | 20 to 24 | 24 | 24         |
+| optimization level, hardware and version compatibility | no | yes | yes | yes | level alone |
+| progress monitor, stripped weights, refit from ONNX    | no | no  | yes | yes | yes         |
+| timing cache                             | yes | yes | yes  | yes  | does nothing |
+| builds with no GPU, for others           | no  | no  | no   | no   | yes          |
+| contexts may share a profile             | no  | (1) | yes  | yes  | yes          |
+| tells whether a stream can be captured   | no  | no  | no   | no   | yes          |
 
-Each row is read from the module itself, not from its version number: a name that is there is used.
+1. If the engine was built with the preview feature PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says
+   "the default value for this flag is on and can not be changed".
+
+Each row is read from the module itself, not from its version number: a name that is there is used. Only
+what no name tells is decided by which module it is: TensorRT-RTX keeps names that do nothing there.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+
+_WEAK_FLAGS = {
+    "fp32": (),
+    "tf32": (),
+    "fp16": ("FP16",),
+    "bf16": ("BF16",),
+    "int8": ("INT8",),
+}
+"""Builder flags that permit a precision where types are weak."""
+
+_HARDWARE = {"ampere+": "AMPERE_PLUS", "same-sm": "SAME_COMPUTE_CAPABILITY"}
+_OPSET_OF_WEAK_TYPES, _OPSET_OF_FIRST_10, _NEWEST_OPSET = 17, 20, 24
 
 
 @dataclass(frozen=True)
@@ -42,6 +63,16 @@ class Adapter:
         return str(self.module.__version__)
 
     @property
+    def package(self) -> str:
+        """What is installed: "tensorrt" or "tensorrt-rtx"."""
+        return str(self.module.__name__).replace("_", "-")
+
+    @property
+    def name(self) -> str:
+        """The module and its version, for messages."""
+        return f"{self.module.__name__} {self.version}"
+
+    @property
     def strongly_typed(self) -> bool:
         """Whether the graph's own types decide: the flag exists, and is used wherever it does."""
         return hasattr(self.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
@@ -56,18 +87,36 @@ class Adapter:
         """Whether engines can be built for GPUs that are not here."""
         return hasattr(self.module, "ComputeCapability")
 
+    @property
+    def keeps_timing_caches(self) -> bool:
+        """Whether a timing cache does anything: TensorRT-RTX chooses kernels where an engine runs."""
+        return not self.builds_ahead_of_time
+
+    @property
+    def highest_opset(self) -> int:
+        """The newest opset its ONNX parser is known to read; it takes newer files without a word.
+
+        The parsers of 8.5 and 8.6 read 17, of 10.0 and 10.1 20, of 10.15 and 11 24 (onnx-tensorrt,
+        docs/operators.md of these releases). In between nothing is documented: after 20 operators changed
+        in their types alone, which a parser refuses by name.
+        """
+        if not self.strongly_typed:
+            return _OPSET_OF_WEAK_TYPES
+        return _OPSET_OF_FIRST_10 if self.version.startswith(("10.0.", "10.1.")) else _NEWEST_OPSET
+
+    def has_calibrators(self) -> bool:
+        """Whether it calibrates INT8 by itself: needs the classes and weak types."""
+        return hasattr(self.module, "IInt8EntropyCalibrator2") and hasattr(self.module.BuilderFlag, "INT8")
+
     def require_calibrators(self) -> None:
         """Refuse where TensorRT has no calibrators of its own any more.
 
         Raises:
             InvalidOption: Naming the version and the way that is left.
         """
-        if not hasattr(self.module, "IInt8EntropyCalibrator2") or not hasattr(
-            self.module.BuilderFlag, "INT8"
-        ):
+        if not self.has_calibrators():
             raise InvalidOption(
-                f"--calibrator: {self.module.__name__} {self.version} has no INT8 calibrators; "
-                "its INT8 is in the graph, as Q/DQ",
+                f"--calibrator: {self.name} has no INT8 calibrators; its INT8 is in the graph, as Q/DQ",
                 hint="leave --calibrator out and give --ranges FILE",
                 option="--calibrator",
             )
@@ -86,34 +135,65 @@ class Adapter:
             value |= 1 << int(flags.EXPLICIT_BATCH)
         return value
 
-    def set_precision(self, config: Any, precision: str, *, weak: bool = False) -> None:
-        """Set the weak-typing flags for an intent; nothing to do where types are strong.
+    def set_precision(
+        self, config: Any, precision: str, *, weak: bool = False, rest: str = "fp32", tf32: bool = False
+    ) -> None:
+        """Permit TF32 or not, and set the weak-typing flags for an intent; strong types need none.
+
+        TF32 is on unless it is taken away: "fp32" would mean products of 10-bit mantissas.
 
         Raises:
             InvalidOption: If this version can reach the precision in neither way. A silent FP32 engine
-                is the trap here: TensorRT 11 dropped the flags.
+                is the trap here: TensorRT 11 dropped the flags (rf-detr issue 1453).
         """
-        if (self.strongly_typed and not weak) or precision == "fp32":
-            return
         flags = self.module.BuilderFlag
-        wanted = {"fp16": ("FP16",), "bf16": ("BF16",), "int8": ("INT8", "FP16")}.get(precision)
-        if wanted is None:
-            raise InvalidOption(f"TensorRT {self.version} has no flag for {precision}: it needs strong types")
-        for name in wanted:
-            if not hasattr(flags, name):
-                raise InvalidOption(
-                    f"TensorRT {self.version} has neither a {name} flag nor strongly typed networks"
-                )
-            config.set_flag(getattr(flags, name))
+        (config.set_flag if tf32 or precision == "tf32" else config.clear_flag)(flags.TF32)
+        for flag in self.permitting_flags(precision, weak=weak, rest=rest):
+            config.set_flag(flag)
+
+    def permitting_flags(self, precision: str, *, weak: bool = False, rest: str = "fp32") -> list[Any]:
+        """Return the builder flags that permit a precision; none where types are strong.
+
+        Raises:
+            InvalidOption: If this version can reach the precision in neither way.
+        """
+        if self.strongly_typed and not weak:
+            return []
+        if precision not in _WEAK_FLAGS:
+            raise InvalidOption(
+                f"--precision {precision}: {self.name} has no flag for it, and no strongly typed networks",
+                hint="use TensorRT 10 or newer, or another precision",
+                option="--precision",
+            )
+        also = _WEAK_FLAGS[rest] if precision == "int8" else ()
+        return [self.flag(name, f"--precision {precision}") for name in (*_WEAK_FLAGS[precision], *also)]
 
     def graph_precision(self, precision: str) -> str:
         """Return the precision the graph must have: its own where types are strong.
 
-        INT8 is always in the graph, as Q/DQ; FP16 only where there is no flag to be trusted.
+        Integers and FP8 are always in the graph, as Q/DQ; FP16 only where there is no flag to be trusted.
         """
-        return precision if self.strongly_typed or precision == "int8" else "fp32"
+        if precision == "tf32":
+            return "fp32"
+        return precision if self.strongly_typed or precision in ("int8", "int4", "fp8") else "fp32"
 
-    def set_gpus(self, config: Any, gpus: list[str]) -> None:
+    def flag(self, name: str, option: str) -> Any:
+        """Return a builder flag.
+
+        Raises:
+            InvalidOption: If this version has none of that name.
+        """
+        if not hasattr(self.module.BuilderFlag, name):
+            raise self.lacks(option, f"builder flag {name}")
+        return getattr(self.module.BuilderFlag, name)
+
+    def lacks(
+        self, option: str, what: str, hint: str = "leave it out, or use another version"
+    ) -> InvalidOption:
+        """Return the error for an option that this version does not have."""
+        return InvalidOption(f"{option}: {self.name} has no {what}", hint=hint, option=option.split()[0])
+
+    def set_gpus(self, config: Any, gpus: Sequence[str]) -> None:
         """Choose the GPUs an engine is built for.
 
         Raises:
@@ -130,8 +210,7 @@ class Adapter:
         for gpu in gpus:
             if gpu.upper() not in known:
                 raise InvalidOption(
-                    f"--gpu {gpu}: {self.module.__name__} {self.version} builds for "
-                    f"{', '.join(known).lower()}",
+                    f"--gpu {gpu}: {self.name} builds for {', '.join(known).lower()}",
                     option="--gpu",
                 )
         config.num_compute_capabilities = len(gpus)
@@ -142,6 +221,140 @@ class Adapter:
         """Return the GPUs that can be built for, "SM86" to TensorRT's value."""
         members: dict[str, Any] = self.module.ComputeCapability.__members__
         return {name: value for name, value in members.items() if name.startswith("SM")}
+
+    def memory_pool(self, name: str) -> Any:
+        """Return a memory pool by its name here, such as "tactic-shared-memory".
+
+        Raises:
+            InvalidOption: If this version has none of that name, with those it has.
+        """
+        members = self.module.MemoryPoolType.__members__
+        spelled = name.upper().replace("-", "_")
+        if spelled not in members:
+            known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
+            raise self.lacks(f"--memory-pool {name}", f"such pool; it has {known}", "choose one of these")
+        return members[spelled]
+
+    def hardware_level(self, name: str) -> Any:
+        """Return the hardware compatibility level for "ampere+" or "same-sm".
+
+        Raises:
+            InvalidOption: If this version builds for its own GPU alone, or has not that level.
+        """
+        option = "--hardware-compatible"
+        if self.builds_ahead_of_time:
+            raise self.lacks(option, "such levels; its engines are built for the GPUs of --gpu", "give --gpu")
+        levels = getattr(self.module, "HardwareCompatibilityLevel", None)
+        if levels is None or not hasattr(levels, _HARDWARE[name]):
+            raise self.lacks(f"{option} {name}", "such level of hardware compatibility")
+        return getattr(levels, _HARDWARE[name])
+
+    def require_config(self, attribute: str, option: str) -> None:
+        """Refuse an option whose attribute the builder configuration does not have.
+
+        Raises:
+            InvalidOption: Naming option and version.
+        """
+        if not hasattr(self.module.IBuilderConfig, attribute):
+            raise self.lacks(option, f"IBuilderConfig.{attribute}")
+
+    def tactic_sources(self, names: Sequence[str]) -> int:
+        """Return the bits of tactic sources, such as "jit-convolutions"; ("none",) is no bit.
+
+        Raises:
+            InvalidOption: If this version has none of that name, with those it has.
+        """
+        members = self.module.TacticSource.__members__
+        bits = 0
+        for name in names if tuple(names) != ("none",) else ():
+            spelled = name.upper().replace("-", "_")
+            if spelled not in members:
+                known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
+                raise self.lacks(
+                    f"--tactic-source {name}", f"such source; it has {known}", "choose one of these"
+                )
+            bits |= 1 << int(members[spelled])
+        return bits
+
+    def strip_flags(self, *, refit: bool, strip: bool) -> list[Any]:
+        """Return the flags for engines that take new weights, and for those stored without any.
+
+        Raises:
+            InvalidOption: If this version cannot strip weights (8.x).
+        """
+        found = [self.flag("REFIT", "--refit")] if refit or strip else []
+        return found + ([self.flag("STRIP_PLAN", "--strip-weights")] if strip else [])
+
+    @property
+    def refits_from_onnx(self) -> bool:
+        """Whether its parser can take new weights out of an ONNX file (from 10 on)."""
+        return hasattr(self.module, "OnnxParserRefitter")
+
+    def serialize_with_weights(self, engine: Any) -> Any:
+        """Return an engine's plan with all weights: from 10 on, a stripped one would leave them out again."""
+        if not hasattr(self.module, "SerializationFlag"):
+            return engine.serialize()
+        config = engine.create_serialization_config()
+        config.clear_flag(self.module.SerializationFlag.EXCLUDE_WEIGHTS)
+        return engine.serialize_with_config(config)
+
+    def load_plugin(self, builder: Any, path: str) -> None:
+        """Load a library of plugins; from 8.6 on into the builder's registry, which then names its creators.
+
+        Raises:
+            OSError: If the library cannot be loaded.
+        """
+        if hasattr(self.module.Builder, "get_plugin_registry"):
+            builder.get_plugin_registry().load_library(path)
+            return
+        import ctypes
+
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+
+    def memory_bytes(self, engine: Any) -> int:
+        """Return what an execution context of an engine needs on the device."""
+        old, new = "device_memory_size", "device_memory_size_v2"
+        return int(getattr(engine, new if hasattr(self.module.ICudaEngine, new) else old))
+
+    def weights_bytes(self, engine: Any) -> int | None:
+        """Return the size of an engine's weights; None before 10, which does not tell."""
+        stat = getattr(self.module, "EngineStat", None)
+        return int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE)) if stat is not None else None
+
+    def why_invalid(self, runtime: Any, plan: bytes) -> str:
+        """Return why a plan cannot run on the GPU here; empty when it can, or where nothing tells."""
+        if not hasattr(self.module.Runtime, "get_engine_validity"):
+            return ""
+        validity, reasons = runtime.get_engine_validity(plan)
+        if validity != self.module.EngineValidity.INVALID:
+            return ""
+        members: Mapping[str, Any] = self.module.EngineInvalidityDiagnostics.__members__
+        found = [name.lower().replace("_", " ") for name, bit in members.items() if int(reasons) & int(bit)]
+        return ", ".join(found) or "no reason given"
+
+    def share_profiles(self, config: Any) -> None:
+        """Let several execution contexts use one profile, where that must be asked for (8.6)."""
+        if hasattr(self.module.PreviewFeature, "PROFILE_SHARING_0806"):
+            config.set_preview_feature(self.module.PreviewFeature.PROFILE_SHARING_0806, True)
+
+    def shares_profiles(self) -> bool:
+        """Whether several contexts of an engine with dynamic shapes may use one profile at the same time."""
+        # The flag came in 8.6 and went with 11, which always shares; 8.5 still has numbered bindings.
+        named = hasattr(self.module.PreviewFeature, "PROFILE_SHARING_0806")
+        return named or not hasattr(self.module.ICudaEngine, "num_bindings")
+
+    def profile_values(self, engine: Any, name: str, profile: int) -> list[Sequence[int]]:
+        """Return smallest, optimal and largest values of a shape input in a profile; [] where none are."""
+        if hasattr(self.module.ICudaEngine, "get_tensor_profile_values"):
+            # By position: the real function takes (profile, name), and names them the other way round.
+            return list(engine.get_tensor_profile_values(profile, name))
+        return list(engine.get_profile_shape_input(profile, name))
+
+    def can_be_captured(self, context: Any, stream: int) -> bool:
+        """Return what TensorRT says; True where it has no say, and the capture itself shows it."""
+        if hasattr(self.module.IExecutionContext, "is_stream_capturable"):
+            return bool(context.is_stream_capturable(stream))
+        return True
 
 
 def load_adapter(target: str) -> Adapter:
@@ -158,17 +371,3 @@ def load_adapter(target: str) -> Adapter:
             hint=f"pip install 'qcompile[{target}]'",
             engine=target,
         ) from error
-
-
-def why_no_gpu() -> str:
-    """Return why no CUDA device can be used here; empty when one can."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no NVIDIA driver (libcuda.so.1 is missing)"
-    if driver.cuInit(0):
-        return "the NVIDIA driver finds no device"
-    count = ctypes.c_int()
-    if driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return "the NVIDIA driver finds no device"
-    return ""

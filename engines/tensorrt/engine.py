@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...artifact import read_manifest
-from ...errors import ArtifactError, EngineUnavailable, InvalidOption
-from ...shapes import ModelIO
-from ..base import PRECISIONS, BuildOutcome, BuildRequest, Engine, Precision, Runner
-from .adapter import load_adapter, why_no_gpu
+from ...errors import EngineUnavailable, InvalidOption
+from ...shapes import Feeds, ModelIO
+from ..base import PRECISIONS, BuildOutcome, BuildRequest, Engine, GpuRun, Precision, Runner
+from .adapter import load_adapter
+from .gpu import find_gpu, why_no_gpu
+
+if TYPE_CHECKING:
+    from .running.runner import TensorRTRunner
 
 
 class TensorRT(Engine):
@@ -17,6 +22,7 @@ class TensorRT(Engine):
     name = "tensorrt"
     suffix = ".engine"
     takes_profiles = True
+    precisions = PRECISIONS
 
     def why_not_build(self) -> str:
         return self._why_not_import() or why_no_gpu()
@@ -35,31 +41,56 @@ class TensorRT(Engine):
         found = load_adapter(self.name).graph_precision(precision)
         return PRECISIONS[PRECISIONS.index(found)]
 
+    def check_precision(self, precision: Precision, rest: str) -> None:
+        load_adapter(self.name).permitting_flags(precision, rest=rest)
+
+    def highest_opset(self) -> int | None:
+        return load_adapter(self.name).highest_opset
+
     def build(self, request: BuildRequest) -> BuildOutcome:
-        from .builder import build_plan
+        from .building.builder import build_plan
 
         return build_plan(load_adapter(self.name), request)
 
+    def plan(self, request: BuildRequest) -> dict[str, object]:
+        from .building.builder import dry_run
+
+        return dry_run(load_adapter(self.name), request)
+
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
+        return self.open_on_gpu(artifact, GpuRun())
+
+    def open_on_gpu(self, artifact: str, run: GpuRun) -> TensorRTRunner:
         path = Path(artifact)
-        manifest = read_manifest(path)
-        if manifest is None:
-            raise ArtifactError(
-                f"{path}: has no manifest; an engine is executable code and is loaded only with one",
-                hint="build it with qcompile build",
-                file=path,
-            )
         reason = self.why_not_run()
-        if reason:
+        gpu = find_gpu(run.device)
+        if not reason and gpu is None:
+            reason = f"there is no GPU number {run.device}"
+        if reason or gpu is None:
             raise EngineUnavailable(
                 f"{path}: cannot run here: {reason}",
                 hint=self.fix(),
                 engine=self.name,
                 reason=reason,
             )
-        from .runner import TensorRTRunner
+        from .compatibility import check_loadable
+        from .running.runner import TensorRTRunner
 
-        return TensorRTRunner(load_adapter(self.name), path)
+        adapter, manifest = load_adapter(self.name), read_manifest(path)
+        if manifest is not None:
+            check_loadable(path, manifest, adapter, gpu)
+        return TensorRTRunner(
+            adapter,
+            path,
+            device=run.device,
+            streams=run.streams,
+            cuda_graph=run.cuda_graph,
+            declared=manifest.io if manifest else None,
+        )
+
+    def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
+        with self.open_on_gpu(artifact, GpuRun()) as runner:
+            return runner.layer_times(feeds)
 
     def _why_not_import(self) -> str:
         try:
@@ -85,10 +116,18 @@ class TensorRTRTX(TensorRT):
         return self._why_not_import()
 
     def build(self, request: BuildRequest) -> BuildOutcome:
-        if not request.gpus and why_no_gpu():
-            raise InvalidOption(
-                f"--gpu is required here: {why_no_gpu()}",
-                hint="name the GPUs it is for, such as --gpu sm86,sm89",
-                option="--gpu",
-            )
+        _require_gpus(request)
         return super().build(request)
+
+    def plan(self, request: BuildRequest) -> dict[str, object]:
+        _require_gpus(request)
+        return super().plan(request)
+
+
+def _require_gpus(request: BuildRequest) -> None:
+    if not request.gpus and why_no_gpu():
+        raise InvalidOption(
+            f"--gpu is required here: {why_no_gpu()}",
+            hint="name the GPUs it is for, such as --gpu sm86,sm89",
+            option="--gpu",
+        )

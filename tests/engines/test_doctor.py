@@ -11,7 +11,7 @@ import pytest
 
 from qcompile.engines import doctor, names
 from qcompile.engines.doctor import Diagnosis, find_problems
-from qcompile.engines.tensorrt.adapter import why_no_gpu
+from qcompile.engines.tensorrt.gpu import why_no_gpu
 
 CLEAN = {"numba", "numpy", "onnx", "onnxruntime", "torch", "onnxscript", "onnxsim", "rich", "tensorrt-rtx"}
 

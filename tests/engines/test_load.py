@@ -14,7 +14,7 @@ from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.load import engine_of
-from qcompile.engines.tensorrt.adapter import why_no_gpu
+from qcompile.engines.tensorrt.gpu import why_no_gpu
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
 from qcompile.intent import build
 

@@ -39,9 +39,14 @@ def test_an_engine_that_can_build_here_names_the_precision_its_graph_must_have(n
     found = engine(name)
     assert found.why_not_build() == ""
     assert found.suffix.startswith(".")
-    needed = [found.graph_precision(precision) for precision in PRECISIONS]
-    expected = {"torchscript": ["fp32"] * 5, "openvino": ["fp32", "fp32", "fp32", "int8", "int4"]}
+    needed = [found.graph_precision(precision) for precision in found.precisions]
+    expected = {
+        "torchscript": ["fp32"] * 5,
+        "openvino": ["fp32", "fp32", "fp32", "int8", "int4"],
+        "tensorrt-rtx": ["fp32", "fp32", "fp16", "bf16", "int8", "fp8", "int4"],
+    }
     assert needed == expected.get(name, ["fp32", "fp16", "bf16", "int8", "int4"])
+    assert set(found.precisions) <= set(PRECISIONS)
 
 
 def test_a_name_that_is_taken_is_refused() -> None:

@@ -20,8 +20,8 @@ from qcompile.compiler.half.precision import to_half
 from qcompile.compiler.int8.placement import plan, scaled_tensors
 from qcompile.compiler.int8.static import quantize_static
 from qcompile.compiler.prepare import prepared
+from qcompile.engines.tensorrt.building.proof import by_precision, compute_layers
 from qcompile.engines.tensorrt.log import last_error, make_log
-from qcompile.engines.tensorrt.proof import layers_by_precision
 from qcompile.model.fidelity import fidelity
 from qcompile.model.graph import count_weighted, infer_types, producers
 from qcompile.model.onnx_file import model_io, opset
@@ -121,7 +121,7 @@ def built(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
         profile.set_shape(tensor.name, shape, shape, shape)
     config.add_optimization_profile(profile)
     assert builder.build_serialized_network(network, config) is not None, last_error(log, "no reason")
-    return layers_by_precision(network)
+    return by_precision(compute_layers(network))
 
 
 def behind_dequantizers(model: onnx.ModelProto) -> bool:

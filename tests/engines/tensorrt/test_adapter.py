@@ -25,6 +25,9 @@ class Config:
     def set_flag(self, flag: str) -> None:
         self.flags.append(flag)
 
+    def clear_flag(self, flag: str) -> None:
+        self.flags.append(f"no {flag}")
+
     def set_compute_capability(self, value: object, index: int) -> None:
         self.chosen[index] = value
 
@@ -83,7 +86,13 @@ def test_networks_are_strongly_typed_wherever_they_can_be(adapter: Adapter, flag
 
 
 @pytest.mark.parametrize(
-    ("precision", "flags"), [("fp32", []), ("fp16", ["FP16"]), ("int8", ["INT8", "FP16"])]
+    ("precision", "flags"),
+    [
+        ("fp32", ["no TF32"]),
+        ("tf32", ["TF32"]),
+        ("fp16", ["no TF32", "FP16"]),
+        ("int8", ["no TF32", "INT8"]),
+    ],
 )
 def test_a_weakly_typed_version_is_told_by_flags(precision: str, flags: list[str]) -> None:
     config = Config()
@@ -98,7 +107,7 @@ def test_a_strongly_typed_version_is_told_by_the_graph_and_by_no_flag(
 ) -> None:
     config = Config()
     adapter.set_precision(config, precision)
-    assert config.flags == []
+    assert config.flags == ["no TF32"]
     assert adapter.graph_precision(precision) == precision
 
 
@@ -111,12 +120,12 @@ def test_flags_stand_in_for_fp16_in_the_graph_but_never_for_int8() -> None:
 def test_every_version_reaches_a_precision_by_flag_or_by_graph(adapter: Adapter, precision: str) -> None:
     config = Config()
     adapter.set_precision(config, precision)
-    assert config.flags or adapter.graph_precision(precision) == precision
+    assert config.flags != ["no TF32"] or adapter.graph_precision(precision) == precision
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_a_version_with_neither_flags_nor_strong_types_is_an_error(precision: str) -> None:
-    with pytest.raises(InvalidOption, match=r"TensorRT 9\.9 has neither a \w+ flag nor strongly typed"):
+    with pytest.raises(InvalidOption, match=r"tensorrt 9\.9 has no builder flag (FP16|INT8)"):
         NEITHER.set_precision(Config(), precision)
 
 

@@ -20,7 +20,7 @@ from qcompile.compiler import quantize, simplify
 from qcompile.compiler.int8.placement import Target
 from qcompile.engines.base import BuildRequest, Precision
 from qcompile.engines.build import build_engine
-from qcompile.engines.tensorrt.adapter import why_no_gpu
+from qcompile.engines.tensorrt.gpu import why_no_gpu
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
 from qcompile.model.outline import fingerprint
 
@@ -36,7 +36,7 @@ faulthandler.dump_traceback_later(30, exit=True)
 from pathlib import Path
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
-from qcompile.engines.tensorrt import builder
+from qcompile.engines.tensorrt.building import builder
 from qcompile.errors import QCompileError
 
 def collecting(module, make_log=builder.make_log):

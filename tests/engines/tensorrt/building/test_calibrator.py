@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +13,15 @@ import tensorrt_rtx
 
 import qcompile
 from qcompile.calibration import Batch
-from qcompile.engines.tensorrt.adapter import Adapter, why_no_gpu
-from qcompile.engines.tensorrt.calibrator import (
+from qcompile.engines.tensorrt.adapter import Adapter
+from qcompile.engines.tensorrt.building.calibrator import (
     Calibration,
     Device,
     Feeder,
     first_and_all,
     make_calibrator,
 )
-from qcompile.engines.tensorrt.proof import engine_precisions
+from qcompile.engines.tensorrt.gpu import why_no_gpu
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
 
 
@@ -49,7 +48,7 @@ V8 = Adapter(
     SimpleNamespace(
         __version__="8.5.3.1",
         __name__="tensorrt",
-        BuilderFlag=SimpleNamespace(INT8=1, FP16=2),
+        BuilderFlag=SimpleNamespace(INT8=1, FP16=2, TF32=3),
         NetworkDefinitionCreationFlag=SimpleNamespace(EXPLICIT_BATCH=0),
         IInt8EntropyCalibrator2=type("IInt8EntropyCalibrator2", (Base,), {}),
         IInt8MinMaxCalibrator=type("IInt8MinMaxCalibrator", (Base,), {}),
@@ -164,6 +163,10 @@ class Config:
     def set_flag(self, flag: object) -> None:
         self.flags.append(flag)
 
+    def clear_flag(self, flag: object) -> None:
+        """Only TF32 is ever taken away."""
+        assert flag == V8.module.BuilderFlag.TF32
+
 
 @pytest.mark.parametrize("adapter", [V8, V10])
 def test_calibration_makes_types_weak_where_they_could_be_strong(adapter: Adapter) -> None:
@@ -171,7 +174,9 @@ def test_calibration_makes_types_weak_where_they_could_be_strong(adapter: Adapte
     assert adapter.network_flags(weak=True) == 1 << 0  # EXPLICIT_BATCH alone
     config = Config()
     adapter.set_precision(config, "int8", weak=True)
-    assert config.flags == [1, 2]
+    assert config.flags == [1]
+    adapter.set_precision(config, "int8", weak=True, rest="fp16")
+    assert config.flags == [1, 1, 2]
 
 
 def test_tensorrt_rtx_refuses_calibrators_and_names_the_way_that_is_left() -> None:
@@ -185,7 +190,7 @@ def test_tensorrt_rtx_refuses_calibrators_and_names_the_way_that_is_left() -> No
     ("options", "said"),
     [
         ({"calibrator": "entropy", "data": "x.npz"}, "has no INT8 calibrators"),
-        ({"calibrator": "kl"}, "one of ours, entropy, minmax"),
+        ({"calibrator": "kl"}, "one of ours, native, entropy, minmax"),
         ({"calibrator": "entropy", "precision": "fp16"}, "is for --precision int8"),
         ({"data": "x.npz"}, "are for --calibrator"),
     ],
@@ -199,24 +204,3 @@ def test_build_refuses_what_cannot_be_before_any_work(
             tiny_file("residual"), output, target="tensorrt-rtx", **{"precision": "int8", **options}
         )
     assert not output.exists()
-
-
-def test_the_inspectors_words_are_counted_by_precision() -> None:
-    # Layers as engine inspectors of TensorRT 8 and 10 spell them (NVIDIA, developer guide, engine inspector).
-    layers = [
-        {
-            "LayerType": "CaskConvolution",
-            "Inputs": [{"Format/Datatype": "Thirty-two wide channel vectorized row major Int8 format"}],
-        },
-        {"LayerType": "gemm", "Inputs": [{"Format/Datatype": "Row major linear FP32"}]},
-        {"LayerType": "CaskConvolution", "Inputs": [{"Format/Datatype": "Half"}]},
-        {"LayerType": "kgen", "Inputs": [{"Format/Datatype": "BFloat16"}]},
-        {"LayerType": "Reformat", "Inputs": [{"Format/Datatype": "Int8"}]},
-        {"LayerType": "CaskConvolution", "Inputs": [{"Format/Datatype": "Int8"}]},
-    ]
-    assert engine_precisions(json.dumps({"Layers": layers})) == {
-        "int8": {"CaskConvolution": 2},
-        "fp32": {"gemm": 1},
-        "fp16": {"CaskConvolution": 1},
-        "bf16": {"kgen": 1},
-    }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qcompile.engines.base import BuildRequest, Shapes
-from qcompile.engines.tensorrt.profiles import InputRange, make_ranges
+from qcompile.engines.tensorrt.building.profiles import InputRange, make_ranges
 from qcompile.errors import InvalidOption
 from qcompile.shapes import TensorInfo
 

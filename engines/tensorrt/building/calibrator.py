@@ -7,16 +7,19 @@ must therefore not look like the end: it is kept, and the builder raises it and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from ...calibration import Batch
-from ...errors import DataError, EngineUnavailable
-from ...progress import Progress
-from ...shapes import format_shape
-from .adapter import Adapter
+from ....calibration import Batch
+from ....errors import DataError
+from ....progress import Progress
+from ....shapes import format_shape
+from ..adapter import Adapter
+from ..running.buffers import DeviceBuffer, raw
+from ..running.cuda_context import PrimaryContext
 
 Calibrator = Literal["entropy", "minmax"]
 
@@ -95,35 +98,27 @@ class Device:
     """
 
     def __init__(self) -> None:
-        try:
-            import pycuda.driver as cuda
-
-            self._cuda = cuda
-            cuda.init()
-            self._context = cuda.Device(0).retain_primary_context()
-            self._context.push()
-        except Exception as error:  # ImportError, or pycuda's own types, which need the import
-            raise EngineUnavailable(
-                f"no CUDA device can be used for calibration ({error})",
-                hint="pip install 'qcompile[cuda]' on a machine with an NVIDIA GPU",
-                engine="tensorrt",
-            ) from error
-        self._buffers: dict[str, Any] = {}
+        self._context = PrimaryContext(0, "calibration")
+        self._buffers: dict[str, DeviceBuffer] = {}
 
     def copy(self, name: str, array: Any) -> int:
         """Copy an array to the buffer of an input and return its address."""
-        if name not in self._buffers:
-            self._buffers[name] = self._cuda.mem_alloc(max(array.nbytes, 1))
-        self._cuda.memcpy_htod(self._buffers[name], array)
-        return int(self._buffers[name])
+        with self._context.active("copying a batch"):
+            buffer = self._buffers.setdefault(name, DeviceBuffer(self._context.cuda))
+            address = buffer.reserve(array.nbytes)
+            if array.nbytes:
+                self._context.cuda.memcpy_htod(address, raw(array))
+            return address
 
     def close(self) -> None:
-        """Free the buffers and leave the context."""
-        for buffer in self._buffers.values():
-            buffer.free()
-        self._buffers = {}
-        self._context.pop()
-        self._context.detach()
+        """Free the buffers, each even if another one fails to be, and release the context."""
+        if not self._context.is_open:
+            return
+        with ExitStack() as stack:
+            stack.callback(self._context.close)
+            stack.enter_context(self._context.active("freeing"))
+            while self._buffers:
+                stack.callback(self._buffers.popitem()[1].free)
 
 
 def make_calibrator(adapter: Adapter, calibration: Calibration, feeder: Feeder) -> Any:

@@ -1,0 +1,1 @@
+"""From an ONNX file to a plan: parse, configure, build, and prove."""

@@ -1,0 +1,59 @@
+"""What TensorRT's log means when a build fails, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ....errors import BuildError
+from ..log import last_error, plain
+
+_EXPLANATIONS: Sequence[tuple[str, str, str]] = (
+    (
+        r"out of memory|outofmemory|requested amount of gpu memory",
+        "the GPU's memory does not suffice",
+        "lower --max-shapes or --workspace, end what else uses the GPU, or build where it has more memory",
+    ),
+    (
+        r"workspace limit|insufficient workspace|increase the (allowed )?workspace",
+        "no kernel fits the workspace",
+        "raise --workspace, or leave it out",
+    ),
+    (
+        r"could not find any implementation for node",
+        "it has no kernel for a layer",
+        "raise --workspace or --optimization-level, or keep the layer in another precision with --layer",
+    ),
+    (
+        r"check\(status == cuda_success\) failed",
+        "it needs a GPU to compile with these options",
+        "leave --refit and --strip-weights out, or build on a machine with the GPU",
+    ),
+    (
+        r"sm_vers_\.size\(\) == 1",
+        "with these options an engine is for one GPU",
+        "name one --gpu for each engine that takes new weights",
+    ),
+    (
+        r"libnvinfer_lean|libnvinfer_dispatch",
+        "the lean runtime that --version-compatible puts into an engine is not installed",
+        "install it (tensorrt-lean), give --exclude-lean-runtime, or leave --version-compatible out",
+    ),
+)
+"""Pattern of what TensorRT logs, what it means, and the way out."""
+
+
+def build_failure(log: Any, subject: str, otherwise: str) -> BuildError:
+    """Return the error of a build that gave no engine.
+
+    Args:
+        log: From `log.make_log`.
+        subject: File and TensorRT, for the message.
+        otherwise: The hint where the log is not understood.
+    """
+    for pattern, meaning, hint in _EXPLANATIONS:  # causes first: the last error is often a consequence
+        for message in log.errors:
+            if re.search(pattern, message, re.IGNORECASE):
+                return BuildError(f"{subject} cannot build it: {meaning}: {plain(message)}", hint=hint)
+    return BuildError(f"{subject} cannot build it: {last_error(log, 'it gave no reason')}", hint=otherwise)

@@ -1,0 +1,138 @@
+"""From an ONNX file to TensorRT's network: parsed, or refused by the node that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....errors import BuildError, InvalidOption, UnsupportedOperator
+from ....model.onnx_file import load_onnx, opset
+from ..adapter import Adapter
+from ..log import last_error, setting
+
+if TYPE_CHECKING:
+    import onnx
+
+_TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8"}
+_NAMESPACE = "namespace"
+"""Node metadata of PyTorch's exporter: the path of modules the node comes from."""
+
+
+def parse(adapter: Adapter, network: Any, log: Any, path: Path, *, shown: str = "") -> Any:
+    """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
+
+    Raises:
+        UnsupportedOperator: If it refuses a node, with operator, opset and the PyTorch module it comes from.
+        BuildError: If it gives no node.
+    """
+    parser = adapter.module.OnnxParser(network, log)
+    if parser.parse_from_file(str(path)):
+        return parser
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    if not errors:
+        raise BuildError(
+            f"{shown or path}: {adapter.name} cannot parse it: {last_error(log, 'no reason given')}"
+        )
+    raise _refused(adapter, errors[0], load_onnx(path, external_data=False), shown or str(path))
+
+
+def _refused(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -> UnsupportedOperator:
+    nodes = model.graph.node
+    found = nodes[error.node()] if 0 <= error.node() < len(nodes) else None
+    name = error.node_name() if hasattr(error, "node_name") else ""
+    operator = error.node_operator() if hasattr(error, "node_operator") else ""
+    if name and found is not None and found.name != name:
+        found = next((node for node in nodes if node.name == name), None)
+    if found is not None:
+        operator = operator or found.op_type
+        name = name or found.name or f"making {', '.join(found.output)}"
+    module = _module_path(found) if found is not None else ""
+    where = f" (PyTorch module {module})" if module else ""
+    return UnsupportedOperator(
+        f"{shown}: {adapter.name} refuses {operator or 'the graph'} {name!r} of opset {opset(model)}{where}: "
+        f"{' '.join(str(error.desc()).split())}",
+        hint="simplify first; a graph quantized for ONNX Runtime must be quantized for tensorrt; "
+        "an operator of its own needs --plugin",
+        operator=operator,
+        node=name,
+        module=module,
+    )
+
+
+def _module_path(node: onnx.NodeProto) -> str:
+    """`layer4.1.conv2`, of the exporter's ": Net/layer4: Sequential/layer4.1.conv2: Conv2d/conv2d: aten"."""
+    for entry in node.metadata_props:
+        if entry.key == _NAMESPACE:
+            scopes = [part.split(":")[0].strip() for part in entry.value.split("/")]
+            return next((scope for scope in reversed(scopes[:-1]) if scope), "")
+    return ""
+
+
+def set_formats(adapter: Adapter, network: Any, log: Any, formats: Mapping[str, tuple[str, str]]) -> None:
+    """Set the memory formats of inputs and outputs; their types are in the graph already.
+
+    Args:
+        formats: Input or output to (dtype, format), such as ("float16", "chw32").
+
+    Raises:
+        InvalidOption: If there is no such tensor or format, or TensorRT refuses it for the tensor's type.
+    """
+    tensors = {tensor.name: tensor for tensor in io_tensors(network)}
+    members = adapter.module.TensorFormat.__members__
+    for name, (_, spelled) in formats.items():
+        if name not in tensors:
+            raise InvalidOption(f"--io-format: no input or output {name!r}; there are {', '.join(tensors)}")
+        if not spelled:
+            continue
+        if spelled.upper() not in members:
+            known = ", ".join(sorted(member.lower() for member in members))
+            raise InvalidOption(
+                f"--io-format {name}: {adapter.name} has no format {spelled!r}; it has {known}"
+            )
+        with setting(log, f"--io-format {name}={spelled}", adapter.name):
+            tensors[name].allowed_formats = 1 << int(members[spelled.upper()])
+
+
+def io_tensors(network: Any) -> list[Any]:
+    """Return the inputs and outputs of a network."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    return inputs + [network.get_output(index) for index in range(network.num_outputs)]
+
+
+def shape_tensors(network: Any) -> list[str]:
+    """Return the inputs whose values are shapes."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    return [tensor.name for tensor in inputs if tensor.is_shape_tensor]
+
+
+def keep_layers(adapter: Adapter, network: Any, config: Any, log: Any, layers: Mapping[str, str]) -> None:
+    """Force layers of a weakly typed network to precisions.
+
+    Args:
+        layers: Name to "fp32", "fp16", "bf16" or "int8".
+
+    Raises:
+        InvalidOption: If the network has no layer of a name, or this version not the type.
+    """
+    if not layers:
+        return
+    found = {layer.name: layer for layer in map(network.get_layer, range(network.num_layers))}
+    missing = [name for name in layers if name not in found]
+    if missing:
+        raise InvalidOption(f"--layer: the network has no layer {', '.join(missing)}", option="--layer")
+    for name, precision in layers.items():
+        _force(adapter, found[name], precision, log)
+    config.set_flag(adapter.flag("OBEY_PRECISION_CONSTRAINTS", "--layer"))
+
+
+def _force(adapter: Adapter, layer: Any, precision: str, log: Any) -> None:
+    kind = _TYPES[precision]
+    if not hasattr(adapter.module.DataType, kind):
+        raise adapter.lacks(f"--layer {layer.name}={precision}", f"type {kind}")
+    dtype = getattr(adapter.module.DataType, kind)
+    with setting(log, f"--layer {layer.name}={precision}", adapter.name):
+        layer.precision = dtype
+        if precision != "int8":  # an int8 output would need a range of its own
+            for index in range(layer.num_outputs):
+                layer.set_output_type(index, dtype)

@@ -1,0 +1,86 @@
+"""What precision layers compute in.
+
+In a strongly typed network the types of tensors are binding: what is read from the parsed network, without
+a GPU, is what will run. In a weakly typed one TensorRT chooses, and the built engine is asked (`inspector`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+_COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
+_MOVES = ("SHUFFLE", "IDENTITY", "SQUEEZE", "UNSQUEEZE", "SLICE")
+_NAMES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4"}
+
+
+@dataclass(frozen=True)
+class ComputeLayer:
+    """A layer of a network that does arithmetic.
+
+    Attributes:
+        name: As the parser named it.
+        kind: "CONVOLUTION", "DECONVOLUTION" or "MATRIX_MULTIPLY".
+        precision: Of its operands in the network.
+    """
+
+    name: str
+    kind: str
+    precision: str
+
+
+def compute_layers(network: Any) -> list[ComputeLayer]:
+    """Return the layers that do the arithmetic, with the types of the network.
+
+    A layer computes in INT8 or FP8 when each operand comes from a DEQUANTIZE layer, through layers that only
+    move data; "int4" are weights of 4 bits alone; all others compute in the type of their first operand.
+    """
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    made_by = {
+        layer.get_output(index).name: layer
+        for layer in layers
+        for index in range(layer.num_outputs)
+        if layer.get_output(index) is not None
+    }
+    return [
+        ComputeLayer(layer.name, _kind(layer), _precision(layer, made_by))
+        for layer in layers
+        if _kind(layer) in _COMPUTES
+    ]
+
+
+def by_precision(layers: list[ComputeLayer]) -> dict[str, dict[str, int]]:
+    """Return precision to kind of layer to count."""
+    found: dict[str, Counter[str]] = {}
+    for layer in layers:
+        found.setdefault(layer.precision, Counter())[layer.kind] += 1
+    return {precision: dict(counts) for precision, counts in found.items()}
+
+
+def _precision(layer: Any, made_by: dict[str, Any]) -> str:
+    operands = [layer.get_input(index) for index in range(min(layer.num_inputs, 2))]
+    operands = [tensor for tensor in operands if tensor is not None]
+    stored = [_stored_type(tensor, made_by) for tensor in operands]
+    if len(stored) == 2 and stored[1] == "INT4":
+        return "int4"
+    if len(stored) == 2 and all(stored):
+        return _NAMES.get(stored[0], stored[0].lower())
+    dtype = _type(operands[0])
+    return _NAMES.get(dtype, dtype.lower())
+
+
+def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
+    """The type of what a tensor is dequantized from; empty where it is not dequantized."""
+    layer = made_by.get(tensor.name)
+    while layer is not None and _kind(layer) in _MOVES:
+        layer = made_by.get(layer.get_input(0).name)
+    return _type(layer.get_input(0)) if layer is not None and _kind(layer) == "DEQUANTIZE" else ""
+
+
+def _type(tensor: Any) -> str:
+    return str(tensor.dtype).rsplit(".", 1)[-1]
+
+
+def _kind(layer: Any) -> str:
+    return str(layer.type).rsplit(".", 1)[-1]

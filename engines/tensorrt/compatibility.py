@@ -1,0 +1,84 @@
+"""Whether an engine can run here, by its manifest: said in words before TensorRT, which aborts, is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...artifact import Manifest
+from ...errors import ArtifactError
+from .adapter import Adapter
+from .gpu import Gpu
+
+_RTX_MAGIC = b"vtrt"
+_AMPERE = 80
+
+
+def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
+    """Refuse an engine of another TensorRT or another GPU, or without weights.
+
+    Raises:
+        ArtifactError: Saying what it was built by and for, and what is here.
+    """
+    check_version_and_gpu(path, manifest, adapter, gpu)
+    if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
+        raise ArtifactError(
+            f"{path}: is stored without weights",
+            hint=f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine",
+            file=path,
+        )
+
+
+def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
+    """Refuse an engine of another TensorRT or another GPU.
+
+    Raises:
+        ArtifactError: Saying what it was built by and for, and what is here.
+    """
+    built_by = str(manifest.tools.get(adapter.package, ""))
+    if not _same_version(built_by, adapter.version, bool(manifest.options.get("version_compatible"))):
+        raise ArtifactError(
+            f"{path}: was built by {adapter.package} {built_by or 'of unknown version'}; "
+            f"here is {adapter.version}",
+            hint="build it here, install that version, or build with --version-compatible",
+            file=path,
+        )
+    listed = manifest.device.get("gpus")
+    gpus = [str(name) for name in listed] if isinstance(listed, list) else []
+    if not _runs_on(gpus, gpu, str(manifest.options.get("hardware_compatible") or "")):
+        raise ArtifactError(
+            f"{path}: was built for {', '.join(gpus) or 'an unknown GPU'}"
+            f"{_named(manifest)}; here is {gpu.name} ({gpu.architecture})",
+            hint="build it for this GPU, or with --hardware-compatible ampere+",
+            file=path,
+        )
+
+
+def target_of(plan: bytes) -> str:
+    """Return the target that reads a plan, by its first bytes."""
+    return "tensorrt-rtx" if plan.startswith(_RTX_MAGIC) else "tensorrt"
+
+
+def _same_version(built_by: str, here: str, compatible: bool) -> bool:
+    """Plans are of one version to its third number; version-compatible ones of one major version."""
+    built, found = (
+        tuple(int(part) for part in text.split(".")[:3] if part.isdigit()) for text in (built_by, here)
+    )
+    if not built:
+        return False
+    return built == found or (compatible and built[0] == found[0] and found >= built)
+
+
+def _runs_on(gpus: list[str], gpu: Gpu, level: str) -> bool:
+    if gpu.architecture in gpus:
+        return True
+    return level == "ampere+" and _number(gpu.architecture) >= _AMPERE
+
+
+def _number(architecture: str) -> int:
+    digits = architecture.removeprefix("sm")
+    return int(digits) if digits.isdigit() else 0
+
+
+def _named(manifest: Manifest) -> str:
+    name = manifest.device.get("gpu")
+    return f" ({name})" if name else ""

@@ -1,0 +1,1 @@
+"""A plan at work: memory, streams, CUDA graphs, times."""

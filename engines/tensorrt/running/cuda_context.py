@@ -1,0 +1,110 @@
+"""The primary CUDA context of a device, which everything in the process shares, PyTorch included.
+
+No context is created, and none stays current: each block makes the primary one current and leaves the
+thread as it found it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import clear_frames
+from typing import Any
+
+from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
+from .cuda_driver import CudaDriver, DriverError
+
+
+class PrimaryContext:
+    """A device's primary context, retained by PyCUDA.
+
+    Attributes:
+        cuda: The module `pycuda.driver`.
+        driver: What PyCUDA lacks.
+        device: The device's number.
+        subject: What needs it, such as the engine's file; every message begins with it.
+
+    Raises:
+        EngineUnavailable: If PyCUDA finds no such device.
+        InvalidOption: If the number is negative.
+    """
+
+    def __init__(self, device: int, subject: str, *, engine: str = "tensorrt") -> None:
+        if device < 0:
+            raise InvalidOption(f"device: {device}; 0 or more is required", option="--device")
+        self.device, self.subject, self._engine = device, subject, engine
+        self._context: Any = None
+        try:
+            import pycuda.driver as cuda
+
+            self.cuda = cuda
+            self.driver = CudaDriver()
+            cuda.init()
+            self._context = cuda.Device(device).retain_primary_context()
+        except Exception as error:  # ImportError, OSError, or pycuda's own types, which need the import
+            raise EngineUnavailable(
+                f"no CUDA device can be used for {subject} (device {device}: {error})",
+                hint="pip install 'qcompile[cuda]' on a machine with an NVIDIA GPU",
+                engine=engine,
+            ) from error
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the context is still retained."""
+        return self._context is not None
+
+    @contextmanager
+    def active(self, doing: str) -> Iterator[None]:
+        """Make the context current in the block, and translate CUDA's errors.
+
+        The frames of an error that the block calls lose their locals here: whoever keeps the error would
+        keep memory of the device and TensorRT's objects with them, beyond the end of the context.
+
+        Args:
+            doing: What the block does, for the message.
+
+        Raises:
+            EngineUnavailable: If the device's memory does not suffice.
+            ModelError: If CUDA fails otherwise.
+        """
+        outer = sys.exc_info()[1]
+        self._context.push()
+        try:
+            yield
+        except BaseException as error:
+            _forget_locals(error, outer)
+            self._translate(error, doing)
+            raise
+        finally:
+            self.cuda.Context.pop()
+
+    def _translate(self, error: BaseException, doing: str) -> None:
+        if isinstance(error, self.cuda.MemoryError):
+            raise EngineUnavailable(
+                f"{self.subject}: {doing}: not enough memory on CUDA device {self.device}",
+                hint="free memory on the GPU, or give a smaller batch",
+                engine=self._engine,
+            ) from error
+        if isinstance(error, (self.cuda.Error, DriverError)):
+            raise ModelError(f"{self.subject}: {doing}: CUDA fails: {first_line(error)}") from error
+
+    def close(self) -> None:
+        """Release the context. All that was allocated in it must have been freed."""
+        if self._context is None:
+            return
+        context, self._context = self._context, None
+        context.push()
+        handle = context.handle
+        context.detach()
+        # PyCUDA takes a context that is released for one that is destroyed, and so off the thread's stack;
+        # "unlike cuCtxDestroy() this method does not pop the context from stack" (cuDevicePrimaryCtxRelease).
+        self.driver.remove_context(handle)
+
+
+def _forget_locals(error: BaseException, outer: BaseException | None) -> None:
+    """Clear the finished frames of an error and of what caused it, up to what was being handled before."""
+    chained: BaseException | None = error
+    while chained is not None and chained is not outer:
+        clear_frames(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__

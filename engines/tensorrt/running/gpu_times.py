@@ -1,0 +1,48 @@
+"""Times by the GPU's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class GpuTimes:
+    """Durations of inferences that ran one after the other, each int64 nanoseconds, shape [iterations].
+
+    CUDA events resolve about half a microsecond (cuEventElapsedTime).
+
+    Attributes:
+        compute: By CUDA events on the stream, from after the last copy to the device until before the first
+            copy from it: the kernels, and the gaps in which the device waits for the host to enqueue them.
+        with_transfers: By CUDA events, from before the first copy to the device until after the last copy
+            from it. Inputs that were on the device are not copied. Filling page-locked memory with the
+            feeds, and copies out of it, are not contained.
+        enqueue: By the host's clock, inside `execute_async_v3`, or inside the launch of the CUDA graph.
+    """
+
+    compute: NDArray[np.int64]
+    with_transfers: NDArray[np.int64]
+    enqueue: NDArray[np.int64]
+
+    @property
+    def is_enqueue_bound(self) -> bool:
+        """Whether the host takes longer to enqueue than the device to compute: a CUDA graph would help."""
+        return bool(np.median(self.enqueue) >= np.median(self.compute))
+
+
+def elapsed_ns(start: Any, end: Any) -> int:
+    """Return the time between two recorded events of PyCUDA, which tells milliseconds."""
+    return round(float(end.time_since(start)) * _NS_PER_MS)
+
+
+def collect(runs: Sequence[tuple[int, int, int]]) -> GpuTimes:
+    """Return the times of runs that are (compute, with transfers, enqueue), in nanoseconds."""
+    columns = np.asarray(runs, np.int64).reshape(-1, 3).T
+    return GpuTimes(columns[0].copy(), columns[1].copy(), columns[2].copy())

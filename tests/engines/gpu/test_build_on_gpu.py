@@ -1,0 +1,207 @@
+"""Builds on a real GPU, with whichever TensorRT is installed there: precisions, calibrators, every option.
+
+Needs numpy, onnx, PyCUDA and TensorRT; what needs ONNX Runtime (quantizing) is skipped without it. The oracle
+is ONNX's own reference implementation. An option that the version here does not have must be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import qcompile
+from qcompile.artifact import Artifact
+from qcompile.engines.tensorrt.options import TensorRTOptions
+from qcompile.errors import ArtifactError, BuildError, InvalidOption
+
+pytestmark = pytest.mark.gpu
+
+MakeFile = Callable[..., Path]
+Build = Callable[..., Artifact]
+
+
+@pytest.fixture
+def model(tiny_file: MakeFile) -> Path:
+    """The tiny residual model: x [batch,4,8,8] to y [batch,3]."""
+    return tiny_file("residual")
+
+
+@pytest.fixture
+def build(model: Path, tmp_path: Path) -> Build:
+    """`build("fp16", refit=True)` builds the model; on TensorRT 8 without cuBLAS and cuDNN."""
+    import tensorrt
+
+    base = {"tactic_sources": ("none",)} if tensorrt.__version__.startswith("8.") else {}
+
+    def make(precision: str = "fp32", *, name: str = "m", source: Path = model, more: Any = None,
+             **options: Any) -> Artifact:  # fmt: skip
+        return qcompile.build(
+            source, tmp_path / f"{name}.engine", target="tensorrt", precision=precision,
+            options=TensorRTOptions(**{"timing_cache": "off", **base, **options}), **(more or {}),
+        )  # fmt: skip
+
+    return make
+
+
+def feed(rows: int = 4) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Normal images."""
+    return np.random.default_rng(rows).standard_normal((rows, 4, 8, 8)).astype(np.float32)
+
+
+def error(artifact: Path, model: Path, rows: int = 4) -> float:
+    """Largest difference from the reference, relative to the largest output."""
+    (expected,) = ReferenceEvaluator(onnx.load(model)).run(None, {"x": feed(rows)})
+    with qcompile.load(artifact) as runner:
+        found = runner.infer({"x": feed(rows)})["y"]
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 5e-3), ("fp16", 1e-2), ("best", 2e-2)]
+)
+def test_an_engine_computes_what_the_model_does(
+    precision: str, tolerance: float, build: Build, model: Path
+) -> None:
+    artifact = build(precision)
+    assert error(artifact.path, model) < tolerance
+    proof = artifact.manifest.proof
+    assert proof["reached_in_precision"] == proof["planned_in_precision"]
+    assert int(str(proof["engine_layers"])) > 0
+    assert artifact.manifest.device["gpu"]
+
+
+@pytest.mark.parametrize("calibrator", ["", "ours", "native", "minmax"])
+def test_int8_by_every_way_there_is(
+    calibrator: str, build: Build, model: Path, samples: MakeFile, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    from qcompile.engines.tensorrt.adapter import load_adapter
+
+    data = str(samples("residual"))
+    native = calibrator in ("native", "minmax")
+    more: dict[str, Any] = {"calibrator": calibrator} if calibrator else {}
+    if native:
+        more |= {"data": data, "calibration_cache": tmp_path / "found.cache"}
+    else:
+        more |= {"ranges": qcompile.calibrate(model, data, tmp_path / "m.ranges", method="minmax").path}
+    if calibrator and not load_adapter("tensorrt").has_calibrators():
+        with pytest.raises(InvalidOption, match="has no INT8 calibrators"):
+            build("int8", more=more)
+        return
+    artifact = build("int8", more=more | {"allow_fallback": bool(calibrator)})
+    assert error(artifact.path, model) < 0.1
+    if native:
+        assert (tmp_path / "found.cache").read_text().startswith("TRT-")
+        assert artifact.manifest.proof["calibration_batches"] == 32
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"workspace": "256M"},
+    {"memory_pools": ("tactic-dram=4G",)},
+    {"optimization_level": 1},
+    {"aux_streams": 0},
+    {"refit": True},
+    {"version_compatible": True},
+    {"hardware_compatible": "ampere+"},
+    {"sparse_weights": True},
+    {"io_formats": ("x=:chw4",)},
+    {"io_formats": ("x=float16", "y=float16")},
+    {"profiles": ("x:1x4x8x8..1x4x8x8..1x4x8x8", "x:2x4x8x8..4x4x8x8..8x4x8x8")},
+    {"tactic_sources": ("jit-convolutions", "edge-mask-convolutions")},
+    {"dla_core": 0, "gpu_fallback": True},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options))
+def test_an_option_is_taken_and_the_engine_right_or_it_is_refused_by_name(
+    options: dict[str, Any], build: Build, model: Path
+) -> None:
+    said = ""
+    try:
+        artifact = build("fp16" if "io_formats" in options else "fp32", **options)
+    except (InvalidOption, BuildError) as refused:
+        said = refused.message
+    if said:
+        assert said.startswith("--") or "cannot build it" in said
+        return
+    assert options.items() <= artifact.manifest.options.items() or "profiles" in options
+    if "io_formats" in options:
+        assert artifact.manifest.io is not None
+        return  # another layout or type of x than the reference takes
+    assert error(artifact.path, model) < 1e-3
+
+
+def test_the_timing_cache_makes_the_second_build_faster_or_equal_and_is_refused_if_damaged(
+    build: Build, tmp_path: Path
+) -> None:
+    cache = tmp_path / "t.cache"
+    build(timing_cache=str(cache))
+    first = cache.read_bytes()
+    build(timing_cache=str(cache), name="again")
+    assert len(cache.read_bytes()) >= len(first) > 0
+    cache.write_bytes(b"garbage")
+    with pytest.raises(InvalidOption, match="of another device or version"):
+        build(timing_cache=str(cache), name="third")
+
+
+def test_new_weights_change_what_a_refitted_engine_computes(
+    build: Build, model: Path, tmp_path: Path
+) -> None:
+    made = onnx.load(model)
+    for tensor in made.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.5), tensor.name))
+    onnx.save(made, tmp_path / "retrained.onnx")
+    built = build(refit=True)
+    new = qcompile.refit(built.path, tmp_path / "retrained.onnx", tmp_path / "new.engine")
+    assert error(new.path, tmp_path / "retrained.onnx") < 1e-4
+    assert error(built.path, model) < 1e-4
+
+
+def test_a_stripped_engine_runs_once_it_is_refitted(build: Build, model: Path, tmp_path: Path) -> None:
+    import tensorrt
+
+    if not hasattr(tensorrt.BuilderFlag, "STRIP_PLAN"):
+        with pytest.raises(InvalidOption, match="STRIP_PLAN"):
+            build(strip_weights=True)
+        return
+    stripped = build(strip_weights=True)
+    with pytest.raises(ArtifactError, match="stored without weights"):
+        qcompile.load(stripped.path)
+    whole = qcompile.refit(stripped.path, model, tmp_path / "whole.engine")
+    assert error(whole.path, model) < 1e-4
+
+
+def test_a_layer_kept_in_float32_is_in_float32(build: Build) -> None:
+    proof = build("fp16", more={"layers": {"Gemm": "fp32"}}).manifest.proof
+    layers = proof["layers_by_precision"]
+    assert isinstance(layers, dict)
+    assert layers.get("fp32", {}).get("MATRIX_MULTIPLY", 0) + layers.get("untold", {}).get(
+        "MATRIX_MULTIPLY", 0
+    )
+
+
+def test_an_opset_beyond_the_parser_is_computed_right(build: Build, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")  # compares the converted file with the original
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+        m (float[batch,4,8,8] x) => (float[batch,4] y) {
+            axes = Constant <value_ints = [2, 3]> ()
+            y = ReduceMean <keepdims = 0> (x, axes)
+        }"""
+    source = tmp_path / "mean.onnx"
+    onnx.save(onnx.parser.parse_model(text), source)
+    artifact = build(source=source)
+    assert error(artifact.path, source) < 1e-5
+
+
+def test_a_file_that_was_changed_is_not_loaded(build: Build) -> None:
+    path = build().path
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(ArtifactError, match="differs from its manifest's"):
+        qcompile.load(path)

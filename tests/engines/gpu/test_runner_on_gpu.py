@@ -1,0 +1,275 @@
+"""The runner on a real GPU, with whichever TensorRT is installed there.
+
+Not yet run on one, only against the simulation of tests/support. Needs numpy, onnx, PyCUDA and TensorRT; what
+needs PyTorch is skipped without it. The oracle is ONNX's own reference implementation. Memory is read with a
+context held by the test, so that it does not come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from onnx.reference import ReferenceEvaluator
+
+import qcompile
+from qcompile.engines.tensorrt.running.cuda_context import PrimaryContext
+from qcompile.engines.tensorrt.running.runner import TensorRTRunner
+from qcompile.errors import DataError, InvalidOption, ModelError
+
+pytestmark = pytest.mark.gpu
+
+BATCHES = {"min_shapes": (1,), "opt_shapes": (4,), "max_shapes": (16,)}
+NONZERO = """<ir_version: 8, opset_import: ["" : 17]>
+nonzero (float[n,4] x) => (int32[2,k] places, float[n,4] twice) {
+    found = NonZero (x)
+    places = Cast <to = 6> (found)
+    twice = Add (x, x)
+}"""
+SLACK_BYTES = 4 << 20
+"""What the driver may take for itself between two readings of free memory."""
+
+
+def build(model: onnx.ModelProto, folder: Path, precision: str = "fp32", axes: str = "x") -> Path:
+    """Build for 1 to 16 rows, without cuBLAS and cuDNN on TensorRT 8, which may not be there."""
+    import tensorrt
+
+    from qcompile.engines.tensorrt.options import TensorRTOptions
+
+    source, output = folder / "model.onnx", folder / f"{precision}.engine"
+    onnx.save(model, source)
+    others = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim][1:]
+    shapes = {name: {axes: (rows[0], *others)} for name, rows in BATCHES.items()}
+    options = TensorRTOptions(tactic_sources=("none",)) if tensorrt.__version__.startswith("8.") else None
+    return qcompile.build(
+        source, output, target="tensorrt", precision=precision, options=options, **shapes
+    ).path
+
+
+def open_runner(path: Path, **options: Any) -> TensorRTRunner:
+    """Load an engine."""
+    runner = qcompile.load(path, **options)
+    assert isinstance(runner, TensorRTRunner)
+    return runner
+
+
+def values(rows: int, *, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Normal feeds of the residual network."""
+    return np.random.default_rng([seed, rows]).standard_normal((rows, 4, 8, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the engines of this file are built, once."""
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture
+def model(tiny: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
+    """Two convolutions, a residual add, pooling and a Gemm."""
+    return tiny("residual")
+
+
+@pytest.fixture
+def engine(model: onnx.ModelProto, folder: Path) -> Path:
+    """Its engine."""
+    path = folder / "fp32.engine"
+    return path if path.is_file() else build(model, folder)
+
+
+@pytest.fixture
+def context() -> Iterator[PrimaryContext]:
+    """A context of the test's own."""
+    found = PrimaryContext(0, "test")
+    yield found
+    found.close()
+
+
+def free_bytes(context: PrimaryContext) -> int:
+    """Free memory of the device."""
+    with context.active("reading free memory"):
+        return int(context.cuda.mem_get_info()[0])
+
+
+def expected(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What ONNX's reference implementation computes."""
+    found: np.ndarray[Any, Any] = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    return found
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("fp16", 2e-2)])
+def test_it_computes_what_the_model_does(
+    model: onnx.ModelProto, engine: Path, folder: Path, precision: str, tolerance: float
+) -> None:
+    path = engine if precision == "fp32" else build(model, folder, precision)
+    with open_runner(path) as runner:
+        for rows in (1, 16, 3, 7):
+            x = values(rows)
+            dtype = runner.io.inputs[0].dtype
+            found = runner.infer({"x": x.astype(dtype)})["y"]
+            np.testing.assert_allclose(found, expected(model, x), rtol=tolerance, atol=tolerance)
+
+
+def test_shapes_outside_the_profile_are_refused_with_its_range(engine: Path) -> None:
+    with (
+        open_runner(engine) as runner,
+        pytest.raises(DataError, match=r"input 'x' has shape 17x4x8x8, .* 1x4x8x8 to 16x4x8x8"),
+    ):
+        runner.infer({"x": values(17)})
+
+
+def test_ten_thousand_inferences_take_no_memory(engine: Path, context: PrimaryContext) -> None:
+    with open_runner(engine) as runner:
+        feeds = [{"x": values(rows)} for rows in (16, 1, 5)]
+        for turn in range(100):
+            runner.infer(feeds[turn % 3])
+        before = free_bytes(context)
+        for turn in range(10_000):
+            runner.infer(feeds[turn % 3])
+        assert free_bytes(context) >= before - SLACK_BYTES
+
+
+def test_a_hundred_loads_give_everything_back(engine: Path, context: PrimaryContext) -> None:
+    def load_and_run() -> None:
+        with open_runner(engine) as runner:
+            runner.infer({"x": values(4)})
+
+    for _ in range(5):
+        load_and_run()
+    before = free_bytes(context)
+    for _ in range(100):
+        load_and_run()
+    assert free_bytes(context) >= before - SLACK_BYTES
+
+
+def test_no_context_stays_current(engine: Path, context: PrimaryContext) -> None:
+    import ctypes
+
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def current() -> int | None:
+        found = ctypes.c_void_p()
+        assert driver.cuCtxGetCurrent(ctypes.byref(found)) == 0
+        return found.value
+
+    before = current()
+    with open_runner(engine) as runner:
+        assert current() == before
+        runner.infer({"x": values(4)})
+        with pytest.raises(DataError):
+            runner.infer({"x": values(40)})
+        assert current() == before
+    assert current() == before
+    with context.active("comparing"):
+        assert current() is not None
+
+
+def test_a_cuda_graph_computes_the_same_and_is_replayed(engine: Path) -> None:
+    with open_runner(engine) as plain, open_runner(engine, cuda_graph=True) as graph:
+        for turn, rows in enumerate([4, 4, 16, 4, 1, 2, 3, 4, 16]):
+            feeds = {"x": values(rows, seed=turn)}
+            np.testing.assert_array_equal(graph.infer(feeds)["y"], plain.infer(feeds)["y"])
+        assert graph.time({"x": values(4)}, 50).min() > 0
+
+
+def test_hundreds_of_captures_take_no_memory(engine: Path, context: PrimaryContext) -> None:
+    with open_runner(engine, cuda_graph=True) as runner:
+        for turn in range(32):
+            runner.infer({"x": values(1 + turn % 16)})
+        before = free_bytes(context)
+        for turn in range(320):
+            runner.infer({"x": values(1 + turn % 16)})
+        assert free_bytes(context) >= before - SLACK_BYTES
+
+
+def test_a_data_dependent_shape_is_the_real_one(folder: Path) -> None:
+    (folder / "nonzero").mkdir()
+    path = build(parser.parse_model(NONZERO), folder / "nonzero")
+    generator = np.random.default_rng(0)
+    with open_runner(path) as runner:
+        for rows in (1, 16, 4):
+            x = (generator.random((rows, 4)) < 0.4).astype(np.float32)
+            found = runner.infer({"x": x})
+            np.testing.assert_array_equal(found["places"], np.array(np.nonzero(x)))
+            np.testing.assert_array_equal(found["twice"], x * 2)
+        x = np.zeros((3, 4), np.float32)
+        assert runner.infer({"x": x})["places"].shape == (2, 0)
+    with (
+        open_runner(path, cuda_graph=True) as runner,
+        pytest.raises(ModelError, match="its shape depends on data"),
+    ):
+        runner.infer({"x": x})
+
+
+def test_several_streams_return_outputs_in_order(engine: Path, model: onnx.ModelProto) -> None:
+    import tensorrt
+
+    if tensorrt.__version__.startswith("8.5"):
+        with pytest.raises(InvalidOption, match="profile of its own"):
+            open_runner(engine, streams=3)
+        pytest.skip("before TensorRT 8.6 an engine with one profile runs on one stream")
+    runner = open_runner(engine, streams=3)
+    many = [{"x": values(1 + turn % 16, seed=turn)} for turn in range(50)]
+    with runner:
+        for feeds, outputs in zip(many, runner.infer_many(many), strict=True):
+            np.testing.assert_allclose(outputs["y"], expected(model, feeds["x"]), rtol=1e-4, atol=1e-4)
+
+
+def test_times_of_the_gpu_are_within_each_other(engine: Path) -> None:
+    with open_runner(engine) as runner:
+        times = runner.gpu_times({"x": values(16)}, 200)
+        host = runner.time({"x": values(16)}, 200)
+    assert times.compute.shape == times.with_transfers.shape == times.enqueue.shape == (200,)
+    assert (times.compute > 0).all()
+    assert (times.with_transfers >= times.compute).all()
+    assert np.median(host) >= np.median(times.with_transfers)
+
+
+def test_layers_have_times(engine: Path) -> None:
+    with open_runner(engine) as runner:
+        layers = runner.layer_times({"x": values(16)})
+    assert layers
+    assert all(time_ms >= 0 for time_ms in layers.values())
+    assert sum(layers.values()) > 0
+
+
+def test_an_output_on_the_device_is_the_input_of_another_runner(folder: Path) -> None:
+    (folder / "negate").mkdir()
+    text = '<ir_version: 8, opset_import: ["" : 17]> negate (float[n,4] x) => (float[n,4] y) { y = Neg (x) }'
+    path = build(parser.parse_model(text), folder / "negate")
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    with open_runner(path) as first, open_runner(path) as second:
+        between = first.infer({"x": x}, on_device=True)["y"]
+        np.testing.assert_array_equal(between.copy_to_host(), -x)
+        np.testing.assert_array_equal(second.infer({"x": between})["y"], x)
+        second.close()
+        first.infer({"x": x})
+        with pytest.raises(DataError, match="used again or closed"):
+            between.copy_to_host()
+
+
+def test_tensors_of_pytorch_are_used_where_they_lie(engine: Path, model: onnx.ModelProto) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch here has no CUDA")
+    x = torch.from_numpy(values(8)).cuda()
+    with open_runner(engine) as runner, torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(20):
+            # Kernels that are still under way on PyTorch's stream when the runner is called.
+            busy = x.clone()
+            for _ in range(50):
+                busy = busy * 1.0
+            found = runner.infer({"x": busy})["y"]
+            np.testing.assert_allclose(found, expected(model, values(8)), rtol=1e-4, atol=1e-4)
+        kept = torch.as_tensor(runner.infer({"x": x}, on_device=True)["y"], device="cuda").clone()
+        with pytest.raises(DataError, match="is strided on the device"):
+            runner.infer({"x": x.transpose(2, 3)})
+        with pytest.raises(DataError, match="float16; float32 is required"):
+            runner.infer({"x": x.half()})
+    np.testing.assert_allclose(kept.cpu().numpy(), expected(model, values(8)), rtol=1e-4, atol=1e-4)
+    assert float((torch.ones(3, device="cuda") * 2).sum()) == 6.0  # its context is still what it was

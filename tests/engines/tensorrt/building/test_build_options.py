@@ -1,0 +1,293 @@
+"""Every option of a build reaches TensorRT, or is refused: each test fails when its option is dropped.
+
+On stand-ins for TensorRT 8.5, 10 and 11 with exactly the names of the real modules, and on the real
+TensorRT-RTX where that has the option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_machine import Machine, install
+from simulated_plan import read_plan
+
+import qcompile
+from qcompile.engines.tensorrt.options import TensorRTOptions
+from qcompile.errors import BuildError, InvalidOption, MissingFile
+from qcompile.preparation import Intent
+
+MakeFile = Callable[..., Path]
+OnMachine = Callable[..., Machine]
+ALL = ("8.5.3", "10.16", "11.4")
+NEWER = ("10.16", "11.4")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
+    """`machine("8.5.3", dla_cores=1)` is a machine with that TensorRT."""
+    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
+
+
+@pytest.fixture
+def model(tiny_file: MakeFile) -> Path:
+    """The tiny residual model: x [batch,4,8,8]."""
+    return tiny_file("residual")
+
+
+def pool_limits(here: Machine) -> dict[str, int]:
+    """Memory pool to the size it was given."""
+    return {pool.name: size for pool, size in here.told("set_memory_pool_limit")}
+
+
+def written(here: Machine, attribute: str) -> list[Any]:
+    """The values that an attribute of TensorRT's objects was given."""
+    return [call.args[0] for call in here.module.recorded_calls if call.member == attribute and call.written]
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_workspace_and_other_pools(version: str, machine: OnMachine, model: Path) -> None:
+    here = machine(version)
+    here.build(model, options={"workspace": "2G"})
+    assert pool_limits(here) == {"WORKSPACE": 2 << 30}
+    if version != "8.5.3":
+        here.build(model, options={"memory_pools": ("tactic-shared-memory=64K",)})
+        assert pool_limits(here)["TACTIC_SHARED_MEMORY"] == 64 << 10
+
+
+def test_a_pool_that_a_version_lacks_is_refused_with_those_it_has(machine: OnMachine, model: Path) -> None:
+    with pytest.raises(
+        InvalidOption, match=r"tactic-dram: tensorrt 8\.5.* has no such pool; it has .*workspace"
+    ):
+        machine("8.5.3").build(model, options={"memory_pools": ("tactic-dram=1G",)})
+
+
+@pytest.mark.parametrize("version", NEWER)
+@pytest.mark.parametrize("level", [0, 5])
+def test_the_optimization_level(version: str, level: int, machine: OnMachine, model: Path) -> None:
+    here = machine(version)
+    here.build(model, options={"optimization_level": level})
+    assert written(here, "builder_optimization_level") == [level]
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_streams_beside_an_inferences_own(version: str, machine: OnMachine, model: Path) -> None:
+    here = machine(version)
+    here.build(model, options={"aux_streams": 0})
+    assert written(here, "max_aux_streams") == [0]
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({"refit": True}, {"REFIT"}),
+        ({"sparse_weights": True}, {"SPARSE_WEIGHTS"}),
+        ({"strip_weights": True}, {"STRIP_PLAN", "REFIT"}),
+        ({"version_compatible": True}, {"VERSION_COMPATIBLE"}),
+        (
+            {"version_compatible": True, "exclude_lean_runtime": True},
+            {"VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("version", ALL)
+def test_options_that_are_builder_flags(
+    version: str, options: dict[str, Any], flags: set[str], machine: OnMachine, model: Path
+) -> None:
+    here = machine(version)
+    if not all(hasattr(here.module.BuilderFlag, flag) for flag in flags):
+        with pytest.raises(InvalidOption, match=r"tensorrt 8\.5\.3\.1 has no builder flag"):
+            here.build(model, options=options)
+        assert here.nothing_built
+        return
+    manifest = here.build(model, options=options).manifest
+    assert here.flags() == flags
+    assert options.items() <= manifest.options.items()
+
+
+@pytest.mark.parametrize("version", NEWER)
+@pytest.mark.parametrize(
+    ("level", "name"), [("ampere+", "AMPERE_PLUS"), ("same-sm", "SAME_COMPUTE_CAPABILITY")]
+)
+def test_hardware_compatibility(version: str, level: str, name: str, machine: OnMachine, model: Path) -> None:
+    here = machine(version)
+    here.build(model, options={"hardware_compatible": level})
+    assert [value.name for value in written(here, "hardware_compatibility_level")] == [name]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"optimization_level": 5}, {"aux_streams": 1}, {"hardware_compatible": "ampere+"}],
+)
+def test_tensorrt_8_5_refuses_what_came_later(
+    options: dict[str, Any], machine: OnMachine, model: Path
+) -> None:
+    here = machine("8.5.3")
+    with pytest.raises(InvalidOption, match=r"tensorrt 8\.5\.3\.1 has no "):
+        here.build(model, options=options)
+    assert here.nothing_built
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_a_deep_learning_accelerator_with_the_gpu_behind_it(
+    version: str, machine: OnMachine, model: Path
+) -> None:
+    here = machine(version, dla_cores=2)
+    here.build(model, options={"dla_core": 1, "gpu_fallback": True})
+    assert written(here, "DLA_core") == [1]
+    assert [value.name for value in written(here, "default_device_type")] == ["DLA"]
+    assert "GPU_FALLBACK" in here.flags()
+    with pytest.raises(InvalidOption, match="--dla-core 0: this machine has 0 DLA cores"):
+        machine(version).build(model, name="none", options={"dla_core": 0})
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_tactic_sources(version: str, machine: OnMachine, model: Path) -> None:
+    here = machine(version)
+    here.build(model, options={"tactic_sources": ("jit-convolutions",)})
+    here.build(model, options={"tactic_sources": ("none",)})
+    bit = int(here.module.TacticSource.__members__["JIT_CONVOLUTIONS"])
+    assert here.told("set_tactic_sources") == [(1 << bit,), (0,)]
+    with pytest.raises(InvalidOption, match=r"--tactic-source nowhere: .* has no such source; it has"):
+        here.build(model, options={"tactic_sources": ("nowhere",)})
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_memory_formats_of_inputs_and_outputs(version: str, machine: OnMachine, model: Path) -> None:
+    here = machine(version)
+    artifact = here.build(model, options={"io_formats": ("x=:chw32",)})
+    (x,) = [one for one in read_plan(artifact.path.read_bytes())["io"] if one["name"] == "x"]
+    assert x["format"] == "CHW32"
+    with pytest.raises(InvalidOption, match=r"no input or output 'z'; there are x, y"):
+        here.build(model, options={"io_formats": ("z=:chw32",)})
+    with pytest.raises(InvalidOption, match=r"has no format 'chw7'; it has .*linear"):
+        here.build(model, options={"io_formats": ("x=:chw7",)})
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_types_of_inputs_and_outputs_are_in_the_graph(version: str, machine: OnMachine, model: Path) -> None:
+    manifest = machine(version).build(model, options={"io_formats": ("x=float16", "y=float16")}).manifest
+    assert manifest.io is not None
+    assert [str(tensor) for tensor in manifest.io.inputs] == ["x:[batch,4,8,8]:float16"]
+    assert [tensor.dtype for tensor in manifest.io.outputs] == ["float16"]
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_several_profiles(version: str, machine: OnMachine, model: Path) -> None:
+    here = machine(version)
+    profiles = ("x:1x4x8x8..1x4x8x8..1x4x8x8", "x:2x4x8x8..8x4x8x8..32x4x8x8")
+    manifest = here.build(model, options={"profiles": profiles}).manifest
+    expected = [
+        {"x": {"min": [1, 4, 8, 8], "opt": [1, 4, 8, 8], "max": [1, 4, 8, 8]}},
+        {"x": {"min": [2, 4, 8, 8], "opt": [8, 4, 8, 8], "max": [32, 4, 8, 8]}},
+    ]
+    assert manifest.proof["profiles"] == expected
+    assert len(here.told("add_optimization_profile")) == 2
+    # The proof asks the engine about each of them.
+    assert [args[0] for args in here.told("set_optimization_profile_async")] == [1]
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_plugins_are_loaded_into_the_builders_registry(
+    version: str, machine: OnMachine, model: Path, tmp_path: Path
+) -> None:
+    library = tmp_path / "libplugins.so"
+    library.write_bytes(b"")
+    here = machine(version, plugins={str(library): {"Odd"}})
+    here.build(model, options={"plugins": (str(library),)})
+    assert here.told("load_library") == [(str(library),)]
+    with pytest.raises(MissingFile, match=r"plugin .*nowhere.so does not exist"):
+        here.build(model, options={"plugins": (str(tmp_path / "nowhere.so"),)})
+
+
+def test_tensorrt_8_5_loads_a_plugin_library_itself(machine: OnMachine, model: Path, tmp_path: Path) -> None:
+    library = tmp_path / "libplugins.so"
+    library.write_bytes(b"not a library")
+    with pytest.raises(InvalidOption, match=r"--plugin .*libplugins.so: cannot be loaded"):
+        machine("8.5.3").build(model, options={"plugins": (str(library),)})
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_an_option_that_tensorrt_only_complains_about_is_an_error(
+    version: str, machine: OnMachine, model: Path
+) -> None:
+    text = "IBuilderConfig::setFlag: Error Code 3: API Usage Error (Parameter check failed, condition: x)"
+    here = machine(version, refused={"SPARSE_WEIGHTS": text})
+    with pytest.raises(InvalidOption, match=r"--sparse-weights: .* refuses it: .*Parameter check failed"):
+        here.build(model, options={"sparse_weights": True})
+    assert here.nothing_built
+
+
+def test_a_dry_run_says_what_would_be_built_and_writes_nothing(
+    machine: OnMachine, model: Path, tmp_path: Path
+) -> None:
+    from qcompile.intent import plan_intent
+
+    here = machine("10.16")
+    options = TensorRTOptions(workspace="1G", profiles=("x:1x4x8x8..2x4x8x8..4x4x8x8",))
+    plan = plan_intent(Intent(model, "tensorrt", "fp16", options=options))
+    assert plan["layers_by_precision"] == {"fp16": {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}}
+    assert plan["options"] == {"workspace": "1G", "profiles": ["x:1x4x8x8..2x4x8x8..4x4x8x8"]}
+    assert plan["gpus"] == ["sm86"]
+    assert pool_limits(here) == {"WORKSPACE": 1 << 30}
+    assert here.told("build_serialized_network") == []
+    assert not (tmp_path / "dry-run").exists()
+
+
+def rtx(model: Path, options: dict[str, Any], **more: Any) -> Any:
+    """Build with the real TensorRT-RTX for sm86."""
+    return qcompile.build(
+        model, model.parent / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
+        options=TensorRTOptions(**options), **more,
+    ).manifest  # fmt: skip
+
+
+def test_the_real_rtx_takes_profiles_and_formats(model: Path) -> None:
+    plain = rtx(model, {})
+    assert rtx(model, {"io_formats": ("x=:chw32",)}).digest != plain.digest
+    two = rtx(model, {"profiles": ("x:1x4x8x8..1x4x8x8..1x4x8x8", "x:2x4x8x8..8x4x8x8..32x4x8x8")})
+    assert two.size_bytes > plain.size_bytes
+    assert len(two.proof["profiles"]) == 2
+    half = rtx(model, {"io_formats": ("x=float16",)})
+    assert half.io.inputs[0].dtype == "float16"
+
+
+def test_the_real_rtx_obeys_the_workspace(model: Path) -> None:
+    with pytest.raises(BuildError, match="no kernel fits the workspace") as caught:
+        rtx(model, {"workspace": "1K"}, precision="fp16")
+    assert "raise --workspace" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"hardware_compatible": "ampere+"}, "has no such levels"),
+        ({"timing_cache": "t.cache"}, "has no use for one"),
+        ({"dla_core": 0}, "this machine has 0 DLA cores"),
+        ({"memory_pools": ("dla-local-dram=1M",)}, "refuses it: .*DLA disabled"),
+        ({"memory_pools": ("heap=1M",)}, "has no such pool"),
+    ],
+)
+def test_the_real_rtx_refuses_what_it_has_no_use_for(options: dict[str, Any], said: str, model: Path) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        rtx(model, options)
+
+
+def test_the_real_rtx_says_that_engines_for_new_weights_need_a_gpu_to_build(model: Path) -> None:
+    from qcompile.engines.tensorrt.gpu import why_no_gpu
+
+    if not why_no_gpu():
+        rtx(model, {"refit": True})
+        return
+    for options in ({"refit": True}, {"strip_weights": True}):
+        with pytest.raises(BuildError, match="needs a GPU to compile with these options"):
+            rtx(model, options)
+
+
+def test_every_option_is_tested_here() -> None:
+    text = Path(__file__).read_text() + (Path(__file__).parent / "test_timing_cache.py").read_text()
+    for name in TensorRTOptions.__dataclass_fields__:
+        assert re.search(rf"[\"']?{name}[\"']?\s*[:=]", text), name

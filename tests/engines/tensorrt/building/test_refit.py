@@ -1,0 +1,114 @@
+"""New weights for a built engine, on stand-ins for TensorRT 8.5, 10 and 11."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from simulated_machine import Machine, install
+from simulated_plan import read_plan
+
+import qcompile
+from qcompile.errors import ArtifactError, BuildError, InvalidOption, ModelError
+
+MakeFile = Callable[..., Path]
+OnMachine = Callable[..., Machine]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
+    """`machine("8.5.3")` is a machine with that TensorRT."""
+    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
+
+
+@pytest.fixture
+def model(tiny_file: MakeFile) -> Path:
+    """The tiny residual model."""
+    return tiny_file("residual")
+
+
+@pytest.fixture
+def retrained(model: Path, tmp_path: Path) -> Path:
+    """The same with other weights."""
+    made = onnx.load(model)
+    for tensor in made.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(2), tensor.name))
+    onnx.save(made, tmp_path / "retrained.onnx")
+    return tmp_path / "retrained.onnx"
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_engine_gets_the_weights_of_another_model(
+    version: str, precision: str, machine: OnMachine, model: Path, retrained: Path, tmp_path: Path
+) -> None:
+    here = machine(version)
+    built = here.build(model, precision, options={"refit": True})
+    fresh = here.build(retrained, precision, name="fresh", options={"refit": True})
+    new = qcompile.refit(built.path, retrained, tmp_path / "new.engine")
+    plans = [read_plan(one.path.read_bytes())["weights"] for one in (built, fresh, new)]
+    assert plans[2] == plans[1] != plans[0]
+    assert new.manifest.stage == "refit"
+    assert new.manifest.proof["refitted_with"] == new.manifest.sources["graph"]
+    assert new.manifest.proof["layers_by_precision"] == built.manifest.proof["layers_by_precision"]
+    assert qcompile.load_artifact(new.path).manifest == new.manifest
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.4"])
+def test_a_stripped_engine_becomes_whole(
+    version: str, machine: OnMachine, model: Path, tmp_path: Path
+) -> None:
+    here = machine(version)
+    stripped = here.build(model, options={"strip_weights": True})
+    assert read_plan(stripped.path.read_bytes())["stripped"]
+    whole = qcompile.refit(stripped.path, model, tmp_path / "whole.engine")
+    plan = read_plan(whole.path.read_bytes())
+    assert not plan["stripped"]
+    assert all(entry["sha256"] for entry in plan["weights"].values())
+    assert whole.manifest.size_bytes > stripped.manifest.size_bytes
+
+
+def test_an_engine_that_takes_none_says_how_to_build_one_that_does(
+    machine: OnMachine, model: Path, retrained: Path, tmp_path: Path
+) -> None:
+    built = machine("10.16").build(model)
+    with pytest.raises(ArtifactError, match="takes no new weights") as caught:
+        qcompile.refit(built.path, retrained, tmp_path / "new.engine")
+    assert caught.value.hint == "build it with --refit"
+    assert not (tmp_path / "new.engine").exists()
+
+
+def test_another_model_is_refused(
+    machine: OnMachine, model: Path, tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    built = machine("10.16").build(model, options={"refit": True})
+    with pytest.raises(ModelError, match="its inputs and outputs are not those of"):
+        qcompile.refit(built.path, tiny_file("mlp"), tmp_path / "new.engine")
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16"])
+def test_weights_of_another_shape_are_named(
+    version: str, machine: OnMachine, model: Path, tmp_path: Path
+) -> None:
+    built = machine(version).build(model, options={"refit": True})
+    made = onnx.load(model)
+    for tensor in made.graph.initializer:
+        if tensor.name == "w1":
+            tensor.CopyFrom(numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w1"))
+    for node in made.graph.node:
+        if node.name == "conv1":
+            del node.attribute[:]
+    onnx.save(made, tmp_path / "other.onnx")
+    with pytest.raises(BuildError, match=r"other\.onnx: .*w"):
+        qcompile.refit(built.path, tmp_path / "other.onnx", tmp_path / "new.engine")
+    assert not (tmp_path / "new.engine").exists()
+
+
+def test_only_engines_of_tensorrt_can_be_refitted(model: Path, tmp_path: Path) -> None:
+    built = qcompile.build(model, tmp_path / "cpu.onnx", target="onnxruntime")
+    with pytest.raises(InvalidOption, match="is for onnxruntime; an engine of TensorRT is required"):
+        qcompile.refit(built.path, model, tmp_path / "new.engine")

@@ -1,0 +1,40 @@
+"""A simulated GPU for each version of TensorRT, which must be left as it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from recorded_tensorrt import VERSIONS
+from simulated_cuda import SimulatedGpu, install
+from simulated_gpu import make_adapter
+from tensorrt_simulation import PYTORCHS, Simulation
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGpu]:
+    """A GPU with PyTorch's context current, where nothing may be left at the end but that."""
+    found = install(monkeypatch)
+    found.stack.append(PYTORCHS)
+    yield found
+    assert found.is_clean, (+found.live, found.complaints, found.retained)
+    assert (found.stack, found.pycuda_stack) == ([PYTORCHS], [])
+
+
+@pytest.fixture(params=VERSIONS)
+def simulation(request: pytest.FixtureRequest, gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
+    """Each version of TensorRT."""
+    return Simulation(request.param, gpu, make_adapter(request.param, gpu), tmp_path)
+
+
+@pytest.fixture
+def newest(gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
+    """One version, for what does not depend on it."""
+    return Simulation("11.4", gpu, make_adapter("11.4", gpu), tmp_path)
+
+
+@pytest.fixture
+def oldest(gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
+    """TensorRT 8.5.3, where each execution context needs a profile of its own."""
+    return Simulation("8.5.3", gpu, make_adapter("8.5.3", gpu), tmp_path)

@@ -1,0 +1,350 @@
+"""TensorRT where no GPU is: engines that really compute, on the bytes at the addresses they are given.
+
+Names are those that each version has (`recorded_tensorrt`), the arithmetic is ONNX Runtime's on the CPU, and
+memory and streams are `simulated_cuda`'s. What NVIDIA documents as wrong use is refused as TensorRT does, or
+is a `Misuse`: profiles used twice before 8.6, misaligned addresses, a graph replayed after its execution
+context was changed, an execution context that outlives the CUDA context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from computed_plan import TYPES, PlanTensor, make_kernel
+from recorded_tensorrt import recorded_module
+from simulated_cuda import LogicError, Misuse, SimulatedGpu
+
+from qcompile.engines.tensorrt.adapter import Adapter
+
+CONTEXT_BYTES = 4096
+
+
+def make_adapter(version: str, gpu: SimulatedGpu) -> Adapter:
+    """Return the adapter of one version, on a simulated GPU."""
+    module = recorded_module(version, behaviours(version, gpu))
+    return Adapter(module, "tensorrt-rtx" if version == "rtx" else "tensorrt")
+
+
+def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
+    """Return what the classes of TensorRT do, for `recorded_module`."""
+
+    def complain(log: Any, text: str) -> bool:
+        log.log(log.Severity.ERROR, f"[executionContext.cpp::check::1] Error Code 3: API Usage Error: {text}")
+        return False
+
+    class Counted:
+        """Exists as long as Python holds it, and must not outlive the CUDA context."""
+
+        _counts = ""
+
+        def _begin(self) -> None:
+            gpu.require_context()
+            gpu.count(self._counts, 1)
+            self._alive = True
+
+        def __del__(self) -> None:
+            if getattr(self, "_alive", False):
+                gpu.count(self._counts, -1)
+                if not gpu.stack:
+                    gpu.complaints.append(f"{self._counts} destroyed without a current context")
+
+    class Runtime(Counted):
+        _counts = "runtime"
+
+        def __init__(self, logger: Any) -> None:
+            self._log = logger
+            self._begin()
+
+        def deserialize_cuda_engine(self, serialized_engine: bytes) -> Any:
+            header, _, model = serialized_engine.partition(b"\0")
+            about = json.loads(header) if header.startswith(b"{") else {"version": "unknown"}
+            if about["version"] != version or gpu.enter("deserialize_cuda_engine"):
+                complain(self._log, "The engine plan file is not compatible with this version of TensorRT")
+                return None
+            engine = self._module.ICudaEngine()  # what is given to a call is recorded, and so kept
+            engine._open(self, about, onnx.load_from_string(model))
+            return engine
+
+    class ICudaEngine(Counted):
+        _counts = "engine"
+
+        def _open(self, runtime: Any, about: dict[str, Any], model: onnx.ModelProto) -> None:
+            self._runtime, self._log, self._about = runtime, runtime._log, about
+            self._tensors = {
+                value.name: PlanTensor(value, is_input)
+                for values, is_input in ((model.graph.input, True), (model.graph.output, False))
+                for value in values
+            }
+            self._kernel = make_kernel(model)
+            self._nodes = [node.name or node.op_type for node in model.graph.node]
+            self._profiles_in_use: dict[int, Any] = {}
+            self._contexts = 0
+            self._begin()
+
+        @property
+        def num_io_tensors(self) -> int:
+            return len(self._tensors)
+
+        @property
+        def num_optimization_profiles(self) -> int:
+            return len(self._about["profiles"])
+
+        @property
+        def device_memory_size(self) -> int:
+            return CONTEXT_BYTES
+
+        @property
+        def device_memory_size_v2(self) -> int:
+            return CONTEXT_BYTES
+
+        @property
+        def _is_dynamic(self) -> bool:
+            return any(self._about["profiles"])
+
+        def get_tensor_name(self, index: int) -> str:
+            return list(self._tensors)[index]
+
+        def get_tensor_dtype(self, name: str) -> Any:
+            tensor = self._tensors[name]
+            return self._module.DataType[self._about["types"].get(name, TYPES[str(tensor.dtype)])]
+
+        def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+            return self._tensors[name].shape
+
+        def get_tensor_mode(self, name: str) -> Any:
+            return self._module.TensorIOMode["INPUT" if self._tensors[name].is_input else "OUTPUT"]
+
+        def get_tensor_location(self, name: str) -> Any:
+            return self._module.TensorLocation["HOST" if name in self._about["host"] else "DEVICE"]
+
+        def get_tensor_format(self, name: str) -> Any:
+            return self._module.TensorFormat[self._about["formats"].get(name, "LINEAR")]
+
+        def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
+            return [tuple(shape) for shape in self._about["profiles"][profile_index][name]]
+
+        def get_tensor_profile_values(self, profile: int, name: str) -> list[list[int]]:
+            return list(self._about["values"][profile].get(name, []))
+
+        def get_profile_shape_input(self, profile: int, name: str) -> list[list[int]]:
+            return list(self._about["values"][profile].get(name, []))
+
+        def create_execution_context(self) -> Any:
+            if gpu.enter("create_execution_context"):
+                complain(self._log, "out of memory")
+                return None
+            context = self._module.IExecutionContext()
+            context._open(self)
+            return context
+
+    class IExecutionContext(Counted):
+        _counts = "execution context"
+
+        def _open(self, engine: Any) -> None:
+            self._engine, self._log = engine, engine._log
+            self._exclusive = version == "8.5.3" and engine._is_dynamic
+            first = engine._contexts == 0
+            engine._contexts += 1
+            self._profile = 0 if first or not self._exclusive else -1
+            if self._exclusive and first:
+                engine._profiles_in_use[0] = id(self)
+            self._shapes: dict[str, tuple[int, ...]] = {}
+            self._addresses: dict[str, int] = {}
+            self._allocators: dict[str, Any] = {}
+            self._report: Any = None
+            self._state = 0
+            self._is_settled = False
+            self._begin()
+
+        def __del__(self) -> None:
+            if getattr(self, "_alive", False):
+                in_use = self._engine._profiles_in_use
+                for index in [index for index, user in in_use.items() if user == id(self)]:
+                    del in_use[index]
+            Counted.__del__(self)  # type: ignore[arg-type]
+
+        @property
+        def active_optimization_profile(self) -> int:
+            return self._profile
+
+        @property
+        def profiler(self) -> Any:
+            return self._report
+
+        @profiler.setter
+        def profiler(self, value: Any) -> None:
+            self._changed()
+            self._report = value
+
+        def _changed(self) -> None:
+            self._state += 1
+            self._is_settled = False
+
+        def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+            self._check_stream(stream_handle)
+            in_use = self._engine._profiles_in_use
+            if gpu.enter("set_optimization_profile_async"):
+                return complain(self._log, "injected")
+            if self._exclusive:
+                if in_use.get(profile_index, id(self)) != id(self):
+                    return complain(self._log, f"Profile {profile_index} has been chosen by another context")
+                in_use.pop(self._profile, None)
+                in_use[profile_index] = id(self)
+            self._changed()
+            self._profile, self._shapes = profile_index, {}
+            gpu.streams[stream_handle].tell(lambda: None)
+            return True
+
+        def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
+            if self._profile < 0:
+                return complain(self._log, "no optimization profile is chosen")
+            declared, shape = self._engine._tensors[name].shape, tuple(shape)
+            low, _, high = self._engine._about["profiles"][self._profile].get(name, [declared] * 3)
+            fits = len(shape) == len(low) and all(
+                a <= extent <= b for a, extent, b in zip(low, shape, high, strict=True)
+            )
+            if not fits or gpu.enter("set_input_shape"):
+                return complain(self._log, f"{name}: {shape} is outside of the profile")
+            self._changed()
+            self._shapes[name] = shape
+            return True
+
+        def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+            tensor = self._engine._tensors[name]
+            if tensor.is_input:
+                return self._shapes.get(name, tensor.shape)
+            if name in self._engine._about["data_dependent"]:
+                return tensor.shape
+            feeds = {}
+            for found in self._engine._tensors.values():
+                if found.is_input and found.name in self._engine._about["host"]:
+                    feeds[found.name] = self._host(found, self._shapes[found.name]).copy()
+                elif found.is_input:
+                    feeds[found.name] = np.zeros(self._shapes[found.name], found.dtype)
+            index = [n for n, found in self._engine._tensors.items() if not found.is_input].index(name)
+            return tuple(self._engine._kernel(feeds)[index].shape)
+
+        def set_tensor_address(self, name: str, memory: int) -> bool:
+            if not memory or gpu.enter("set_tensor_address"):
+                return complain(self._log, f"{name}: null address")
+            if name not in self._engine._about["host"] and memory % 256:
+                raise Misuse(f"{name}: address {memory:#x} is not aligned")
+            self._changed()
+            self._addresses[name] = memory
+            return True
+
+        def set_output_allocator(self, name: str, output_allocator: Any) -> bool:
+            if gpu.enter("set_output_allocator"):
+                return complain(self._log, f"{name}: no allocator")
+            self._allocators[name] = output_allocator
+            return True
+
+        def is_stream_capturable(self, stream: int) -> bool:
+            return not self._engine._about["data_dependent"]
+
+        def execute_async_v3(self, stream_handle: int) -> bool:
+            gpu.require_context()
+            self._check_stream(stream_handle)
+            stream = gpu.streams[stream_handle]
+            if gpu.enter("execute_async_v3"):
+                return complain(self._log, "Cuda Runtime (an illegal memory access was encountered)")
+            tensors = self._engine._tensors.values()
+            missing = [
+                tensor.name
+                for tensor in tensors
+                if tensor.name not in self._addresses and tensor.name not in self._allocators
+            ]
+            if missing or set(self._shapes) != {tensor.name for tensor in tensors if tensor.is_input}:
+                return complain(self._log, f"not everything is specified: {missing}")
+            if stream.captured is not None and (not self._is_settled or self._allocators or self._report):
+                stream.void = True
+                return complain(self._log, "operation not permitted when stream is capturing")
+            run = self._run()
+            if self._allocators or self._report is not None:
+                stream.run()
+                gpu.run_kernel(run)
+            elif stream.captured is not None:
+                stream.tell(self._as_captured(run))
+            else:
+                stream.tell(lambda: gpu.run_kernel(run))
+            self._is_settled = True
+            for index, node in enumerate(self._engine._nodes if self._report is not None else ()):
+                self._report.report_layer_time(node, (index + 1) / 2)
+            return all(allocator.notified for allocator in self._outcomes.values())
+
+        def _as_captured(self, run: Any) -> Any:
+            state = self._state
+
+            def replay() -> None:
+                if self._state != state:
+                    raise Misuse("a graph is replayed after its execution context was changed")
+                gpu.run_kernel(run)
+
+            return replay
+
+        def _run(self) -> Any:
+            """What the kernels do, with shapes and addresses of now."""
+            shapes, addresses = dict(self._shapes), dict(self._addresses)
+            self._outcomes: dict[str, Any] = {}
+
+            def run() -> None:
+                feeds = {}
+                outputs = []
+                for tensor in self._engine._tensors.values():
+                    if not tensor.is_input:
+                        outputs.append(tensor)
+                    elif tensor.name in self._engine._about["host"]:
+                        feeds[tensor.name] = self._host(tensor, shapes[tensor.name])
+                    else:
+                        size = int(np.prod(shapes[tensor.name])) * tensor.dtype.itemsize
+                        data = gpu.bytes_at(addresses[tensor.name], size)
+                        feeds[tensor.name] = data.copy().view(tensor.dtype).reshape(shapes[tensor.name])
+                found = self._engine._kernel(feeds)
+                for tensor, array in zip(outputs, found, strict=True):
+                    self._write(tensor, np.ascontiguousarray(array), addresses)
+
+            return run
+
+        def _write(self, tensor: PlanTensor, array: np.ndarray[Any, Any], addresses: dict[str, int]) -> None:
+            data = np.asarray(array, tensor.dtype).reshape(-1).view(np.uint8)
+            if tensor.name in self._allocators:
+                address = self._ask(tensor.name, max(data.size, 1))
+                self._outcomes[tensor.name] = _Outcome(bool(address))
+                if not address:
+                    complain(self._log, f"{tensor.name}: cannot be allocated")
+                    return
+                self._allocators[tensor.name].notify_shape(tensor.name, array.shape)
+            else:
+                address = addresses[tensor.name]
+            if tensor.name in self._engine._about["host"]:
+                ctypes.memmove(address, data.ctypes.data, data.size)
+            else:
+                gpu.bytes_at(address, data.size)[:] = data
+
+        def _ask(self, name: str, size: int) -> int | None:
+            allocator = self._allocators[name]
+            if version == "8.5.3":
+                return allocator.reallocate_output(name, 0, size, 256)  # type: ignore[no-any-return]
+            return allocator.reallocate_output_async(name, 0, size, 256, 0)  # type: ignore[no-any-return]
+
+        def _host(self, tensor: PlanTensor, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+            size = int(np.prod(shape)) * tensor.dtype.itemsize
+            data = ctypes.string_at(self._addresses[tensor.name], size)
+            return np.frombuffer(data, tensor.dtype).reshape(shape)
+
+        def _check_stream(self, handle: int) -> None:
+            if handle in (0, 1, 2):
+                raise Misuse("the default stream is used")
+            if handle not in gpu.streams:
+                raise LogicError("invalid resource handle")
+
+    class _Outcome:
+        def __init__(self, notified: bool) -> None:
+            self.notified = notified
+
+    return {"Runtime": Runtime, "ICudaEngine": ICudaEngine, "IExecutionContext": IExecutionContext}

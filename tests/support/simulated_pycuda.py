@@ -1,0 +1,266 @@
+"""The part of `pycuda.driver` that is used here, on a simulated GPU; each name is one of PyCUDA 2026.1."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from simulated_cuda import (
+    COPY_NS,
+    Error,
+    Event,
+    LogicError,
+    Misuse,
+    OutOfMemory,
+    SimulatedGpu,
+    Stream,
+    pointer,
+)
+
+
+def native(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave no frame with arguments in an error's traceback: PyCUDA's functions are no Python."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except Error as error:
+            del args, named
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def make_module(gpu: SimulatedGpu) -> types.ModuleType:
+    """Return the module. Its objects release what they hold when they are collected, as PyCUDA's do."""
+
+    def current() -> Any:
+        gpu.require_context()
+        if not gpu.pycuda_stack:
+            raise LogicError("explicit_context_dependent failed: no currently active context?")
+        return gpu.pycuda_stack[-1]
+
+    class Owned:
+        """What belongs to a context and is released once; in a dead context it is lost, without a word."""
+
+        def _own(self, kind: str) -> None:
+            self._context, self._kind, self._valid = current(), kind, True
+
+        def _disown(self) -> bool:
+            was, self._valid = getattr(self, "_valid", False), False
+            return was and self._context.valid
+
+    class Context:
+        def __init__(self, device: int) -> None:
+            self.device, self.valid, self.handle = device, True, gpu.primary(device)
+
+        def push(self) -> None:
+            if gpu.pycuda_stack:
+                gpu.stack.pop()
+            gpu.stack.append(self.handle)
+            gpu.pycuda_stack.append(self)
+
+        @staticmethod
+        def pop() -> None:
+            if not gpu.pycuda_stack:
+                raise LogicError("context::pop failed: cannot pop non-current context")
+            gpu.stack.pop()
+            gpu.pycuda_stack.pop()
+            _discard_dead()
+            if gpu.pycuda_stack:
+                gpu.stack.append(gpu.pycuda_stack[-1].handle)
+
+        @staticmethod
+        def synchronize() -> None:
+            gpu.require_context()
+            gpu.check("Context.synchronize")
+            gpu.run_all()
+
+        def detach(self) -> None:
+            if not self.valid:
+                raise LogicError("context::detach failed: cannot detach from invalid context")
+            was_active = bool(gpu.pycuda_stack) and gpu.pycuda_stack[-1] is self
+            if not was_active:
+                gpu.stack.append(self.handle)
+            gpu.retained[self.device] -= 1  # which takes nothing off the stack
+            self.valid = False
+            if was_active:
+                _discard_dead()
+                if gpu.pycuda_stack:
+                    gpu.stack.append(gpu.pycuda_stack[-1].handle)
+
+    def _discard_dead() -> None:
+        while gpu.pycuda_stack and not gpu.pycuda_stack[-1].valid:
+            gpu.pycuda_stack.pop()
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            gpu.check("Device")
+            if number >= gpu.devices:
+                raise LogicError("cuDeviceGet failed: invalid device ordinal")
+            self._number = number
+
+        def retain_primary_context(self) -> Context:
+            gpu.check("retain_primary_context")
+            gpu.retained[self._number] += 1
+            return Context(self._number)
+
+    class DeviceAllocation(Owned):
+        def __init__(self, size: int) -> None:
+            if size < 1:
+                raise LogicError("cuMemAlloc failed: invalid argument")
+            self._own("device memory")
+            self._valid = False
+            self._address = gpu.allocate(size)
+            self._valid = True
+
+        def __int__(self) -> int:
+            return self._address
+
+        __index__ = __int__
+
+        def free(self) -> None:
+            if not self._valid:
+                raise Misuse("device_allocation::free: invalid handle")
+            if self._disown():
+                gpu.release(self._address, "device memory")
+
+        def __del__(self) -> None:
+            if self._disown():
+                gpu.release(self._address, "device memory")
+
+    class PagelockedHostAllocation(Owned):
+        def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+            self._own("page-locked memory")
+            self._valid = False
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            self._address = gpu.allocate(size, "page-locked memory")
+            self._valid = True
+            self.__array_interface__ = {
+                "shape": shape,
+                "typestr": np.dtype(dtype).str,
+                "data": (self._address, False),
+                "version": 3,
+            }
+
+        def __del__(self) -> None:
+            if self._disown():
+                gpu.release(self._address, "page-locked memory")
+
+    class PyStream(Owned):
+        def __init__(self, flags: int = 0) -> None:
+            gpu.check("Stream")
+            self._own("stream")
+            self.flags = flags
+            self._stream = Stream(gpu, gpu.handle())
+            gpu.streams[self._stream.handle] = self._stream
+            gpu.count("stream", 1)
+
+        @property
+        def handle(self) -> int:
+            return self._stream.handle
+
+        @native
+        def synchronize(self) -> None:
+            gpu.require_context()
+            self._stream.refuse_while_captured()
+            gpu.check("Stream.synchronize")
+            self._stream.run()
+
+        @native
+        def wait_for_event(self, event: PyEvent) -> None:
+            gpu.check("wait_for_event")
+            self._stream.tell(event._event.wait)
+
+        def __del__(self) -> None:
+            if self._disown():
+                self._stream.run()
+                del gpu.streams[self._stream.handle]
+                gpu.count("stream", -1)
+
+    class PyEvent(Owned):
+        def __init__(self, flags: int = 0) -> None:
+            gpu.check("Event")
+            self._own("event")
+            self._event = Event()
+            gpu.count("event", 1)
+
+        @native
+        def record(self, stream: PyStream) -> PyEvent:
+            gpu.check("Event.record")
+            self._event.record(stream._stream)
+            return self
+
+        def time_since(self, start: PyEvent) -> float:
+            if self._event.time_ns is None or start._event.time_ns is None:
+                raise LogicError("cuEventElapsedTime failed: device not ready")
+            return (self._event.time_ns - start._event.time_ns) / 1e6
+
+        def __del__(self) -> None:
+            if self._disown():
+                gpu.count("event", -1)
+
+    @native
+    def mem_alloc(size: int) -> DeviceAllocation:
+        gpu.check("mem_alloc")
+        return DeviceAllocation(size)
+
+    @native
+    def pagelocked_empty(shape: int | Sequence[int], dtype: Any) -> Any:
+        gpu.check("pagelocked_empty alloc")
+        return np.asarray(
+            PagelockedHostAllocation((shape,) if isinstance(shape, int) else tuple(shape), dtype)
+        )
+
+    def copy(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
+        target[:] = source
+        gpu.clock_ns += COPY_NS
+
+    def buffer(array: Any) -> tuple[int, int]:
+        view = memoryview(array)  # only what has the buffer protocol, as PyCUDA asks for it
+        return pointer(np.asarray(array)), view.nbytes
+
+    @native
+    def memcpy_htod(dest: int, src: Any) -> None:
+        gpu.require_context()
+        gpu.check("memcpy_htod")
+        gpu.run_all()
+        copy(gpu.bytes_at(int(dest), buffer(src)[1]), np.asarray(src).reshape(-1).view(np.uint8))
+
+    @native
+    def memcpy_dtoh(dest: Any, src: int) -> None:
+        gpu.require_context()
+        gpu.check("memcpy_dtoh")
+        gpu.run_all()
+        copy(np.asarray(dest).reshape(-1).view(np.uint8), gpu.bytes_at(int(src), buffer(dest)[1]))
+
+    @native
+    def memcpy_htod_async(dest: int, src: Any, stream: PyStream) -> None:
+        gpu.require_context()
+        gpu.check("memcpy_htod_async")
+        address, size = buffer(src)
+        stream._stream.tell(
+            lambda: copy(gpu.bytes_at(int(dest), size), gpu.bytes_at(address, size, "page-locked memory"))
+        )
+
+    @native
+    def memcpy_dtoh_async(dest: Any, src: int, stream: PyStream) -> None:
+        gpu.require_context()
+        gpu.check("memcpy_dtoh_async")
+        address, size = buffer(dest)
+        stream._stream.tell(
+            lambda: copy(gpu.bytes_at(address, size, "page-locked memory"), gpu.bytes_at(int(src), size))
+        )
+
+    module: Any = types.ModuleType("pycuda.driver")
+    module.init = lambda: gpu.check("init")
+    module.Error, module.MemoryError, module.LogicError = Error, OutOfMemory, LogicError
+    module.Device, module.Context, module.Stream, module.Event = Device, Context, PyStream, PyEvent
+    module.mem_alloc, module.pagelocked_empty = mem_alloc, pagelocked_empty
+    module.memcpy_htod, module.memcpy_dtoh = memcpy_htod, memcpy_dtoh
+    module.memcpy_htod_async, module.memcpy_dtoh_async = memcpy_htod_async, memcpy_dtoh_async
+    return module
