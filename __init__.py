@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from .compiler.export import export
     from .compiler.quantize import quantize
     from .compiler.simplify import simplify
+    from .deploy import TritonOptions, package_triton
     from .engines.doctor import doctor
     from .engines.load import load
     from .errors import QCompileError
     from .inspection import inspect
-    from .intent import build, calibrate
+    from .intent import build, calibrate, refit
     from .pipeline import run
     from .recipe import Recipe, read_recipe
     from .tuning.tune import tune
@@ -48,7 +49,10 @@ _HOME = {
     "simplify": "compiler.simplify",
     "build": "intent",
     "inspect": "inspection",
+    "refit": "intent",
     "doctor": "engines.doctor",
+    "TritonOptions": "deploy",
+    "package_triton": "deploy",
     "load": "engines.load",
     "QCompileError": "errors",
     "run": "pipeline",
@@ -58,9 +62,9 @@ _HOME = {
 }
 
 __all__ = [
-    "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "balance", "benchmark",
-    "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact", "quantize",
-    "read_recipe", "run", "simplify", "tune",
+    "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "balance",
+    "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact",
+    "package_triton", "quantize", "read_recipe", "refit", "run", "simplify", "tune",
 ]  # fmt: skip
 
 

@@ -1,28 +1,22 @@
 """The verbs that bring rooms together which do not know each other.
 
-`build`: the graph is brought to the precision the target needs (`compiler/`), then built and proven
-(`engines/`). `calibrate`: what quantization will scale (`compiler/`) is observed (`calibration/`).
+`build`: the graph is brought to what the target needs (`preparation`), then built and proven (`engines/`).
+`calibrate`: what quantization will scale (`compiler/`) is observed (`calibration/`).
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .artifact import Artifact
-from .errors import InvalidOption
+from .engines.tensorrt.options import TensorRTOptions
+from .preparation import Intent, Shapes, prepared
 from .progress import Progress, silent
 
 if TYPE_CHECKING:
     from .calibration import Data
-    from .engines.base import Precision
-    from .engines.tensorrt.calibrator import Calibration
-
-CALIBRATORS = ("ours", "entropy", "minmax")
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def calibrate(
@@ -97,32 +91,22 @@ def build(
     inputs: Sequence[str] = (),
     threads: int = 0,
     rest: str = "fp32",
+    layers: Mapping[str, str] | None = None,
     allow_fallback: bool = False,
     calibrator: str = "",
     data: str | None = None,
     calibration_cache: Path | None = None,
+    options: TensorRTOptions | None = None,
     progress: Progress = silent,
 ) -> Artifact:
     """Build an artifact for a target and prove that its precision was reached.
 
     Args:
-        model: ONNX file; for "torchscript" a MODEL spelling.
+        model, target, precision, ranges, method, gpus, min_shapes, opt_shapes, max_shapes, inputs, threads,
+            rest, layers, calibrator, data, options: As in `Intent`.
         output: File to write.
-        target: Name of the engine.
-        precision: "fp32", "fp16", "bf16", "int8" or "int4" (weights alone).
-        ranges: Ranges file: a float ONNX file is then quantized to INT8 for the target first.
-        method: Another method than the ranges file's own.
-        gpus: Compute capabilities to build for ("sm86"), where the target can choose.
-        min_shapes, opt_shapes, max_shapes: Input name to shape, for dynamic inputs.
-        inputs: Inputs of a MODEL that does not declare them.
-        threads: Threads of a CPU runtime; 0 lets it choose.
-        rest: What INT8 leaves in float is computed in: "fp32", "fp16" or "bf16".
         allow_fallback: Keep an artifact that did not reach the precision, with a warning.
-        calibrator: How INT8 gets its scales where TensorRT has weak types (8.5 to 10). Empty: as Q/DQ in
-            the graph. "ours": TensorRT reads ours, from `ranges`. "entropy", "minmax": TensorRT's own
-            calibrators run the float graph on `data`.
-        data: Samples for TensorRT's own calibrators.
-        calibration_cache: Where to write the scales that they found.
+        calibration_cache: Where to write the scales that TensorRT's own calibrator found.
         progress: Told of every step.
 
     Returns:
@@ -132,130 +116,86 @@ def build(
         InvalidOption: If the graph has not the precision and cannot be given it.
         EngineUnavailable, BuildError, IntentNotReached: See `engines.build.build_engine`.
     """
-    from .engines.base import PRECISIONS, BuildRequest
-    from .engines.build import build_engine, require_builder
-    from .engines.registry import engine
-
-    if precision not in PRECISIONS:
-        raise InvalidOption(f"precision {precision!r}: one of {', '.join(PRECISIONS)} is required")
-    chosen = PRECISIONS[PRECISIONS.index(precision)]
-    require_builder(target)
-    with tempfile.TemporaryDirectory(prefix="qcompile-build-") as folder:
-        graph, calibration = str(model), None
-        if calibrator:
-            _check_calibrator(calibrator, target, precision, ranges, data, calibration_cache)
-            calibration = _native(Path(model), calibrator, ranges, method, data)
-        elif data is not None or calibration_cache is not None:
-            raise InvalidOption("--data and --calibration-cache are for --calibrator entropy or minmax")
-        elif engine(target).takes == "onnx":
-            needed = engine(target).graph_precision(chosen)
-            graph = _typed(Path(model), needed, target, ranges, method, rest, Path(folder), progress)
-        request = BuildRequest(
-            graph, Path(output), chosen, str(model), min_shapes or {}, opt_shapes or {}, max_shapes or {},
-            list(dict.fromkeys(gpu.lower() for gpu in gpus)), inputs, threads, progress,
-            rest, calibration,
-        )  # fmt: skip
-        return build_engine(
-            target, request, allow_fallback=allow_fallback, calibration_cache=calibration_cache
-        )
-
-
-def _check_calibrator(
-    calibrator: str,
-    target: str,
-    precision: str,
-    ranges: str | Path | None,
-    data: str | None,
-    calibration_cache: Path | None,
-) -> None:
-    from .engines.tensorrt.adapter import MODULES, load_adapter
-
-    if calibrator not in CALIBRATORS:
-        raise InvalidOption(f"--calibrator {calibrator!r}: one of {', '.join(CALIBRATORS)} is required")
-    if precision != "int8" or target not in MODULES:
-        raise InvalidOption(f"--calibrator is for --precision int8 and target {' or '.join(MODULES)}")
-    load_adapter(target).require_calibrators()
-    native = calibrator != "ours"
-    if native and (data is None or ranges is not None):
-        raise InvalidOption(f"--calibrator {calibrator}: TensorRT calibrates; give --data and no --ranges")
-    if not native and (ranges is None or data is not None or calibration_cache is not None):
-        raise InvalidOption("--calibrator ours: give --ranges, no --data and no --calibration-cache")
-
-
-def _native(
-    model: Path, calibrator: str, ranges: str | Path | None, method: str | None, data: str | None
-) -> Calibration:
-    """How TensorRT gets the scales of a float graph: from our ranges, or from samples."""
-    from .calibration import Data, load_ranges, parse_method
-    from .calibration.tensorrt_cache import format_cache
-    from .engines.tensorrt.adapter import load_adapter
-    from .engines.tensorrt.calibrator import Calibration
-    from .model.graph import graph_precision
-    from .model.outline import read_outline
-
-    outline = read_outline(model)
-    found = graph_precision(outline.model)
-    if found != "fp32":
-        raise InvalidOption(f"{model}: its graph is {found} already; a calibrator takes the float graph")
-    if ranges is None:
-        assert data is not None  # _check_calibrator
-        batches = Data(data, outline.io.inputs, batch_size=1)
-        return Calibration("minmax" if calibrator == "minmax" else "entropy", batches)
-    loaded = load_ranges(Path(ranges))
-    if loaded.model != outline.fingerprint():
-        raise InvalidOption(f"{model}: {ranges} was observed on another model", hint="calibrate this file")
-    version = load_adapter("tensorrt").version
-    scales = format_cache(loaded, version=version, method=parse_method(method) if method else None)
-    return Calibration("entropy", scales=scales.encode())
-
-
-def _typed(
-    model: Path,
-    needed: Precision,
-    target: str,
-    ranges: str | Path | None,
-    method: str | None,
-    rest: str,
-    folder: Path,
-    progress: Progress,
-) -> str:
-    """Return an ONNX file of the needed precision: the given one, or one made from it."""
-    from .compiler import quantize
-    from .compiler.int8.placement import graph_target
-    from .model.graph import graph_precision
-    from .model.outline import read_outline
-
-    found = graph_precision(read_outline(model).model)
-    placement = graph_target(target)
-    if found == needed:
-        return str(model)
-    if found != "fp32":
-        raise InvalidOption(
-            f"{model}: its graph is {found} already; {needed} was asked for",
-            hint=f"give --precision {found}, or build from the float model",
-        )
-    typed = folder / model.name
-    if needed == "fp16" or needed == "bf16":
-        quantize(model, typed, precision=needed, target=placement, progress=progress)
-        return str(typed)
-    if needed == "int4":
-        raise InvalidOption(
-            f"{model}: holds no weights of 4 bits, and int4 was asked for",
-            hint="quantize it first: qcompile quantize --mode weights --precision int4",
-        )
-    if ranges is None:
-        raise InvalidOption(
-            f"{model}: holds no quantized layer, and int8 was asked for",
-            hint="quantize it first, or give --ranges FILE (qcompile calibrate makes it)",
-            option="--ranges",
-        )
-    quantize(
-        model,
-        typed,
-        ranges=ranges,
-        method=method,
-        target=placement,
-        rest="fp32" if target == "openvino" else rest,  # which is told while it loads
-        progress=progress,
+    intent = Intent(
+        model, target, precision, ranges, method, gpus, min_shapes or {}, opt_shapes or {}, max_shapes or {},
+        inputs, threads, rest, layers or {}, calibrator, data, options,
+    )  # fmt: skip
+    return build_intent(
+        intent, output, allow_fallback=allow_fallback, calibration_cache=calibration_cache, progress=progress
     )
-    return str(typed)
+
+
+def build_intent(
+    intent: Intent,
+    output: str | Path,
+    *,
+    allow_fallback: bool = False,
+    calibration_cache: Path | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Build what an intent says, see `build`."""
+    from .engines.build import build_engine
+
+    with prepared(intent, Path(output), calibration_cache, progress) as request:
+        return build_engine(
+            intent.target, request, allow_fallback=allow_fallback, calibration_cache=calibration_cache
+        )
+
+
+def plan_intent(intent: Intent, *, progress: Progress = silent) -> dict[str, object]:
+    """Prepare, parse and check everything that `build` would, and return what would be built.
+
+    Raises:
+        InvalidOption, EngineUnavailable, BuildError: As `build`.
+    """
+    from .engines.build import plan_engine
+
+    with prepared(intent, Path("dry-run"), None, progress) as request:
+        return plan_engine(intent.target, request)
+
+
+def refit(
+    engine: str | Path, model: str | Path, output: str | Path, *, progress: Progress = silent
+) -> Artifact:
+    """Give a built TensorRT engine new weights, without building it again.
+
+    Args:
+        engine: Built with `refit` or `strip_weights`.
+        model: ONNX file of the same structure: the float model where the engine was built from one (it is
+            converted as the build converted it), the quantized one for INT8 and FP8.
+        output: Engine to write; may be the same file.
+        progress: Told of every step.
+
+    Returns:
+        The engine and its manifest.
+
+    Raises:
+        InvalidOption: If it is no TensorRT engine.
+        EngineUnavailable, ArtifactError, ModelError, BuildError: As `refit_plan`.
+    """
+    from .artifact import load_artifact
+    from .engines.tensorrt.adapter import MODULES, load_adapter
+    from .engines.tensorrt.building.refit import refit_plan
+    from .errors import InvalidOption
+
+    path = Path(engine)
+    manifest = load_artifact(path).manifest
+    if manifest.target not in MODULES:
+        raise InvalidOption(
+            f"{path}: is for {manifest.target or 'no target'}; an engine of TensorRT is required"
+        )
+    options = manifest.options
+    layers, formats = options.get("layers"), options.get("io_formats")
+    intent = Intent(
+        model,
+        manifest.target,
+        manifest.precision,
+        rest=str(options.get("rest") or "fp32"),
+        layers=dict(layers) if isinstance(layers, dict) else {},
+        options=TensorRTOptions(io_formats=tuple(formats) if isinstance(formats, list) else ()),
+    )
+    with prepared(intent, Path(output), None, progress) as request:
+        return refit_plan(
+            load_adapter(manifest.target), path, Path(request.model), Path(output),
+            source=str(model), progress=progress,
+        )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -133,10 +133,12 @@ class _Run:
         else:
             # The others convert a float graph themselves: TensorRT by flags where it has no strong types.
             by_types = one.precision in ("fp16", "bf16") and one.target in ("onnxruntime", "tensorrt-rtx")
-            if one.precision in ("int8", "int4") or by_types:
-                ranges = ranges if one.needs_ranges else None
+            ranges = ranges if one.needs_ranges else None
+            typed = one.precision in ("int8", "int4", "fp8", "best") or by_types
+            if typed and not one.calibrator:
                 model = self._do(quantize_stage(self.recipe, one, model, ranges))
-            stage = build_stage(self.recipe, one, str(model.path), model.digest)
+                one, ranges = replace(one, layers=()), None  # the graph holds what they say
+            stage = build_stage(self.recipe, one, str(model.path), model.digest, ranges)
         self.report.artifacts[one.name] = self.store.output / stage.file
         return self._do(stage)
 

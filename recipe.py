@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .artifact import require_file
+from .engines.tensorrt.options import TensorRTOptions
 from .errors import RecipeError, UsageError
 from .shapes import parse_dynamic_axis, parse_input, parse_shapes
 
@@ -25,6 +26,8 @@ else:
     import tomli as tomllib
 
 RECIPE_VERSION = 1
+METRICS = ("top1", "top5", "miou", "cosine", "mse")
+_TORCH_MODES = ("trace", "script", "freeze", "compile")
 _METHODS = ("minmax", "percentile", "entropy", "mse", "auto")
 
 BASELINE = "pytorch"
@@ -85,11 +88,14 @@ class ArtifactSection:
     opt_shapes: tuple[str, ...] = ()
     max_shapes: tuple[str, ...] = ()
     allow_fallback: bool = False
+    calibrator: str = ""
+    tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
 
     @property
     def needs_ranges(self) -> bool:
         """Whether its activations need calibrated ranges."""
-        return self.precision == "int8" and self.mode == "static"
+        static = self.precision in ("int8", "fp8", "best") and self.mode == "static"
+        return static and self.calibrator in ("", "ours")
 
     @property
     def layer_precisions(self) -> dict[str, str]:
@@ -104,9 +110,14 @@ class BenchSection:
     batch_size: int = 1
     threads: int = 0
     max_time_s: float = 60.0
-    precision_target: float = 0.02
+    precision_target: float = 0.01
     metric: str = "top1"
     baseline: str = BASELINE
+    batch_sizes: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()
+    torch_modes: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
+    timeout_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -168,7 +179,11 @@ def _build(kind: Any, value: Mapping[str, Any], path: Path, prefix: str) -> Any:
     for name, item in known.items():
         if item.default is MISSING and item.default_factory is MISSING and name not in value:
             raise _error(path, f"{prefix}{name}", "is missing", "")
-    return kind(**{key: _convert(hints[key], item, path, f"{prefix}{key}") for key, item in value.items()})
+    values = {key: _convert(hints[key], item, path, f"{prefix}{key}") for key, item in value.items()}
+    try:
+        return kind(**values)
+    except UsageError as error:  # what TensorRTOptions refuses
+        raise _error(path, prefix.rstrip("."), f"holds {error.message}", error.hint) from error
 
 
 def _convert(kind: Any, value: Any, path: Path, key: str) -> Any:
@@ -237,6 +252,11 @@ def _is_plain(name: str) -> bool:
     return bool(name) and not any(letter in name for letter in "/\\\0") and name[0] != "."
 
 
+def _names_a_function(text: str) -> bool:
+    head, _, function = text.rpartition(":")
+    return bool(head) and function.isidentifier()
+
+
 def _check_values(recipe: Recipe) -> None:
     path, bench = recipe.path, recipe.bench or BenchSection()
     methods = {f"artifact[{i}].method": one.method for i, one in enumerate(recipe.artifact) if one.method}
@@ -251,19 +271,27 @@ def _check_values(recipe: Recipe) -> None:
         "calibrate.samples": (recipe.calibrate.samples, 0),
         "bench.batch_size": (bench.batch_size, 1),
         "bench.threads": (bench.threads, 0),
+        **{f"bench.batch_sizes[{i}]": (found, 1) for i, found in enumerate(bench.batch_sizes)},
+        **{f"bench.clients[{i}]": (found, 1) for i, found in enumerate(bench.clients)},
     }
     for key, (found, least) in counts.items():
         if found < least:
             raise _error(path, key, f"is {found}; at least {least} is required", "")
-    if bench.metric not in ("top1", "top5"):
-        raise _error(path, "bench.metric", f"is {bench.metric!r}; top1 or top5 is required", "")
+    for index, mode in enumerate(bench.torch_modes):
+        if mode not in _TORCH_MODES:
+            known = ", ".join(_TORCH_MODES)
+            raise _error(path, f"bench.torch_modes[{index}]", f"is {mode!r}; one of {known} is required", "")
+    if bench.metric not in METRICS and not _names_a_function(bench.metric):
+        known = f"{', '.join(METRICS)} or file.py:function"
+        raise _error(path, "bench.metric", f"is {bench.metric!r}; {known} is required", "")
 
 
 def _check_artifact(one: ArtifactSection, recipe: Recipe, key: str) -> None:
     path = recipe.path
     choices = {
         "target": ("onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript"),
-        "precision": ("fp32", "fp16", "bf16", "int8", "int4"),
+        "precision": ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "best"),
+        "calibrator": ("", "ours", "native", "entropy", "minmax"),
         "mode": ("static", "dynamic", "weights"),
         "rest": ("fp32", "fp16", "bf16"),
         "processor": ("vnni", "avx2", "arm"),
@@ -295,6 +323,12 @@ def _check_artifact(one: ArtifactSection, recipe: Recipe, key: str) -> None:
             )
     if recipe.calibrate.balance and not recipe.data.calibration:
         raise _error(path, "data.calibration", "is missing; calibrate.balance needs it", "")
+    if not one.target.startswith("tensorrt"):
+        for name in ("tensorrt", "calibrator"):
+            if getattr(one, name) != getattr(ArtifactSection("", ""), name):
+                raise _error(path, f"{key}.{name}", f"is for TensorRT; the target is {one.target!r}", "")
+    if one.calibrator and one.precision != "int8":
+        raise _error(path, f"{key}.calibrator", f"is for int8; the precision is {one.precision!r}", "")
     for kind in ("min_shapes", "opt_shapes", "max_shapes"):
         try:
             parse_shapes(getattr(one, kind), option=f"{key}.{kind}")

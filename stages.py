@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .artifact import tool_versions
+from .engines.tensorrt.options import TensorRTOptions
 from .model.source import Source, parse_source
 from .progress import Progress
 from .recipe import BASELINE, ArtifactSection, Recipe
@@ -151,24 +152,28 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
     """The graph gets the artifact's precision, placed for its target."""
     from .calibration import Data
 
+    best = one.precision == "best"
+
     def work(path: Path, progress: Progress) -> object:
         from .compiler import quantize
         from .compiler.int8.placement import graph_target
         from .compiler.request import WeightOptions
+        from .engines.registry import engine
+        from .preparation import rest_in_graph
 
         return quantize(
             model.path,
             path,
             ranges=ranges.path if ranges else None,
             target=graph_target(one.target),
-            precision=one.precision,  # type: ignore[arg-type]  # `read_recipe` checked it
+            precision="int8" if best else one.precision,  # type: ignore[arg-type]  # `read_recipe` checked it
             mode=one.mode,  # type: ignore[arg-type]
             processor=one.processor,  # type: ignore[arg-type]
             method=one.method or None,
             exclude=one.exclude,
             only=one.only,
             layers=one.layer_precisions,
-            rest="fp32" if one.target == "openvino" else one.rest,  # which is told while it loads
+            rest=rest_in_graph(engine(one.target), "fp16" if best else one.rest),
             correct_bias=one.correct_bias,
             weights=WeightOptions(one.block_size, one.rounding, one.form),
             data=located(recipe, recipe.data.calibration),
@@ -197,13 +202,21 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
     return Stage(f"quantize-{one.name}", f"{one.name}.graph.onnx", key, work)
 
 
-def build_stage(recipe: Recipe, one: ArtifactSection, model: str, digest: str) -> Stage:
-    """A graph, or the MODEL itself, becomes what a runtime loads."""
+def build_stage(
+    recipe: Recipe, one: ArtifactSection, model: str, digest: str, ranges: Made | None = None
+) -> Stage:
+    """A graph, or the MODEL itself, becomes what a runtime loads; `ranges` are for TensorRT's calibrator."""
+    from .calibration import Data
     from .engines.processor import processor
     from .engines.registry import engine
+    from .engines.tensorrt.gpu import find_gpu
 
     kinds = ("min_shapes", "opt_shapes", "max_shapes")
     shapes = {kind: parse_shapes(getattr(one, kind), option=kind) for kind in kinds}
+    tensorrt = one.target.startswith("tensorrt")
+    native = one.calibrator not in ("", "ours")
+    gpu = find_gpu() if tensorrt and not one.gpus else None
+    data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
 
     def work(path: Path, progress: Progress) -> object:
         from .intent import build
@@ -220,6 +233,12 @@ def build_stage(recipe: Recipe, one: ArtifactSection, model: str, digest: str) -
             inputs=recipe.model.inputs,
             allow_fallback=one.allow_fallback,
             rest=one.rest,
+            layers=one.layer_precisions,
+            calibrator=one.calibrator,
+            ranges=ranges.path if ranges else None,
+            method=one.method or None if ranges else None,
+            data=located(recipe, recipe.data.calibration) if native else None,
+            options=located_options(recipe, one.tensorrt) if tensorrt else None,
             progress=progress,
         )
 
@@ -228,10 +247,14 @@ def build_stage(recipe: Recipe, one: ArtifactSection, model: str, digest: str) -
         "target": one.target,
         "precision": one.precision,
         "rest": one.rest,
+        "layers": one.layers,
+        "calibrator": (one.calibrator, ranges.digest if ranges else "", data.digest() if native else ""),
+        "tensorrt": one.tensorrt.as_json(),
         "gpus": one.gpus,
         "shapes": {kind: sorted(found.items()) for kind, found in shapes.items()},
         "inputs": recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
         "processor": {} if one.gpus else processor(),
+        "gpu": gpu.as_json() if gpu else {},
         "allow_fallback": one.allow_fallback,
         "tools": tool_versions("torch", "tensorrt", "tensorrt-rtx", *_ONNX_TOOLS),
     }
@@ -258,6 +281,7 @@ def bench_stage(
             artifacts,
             baseline=section.baseline,
             output=path,
+            history=output / RESULTS,
             batch_size=section.batch_size,
             threads=section.threads,
             data=evaluation,
@@ -265,6 +289,13 @@ def bench_stage(
             metric=section.metric,
             precision_target=section.precision_target,
             max_time_s=section.max_time_s,
+            batch_sizes=section.batch_sizes,
+            clients=section.clients,
+            torch_modes=section.torch_modes,
+            pythons=section.python,
+            timeout_s=section.timeout_s,
+            command=("qcompile", "run", _shown(recipe.path)),
+            recipe=recipe.path.read_text(encoding="utf-8"),
             progress=progress,
         )
 
@@ -286,6 +317,14 @@ def located(recipe: Recipe, spec: str) -> str | None:
     if ":" in spec and spec.rpartition(":")[2].isidentifier():
         return parse_source(spec, base=recipe.folder).absolute
     return str((recipe.folder / spec).resolve())
+
+
+def located_options(recipe: Recipe, options: TensorRTOptions) -> TensorRTOptions:
+    """Return TensorRT's options with files as the recipe's folder has them."""
+    plugins = tuple(str(recipe.folder / name) for name in options.plugins)
+    kept = options.timing_cache in ("auto", "off")
+    cache = options.timing_cache if kept else str(recipe.folder / options.timing_cache)
+    return replace(options, plugins=plugins, timing_cache=cache)
 
 
 def _shown(path: Path) -> str:

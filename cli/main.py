@@ -17,8 +17,10 @@ from .diff import diff
 from .doctor import doctor
 from .export import export
 from .inspect import inspect
+from .package import package
 from .quantize import quantize
 from .ranges import ranges
+from .refit import refit
 from .run import run
 from .session import RoadGroup
 from .simplify import simplify
@@ -55,9 +57,11 @@ for _command in (
     quantize,
     tune,
     build,
+    refit,
     bench,
     diff,
     run,
+    package,
     inspect,
     doctor,
 ):

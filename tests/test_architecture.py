@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("calibration", "compiler", "engines", "bench", "tuning", "cli", "model")
+ROOMS = ("calibration", "compiler", "engines", "bench", "tuning", "cli", "model", "deploy")
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
 )
@@ -26,13 +26,16 @@ ALLOWED = {
     "compiler": GROUND | {"model", "calibration"},
     "engines": GROUND | {"model", "calibration"},
     "bench": GROUND | {"model", "calibration", "engines"},
-    "recipe": GROUND,
+    "deploy": GROUND | {"model"},
+    "recipe": GROUND | {"engines"},
     "store": GROUND,
-    "intent": GROUND | {"model", "calibration", "compiler", "engines"},
+    "preparation": GROUND | {"model", "calibration", "compiler", "engines"},
+    "intent": GROUND | {"model", "calibration", "compiler", "engines", "preparation"},
     "qat": GROUND | {"compiler"},
     "tuning": GROUND | {"model", "calibration", "compiler", "engines", "bench", "intent"},
     "inspection": GROUND | {"model", "calibration", "bench"},
-    "stages": GROUND | {"model", "calibration", "compiler", "engines", "bench", "recipe", "intent"},
+    "stages": GROUND
+    | {"model", "calibration", "compiler", "engines", "bench", "recipe", "intent", "preparation"},
     "pipeline": GROUND | {"model", "engines", "bench", "recipe", "store", "stages"},
     "cli": GROUND
     | {
@@ -42,7 +45,9 @@ ALLOWED = {
         "engines",
         "bench",
         "tuning",
+        "deploy",
         "intent",
+        "preparation",
         "inspection",
         "pipeline",
         "recipe",
@@ -112,9 +117,9 @@ def test_the_public_names_are_pinned() -> None:
     import qcompile
 
     assert sorted(qcompile.__all__) == [
-        "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "__version__", "balance", "benchmark",
-        "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact", "quantize",
-        "read_recipe", "run", "simplify", "tune",
+        "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "balance",
+        "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact",
+        "package_triton", "quantize", "read_recipe", "refit", "run", "simplify", "tune",
     ]  # fmt: skip
     for name in qcompile.__all__:
         assert getattr(qcompile, name) is not None

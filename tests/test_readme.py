@@ -75,8 +75,9 @@ def test_every_key_of_a_recipe_is_documented() -> None:
     text = (ROOT / "docs/recipe.md").read_text(encoding="utf-8")
     kinds = (
         recipe.ModelSection, recipe.DataSection, recipe.CalibrateSection, recipe.ArtifactSection,
-        recipe.BenchSection,
+        recipe.TensorRTOptions, recipe.BenchSection,
     )  # fmt: skip
     for kind in kinds:
         for field in fields(kind):
-            assert re.search(rf"^{field.name} =", text, re.M), f"{kind.__name__}.{field.name}"
+            table = rf"^\[artifact\.{field.name}\]"
+            assert re.search(rf"^{field.name} =|{table}", text, re.M), f"{kind.__name__}.{field.name}"

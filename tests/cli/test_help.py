@@ -17,13 +17,19 @@ VERBS = (
     "quantize",
     "tune",
     "build",
+    "refit",
     "bench",
     "diff",
     "run",
+    "package",
     "inspect",
     "doctor",
 )
-COMMANDS = (*(verb for verb in VERBS if verb != "ranges"), "ranges show", "ranges merge", "ranges cache")
+_GROUPS = {"ranges": ("show", "merge", "cache"), "package": ("triton",)}
+COMMANDS = (
+    *(verb for verb in VERBS if verb not in _GROUPS),
+    *(f"{group} {command}" for group, commands in _GROUPS.items() for command in commands),
+)
 HEAVY = (
     "torch", "onnx", "onnxruntime", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy", "rich", "onnxsim",
     "numba", "matplotlib", "safetensors",
@@ -41,7 +47,7 @@ print(" ".join(name for name in {heavy!r} if name in sys.modules))
 """
 
 
-@pytest.mark.parametrize("command", ["", "ranges", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *_GROUPS, *COMMANDS])
 def test_help_loads_nothing_heavy(command: str) -> None:
     code = PROBE.format(arguments=[*command.split(), "--help"], heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
