@@ -1,0 +1,204 @@
+"""A model repository for Triton Inference Server, from artifacts: `qcompile package triton`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..artifact import Check
+from ..errors import ArtifactError, InvalidOption, QCompileError
+from ..progress import Progress, silent
+from .protobuf_text import format_message
+from .served import Served, read_served
+from .triton_batching import profile_batches
+from .triton_check import check_config
+from .triton_config import Config, make_config, spelled, tensor_fields
+from .triton_options import TritonOptions
+from .triton_repository import (
+    CONFIG,
+    beside,
+    copy_files,
+    edited,
+    model_folder,
+    put_in_place,
+    versions_in,
+    with_header,
+)
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model in a repository.
+
+    Attributes:
+        folder: The model's.
+        name: As requests spell it.
+        version: The one that was added.
+        versions: All that are there now.
+        backend: Which of Triton's backends serves it.
+        max_batch_size: Largest batch that Triton forms; 0 for none.
+        config: The text of `config.pbtxt`.
+        files: What was written for the version, below its folder.
+        checks: Verifications that were carried out.
+        warnings: What the user should know.
+        server: The command that serves the repository.
+    """
+
+    folder: Path
+    name: str
+    version: int
+    versions: Sequence[int]
+    backend: str
+    max_batch_size: int
+    config: str
+    files: Sequence[str]
+    checks: Sequence[Check]
+    warnings: Sequence[str]
+    server: str
+
+    def as_json(self) -> dict[str, object]:
+        """Return the form that `--json` prints."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+
+def package_triton(
+    artifact: str | Path,
+    repository: str | Path,
+    *,
+    name: str,
+    version: int = 1,
+    options: TritonOptions | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Packaged:
+    """Put an artifact into a Triton model repository, with its configuration and its manifest.
+
+    Versions that are there stay, and must have the same inputs, outputs and profiles: one configuration
+    serves them all. It is written anew, unless somebody changed it.
+
+    Args:
+        artifact: An engine of target "tensorrt", an ONNX file or TorchScript.
+        repository: Folder that the server is started with; made where it is missing.
+        name: The model's, as requests spell it.
+        version: Number of its folder.
+        options: What Triton is told beside the model.
+        overwrite: Replace this version, and a configuration that was changed by hand.
+        progress: Told of every step.
+
+    Returns:
+        What was written, checked, and should be known.
+
+    Raises:
+        MissingFile, ArtifactError, ModelError: If the artifact is missing, damaged, or nothing Triton serves.
+        InvalidOption: If an option or the model that is there stands against it. Nothing is then written.
+    """
+    options = options or TritonOptions()
+    if version < 1:
+        raise InvalidOption(f"--version {version}: 1 or more is required", option="--version")
+    repository = Path(repository)
+    folder = model_folder(repository, name)
+    others = [number for number in versions_in(folder) if number != version]
+    _check_place(folder, version, others, options, overwrite=overwrite)
+    progress("check the artifact")
+    served = read_served(Path(artifact))
+    config = make_config(served, name, options)
+    for other in others:
+        _check_same(served, config, folder, other)
+    text = with_header(format_message(config.fields))
+    checks, notes = check_config(text, config.fields)
+    with beside(repository) as temporary:
+        made = temporary / name
+        made.mkdir()
+        progress("copy")
+        copy_files(served.files, made / str(version))
+        (made / CONFIG).write_text(text, encoding="utf-8")
+        put_in_place(made, folder, version)
+    return Packaged(
+        folder=folder,
+        name=name,
+        version=version,
+        versions=versions_in(folder),
+        backend=served.backend.name,
+        max_batch_size=config.max_batch_size,
+        config=text,
+        files=list(served.files),
+        checks=[*served.checks, *checks],
+        warnings=[*config.notes, *notes],
+        server=_server(repository, config),
+    )
+
+
+def _check_place(
+    folder: Path, version: int, others: Sequence[int], options: TritonOptions, *, overwrite: bool
+) -> None:
+    """Refuse what would take something away that nobody said may go."""
+    if (folder / str(version)).exists() and not overwrite:
+        raise InvalidOption(
+            f"{folder}: version {version} is there",
+            hint=f"give --version {max([version, *others]) + 1}, or --overwrite",
+            option="--version",
+        )
+    if edited(folder / CONFIG) and not overwrite:
+        raise InvalidOption(
+            f"{folder / CONFIG}: was not written by qcompile, or was changed since",
+            hint="--overwrite replaces it; keep a copy of your changes",
+            option="--overwrite",
+        )
+    absent = sorted(set(options.specific_versions) - {version, *others})
+    if absent:
+        raise InvalidOption(
+            f"--version-policy: version {', '.join(map(str, absent))} is not in {folder}",
+            option="--version-policy",
+        )
+
+
+def _check_same(served: Served, config: Config, folder: Path, version: int) -> None:
+    """Refuse a model whose version beside this one could not be served by this one's configuration."""
+    hint = "give another --name: one configuration serves all versions of a model"
+    before = _read_version(served, folder, version)
+    batched = config.max_batch_size > 0
+    mine, theirs = (tensor_fields(one, batched=batched) for one in (served, before))
+    if mine != theirs:
+        raise InvalidOption(
+            f"{folder}: version {version} has {spelled(theirs)}; this one has {spelled(mine)}", hint=hint
+        )
+    if len(before.profiles) != len(served.profiles):
+        raise InvalidOption(
+            f"{folder}: version {version} has {len(before.profiles)} optimization profiles; "
+            f"this one has {len(served.profiles)}",
+            hint=hint,
+        )
+    most = max((last for _, last in profile_batches(before)), default=config.max_batch_size)
+    if config.max_batch_size > most:
+        raise InvalidOption(
+            f"{folder}: version {version} takes batches up to {most}; this one up to {config.max_batch_size}",
+            hint=f"give --max-batch-size {most}, or another --name",
+            option="--max-batch-size",
+        )
+
+
+def _read_version(served: Served, folder: Path, version: int) -> Served:
+    """A version that is there already, read as it lies: Triton names its files, not its maker."""
+    model = folder / str(version) / served.backend.file
+    model = model / served.backend.file if model.is_dir() else model
+    try:
+        before = read_served(model, verify=False)
+    except QCompileError as error:
+        raise InvalidOption(
+            f"{folder}: version {version} cannot be compared with this one: {error.message}",
+            hint="give another --name",
+        ) from error
+    if before.backend is not served.backend:
+        raise ArtifactError(
+            f"{folder}: version {version} is for the {before.backend.name} backend; "
+            f"this one is for {served.backend.name}",
+            hint="give another --name",
+            file=model,
+        )
+    return before
+
+
+def _server(repository: Path, config: Config) -> str:
+    return shlex.join(["tritonserver", f"--model-repository={repository.resolve()}", *config.server_options])

@@ -1,0 +1,172 @@
+"""The configuration of one model, as Triton's `ModelConfig` (common, protobuf/model_config.proto)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidOption
+from ..shapes import TensorInfo, format_shape
+from .protobuf_text import Message, Value, Word
+from .served import Served
+from .triton_backends import TENSORRT, TYPES
+from .triton_batching import max_batch_size
+from .triton_options import TritonOptions
+from .triton_warm_up import warm_up
+
+NO_AUTO_COMPLETE = "--disable-auto-complete-config"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A configuration, and what it asks of the server and the user.
+
+    Attributes:
+        fields: Of `ModelConfig`, in the order they are written.
+        max_batch_size: 0 for none.
+        notes: What the user should know.
+        server_options: What `tritonserver` must be started with.
+    """
+
+    fields: Message
+    max_batch_size: int
+    notes: tuple[str, ...]
+    server_options: tuple[str, ...]
+
+
+def make_config(served: Served, name: str, options: TritonOptions) -> Config:
+    """Return the configuration of an artifact.
+
+    Raises:
+        InvalidOption: If an option asks for what the artifact or its backend cannot do.
+    """
+    backend = served.backend
+    size, notes = max_batch_size(served, options)
+    warm, found = warm_up(served, options, size)
+    server = [*served.server_options]
+    if backend is TENSORRT and size > 1 and not options.dynamic_batching:
+        server.append(NO_AUTO_COMPLETE)
+        notes.append("without it Triton's tensorrt backend turns dynamic batching on by itself")
+    if options.response_cache:
+        server.append("--cache-config=local,size=104857600")
+        notes.append("response_cache needs a cache in the server, here of 100 MiB")
+    if options.cuda_graph and backend is not TENSORRT:
+        raise InvalidOption(
+            f"--cuda-graph: of Triton's backends tensorrt alone runs CUDA graphs; this is for {backend.name}",
+            hint="leave it out",
+            option="--cuda-graph",
+        )
+    fields: dict[str, Value] = {"name": name, "backend": backend.name}
+    if backend.platform:
+        fields["platform"] = backend.platform
+    if backend.file != backend.default_file:
+        fields["default_model_filename"] = backend.file
+    fields["max_batch_size"] = size
+    fields["input"] = [_tensor(served, tensor, size) for tensor in served.io.inputs]
+    fields["output"] = [_tensor(served, tensor, size) for tensor in served.io.outputs]
+    fields["instance_group"] = [_instances(served, options)]
+    if options.policy:
+        fields["version_policy"] = options.policy
+    batching = _dynamic_batching(options, size)
+    if batching is not None:
+        fields["dynamic_batching"] = batching
+    if options.cuda_graph:
+        fields["optimization"] = {"cuda": {"graphs": True}}
+    if options.response_cache:
+        fields["response_cache"] = {"enable": True}
+    if warm:
+        fields["model_warmup"] = warm
+    return Config(fields, size, (*served.notes, *notes, *found), tuple(server))
+
+
+def tensor_fields(served: Served, *, batched: bool) -> list[Message]:
+    """Return inputs and outputs as the configuration spells them."""
+    return [_tensor(served, tensor, int(batched)) for tensor in (*served.io.inputs, *served.io.outputs)]
+
+
+def _tensor(served: Served, tensor: TensorInfo, size: int) -> Message:
+    """One input or output: without its batch axis where there is one; rank 0 is not allowed in `dims`."""
+    shape = tensor.shape[1:] if size else tensor.shape
+    if any(extent == 0 for extent in shape):
+        raise InvalidOption(
+            f"{served.path}: {tensor.name!r} is {format_shape(tensor.shape)}; Triton takes no extent of 0"
+        )
+    if not tensor.shape and served.backend.name != "onnxruntime":
+        raise InvalidOption(
+            f"{served.path}: {tensor.name!r} is a scalar; of Triton's backends onnxruntime alone takes one",
+            hint="export the model with an axis of extent 1 there",
+        )
+    dims = [extent if isinstance(extent, int) else -1 for extent in shape]
+    fields: dict[str, Value] = {
+        "name": tensor.name,
+        "data_type": Word(TYPES[tensor.dtype]),
+        "dims": dims or [1],
+    }
+    if size and not shape:
+        fields["reshape"] = {}  # an empty shape: the batch is its only axis ("Reshape")
+    if tensor.name in served.shape_tensors:
+        fields["is_shape_tensor"] = True
+    if tensor.name in served.non_linear:
+        fields["is_non_linear_format_io"] = True
+    return fields
+
+
+def _instances(served: Served, options: TritonOptions) -> Message:
+    kind = options.kind or ("gpu" if options.gpus else served.kind)
+    if kind and kind not in served.backend.kinds:
+        raise InvalidOption(
+            f"{'--gpus' if options.gpus else f'--kind {kind}'}: Triton's {served.backend.name} backend "
+            f"runs on {' or '.join(served.backend.kinds)} alone",
+            hint="leave it out",
+            option="--kind",
+        )
+    fields: dict[str, Value] = {"count": options.instances}
+    if kind:  # else Triton takes the GPUs, and the CPU where there is none
+        fields["kind"] = Word(f"KIND_{kind.upper()}")
+    if options.gpus:
+        fields["gpus"] = list(options.gpus)
+    if len(served.profiles) > 1:  # by itself it takes the first alone
+        fields["profile"] = [str(index) for index in range(len(served.profiles))]
+    return fields
+
+
+def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
+    preferred = sorted(set(options.preferred_batch))
+    given = [
+        option
+        for option, value in (
+            ("--preferred-batch", preferred),
+            ("--max-queue-delay-us", options.max_queue_delay_us),
+        )
+        if value
+    ]
+    if size <= 1:
+        if given:
+            raise InvalidOption(
+                f"{', '.join(given)}: max_batch_size is {size}; there are no batches to form",
+                hint="leave it out, or give --max-batch-size",
+                option=given[0],
+            )
+        return None
+    if not options.dynamic_batching:
+        return None
+    if preferred and preferred[-1] > size:
+        raise InvalidOption(
+            f"--preferred-batch {preferred[-1]}: max_batch_size is {size}", option="--preferred-batch"
+        )
+    fields: dict[str, Value] = {}
+    if preferred:
+        fields["preferred_batch_size"] = preferred
+    if options.max_queue_delay_us:
+        fields["max_queue_delay_microseconds"] = options.max_queue_delay_us
+    return fields
+
+
+def spelled(tensors: Iterable[Message]) -> str:
+    """Return tensors for a message: `x TYPE_FP32 [3, 8, 8]`."""
+    said = []
+    for fields in tensors:
+        dims = fields["dims"]
+        assert isinstance(dims, Sequence)
+        said.append(f"{fields['name']} {fields['data_type']} {list(dims)}")
+    return ", ".join(said)

@@ -1,0 +1,109 @@
+"""Requests that Triton makes up itself before a model counts as ready.
+
+Zeros, not Triton's random data: that is random bytes (core, `GenerateWarmupData`), among them NaN and
+infinity, and indices outside of any table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import InvalidOption
+from ..shapes import format_shape
+from .protobuf_text import Message, Value, Word
+from .served import Served
+from .triton_backends import TYPES
+from .triton_options import TritonOptions
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def warm_up(served: Served, options: TritonOptions, size: int) -> tuple[list[Message], list[str]]:
+    """Return the warm-up samples, and what the user should know.
+
+    An engine is warmed up at the optimum of each of its profiles; others at their largest batch.
+
+    Args:
+        served: The artifact.
+        options: Whether to, and shapes for axes that nothing tells the extents of.
+        size: `max_batch_size`.
+
+    Raises:
+        InvalidOption: If a warm-up was asked for and cannot be made, or a shape does not fit.
+    """
+    if options.warm_up is False:
+        return [], []
+    _check_shapes(served, options, size)
+    reason = _why_not(served, options, size)
+    if reason and options.warm_up:
+        raise InvalidOption(f"--warm-up: {served.path}: {reason}", hint=_hint(served), option="--warm-up")
+    if reason:
+        return [], [f"no warm-up: {reason}{f'; {hint}' if (hint := _hint(served)) else ''}"]
+    if served.profiles:
+        shapes: list[tuple[str, Shapes]] = [
+            (f"profile {index}", {name: item.opt for name, item in ranges.items()})
+            for index, ranges in enumerate(served.profiles)
+            if not size or all(item.min[0] <= size for item in ranges.values())
+        ]
+    else:
+        shapes = [("largest batch" if size else "one request", options.warm_up_shapes)]
+    return [_sample(served, name, given, size) for name, given in shapes], []
+
+
+def _sample(served: Served, name: str, given: Shapes, size: int) -> Message:
+    """One request; with a batch, Triton repeats the sample that many times."""
+    inputs: list[Message] = []
+    batch = 1
+    if size:
+        batch = min([size, *(shape[0] for shape in given.values())])
+    for tensor in served.io.inputs:
+        shape = given.get(tensor.name) or tuple(
+            extent if isinstance(extent, int) else 1 for extent in tensor.shape
+        )
+        fields: dict[str, Value] = {
+            "data_type": Word(TYPES[tensor.dtype]),
+            "dims": list(shape[1:] if size else shape) or [1],
+            "zero_data": True,
+        }
+        inputs.append({"key": tensor.name, "value": fields})
+    return {"name": name, "batch_size": batch, "inputs": inputs}
+
+
+def _why_not(served: Served, options: TritonOptions, size: int) -> str:
+    if served.shape_tensors:
+        return f"{', '.join(sorted(served.shape_tensors))} holds a shape, which zeros are not"
+    if served.profiles:
+        return ""
+    for tensor in served.io.inputs:
+        # The first axis is the batch where Triton forms batches; elsewhere it may be anything.
+        open_axes = [axis for axis in tensor.dynamic_axes if not (size and axis == 0)]
+        if open_axes and tensor.name not in options.warm_up_shapes:
+            return f"nothing tells the extents of {tensor.name} {format_shape(tensor.shape)}"
+    return ""
+
+
+def _hint(served: Served) -> str:
+    return "" if served.shape_tensors else "--warm-up-shapes gives them"
+
+
+def _check_shapes(served: Served, options: TritonOptions, size: int) -> None:
+    if options.warm_up_shapes and served.profiles:
+        raise InvalidOption(
+            "--warm-up-shapes: an engine is warmed up at the optimum of its profiles",
+            hint="leave it out",
+            option="--warm-up-shapes",
+        )
+    tensors = {tensor.name: tensor for tensor in served.io.inputs}
+    for name, shape in options.warm_up_shapes.items():
+        if name not in tensors:
+            raise InvalidOption(f"--warm-up-shapes: no input {name!r}; the inputs are {', '.join(tensors)}")
+        if not tensors[name].accepts(shape) or 0 in shape:
+            raise InvalidOption(
+                f"--warm-up-shapes: {format_shape(shape)} does not fit "
+                f"{name}:{format_shape(tensors[name].shape)}"
+            )
+    batches = {shape[0] for shape in options.warm_up_shapes.values()} if size else set()
+    if len(batches) > 1 or any(batch > size for batch in batches):
+        raise InvalidOption(
+            f"--warm-up-shapes: batches {', '.join(map(str, sorted(batches)))}; one up to {size} is required"
+        )

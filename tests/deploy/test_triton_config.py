@@ -1,0 +1,342 @@
+"""The configuration of engines, read by Triton's own definitions, against the rules of its backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from packaging_engines import make_engine
+
+from qcompile.deploy.protobuf_text import format_message
+from qcompile.deploy.served import read_served
+from qcompile.deploy.triton_check import check_config
+from qcompile.deploy.triton_config import Config, make_config
+from qcompile.deploy.triton_options import TritonOptions
+from qcompile.errors import ArtifactError, InvalidOption, QCompileError
+
+definition = pytest.importorskip(
+    "tritonclient.grpc.model_config_pb2", reason="pip install 'qcompile[triton]'"
+)
+
+Make = Callable[..., Any]
+DYNAMIC = {"x": ("batch", 3, 8, 8)}
+
+
+def parsed(config: Config) -> Any:
+    return text_format.Parse(format_message(config.fields), definition.ModelConfig())
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Make:
+    """`configured(options, **engine)` returns the parsed configuration of an engine, and its notes."""
+
+    def make(told: TritonOptions | None = None, /, **engine: Any) -> tuple[Any, Config]:
+        served = read_served(make_engine(tmp_path / "m.engine", **engine))
+        config = make_config(served, "net", told or TritonOptions())
+        assert check_config(format_message(config.fields), config.fields)[0]
+        return parsed(config), config
+
+    return make
+
+
+def test_a_dynamic_batch_leaves_dims_and_its_largest_is_the_profile_s(configured: Make) -> None:
+    found, config = configured()
+    assert (found.name, found.backend, found.platform) == ("net", "tensorrt", "tensorrt_plan")
+    assert found.max_batch_size == 16
+    assert [list(item.dims) for item in (*found.input, *found.output)] == [[3, 8, 8], [5]]
+    assert found.HasField("dynamic_batching")
+    (group,) = found.instance_group
+    assert (group.count, list(group.gpus), list(group.profile)) == (1, [], [])
+    assert definition.ModelInstanceGroup.Kind.Name(group.kind) == "KIND_GPU"
+    assert any("the server must have that version" in note for note in config.notes)
+
+
+def test_engines_are_warmed_up_with_zeros_at_the_optimum(configured: Make) -> None:
+    (sample,) = configured()[0].model_warmup
+    assert sample.batch_size == 4
+    assert list(sample.inputs["x"].dims) == [3, 8, 8]
+    assert sample.inputs["x"].WhichOneof("input_data_type") == "zero_data"
+    assert not configured(TritonOptions(warm_up=False))[0].model_warmup
+    # A smaller largest batch cuts the optimum; a profile above it is not warmed up.
+    assert configured(TritonOptions(max_batch_size=2))[0].model_warmup[0].batch_size == 2
+    above = {"x": ((8, 3, 8, 8), (8, 3, 8, 8), (16, 3, 8, 8))}
+    assert not configured(TritonOptions(max_batch_size=2), profiles=[above])[0].model_warmup
+
+
+def test_several_profiles_are_all_given_and_the_largest_batch_is_theirs(configured: Make) -> None:
+    one = {"x": ((1, 3, 8, 8), (1, 3, 8, 8), (2, 3, 8, 8))}
+    many = {"x": ((8, 3, 8, 8), (16, 3, 8, 8), (32, 3, 8, 8))}
+    found, config = configured(profiles=[one, many])
+    assert found.max_batch_size == 32
+    assert list(found.instance_group[0].profile) == ["0", "1"]
+    assert [sample.batch_size for sample in found.model_warmup] == [1, 16]
+    assert any("a batch of 3-7" in note for note in config.notes)
+
+
+def test_the_batch_is_what_all_inputs_of_a_profile_take(configured: Make) -> None:
+    profile = {"a": ((2, 4), (4, 4), (8, 4)), "b": ((1, 4), (4, 4), (6, 4))}
+    found, config = configured(inputs={"a": ("batch", 4), "b": ("batch", 4)}, profiles=[profile])
+    assert found.max_batch_size == 6
+    assert any("no profile takes a batch of 1:" in note for note in config.notes)
+
+
+def test_a_fixed_batch_takes_whole_shapes(configured: Make) -> None:
+    found, config = configured(inputs={"x": (4, 3, 8, 8)}, outputs={"y": (4, 5)}, profiles=[])
+    assert found.max_batch_size == 0
+    assert [list(item.dims) for item in (*found.input, *found.output)] == [[4, 3, 8, 8], [4, 5]]
+    assert not found.HasField("dynamic_batching")
+    assert (found.model_warmup[0].batch_size, list(found.model_warmup[0].inputs["x"].dims)) == (
+        1,
+        [4, 3, 8, 8],
+    )
+    assert any("the first axis of 'x' (4x3x8x8) is not dynamic" in note for note in config.notes)
+
+
+def test_first_axes_of_other_names_are_no_batch_unless_said(configured: Make) -> None:
+    found, config = configured(outputs={"boxes": ("detections", 6)})
+    assert found.max_batch_size == 0
+    assert list(found.output[0].dims) == [-1, 6]
+    assert any("batch, detections" in note for note in config.notes)
+    assert configured(TritonOptions(max_batch_size=8), outputs={"y": ("n", 5)})[0].max_batch_size == 8
+
+
+def test_axes_without_a_name_are_no_batch_unless_said(configured: Make) -> None:
+    engine: dict[str, Any] = {"inputs": {"x": ("?", 3, 8, 8)}, "outputs": {"y": ("?", 5)}}
+    assert configured(**engine)[0].max_batch_size == 0
+    assert configured(TritonOptions(max_batch_size=16), **engine)[0].max_batch_size == 16
+
+
+def test_axes_besides_the_batch_stay_open(configured: Make) -> None:
+    profile = {"ids": ((1, 1), (4, 128), (8, 512))}
+    found, _ = configured(
+        inputs={"ids": ("batch", "tokens")}, outputs={"y": ("batch", "tokens", 768)}, profiles=[profile],
+        dtypes={"ids": "int64"},
+    )  # fmt: skip
+    assert [list(item.dims) for item in (*found.input, *found.output)] == [[-1], [-1, 768]]
+    assert list(found.model_warmup[0].inputs["ids"].dims) == [128]
+
+
+def test_a_tensor_that_is_all_batch_is_reshaped(configured: Make) -> None:
+    found, _ = configured(outputs={"y": ("batch",)})
+    assert list(found.output[0].dims) == [1]
+    assert found.output[0].HasField("reshape")
+    assert list(found.output[0].reshape.shape) == []
+
+
+def test_shape_tensors_are_marked_and_never_batched(configured: Make) -> None:
+    profile = {"x": ((1, 3), (2, 3), (4, 3)), "size": ((1, 1), (8, 8), (16, 16))}
+    engine: dict[str, Any] = {
+        "inputs": {"x": ("batch", 3), "size": (2,)},
+        "outputs": {"y": ("batch", 3)},
+        "profiles": [profile],
+        "dtypes": {"size": "int32"},
+    }
+    found, config = configured(**engine)
+    assert [item.is_shape_tensor for item in found.input] == [False, True]
+    assert found.max_batch_size == 0
+    assert not found.model_warmup
+    assert any("holds a shape" in note for note in config.notes)
+    with pytest.raises(InvalidOption, match="size holds a shape"):
+        configured(TritonOptions(max_batch_size=4), **engine)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("float16", "FP16"), ("bfloat16", "BF16"), ("int8", "INT8"), ("uint8", "UINT8"), ("bool", "BOOL")],
+)
+def test_types_are_triton_s(configured: Make, dtype: str, name: str) -> None:
+    found, _ = configured(dtypes={"x": dtype, "y": "int64"})
+    assert definition.DataType.Name(found.input[0].data_type) == f"TYPE_{name}"
+    assert definition.DataType.Name(found.output[0].data_type) == "TYPE_INT64"
+
+
+def test_tensorrt_8_has_no_int64(configured: Make) -> None:
+    found, config = configured(dtypes={"x": "int64"}, version="8.6.1")
+    assert definition.DataType.Name(found.input[0].data_type) == "TYPE_INT32"
+    assert any("made int32 of int64 x" in note for note in config.notes)
+
+
+def test_types_that_a_backend_does_not_take_are_refused(configured: Make) -> None:
+    with pytest.raises(InvalidOption, match="'x' is float64; Triton's tensorrt backend takes bfloat16, bool"):
+        configured(dtypes={"x": "float64"})
+
+
+def test_every_option_comes_back(configured: Make) -> None:
+    options = TritonOptions(
+        max_batch_size=8, instances=2, gpus=(0, 3), preferred_batch=(8, 4), max_queue_delay_us=100,
+        version_policy="specific:1,3", response_cache=True, cuda_graph=True,
+    )  # fmt: skip
+    found, config = configured(options)
+    assert found.max_batch_size == 8
+    assert (found.instance_group[0].count, list(found.instance_group[0].gpus)) == (2, [0, 3])
+    assert list(found.dynamic_batching.preferred_batch_size) == [4, 8]
+    assert found.dynamic_batching.max_queue_delay_microseconds == 100
+    assert list(found.version_policy.specific.versions) == [1, 3]
+    assert found.response_cache.enable
+    assert found.optimization.cuda.graphs
+    assert any(option.startswith("--cache-config=local,size=") for option in config.server_options)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("latest", {"latest": {"num_versions": 1}}),
+        ("latest:2", {"latest": {"num_versions": 2}}),
+        ("all", {"all": {}}),
+    ],
+)
+def test_version_policies_are_read(configured: Make, policy: str, expected: dict[str, Any]) -> None:
+    assert TritonOptions(version_policy=policy).policy == expected
+    found, _ = configured(TritonOptions(version_policy=policy))
+    assert found.version_policy.WhichOneof("policy_choice") == next(iter(expected))
+
+
+def test_without_dynamic_batching_the_server_must_be_told(configured: Make) -> None:
+    found, config = configured(TritonOptions(dynamic_batching=False))
+    assert not found.HasField("dynamic_batching")
+    assert "--disable-auto-complete-config" in config.server_options
+
+
+def test_how_an_engine_was_built_says_what_the_server_needs(configured: Make) -> None:
+    _, config = configured(options={"version_compatible": True, "plugins": ["a.so", "b.so"]})
+    assert config.server_options == (
+        "--backend-config=tensorrt,version-compatible=true",
+        "--backend-config=tensorrt,plugins=a.so;b.so",
+    )
+
+
+def test_formats_that_are_not_linear_are_marked(tmp_path: Path) -> None:
+    engine = make_engine(
+        tmp_path / "m.engine", options={"io_formats": ["x=float16:chw32", "y=float16:linear"]}
+    )
+    fields = make_config(read_served(engine), "net", TritonOptions()).fields
+    assert [dict(item).get("is_non_linear_format_io") for item in (*fields["input"], *fields["output"])] == [
+        True,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch_size": 17}, "the profiles of .* end at 16"),
+        ({"preferred_batch": (4, 32)}, "--preferred-batch 32: max_batch_size is 16"),
+        ({"max_batch_size": 1, "preferred_batch": (1,)}, "there are no batches to form"),
+        ({"kind": "cpu"}, "runs on gpu alone"),
+        ({"warm_up_shapes": {"x": (1, 3, 8, 8)}}, "at the optimum of its profiles"),
+    ],
+)
+def test_options_that_an_engine_cannot_follow_are_refused(
+    configured: Make, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        configured(TritonOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"instances": 0}, "--instances 0: 1 or more"),
+        ({"max_batch_size": -1}, "--max-batch-size -1: 0 or more"),
+        ({"max_queue_delay_us": -1}, "--max-queue-delay-us"),
+        ({"gpus": (0, 0)}, "given twice"),
+        ({"gpus": (-1,)}, "--gpus -1"),
+        ({"kind": "cpu", "gpus": (0,)}, "belongs to --kind gpu"),
+        ({"kind": "tpu"}, "gpu or cpu is required"),
+        ({"preferred_batch": (0,)}, "--preferred-batch 0"),
+        ({"dynamic_batching": False, "preferred_batch": (4,)}, "excludes them"),
+        ({"warm_up": False, "warm_up_shapes": {"x": (1,)}}, "--no-warm-up excludes"),
+        *(
+            ({"version_policy": text}, "is required")
+            for text in ("newest", "latest:0", "specific:", "specific:a")
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        TritonOptions(**options)
+
+
+def test_a_configuration_that_reads_otherwise_is_refused(configured: Make) -> None:
+    _, config = configured()
+    text = format_message(config.fields)
+    for wrong in (
+        text.replace("max_batch_size: 16", "max_batch_size: 15"),
+        text.replace("dims: [ 3, 8, 8 ]", "dims: [ 3, 8 ]", 1),
+        text.replace("TYPE_FP32", "TYPE_FP16", 1),
+        text.replace("dynamic_batching { }\n", ""),
+        text.replace('key: "x"', 'key: "z"'),
+        text + "response_cache { enable: true }\n",
+    ):
+        assert wrong != text
+        with pytest.raises(ArtifactError, match="reads otherwise"):
+            check_config(wrong, config.fields)
+    with pytest.raises(ArtifactError, match="refuses it"):
+        check_config(text + "}", config.fields)
+
+
+def test_a_field_that_triton_s_definitions_here_do_not_know_is_said() -> None:
+    checks, notes = check_config("field_of_tomorrow: 1", {"field_of_tomorrow": 1})
+    assert checks == []
+    assert "was not read back" in notes[0]
+
+
+extents = st.integers(1, 4)
+shapes = st.lists(st.one_of(extents, st.sampled_from(["batch", "n", "?"])), min_size=1, max_size=4)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(
+    data=st.data(),
+    names=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=2, max_size=4, unique=True
+    ),
+)
+def test_any_engine_s_configuration_keeps_triton_s_rules(
+    tmp_path: Path, data: st.DataObject, names: list[str]
+) -> None:
+    """Rules: full shape is [-1] + dims where batched, else dims; each axis as the engine has it; the
+    largest batch is one that a profile takes; warm-up shapes lie in a profile."""
+    tensors = {name: data.draw(shapes, label=name) for name in names}
+    if data.draw(st.booleans(), label="batched"):
+        tensors = {name: ["batch", *shape[1:]] for name, shape in tensors.items()}
+    count = data.draw(st.integers(1, len(names) - 1))
+    inputs, outputs = ({name: tensors[name] for name in part} for part in (names[:count], names[count:]))
+    profile = {}
+    for name, shape in inputs.items():
+        if any(isinstance(extent, str) for extent in shape):
+            least = [extent if isinstance(extent, int) else data.draw(extents) for extent in shape]
+            most = [
+                extent if isinstance(extent, int) else low + data.draw(extents)
+                for extent, low in zip(shape, least, strict=True)
+            ]
+            profile[name] = (least, most, most)
+    engine = make_engine(
+        tmp_path / "m.engine", inputs=inputs, outputs=outputs, profiles=[profile] if profile else []
+    )
+    try:
+        config = make_config(read_served(engine), "net", TritonOptions())
+    except QCompileError as error:
+        pytest.fail(f"{error}")
+    found = parsed(config)
+    assert [item.name for item in found.input] == list(inputs)
+    for item in (*found.input, *found.output):
+        own = list(item.reshape.shape) if item.HasField("reshape") else list(item.dims)
+        full = [-1, *own] if found.max_batch_size else own
+        assert full == [extent if isinstance(extent, int) else -1 for extent in tensors[item.name]]
+        assert len(item.dims) > 0
+    if found.max_batch_size:
+        assert len({shape[0] for shape in tensors.values()} - {"?"}) == 1
+        assert all(shape[0] != "?" for shape in tensors.values())
+        assert found.max_batch_size == min(most[0] for _, _, most in profile.values())
+    for sample in found.model_warmup:
+        for name, item in sample.inputs.items():
+            own = list(item.dims) if tensors[name][1:] or not found.max_batch_size else []
+            full = [sample.batch_size, *own] if found.max_batch_size else own
+            least, _, most = profile.get(name, (tensors[name],) * 3)
+            assert all(low <= extent <= high for low, extent, high in zip(least, full, most, strict=True))
