@@ -72,7 +72,9 @@ def _onnx(path: Path, *, nodes: bool) -> dict[str, Any]:
         "operators": count_operators(model),
         "precision": graph_precision(model),
         "weighted_by_precision": by_precision,
-        "quantized_share": sum(by_precision["int8"].values()) / total if total else 0.0,
+        "quantized_share": sum(sum(by_precision.get(kind, {}).values()) for kind in ("int8", "fp8")) / total
+        if total
+        else 0.0,
     }
     if nodes:
         names = {node.name: kind for kind, found in weighted_nodes(model).items() for node in found}

@@ -41,7 +41,8 @@ def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
     for word, tensors in (("in ", io.inputs), ("out", io.outputs)):
         for tensor in tensors:
             session.say(f"  {word} {tensor}")
-    session.say(f"  {facts['precision']}; {facts['quantized_share']:.0%} of the layers that compute are INT8")
+    share = f"{facts['quantized_share']:.0%}"
+    session.say(f"  {facts['precision']}; {share} of the layers that compute are quantized")
     table = make_table("", "operator", "nodes")
     for operator, count in facts["operators"].items():
         add_row(table, operator, str(count))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.graph import consumers, int_attribute, without_weights
+from ...model.graph import consumers, int_attribute
 from ...model.onnx_file import opset
-from ..prepare import raise_opset
+from ..opset.raised import raise_in_place
 from .casts import HalfType, stored_tensor
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ def raise_for(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) 
     Raises:
         UnsupportedOperator: Naming what ONNX's converter could not take.
     """
-    import onnx
-
     operators = {node.op_type for node in model.graph.node if _is_onnx(node) and node.name not in excluded}
     if half.name == "float16":
         operators &= set(QDQ)  # the others have had float16 from the beginning, or all but
@@ -51,20 +49,7 @@ def raise_for(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) 
     lowest = max((_first_opset(operator, current, half) for operator in operators), default=current)
     if lowest <= current:
         return
-    light = without_weights(model)
-    small = {tensor.name for tensor in light.graph.initializer}
-    raised = raise_opset(light, lowest)
-    stored = model.graph.initializer
-    for index in reversed(range(len(stored))):
-        if stored[index].name in small:
-            del stored[index]
-    stored.extend(raised.graph.initializer)
-    del model.graph.node[:]
-    model.graph.node.extend(raised.graph.node)
-    del model.opset_import[:]
-    model.opset_import.extend(raised.opset_import)
-    known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
-    model.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(known))
+    raise_in_place(model, lowest)
 
 
 def store_constants(graph: onnx.GraphProto, excluded: Container[str]) -> None:
