@@ -63,12 +63,24 @@ def make_session(
         QCompileError: Of type `error`, with what ONNX Runtime says.
     """
     onnxruntime = _import_onnxruntime()
-    try:
-        source = str(path) if content is None else content
+    unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    source = str(path) if content is None else content
+
+    def open_session() -> Any:
         return onnxruntime.InferenceSession(
             source, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
         )
-    except Exception as refusal:  # its exceptions share no narrower base
+
+    try:
+        try:
+            return open_session()
+        except Exception as refusal:  # its exceptions share no narrower base
+            if "float8" not in str(refusal) or options.graph_optimization_level == unoptimized:
+                raise
+            # Its optimizer makes integer kernels of FP8 pairs, too, and then refuses them (1.31.1).
+            options.graph_optimization_level = unoptimized
+            return open_session()
+    except Exception as refusal:
         raise error(
             f"{path}: ONNX Runtime refuses it: {first_line(refusal)}",
             hint="qcompile inspect shows its operators and opset",

@@ -31,6 +31,11 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
         "leave --refit and --strip-weights out, or build on a machine with the GPU",
     ),
     (
+        r"hw-specific datatypes",
+        "one of the GPUs does not have a type of the graph",
+        "FP8 begins with sm89: name other GPUs with --gpu, or another --precision",
+    ),
+    (
         r"sm_vers_\.size\(\) == 1",
         "with these options an engine is for one GPU",
         "name one --gpu for each engine that takes new weights",
