@@ -29,6 +29,7 @@ from .int8.float8 import LOWEST_OPSET, to_float8
 from .int8.placement import Placement, plan
 from .int8.static import activation_limits, quantize_static
 from .int8.tables import large_tables, quantize_tables
+from .lstm_products import closed_lstms, open_lstms, quantize_states
 from .opset.raised import in_newer_opset
 from .prepare import prepared
 from .request import HALVES, Outcome, Request
@@ -142,14 +143,18 @@ def _static(request: Request) -> Outcome:
     layers = _layers(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
     left |= matching(ready.graph, request.exclude)
+    opens = request.target == "tensorrt" and request.precision == "int8"
+    opened = open_lstms(ready, exclude=left) if opens else []
     placement = plan(ready, request.target, exclude=map(exactly, left), only=request.only, float8=float8)
-    placement = replace(placement, left_in_float=_told(placement.left_in_float, left))
+    floats = {**placement.left_in_float, **(closed_lstms(ready) if opens else {})}
+    placement = replace(placement, left_in_float=_told(floats, left))
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
     if not planned:
         raise _nothing_to_quantize(placement)
     limits = activation_limits(ready, placement, request.ranges, chosen)
     result = quantize_static(ready, placement, limits, processor=request.processor)
+    states = quantize_states(result) if opened else 0
     if float8:
         to_float8(result, half_scales="fp16" in (request.rest, *request.layers.values()))
     _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.precision, ())])
@@ -165,6 +170,7 @@ def _static(request: Request) -> Outcome:
         "left_in_fp32": kept,
         "corrected_biases": corrected,
         "tables": list(placement.tables),
+        "lstms": {"opened": opened, "state_products": states},
     }
 
     def write(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...errors import CalibrationError
 from ...model.graph import name_nodes
 from ...model.outline import Outline
+from ..lstm_products import lstm_inputs
 from ..prepare import store_constants, sum_to_add
 from .placement import TARGETS, Target, plan, scaled_tensors
 
@@ -28,6 +29,8 @@ def wanted_tensors(model: Outline, targets: Iterable[Target] = TARGETS) -> set[s
     wanted: set[str] = set()
     for target in targets:
         wanted |= scaled_tensors(prepared, plan(prepared, target))
+        if target == "tensorrt":
+            wanted |= lstm_inputs(prepared)
     if not wanted:
         raise CalibrationError(
             f"{model.path}: no operator would be quantized; nothing to calibrate",
