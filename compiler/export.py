@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def _write(
     label: str,
 ) -> None:
     torch = import_torch()
-    arguments, keywords = example.arguments(example.feeds)
+    arguments, _ = example.arguments(example.feeds)
     common = {
         "input_names": [tensor.name for tensor in example.inputs],
         "output_names": list(names),
@@ -144,7 +145,7 @@ def _write(
             # Captured here and not by the exporter, which would make an axis static without a word
             # where the model cannot have it dynamic.
             shapes = _dynamic_shapes(example)
-            captured = _capture(loaded.module, arguments, keywords, shapes)
+            captured = _capture_within_limits(loaded, example)
             program = torch.onnx.export(
                 captured, dynamo=True, verbose=False, dynamic_shapes=shapes,
                 custom_translation_table=_translations(captured),
@@ -196,14 +197,52 @@ def _capture(module: Any, arguments: Any, keywords: Any, shapes: Any) -> Any:
             raise error from None
 
 
-def _dynamic_shapes(example: Example) -> Any:
+_LIMITED = re.compile(r"^ *(\w+) = Dim\('\w+', (?:min=\d+, )?max=(\d+)\)$", re.M)
+"""PyTorch's advice for an axis of which the model takes no more than so many."""
+
+
+def _capture_within_limits(loaded: LoadedModel, example: Example) -> Any:
+    """Capture the model; an axis that the model itself limits is dynamic up to that limit.
+
+    A table of 512 positions is such a limit: the model raises on 513. Where it takes one more, the limit is
+    that of a branch, which would be frozen, and the model is refused.
+    """
+    arguments, keywords = example.arguments(example.feeds)
+    try:
+        return _capture(loaded.module, arguments, keywords, _dynamic_shapes(example))
+    except Exception as error:
+        largest = {name: int(limit) for name, limit in _LIMITED.findall(str(error))}
+        if not largest or any(_takes(loaded, example, {n: limit + 1}) for n, limit in largest.items()):
+            raise
+        return _capture(loaded.module, arguments, keywords, _dynamic_shapes(example, largest))
+
+
+def _takes(loaded: LoadedModel, example: Example, extents: Mapping[str, int]) -> bool:
+    """Whether the original runs with other extents of some axes."""
+    shapes = {
+        tensor.name: tuple(
+            extents.get(tensor.dynamic_axes.get(axis, ""), extent)
+            for axis, extent in enumerate(example.feeds[tensor.name].shape)
+        )
+        for tensor in example.inputs
+    }
+    try:
+        with quiet():
+            example.call(loaded.module, made_feeds(example.inputs, shapes=shapes))
+    except Exception:  # whatever the model raises is its answer
+        return False
+    return True
+
+
+def _dynamic_shapes(example: Example, largest: Mapping[str, int] | None = None) -> Any:
     torch = import_torch()
     dims: dict[str, Any] = {}
     shapes: list[dict[int, Any]] = []
     for tensor in example.inputs:
         axes = {}
         for axis, name in tensor.dynamic_axes.items():
-            dims.setdefault(name, torch.export.Dim(name if name != "?" else f"{tensor.name}_{axis}"))
+            spelled = name if name != "?" else f"{tensor.name}_{axis}"
+            dims.setdefault(name, torch.export.Dim(spelled, max=(largest or {}).get(spelled)))
             axes[axis] = dims[name]
         shapes.append(axes)
     if not any(shapes):

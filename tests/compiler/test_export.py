@@ -54,6 +54,17 @@ class OtherWhenLarge(nn.Module):
         return x * 2 if x.shape[0] < 5 else x * 3
 
 
+class Positions(nn.Module):
+    """Adds one of 16 stored places to each step of a sequence: raises on 17."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(1, 16, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.places[:, : x.shape[1]]
+
+
 def run(path: Path, **feeds: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
     """Run a file in ONNX Runtime."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -211,6 +222,18 @@ def test_an_axis_that_the_model_fixes_is_an_error_and_not_a_static_file(shape: s
 def test_a_branch_on_an_extent_is_not_frozen_at_the_traced_extent(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="dynamic"):
         export(OtherWhenLarge(), tmp_path / "m.onnx", inputs=["x:[n,2]"])
+
+
+def test_an_axis_that_the_model_itself_limits_is_dynamic_up_to_there(tmp_path: Path) -> None:
+    model = Positions()
+    artifact = export(model, tmp_path / "m.onnx", inputs=["x:[n,length,2]"])
+    assert artifact.manifest.io is not None
+    assert [str(t) for t in artifact.manifest.io.inputs] == ["x:[n,length,2]:float32"]
+    for length in (1, 7, 16):
+        x = normal(3, length, 2)
+        with torch.no_grad():
+            expected = model(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(run(tmp_path / "m.onnx", x=x)["output"], expected, atol=1e-6)
 
 
 def test_unknown_inputs_are_asked_for_with_an_example(torch_model: str, tmp_path: Path) -> None:
