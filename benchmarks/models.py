@@ -40,15 +40,11 @@ def resnet50() -> nn.Module:
     return Logits(ResNetForImageClassification(ResNetConfig(num_labels=1000)))
 
 
-def mobilenetv2() -> nn.Module:
-    """MobileNetV2 1.0, with weights after He et al. 2015 and BatchNorm's statistics of the images.
+def lively(model: nn.Module) -> nn.Module:
+    """Give convolutions weights after He et al. 2015, and BatchNorm the statistics of images.
 
-    As its package initializes it, the signal fades to 1e-21, which integer kernels cannot hold.
+    As their packages initialize some models, the signal fades to 1e-21, which no 8 or 16 bits can hold.
     """
-    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
-
-    torch.manual_seed(0)
-    model = Logits(MobileNetV2ForImageClassification(MobileNetV2Config(num_labels=1000)))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
@@ -62,6 +58,14 @@ def mobilenetv2() -> nn.Module:
     return model.eval()
 
 
+def mobilenetv2() -> nn.Module:
+    """MobileNetV2 1.0."""
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    torch.manual_seed(0)
+    return lively(Logits(MobileNetV2ForImageClassification(MobileNetV2Config(num_labels=1000))))
+
+
 def efficientnet_b0() -> nn.Module:
     """EfficientNet-B0."""
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
@@ -70,7 +74,7 @@ def efficientnet_b0() -> nn.Module:
     config = EfficientNetConfig(
         width_coefficient=1.0, depth_coefficient=1.0, image_size=224, hidden_dim=1280, num_labels=1000
     )
-    return Logits(EfficientNetForImageClassification(config))
+    return lively(Logits(EfficientNetForImageClassification(config)))
 
 
 def vgg16() -> nn.Module:
@@ -109,6 +113,79 @@ def bert() -> nn.Module:
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.normal_(module.bias, std=0.05)
     return Hidden(model)
+
+
+class _Twice(nn.Sequential):
+    """Convolution, BatchNorm and ReLU, twice."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        layers: list[nn.Module] = []
+        for channels in (inputs, outputs):
+            layers += [
+                nn.Conv2d(channels, outputs, 3, padding=1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+            ]
+        super().__init__(*layers)
+
+
+class UNet(nn.Module):
+    """Ronneberger et al. 2015: four levels down by pools, four up by transposed convolutions, joined.
+
+    Convolutions are padded, so that the mask is as large as the image, and followed by BatchNorm, as in
+    most implementations since.
+    """
+
+    def __init__(self, width: int = 64, classes: int = 2) -> None:
+        super().__init__()
+        widths = [width << level for level in range(5)]
+        self.down = nn.ModuleList(_Twice(a, b) for a, b in zip([3, *widths], widths, strict=False))
+        pairs = [(2 * w, w) for w in reversed(widths[:-1])]
+        self.up = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, 2) for a, b in pairs)
+        self.join = nn.ModuleList(_Twice(a, b) for a, b in pairs)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Take float32 [n, 3, 16 k, 16 l], return float32 [n, classes, 16 k, 16 l]."""
+        kept: list[torch.Tensor] = []
+        x = image
+        for level, twice in enumerate(self.down):
+            x = twice(x if level == 0 else nn.functional.max_pool2d(x, 2))
+            kept.append(x)
+        kept.pop()
+        for up, join in zip(self.up, self.join, strict=True):
+            x = join(torch.cat([kept.pop(), up(x)], 1))
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def unet() -> nn.Module:
+    """U-Net of 31 million parameters, with weights after He et al. 2015."""
+    torch.manual_seed(0)
+    model = UNet()
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    return model
+
+
+class Tagger(nn.Module):
+    """A tagger of words (Huang et al. 2015, without the CRF): embedding, bidirectional LSTM, Linear."""
+
+    def __init__(self, words: int = 30522, width: int = 512, layers: int = 2, tags: int = 50) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, width, layers, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * width, tags)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Take int64 [n, length], return float32 [n, length, tags]."""
+        return self.head(self.lstm(self.embed(tokens))[0])  # type: ignore[no-any-return]
+
+
+def lstm() -> nn.Module:
+    """Two bidirectional layers of 512, 30,522 words: 26 million parameters."""
+    torch.manual_seed(0)
+    return Tagger()
 
 
 class _Unit(nn.Module):

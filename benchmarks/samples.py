@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 
-def images() -> Iterator[dict[str, Any]]:
-    """Yield images, float32 [1, 3, 224, 224]; cheap to make, so that the model decides the time."""
+def images(side: int = 224) -> Iterator[dict[str, Any]]:
+    """Yield images, float32 [1, 3, side, side]; cheap to make, so that the model decides the time."""
     generator = np.random.default_rng(0)
-    base = generator.standard_normal((8, 1, 3, 224, 224)).astype(np.float32)
+    base = generator.standard_normal((8, 1, 3, side, side)).astype(np.float32)
     index = 0
     while True:
         yield {"image": np.roll(base[index % 8], index, axis=3)}
@@ -23,3 +23,13 @@ def tokens() -> Iterator[dict[str, Any]]:
     generator = np.random.default_rng(0)
     while True:
         yield {"tokens": generator.integers(0, 30000, (1, 128)), "mask": np.ones((1, 128), np.int64)}
+
+
+def large_images() -> Iterator[dict[str, Any]]:
+    """Yield images, float32 [1, 3, 256, 256]."""
+    return images(256)
+
+
+def words() -> Iterator[dict[str, Any]]:
+    """Yield 128 words, int64."""
+    return ({"tokens": sample["tokens"]} for sample in tokens())
