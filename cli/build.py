@@ -144,7 +144,7 @@ def build(
             f"engine: {proof['engine_layers']} layers ({proof['fused_layers']} fused), {proof['tactics']} "
             f"tactics, {bytes_text(float(str(proof['device_memory_bytes'])))} of device memory"
         )
-    elif artifact.manifest.kind == "engine":
+    elif artifact.manifest.kind == "engine" and not proof.get("has_run"):
         lines.append("it has not been run: the proof is the types of the network")
     present_artifact(session, artifact, *lines)
 

@@ -49,8 +49,12 @@ class TensorRT(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .building.builder import build_plan
+        from .verify import verified
 
-        return build_plan(load_adapter(self.name), request)
+        outcome = build_plan(load_adapter(self.name), request)
+        if request.gpus:
+            return outcome  # for GPUs that need not be here
+        return verified(outcome, request, lambda: self._opened(request.output, GpuRun(), outcome.io))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         from .building.builder import dry_run
@@ -74,18 +78,22 @@ class TensorRT(Engine):
                 reason=reason,
             )
         from .compatibility import check_loadable
+
+        manifest = read_manifest(path)
+        if manifest is not None:
+            check_loadable(path, manifest, load_adapter(self.name), gpu)
+        return self._opened(path, run, manifest.io if manifest else None)
+
+    def _opened(self, path: Path, run: GpuRun, declared: ModelIO | None) -> TensorRTRunner:
         from .running.runner import TensorRTRunner
 
-        adapter, manifest = load_adapter(self.name), read_manifest(path)
-        if manifest is not None:
-            check_loadable(path, manifest, adapter, gpu)
         return TensorRTRunner(
-            adapter,
+            load_adapter(self.name),
             path,
             device=run.device,
             streams=run.streams,
             cuda_graph=run.cuda_graph,
-            declared=manifest.io if manifest else None,
+            declared=declared,
         )
 
     def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
