@@ -1,0 +1,126 @@
+"""Models and samples of every shape: no batch axis, fixed batches, scalars, ragged samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from calibrated import (
+    assert_counts,
+    function_of,
+    normal,
+    npz,
+    observed,
+    plain,
+    ranges_of,
+    save,
+)
+
+from qcompile.errors import CalibrationError
+
+ROWS_MEET = {
+    "attention": ("t = Transpose(x) m = MatMul(x, t) s = Softmax(m) y = MatMul(s, x)", {}),
+    "softmax over the first axis": ("a = Add(x, x) s = Softmax <axis = 0> (a) y = Mul(s, x)", {}),
+    "distance from the mean": ("m = ReduceMean <axes = [0]> (x) d = Sub(x, m) y = Mul(d, d)", {}),
+    "running sum": ("s = CumSum(x, zero) y = Mul(s, x)", {"zero": np.array(0, np.int64)}),
+    "time": (
+        "u = Unsqueeze(x, one) h = RNN <hidden_size = 4> (u, w, r) q = Squeeze(h, one) y = MatMul(q, v)",
+        {"one": np.array([1]), "w": normal(1, 4, 4), "r": normal(1, 4, 4), "v": normal(4, 4)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_MEET)
+def test_a_model_whose_first_axis_is_no_batch_axis_is_run_on_whole_batches(name: str, tmp_path: Path) -> None:
+    body, weights = ROWS_MEET[name]
+    if name == "time":
+        body = body.replace("q = Squeeze(h, one)", "q = Squeeze(h, both)")
+        weights = {**weights, "both": np.array([1, 2])}
+    model = save(tmp_path / "m.onnx", body, "(float[n, 4] x) => (float[k, l] y)", **weights)
+    batches = [normal(rows, 4) for rows in (6, 5, 1, 3)]
+    found = observed(model, function_of(tmp_path / "d", batches), threads=2)
+    assert found.samples == 15
+    for tensor, arrays in plain(model, list(found.histograms), [{"x": batch} for batch in batches]).items():
+        assert_counts(found.histograms[tensor], arrays)
+
+
+def test_inputs_that_differ_in_their_first_axis_are_fed_as_they_come(tmp_path: Path) -> None:
+    model = save(
+        tmp_path / "m.onnx",
+        "m = MatMul(x, t) y = Relu(m)",
+        "(float[n, 3] x, float[k, l] t) => (float[n, l] y)",
+    )
+    (tmp_path / "data.py").write_text(
+        "import numpy as np\n"
+        "def samples():\n"
+        "    for scale in (1, 2):\n"
+        "        yield np.full((5, 3), scale, np.float32), np.eye(3, dtype=np.float32)\n"
+    )
+    found = observed(model, f"{tmp_path / 'data.py'}:samples")
+    assert found.samples == 10
+    assert_counts(found.histograms["t"], [np.eye(3)] * 2)
+    assert_counts(found.histograms["y"], [np.full((5, 3), scale) for scale in (1, 2)])
+
+
+def test_a_fixed_batch_is_fed_whole(tmp_path: Path) -> None:
+    body = "t = Transpose(x) m = MatMul(x, t) y = Relu(m)"
+    model = save(tmp_path / "m.onnx", body, "(float[4, 3] x) => (float[4, 4] y)")
+    x = normal(12, 3)
+    for spec in (npz(tmp_path / "x.npz", x=x), function_of(tmp_path / "d", np.split(x, 3))):
+        found = observed(model, spec)
+        assert found.samples == 12
+        feeds = [{"x": part} for part in np.split(x, 3)]
+        for tensor, arrays in plain(model, list(found.histograms), feeds).items():
+            assert_counts(found.histograms[tensor], arrays)
+
+
+def test_scalars_and_integers_are_fed_as_they_come(tmp_path: Path) -> None:
+    model = save(
+        tmp_path / "m.onnx",
+        "g = Gather(x, ids) m = Mul(g, s) y = Relu(m)",
+        "(float[n, 3] x, int64[k] ids, float s) => (float[k, 3] y)",
+    )
+    (tmp_path / "data.py").write_text(
+        "import numpy as np\n"
+        "def samples():\n"
+        "    for scale in (1, 2):\n"
+        "        yield np.full((4, 3), 5, np.float32), np.array([0, 3]), np.float32(scale)\n"
+    )
+    found = observed(model, f"{tmp_path / 'data.py'}:samples")
+    assert found.samples == 8
+    assert found.skipped == {"ids": "it is int64, not a float"}
+    assert_counts(found.histograms["s"], [np.array([1.0, 2.0])])
+    assert_counts(found.histograms["m"], [np.full((2, 3), 5.0), np.full((2, 3), 10.0)])
+    assert "ids" not in found.histograms
+
+
+def test_samples_of_different_shapes_are_counted_together(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, w] x) => (float[n, w] y)")
+    batches = [normal(2, 3), normal(4, 1), normal(1, 7), normal(2, 0), normal(3, 20)]
+    spec = function_of(tmp_path / "d", batches)
+    folder = tmp_path / "ragged"
+    folder.mkdir()
+    for index, batch in enumerate(batches):
+        np.save(folder / f"{index}.npy", batch)
+    for found in (observed(model, spec), observed(model, folder, threads=2)):
+        assert found.samples == 12
+        assert_counts(found.histograms["x"], batches)
+        assert_counts(found.histograms["y"], [np.maximum(batch, 0) for batch in batches])
+
+
+def test_a_tensor_that_is_empty_in_every_sample_has_no_range(tmp_path: Path) -> None:
+    body = """
+        zero = Constant <value = int64[1] {0}> ()
+        s = Slice(x, zero, zero, zero)
+        y = Relu(x)
+        z = Relu(s)
+    """
+    model = save(tmp_path / "m.onnx", body, "(float[n, 4] x) => (float[n, 4] y, float[m, 4] z)")
+    for size in (1, 3):
+        spec = function_of(tmp_path / f"d{size}", np.split(normal(3, 4), 3 // size))
+        found = ranges_of(model, spec, tmp_path / "r")
+        assert sorted(found.names()) == ["x", "y"]
+        for name in ("s", "z"):
+            with pytest.raises(CalibrationError, match=f"tensor '{name}' .*empty in every sample"):
+                found.amax(name)

@@ -1,0 +1,110 @@
+"""Parts of the data, observed apart and merged, are the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from calibrated import (
+    SAMPLES,
+    assert_counts,
+    function_of,
+    normal,
+    npz,
+    observed,
+    property_test,
+    save,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qcompile.calibration import calibrate, load_ranges
+from qcompile.calibration.calibrate import Shard, parse_shard
+from qcompile.calibration.merge import merge_files
+from qcompile.errors import InvalidOption
+
+
+@property_test
+@given(st.integers(1, 6), st.randoms(use_true_random=False), st.integers(1, 2), st.booleans())
+def test_shards_merged_in_any_order_are_the_file_of_the_whole(
+    network: Path,
+    data: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    shards: int,
+    random: Any,
+    threads: int,
+    by_function: bool,
+) -> None:
+    folder = tmp_path_factory.mktemp("shards")
+    spec = function_of(folder / "d", np.split(SAMPLES, [4, 5, 11])) if by_function else data
+    whole = calibrate(network, spec, folder / "whole", method="minmax").path
+    files = [
+        calibrate(
+            network, spec, folder / str(part), method="minmax", shard=f"{part}/{shards}", threads=threads
+        ).path
+        for part in range(1, shards + 1)
+    ]
+    random.shuffle(files)
+    merged = merge_files(files, folder / "merged").path
+    assert merged.read_bytes() == whole.read_bytes()
+
+
+def test_the_parts_of_a_shard_are_every_so_many_samples(network: Path, data: str) -> None:
+    for part in (1, 2, 3):
+        found = observed(network, data, shard=Shard(part, 3))
+        assert_counts(found.histograms["x"], [SAMPLES[part - 1 :: 3]])
+        assert found.samples == len(SAMPLES[part - 1 :: 3])
+
+
+def test_some_shards_are_not_the_whole_and_say_so(network: Path, data: str) -> None:
+    first, last = (observed(network, data, shard=Shard(part, 3)) for part in (1, 3))
+    first.merge(last)
+    (portion,) = first.portions.values()
+    assert (portion.samples, portion.shards, portion.parts) == (9, 3, (1, 3))
+    assert "1, 3 of 3 parts" in first.data
+
+
+def test_a_shard_without_samples_is_a_warning_and_merges(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 3] x) => (float[n, 3] y)")
+    spec = npz(tmp_path / "data.npz", x=normal(3, 3))
+    shards = [calibrate(model, spec, tmp_path / str(part), shard=f"{part}/5") for part in range(1, 6)]
+    empty = [not load_ranges(shard.path).samples for shard in shards]
+    assert empty == [False, False, False, True, True]
+    for shard, nothing in zip(shards, empty, strict=True):
+        assert any("no sample was observed" in text for text in shard.manifest.warnings) == nothing
+    merged = merge_files([shard.path for shard in reversed(shards)], tmp_path / "merged")
+    whole = calibrate(model, spec, tmp_path / "whole")
+    assert merged.path.read_bytes() == whole.path.read_bytes()
+    assert merged.manifest.warnings == whole.manifest.warnings
+
+
+def test_a_tensor_that_is_empty_in_one_shard_only_is_merged(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, w] x) => (float[n, w] y)")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for index, width in enumerate((0, 3, 0, 5)):
+        np.save(folder / f"{index}.npy", normal(1, width))
+    files = [calibrate(model, str(folder), tmp_path / str(p), shard=f"{p}/2").path for p in (1, 2)]
+    assert list(load_ranges(files[0]).names()) == []
+    whole = calibrate(model, str(folder), tmp_path / "whole").path
+    assert load_ranges(whole).histograms["y"].total == 8
+    for number, order in enumerate((files, files[::-1])):
+        assert merge_files(order, tmp_path / f"m{number}").path.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("text", ["1/1", "2/8", " 8/8 ", "1/999999999"])
+def test_a_shard_is_spelled_part_of_parts(text: str) -> None:
+    assert str(parse_shard(text)) == text.strip()
+
+
+WRONG_SHARDS = ["", "2", "/", "0/2", "3/2", "1/0", "0/0", "-1/2", "a/b", "1/2/3", "1.0/2", "1 of 2", "1/1e3"]
+
+
+@pytest.mark.parametrize("text", [*WRONG_SHARDS, "1/99999999999999999999"])
+def test_a_misspelled_shard_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="PART/PARTS is required") as caught:
+        parse_shard(text)
+    assert caught.value.data["option"] == "--shard"
+    assert repr(text) in caught.value.message
