@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bench.accuracy import METRICS, parse_metric, top_k
+from ..bench.accuracy import TOP_K, top_k
+from ..bench.metrics_values import cosine
 from ..errors import DataError, InvalidOption
 from ..model.source import parse_source
 from ..model.user_code import call, load_function
@@ -44,8 +45,8 @@ def read_metric(text: str) -> Metric:
     Raises:
         InvalidOption: If it is none of these.
     """
-    if text in METRICS:
-        k = parse_metric(text)
+    if text in TOP_K:
+        k = TOP_K[text]
         return Metric(
             text, "points", True,
             lambda outputs, labels, _: 100 * top_k([next(iter(o.values())) for o in outputs], labels, k),
@@ -53,7 +54,7 @@ def read_metric(text: str) -> Metric:
     if text == "cosine":
         return Metric(text, "points", False, lambda outputs, _, reference: 100 * _cosine(outputs, reference))
     if ":" not in text:
-        known = ", ".join((*METRICS, "cosine"))
+        known = ", ".join((*TOP_K, "cosine"))
         raise InvalidOption(f"metric {text!r} is unknown; known are {known} and file.py:function")
     source = parse_source(text)
     function = load_function(source)
@@ -93,8 +94,5 @@ def _cosine(outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> float:
             _require_samples(name, array)
             a = array.reshape(len(array), -1).astype(np.float64)
             b = found[name].reshape(len(array), -1).astype(np.float64)
-            lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-            products = (a * b).sum(axis=1)
-            equal = (a == b).all(axis=1)
-            values += list(np.where(equal, 1.0, products / np.where(lengths > 0, lengths, 1.0)))
+            values += list(cosine(b, a))
     return float(np.mean(values))
