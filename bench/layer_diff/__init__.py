@@ -1,0 +1,9 @@
+"""`qcompile diff --layers`: the first tensor that diverges, with a few taps at a time and statistics only.
+
+sides ─▶ pairing ─▶ search ◀─▶ runs ─▶ worker (tapped, tally) ─▶ outcome
+"""
+
+from .compare import layer_diff
+from .outcome import Layer, LayerDiff
+
+__all__ = ["Layer", "LayerDiff", "layer_diff"]

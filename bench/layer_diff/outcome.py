@@ -1,0 +1,171 @@
+"""What was found: layers ranked by what they lose, the first bad one, and what lies around it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...artifact import writing
+
+SCHEMA_VERSION = 1
+
+THRESHOLD_DB = {
+    "fp32": 80.0, "tf32": 40.0, "fp16": 40.0, "bf16": 25.0, "fp8": 15.0, "int8": 15.0, "int4": 10.0,
+}  # fmt: skip
+"""Signal-to-noise ratio from which a tensor does not diverge, by the artifact's precision."""
+
+CAP_DB = {
+    "fp32": 100.0, "tf32": 60.0, "fp16": 60.0, "bf16": 40.0, "fp8": 30.0, "int8": 30.0, "int4": 20.0,
+}  # fmt: skip
+"""Signal-to-noise ratio that rounding to the precision explains: above it nothing counts as lost."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One pair of tensors that was measured.
+
+    Attributes:
+        tensor: Its name in the reference.
+        artifact_tensor: Its name in the artifact.
+        operator, node: What makes it in the artifact.
+        snr_db: Signal-to-noise ratio; `inf` when equal, `-inf` when an error is infinite.
+        drop_db: How far that is below the lowest before it, see `search`.
+        max_abs_error, max_abs: Largest error, and largest magnitude of the reference.
+        elements: How many were compared.
+    """
+
+    tensor: str
+    artifact_tensor: str
+    operator: str
+    node: str
+    snr_db: float
+    drop_db: float
+    max_abs_error: float
+    max_abs: float
+    elements: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of `layers.json`; null stands for a ratio or an error without a finite value."""
+        found = {name: _finite(value) for name, value in vars(self).items()}
+        state = "equal" if self.snr_db == math.inf else "finite" if self.snr_db > -math.inf else "not finite"
+        return {**found, "state": state}
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A tensor near the first bad one.
+
+    Attributes:
+        steps: -2 and -1 before it, 0 itself, 1 and 2 behind it.
+        tensor, operator, node: See `Layer`.
+        snr_db: None where it was not measured.
+        under: Index in the list of the tensor it hangs on; None for the first bad one itself.
+    """
+
+    steps: int
+    tensor: str
+    operator: str
+    node: str
+    snr_db: float | None
+    under: int | None
+
+
+@dataclass(frozen=True)
+class LayerDiff:
+    """A comparison of layers; true when none diverges.
+
+    Attributes:
+        reference, artifact, precision: What was compared, and the artifact's precision.
+        samples: How many.
+        threshold_db: A tensor below it diverges.
+        first_bad: The layer that loses most on the way to one that diverges; None where none does.
+        gradual: No layer makes more noise than all before it: it adds up, and `first_bad` is the first below
+            the threshold.
+        layers: Everything that was measured, the largest drop first.
+        paired: Number of pairs of tensors; `complete` when all of them were measured.
+        reference_only, artifact_only: Names of float tensors without a partner.
+        around: Two steps around the first bad one.
+        outputs: The artifact's own outputs, as it runs without taps: name to signal-to-noise ratio.
+        runs: Runs of the artifact, the one without taps included.
+        peak_memory_bytes: Largest memory of a run with taps; `plain_peak_memory_bytes` without.
+        memory_bytes: Both for each side.
+        warnings: What the user should know.
+    """
+
+    reference: str
+    artifact: str
+    precision: str
+    samples: int
+    threshold_db: float
+    first_bad: Layer | None
+    gradual: bool
+    layers: Sequence[Layer]
+    paired: int
+    complete: bool
+    reference_only: Sequence[str]
+    artifact_only: Sequence[str]
+    around: Sequence[Neighbour]
+    outputs: Mapping[str, float]
+    runs: int
+    memory_bytes: Mapping[str, Mapping[str, int]]
+    warnings: Sequence[str] = field(default_factory=tuple)
+
+    def __bool__(self) -> bool:
+        return self.first_bad is None
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Largest memory of a run with taps."""
+        return max(side["tapped"] for side in self.memory_bytes.values())
+
+    @property
+    def plain_peak_memory_bytes(self) -> int:
+        """Largest memory of a run without taps."""
+        return max(side["plain"] for side in self.memory_bytes.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of `layers.json`."""
+        bad = self.first_bad
+        return {
+            "kind": "qcompile.layers",
+            "schema_version": SCHEMA_VERSION,
+            "passed": bool(self),
+            "reference": self.reference,
+            "artifact": self.artifact,
+            "precision": self.precision,
+            "samples": self.samples,
+            "threshold_db": self.threshold_db,
+            "first_bad": {"tensor": bad.tensor, "operator": bad.operator, "node": bad.node} if bad else None,
+            "gradual": self.gradual,
+            "tensors": [layer.as_json() for layer in self.layers],
+            "pairs": {
+                "paired": self.paired,
+                "measured": len(self.layers),
+                "reference_only": list(self.reference_only),
+                "artifact_only": list(self.artifact_only),
+            },
+            "around": [
+                {**vars(one), "snr_db": _finite(one.snr_db), "measured": one.snr_db is not None}
+                for one in self.around
+            ],
+            "outputs": {name: _finite(snr) for name, snr in self.outputs.items()},
+            "runs": self.runs,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "plain_peak_memory_bytes": self.plain_peak_memory_bytes,
+            "memory_bytes": {side: dict(found) for side, found in self.memory_bytes.items()},
+            "warnings": list(self.warnings),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write `layers.json`, whole or not at all."""
+        with writing(path) as place:
+            text = json.dumps(self.as_json(), indent=2, ensure_ascii=False, allow_nan=False)
+            place.write_text(text + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
