@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
     from .bench.benchmark import benchmark
     from .bench.diff import diff
+    from .bench.report import report
     from .calibration.ranges import Ranges
     from .compiler.balancing.balance import balance
     from .compiler.export import export
@@ -42,6 +43,7 @@ _HOME = {
     "balance": "compiler.balancing.balance",
     "benchmark": "bench.benchmark",
     "diff": "bench.diff",
+    "report": "bench.report",
     "Ranges": "calibration.ranges",
     "calibrate": "intent",
     "export": "compiler.export",
@@ -64,7 +66,8 @@ _HOME = {
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "balance",
     "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact",
-    "package_triton", "quantize", "read_recipe", "refit", "run", "simplify", "tune",
+    "package_triton", "quantize", "read_recipe", "refit", "report", "run", "simplify",
+    "tune",
 ]  # fmt: skip
 
 

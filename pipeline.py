@@ -1,7 +1,7 @@
 """`qcompile run`: a recipe becomes stages; each is done once, and again only when something changed.
 
 export ─ simplify ─┬─ calibrate ─┐
-                   └─────────────┴─ quantize, build (per artifact) ─ bench
+                   └─────────────┴─ quantize, build (per artifact) ─ bench ─ report
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from .errors import EngineUnavailable
 from .model.source import digest_source, parse_source
 from .progress import Progress, silent
 from .recipe import ArtifactSection, Recipe, read_recipe
@@ -24,6 +25,7 @@ from .stages import (
     calibrate_stage,
     export_stage,
     quantize_stage,
+    report_stage,
     simplify_stage,
 )
 from .store import Store
@@ -48,12 +50,16 @@ class RunReport:
         stages: Stage to "done" or "skipped", in order.
         artifacts: Artifact name to its file.
         results: What was measured; None for a recipe without `[bench]`.
+        page: The report of it.
+        why_no_page: Why there is none.
     """
 
     output: Path
     stages: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
     results: Results | None = None
+    page: Path | None = None
+    why_no_page: str = ""
 
 
 def run(
@@ -122,7 +128,7 @@ class _Run:
             ranges = self._do(calibrate_stage(recipe, model, checkpoint))
         built = {one.name: self._artifact(one, model, ranges) for one in recipe.artifact}
         if recipe.bench:
-            self._bench(built)
+            self._bench(built, ranges)
         return self.report
 
     def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
@@ -142,11 +148,17 @@ class _Run:
         self.report.artifacts[one.name] = self.store.output / stage.file
         return self._do(stage)
 
-    def _bench(self, built: Mapping[str, Made]) -> None:
+    def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
         from .bench import load_results
 
         stage = bench_stage(self.recipe, self.source, self.source_digest, built, self.store.output)
-        self.report.results = load_results(self._do(stage).path)
+        measured = self._do(stage)
+        self.report.results = load_results(measured.path)
+        try:
+            page = self._do(report_stage(measured, ranges)).path
+            self.report.page = self.store.output / page.name
+        except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
+            self.report.why_no_page = error.message
 
     def _do(self, stage: Stage) -> Made:
         """Carry out a stage unless it is done already."""

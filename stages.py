@@ -20,6 +20,8 @@ from .recipe import BASELINE, ArtifactSection, Recipe
 from .shapes import parse_shapes
 
 RESULTS = "results.json"
+REPORT = "report.html"
+INTERRUPTED = "results.interrupted.json"
 
 _ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
 
@@ -276,28 +278,34 @@ def bench_stage(
 
     def work(path: Path, progress: Progress) -> object:
         from .bench import benchmark
+        from .bench.results import BenchInterrupted, save_results
 
-        return benchmark(
-            artifacts,
-            baseline=section.baseline,
-            output=path,
-            history=output / RESULTS,
-            batch_size=section.batch_size,
-            threads=section.threads,
-            data=evaluation,
-            evaluation=evaluation,
-            metric=section.metric,
-            precision_target=section.precision_target,
-            max_time_s=section.max_time_s,
-            batch_sizes=section.batch_sizes,
-            clients=section.clients,
-            torch_modes=section.torch_modes,
-            pythons=section.python,
-            timeout_s=section.timeout_s,
-            command=("qcompile", "run", _shown(recipe.path)),
-            recipe=recipe.path.read_text(encoding="utf-8"),
-            progress=progress,
-        )
+        try:
+            return benchmark(
+                artifacts,
+                baseline=section.baseline,
+                output=path,
+                history=output / RESULTS,
+                batch_size=section.batch_size,
+                threads=section.threads,
+                data=evaluation,
+                evaluation=evaluation,
+                metric=section.metric,
+                precision_target=section.precision_target,
+                max_time_s=section.max_time_s,
+                batch_sizes=section.batch_sizes,
+                clients=section.clients,
+                torch_modes=section.torch_modes,
+                pythons=section.python,
+                timeout_s=section.timeout_s,
+                command=("qcompile", "run", _shown(recipe.path)),
+                recipe=recipe.path.read_text(encoding="utf-8"),
+                progress=progress,
+            )
+        except BenchInterrupted as stopped:
+            # The stage is not done: what there is must not be taken for its result.
+            save_results(stopped.results, output / INTERRUPTED)
+            raise
 
     key = {
         "artifacts": {name: made.digest for name, made in built.items()},
@@ -308,6 +316,23 @@ def bench_stage(
         "tools": tool_versions("torch", "polygraphy", *_ONNX_TOOLS),
     }
     return Stage("bench", RESULTS, key, work)
+
+
+def report_stage(results: Made, ranges: Made | None) -> Stage:
+    """What was measured becomes a page."""
+
+    def work(path: Path, progress: Progress) -> object:
+        from .bench.report import write_report
+
+        progress("draw")
+        return write_report(results.path, path, ranges=ranges.path if ranges else None)
+
+    key = {
+        "results": results.digest,
+        "ranges": ranges.digest if ranges else "",
+        "tools": tool_versions("matplotlib", "jinja2"),
+    }
+    return Stage("report", REPORT, key, work)
 
 
 def located(recipe: Recipe, spec: str) -> str | None:

@@ -55,7 +55,7 @@ def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) ->
 
 
 def _draw(axis: Any, histogram: Histogram, one: TensorSummary, chosen: str) -> None:
-    counts, edges = _bars(histogram)
+    counts, edges = bars(histogram)
     axis.stairs(counts, edges, fill=True, color="#9ecae1", linewidth=0)
     axis.set_yscale("log")
     axis.set_ylim(bottom=0.5)
@@ -70,7 +70,7 @@ def _draw(axis: Any, histogram: Histogram, one: TensorSummary, chosen: str) -> N
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
 
 
-def _bars(histogram: Histogram) -> tuple[Any, Any]:
+def bars(histogram: Histogram) -> tuple[Any, Any]:
     """Counts and edges of the part of the histogram that holds values, in at most `_BARS` bars."""
     used = np.flatnonzero(histogram.counts)
     first, last = int(used[0]), int(used[-1]) + 1

@@ -21,6 +21,7 @@ from .package import package
 from .quantize import quantize
 from .ranges import ranges
 from .refit import refit
+from .report import report
 from .run import run
 from .session import RoadGroup
 from .simplify import simplify
@@ -30,7 +31,7 @@ _HELP = """\
 From a trained PyTorch model to measured, verified artifacts.
 
 \b
-  PyTorch ─ export ─ simplify ─ calibrate ─ quantize ─ build ─ bench, diff
+  PyTorch ─ export ─ simplify ─ calibrate ─ quantize ─ build ─ bench, diff, report
 
 Each verb works alone on files from anywhere; `run` does them all from one recipe.
 
@@ -60,6 +61,7 @@ for _command in (
     refit,
     bench,
     diff,
+    report,
     run,
     package,
     inspect,

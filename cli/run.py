@@ -44,6 +44,7 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
             "stages": report.stages,
             "artifacts": {name: str(path) for name, path in report.artifacts.items()},
             "results": results.as_json() if results else None,
+            "report": str(report.page) if report.page else None,
         }
     )
     if results and not session.quiet:
@@ -55,6 +56,10 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
         session.table(_artifacts_table(report))
     if all(state == "skipped" for state in report.stages.values()):
         session.note("nothing changed: every stage was done already (--again bench measures again)")
+    if report.page:
+        session.say(f"report: {report.page}")
+    elif report.why_no_page:
+        session.note(f"no report: {report.why_no_page}")
     session.say(f"artifacts and results.json: {report.output}")
     return 1 if results and any(entry.status == "failed" for entry in results.entries) else 0
 

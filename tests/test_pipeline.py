@@ -85,6 +85,8 @@ def test_a_second_run_does_nothing_and_says_so(recipe: Path) -> None:
     first = qcompile.run(recipe)
     assert set(first.stages.values()) == {"done"}
     assert first.results is not None
+    assert first.page is not None
+    assert "<html" in first.page.read_text(encoding="utf-8")
     names = whole(first.output)
     assert {"cpu.onnx", "cpu-int8.onnx", "rtx-fp16.engine", "tiny.ranges"} <= set(names)
     before = {path: path.stat().st_mtime_ns for path in first.output.iterdir() if path.is_file()}
@@ -101,12 +103,16 @@ def test_a_change_makes_again_what_depends_on_it_and_nothing_else(recipe: Path) 
     qcompile.run(recipe)
     recipe.write_text(RECIPE.replace('precision = "fp16"', 'precision = "fp32"'))
     stages = qcompile.run(recipe).stages
-    assert [name for name, state in stages.items() if state == "done"] == ["build-rtx-fp16", "bench"]
+    assert [name for name, state in stages.items() if state == "done"] == [
+        "build-rtx-fp16",
+        "bench",
+        "report",
+    ]
     recipe.write_text(RECIPE)
     stages = qcompile.run(recipe).stages  # back again: the old stage is still in the store
     assert set(stages.values()) == {"skipped"}
     stages = qcompile.run(recipe, again=("bench",)).stages
-    assert [name for name, state in stages.items() if state == "done"] == ["bench"]
+    assert [name for name, state in stages.items() if state == "done"] == ["bench", "report"]
 
 
 def test_other_calibration_data_is_noticed(
@@ -116,7 +122,14 @@ def test_other_calibration_data_is_noticed(
     samples("residual", 32, seed=9).replace(tmp_path / "calibration.npz")
     done = [name for name, state in qcompile.run(recipe).stages.items() if state == "done"]
     # FP16 looks for overflow on the same data; what comes out is as before, and is not built again.
-    assert done == ["calibrate", "quantize-cpu-int8", "build-cpu-int8", "quantize-rtx-fp16", "bench"]
+    assert done == [
+        "calibrate",
+        "quantize-cpu-int8",
+        "build-cpu-int8",
+        "quantize-rtx-fp16",
+        "bench",
+        "report",
+    ]
 
 
 def test_a_deleted_artifact_comes_back_and_a_changed_one_is_made_again(recipe: Path) -> None:

@@ -20,6 +20,7 @@ VERBS = (
     "refit",
     "bench",
     "diff",
+    "report",
     "run",
     "package",
     "inspect",
@@ -32,7 +33,7 @@ COMMANDS = (
 )
 HEAVY = (
     "torch", "onnx", "onnxruntime", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy", "rich", "onnxsim",
-    "numba", "matplotlib", "safetensors",
+    "numba", "matplotlib", "safetensors", "jinja2",
 )  # fmt: skip
 
 PROBE = """
