@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..calibration import Data
-from ..errors import DataError, InvalidOption, QCompileError
+from ..errors import InvalidOption, QCompileError
 from ..model.session import usable_cores
 from ..progress import Progress, silent
 from ..shapes import Feeds, format_shape, samples_in
-from .accuracy import parse_metric, top_k
-from .compare import FEWEST_ROUNDS, median, percentile, speedup
-from .diff import judge
-from .environment import environment
+from .accuracy import read_metric
+from .compare import CONFIDENCE
+from .environment import environment, state
+from .extras import record_energy, record_gpu_times
+from .history import earlier_runs
+from .interpreters import parse_interpreters
 from .measure import Timed, measure
-from .outputs import Subject, describe, infer_all, save_feeds, shared_io, short_name, start, timing_feeds
-from .process import Worker
-from .results import Entry, Results, save_results
+from .noise import Effort, noise
+from .outputs import Subject, save_feeds, shared_io, start, timing_feeds
+from .process import DEFAULT_TIMEOUT_S, Worker
+from .quality import check_evaluation, record_quality
+from .record import note_doubt, note_sizes, record_failure, record_timings
+from .results import BenchInterrupted, Entry, Results, now, save_results
+from .subjects import choose_subjects, entry_of
+from .sweep import check_counts, sweep_batches, sweep_clients
 
-DEFAULT_PRECISION_TARGET = 0.02
+DEFAULT_PRECISION_TARGET = 0.01
 DEFAULT_MAX_TIME_S = 60.0
 
 
@@ -31,6 +39,7 @@ def benchmark(
     *,
     baseline: str,
     output: str | Path | None = None,
+    history: str | Path | None = None,
     data: str | None = None,
     inputs: Sequence[str] = (),
     batch_size: int | None = None,
@@ -39,6 +48,14 @@ def benchmark(
     metric: str = "top1",
     precision_target: float = DEFAULT_PRECISION_TARGET,
     max_time_s: float = DEFAULT_MAX_TIME_S,
+    batch_sizes: Sequence[int] = (),
+    clients: Sequence[int] = (),
+    torch_modes: Sequence[str] = (),
+    pythons: Sequence[str] = (),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    trust: bool = False,
+    command: Sequence[str] = (),
+    recipe: str | None = None,
     progress: Progress = silent,
 ) -> Results:
     """Measure artifacts against a baseline.
@@ -47,52 +64,76 @@ def benchmark(
         artifacts: Paths or MODEL spellings, or name to them.
         baseline: One of them by name or spelling, or another MODEL.
         output: results.json to write.
+        history: Results whose runs become the history of these; by default those that `output` replaces.
         data: Samples whose first batch is timed; made input otherwise.
         inputs: `NAME:SHAPE[:DTYPE]` where no artifact declares its inputs.
         batch_size: Samples per call, where the model leaves it open.
         threads: The same for every artifact; 0 takes every core this process may use.
         evaluation: Labelled samples for accuracy and output differences.
-        metric: "top1" or "top5".
+        metric: What accuracy is: top1, top5, miou, cosine, mse or file.py:function (see `accuracy`).
         precision_target: Stop when the interval of every speed-up is narrower than this share.
         max_time_s: Begin no round after this time.
+        batch_sizes: Measure a curve over these too.
+        clients: Measure a curve over so many clients at once too.
+        torch_modes: Run every PyTorch MODEL in these modes too: trace, script, freeze, compile.
+        pythons: `ENGINE=INTERPRETER` for engines whose workers run elsewhere.
+        timeout_s: Give a worker up that does not answer for so long.
+        trust: Run files that are not what their manifests say, and engines without one, all the same.
+        command: Words that repeat this run, for the results.
+        recipe: Text of the recipe it belongs to, for the results.
         progress: Told of every step.
 
     Returns:
         The results; an artifact that cannot run or fails has its reason, the others their numbers.
 
     Raises:
-        QCompileError: If the baseline cannot be measured, or the data does not fit.
+        QCompileError: If the baseline cannot be loaded, or the data does not fit.
+        BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
     """
-    k = parse_metric(metric)
-    if not 0 < precision_target < 1 or max_time_s <= 0:
-        raise InvalidOption("precision target: between 0 and 1; max time: above 0")
-    subjects, base = _subjects(artifacts, baseline)
+    quality = read_metric(metric) if evaluation is not None else None
+    if not 0 < precision_target < 1 or max_time_s <= 0 or timeout_s <= 0:
+        raise InvalidOption("precision target: between 0 and 1; max time and timeout: above 0")
+    check_counts(batch_sizes, "--batch-sizes")
+    check_counts(clients, "--clients")
+    subjects, base = choose_subjects(
+        artifacts, baseline, trust=trust, pythons=parse_interpreters(pythons), torch_modes=torch_modes
+    )
     threads = threads or usable_cores()
     io = shared_io(subjects, inputs)
     feeds = timing_feeds(io, data, batch_size=batch_size)
-    entries = {subject.name: _entry(subject) for subject in subjects}
-    surroundings = environment(threads)
-    with contextlib.ExitStack() as stack:
-        workers = _start_all(stack, subjects, entries, feeds, threads, base, progress)
-        timed = measure(
-            workers,
-            base,
-            max_time_s=max_time_s,
-            precision_target=precision_target,
-            progress=lambda number, width: progress(
-                f"round {number}, widest interval {width:.1%}" if width < 1 else f"round {number}"
-            ),
-        )
-        for name, one in timed.items():
-            _record_timing(entries[name], one, timed[base], samples_in(feeds))
-        _require_baseline(entries[base])
-        _note_doubt(entries.values(), precision_target)
-        if evaluation is not None or data is not None:
-            progress("compare outputs")
-            _record_quality(workers, entries, base, io, evaluation or data, evaluation is not None, k, metric)
-        for name, worker in workers.items():
-            if entries[name].status == "measured":
-                _guarded(entries[name], lambda w=worker, e=entries[name]: _record_memory(w, e))
+    swept = {size: timing_feeds(io, data, batch_size=size) for size in batch_sizes}
+    entries = {subject.name: entry_of(subject) for subject in subjects}
+    timed: dict[str, Timed] = {}
+    surroundings = {**environment(threads), "before": state()}
+    stopped: KeyboardInterrupt | None = None
+    try:
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcompile-bench-")))
+            workers = _start_all(stack, subjects, entries, feeds, folder, base, threads, timeout_s, progress)
+            if evaluation is not None and quality is not None:
+                check_evaluation(workers[base], io, evaluation, quality)
+            timed |= {name: Timed() for name in workers}
+            surroundings |= _measure(
+                workers, entries, timed, base, samples_in(feeds), surroundings,
+                max_time_s=max_time_s, precision_target=precision_target, progress=progress,
+            )  # fmt: skip
+            if (evaluation or data) is not None and entries[base].status == "measured":
+                progress("compare outputs")
+                record_quality(workers, entries, base, io, str(evaluation or data), quality, guarded)
+            record_gpu_times(workers, entries, guarded)
+            record_energy(workers, entries, timed, samples_in(feeds), guarded, progress)
+            sweep_batches(workers, entries, swept, folder, progress)
+            if swept and clients:
+                _feed_again(workers, entries, folder / "feeds.npz")
+            sweep_clients(workers, entries, clients, samples_in(feeds), progress)
+    except KeyboardInterrupt as error:
+        if not any(one.round_medians_ms for one in timed.values()):
+            raise  # nothing to keep
+        stopped = error
+        unknown = "it was interrupted before anyone looked what else ran: measure again"
+        surroundings = {"after": state(), "noise": {"noisy": True, "reasons": [unknown]}} | surroundings
+    note_doubt(entries.values(), precision_target)
+    note_sizes(list(entries.values()), base)
     results = Results(
         base,
         list(entries.values()),
@@ -100,51 +141,36 @@ def benchmark(
         {
             "threads": threads,
             "inputs": {name: format_shape(array.shape) for name, array in feeds.items()},
+            "batch_size": samples_in(feeds),
             "data": data or "made input",
             "evaluation": evaluation,
+            "metric": metric if evaluation else None,
             "precision_target": precision_target,
             "max_time_s": max_time_s,
-            "confidence": 0.95,
+            "confidence": CONFIDENCE,
+            "batch_sizes": list(batch_sizes),
+            "clients": list(clients),
+            "command": list(command),
+            "recipe": recipe,
         },
+        created=now(),
+        history=earlier_runs(history or output),
+        interrupted=stopped is not None,
     )
     if output is not None:
         save_results(results, Path(output))
+    if stopped is not None:
+        raise BenchInterrupted(results) from stopped
     return results
 
 
-def _subjects(artifacts: Sequence[str] | Mapping[str, str], baseline: str) -> tuple[list[Subject], str]:
-    named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
-    if not isinstance(artifacts, Mapping):
-        for artifact in artifacts:
-            name, number = short_name(artifact), 1
-            while name in named:
-                number += 1
-                name = f"{short_name(artifact)} ({number})"
-            named[name] = artifact
-    base = next((name for name, item in named.items() if baseline in (name, item)), "")
-    if not base:
-        base = short_name(baseline)
-        if base in named:
-            base = f"{base} (baseline)"
-        named = {base: baseline, **named}
-    subjects = [describe(artifact, name=name) for name, artifact in named.items()]
-    chosen = next(subject for subject in subjects if subject.name == base)
-    if chosen.why_not:
-        raise InvalidOption(f"baseline {baseline}: cannot run here: {chosen.why_not}")
-    return sorted(subjects, key=lambda subject: subject is not chosen), base
-
-
-def _entry(subject: Subject) -> Entry:
-    return Entry(
-        name=subject.name,
-        artifact=subject.artifact,
-        engine=subject.engine,
-        precision=subject.precision,
-        runs_on=subject.runs_on,
-        status="not run" if subject.why_not else "measured",
-        reason=subject.why_not,
-        size_bytes=subject.size_bytes,
-    )
+def guarded(entry: Entry, work: Callable[[], Any]) -> Any:
+    """Run a step of one artifact; its failure is its own, the others keep theirs."""
+    try:
+        return work()
+    except QCompileError as error:
+        record_failure(entry, error)
+        return None
 
 
 def _start_all(
@@ -152,146 +178,93 @@ def _start_all(
     subjects: Sequence[Subject],
     entries: Mapping[str, Entry],
     feeds: Feeds,
-    threads: int,
+    folder: Path,
     base: str,
+    threads: int,
+    timeout_s: float,
     progress: Progress,
 ) -> dict[str, Worker]:
     """Start and load one worker after the other, so that load times do not disturb each other."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="qcompile-bench-"))
-    path = Path(folder) / "feeds.npz"
-    save_feeds(feeds, path)
+    save_feeds(feeds, folder / "feeds.npz")
     workers: dict[str, Worker] = {}
     for subject in subjects:
         entry = entries[subject.name]
         if entry.status != "measured":
             continue
         progress(f"load {subject.name}")
-        worker = stack.enter_context(Worker(subject.name, threads=threads))
+        worker = stack.enter_context(
+            Worker(subject.name, threads=threads, python=subject.python, timeout_s=timeout_s)
+        )
         try:
+            began = worker.hello()["started_ms"]
             answer = start(worker, subject, subjects, threads)
-            worker.ask("feed", path=str(path))
+            fed = worker.ask("feed", path=str(folder / "feeds.npz"))
         except QCompileError as error:
             if subject.name == base:
                 raise
-            entry.status, entry.reason = "failed", error.message
+            record_failure(entry, error)
+            worker.kill()
             continue
-        entry.load_ms = answer["load_ns"] / 1e6
-        entry.contains = answer["contains"]
+        if not fed["at_rest"]:
+            worker.freeze()
+        loaded, first = answer["load_ns"] / 1e6, fed["first_ns"] / 1e6
+        entry.load_ms, entry.contains, entry.packages = loaded, answer["contains"], answer["packages"]
+        entry.cold_start_ms = {
+            "process": began, "load": loaded, "first_result": first, "total": began + loaded + first,
+        }  # fmt: skip
         workers[subject.name] = worker
     return workers
 
 
-def _record_timing(entry: Entry, timed: Timed, base: Timed, samples: int) -> None:
-    if timed.failure is not None:
-        entry.status, entry.reason = "failed", timed.failure.message
-        return
-    latencies = timed.latencies_ms
-    entry.latency_ms = {
-        "median": median(latencies),
-        "p90": percentile(latencies, 0.90),
-        "p99": percentile(latencies, 0.99),
-        "calls": len(latencies),
-    }
-    entry.throughput_per_s = samples * len(latencies) / (sum(latencies) / 1e3)
-    entry.round_medians_ms = timed.round_medians_ms
-    if len(latencies) < 100:
-        entry.warnings.append(f"p99 from {len(latencies)} calls is the slowest of them; measure longer")
-    if timed is base:
-        return
-    if len(timed.round_medians_ms) < FEWEST_ROUNDS:
-        entry.warnings.append(f"{len(timed.round_medians_ms)} rounds are too few for a speed-up")
-        return
-    ratio = speedup(base.round_medians_ms, timed.round_medians_ms)
-    entry.speedup = {
-        "value": ratio.value,
-        "low": ratio.low,
-        "high": ratio.high,
-        "rounds": ratio.rounds,
-        "verdict": ratio.verdict,
-    }
-    if entry.precision == "int8" and ratio.verdict == "slower":
-        entry.warnings.append("INT8 is slower than the baseline; hand out the float artifact")
-
-
-def _note_doubt(entries: Iterable[Entry], precision_target: float) -> None:
-    for entry in entries:
-        ratio = entry.speedup
-        width = (ratio["high"] - ratio["low"]) / ratio["value"] if ratio else 0.0
-        if width > precision_target:
-            entry.warnings.append(
-                f"the interval of its speed-up is wider than {precision_target:.0%}: "
-                "measure longer (max time), or on a quieter machine"
-            )
-
-
-def _record_quality(
+def _measure(
     workers: Mapping[str, Worker],
     entries: Mapping[str, Entry],
+    timed: Mapping[str, Timed],
     base: str,
-    io: Any,
-    data: str | None,
-    labelled: bool,
-    k: int,
-    metric: str,
-) -> None:
-    """Accuracy and difference from the baseline's outputs, over the evaluation data."""
-    batches = list(Data(str(data), io.inputs))
-    feeds = [batch.feeds for batch in batches]
-    labels = [batch.labels for batch in batches if batch.labels is not None]
-    if labelled and len(labels) != len(batches):
-        raise DataError(
-            f"{data}: has no labels, and accuracy needs them",
-            hint="yield (inputs, labels), or put `labels` beside the arrays",
-        )
-    reference: list[Any] = []
-    names = [base, *(name for name in workers if name != base)]
-    for name in names:
-        entry = entries[name]
-        if entry.status != "measured":
-            continue
-        outputs = _guarded(entry, lambda n=name: list(infer_all(workers[n], feeds)))
-        if outputs is None:
-            continue
-        if name == base:
-            reference = outputs
-        else:
-            entry.difference = _difference(reference, outputs, entry.precision)
-        if labelled:
-            value = top_k([next(iter(out.values())) for out in outputs], labels, k)
-            first = entries[base].accuracy
-            drop = (first["value"] - value) * 100.0 if first else 0.0
-            samples = sum(len(item) for item in labels)
-            entry.accuracy = {
-                "metric": metric, "value": value, "drop_points": drop, "samples": samples,
-            }  # fmt: skip
-
-
-def _difference(reference: list[Any], outputs: list[Any], precision: str) -> dict[str, Any]:
-    judged = judge(reference, outputs, precision)
-    worst = min(judged, key=lambda item: item.snr_db)
-    return {
-        "output": worst.output,
-        "snr_db": worst.snr_db if worst.snr_db != float("inf") else None,
-        "max_abs_error": worst.max_abs_error,
-        "agreement": worst.agreement,
-        "passed": all(item.passed for item in judged),
-        "criterion": worst.criterion,
-    }
-
-
-def _record_memory(worker: Worker, entry: Entry) -> None:
-    entry.peak_memory_bytes = worker.ask("memory")["peak_bytes"]
-
-
-def _guarded(entry: Entry, work: Any) -> Any:
-    """Run a step of one artifact; its failure is its own, the others keep theirs."""
+    samples: int,
+    surroundings: Mapping[str, Any],
+    *,
+    max_time_s: float,
+    precision_target: float,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Rounds, and what they and others did to the machine meanwhile; returns `before`, `after`, `noise`."""
+    load_average = surroundings["before"]["load_average_1min"]  # ours is in it from now on
+    used = {name: worker.ask("usage") for name, worker in workers.items()}
+    before, began, own_s = state(), time.monotonic(), time.process_time()
     try:
-        return work()
-    except QCompileError as error:
-        entry.status, entry.reason = "failed", error.message
-        return None
+        measure(
+            workers,
+            base,
+            timed,
+            max_time_s=max_time_s,
+            precision_target=precision_target,
+            progress=lambda number, width: progress(
+                f"round {number}, widest interval {width:.1%}" if width < 1 else f"round {number}"
+            ),
+        )
+    finally:  # also when it is interrupted
+        record_timings(entries, timed, base, samples)
+    seconds, after = time.monotonic() - began, state()
+    cpu_s, switches = 0.0, 0
+    for name, worker in workers.items():
+        entry = entries[name]
+        if timed[name].failure is None and guarded(entry, partial(_record_memory, worker, entry)):
+            usage = worker.ask("usage")
+            cpu_s += usage["cpu_s"] - used[name]["cpu_s"]
+            switches += usage["involuntary_switches"] - used[name]["involuntary_switches"]
+    effort = Effort(seconds, cpu_s + time.process_time() - own_s, switches, cpu_s)
+    judged = noise(before, after, effort, timed[base].round_medians_ms, governor=surroundings.get("governor"))
+    return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
 
 
-def _require_baseline(entry: Entry) -> None:
-    if entry.status != "measured":
-        raise QCompileError(f"the baseline {entry.name} failed: {entry.reason}")
+def _record_memory(worker: Worker, entry: Entry) -> bool:
+    answer = worker.ask("memory")
+    entry.peak_memory_bytes, entry.gpu_memory_bytes = answer["peak_bytes"], answer["gpu_bytes"]
+    return True
+
+
+def _feed_again(workers: Mapping[str, Worker], entries: Mapping[str, Entry], path: Path) -> None:
+    for name, worker in workers.items():
+        if entries[name].status == "measured" and not entries[name].output_tail:
+            guarded(entries[name], partial(worker.ask, "feed", path=str(path)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ..model.made_input import made_feeds
 from ..model.onnx_file import load_onnx, model_io
 from ..model.source import parse_source
 from ..shapes import Feeds, ModelIO, TensorInfo, parse_input, samples_in
+from .interpreters import Interpreters
 from .process import Worker
 
 
@@ -36,6 +37,9 @@ class Subject:
         runs_on: "CPU" or the GPUs it was built for.
         size_bytes: None for a MODEL.
         why_not: Why it cannot run here; empty when it can.
+        python: Interpreter that runs it; empty for this one.
+        mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`.
+        layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
     """
 
     name: str
@@ -46,26 +50,38 @@ class Subject:
     runs_on: str
     size_bytes: int | None
     why_not: str
+    python: str = ""
+    mode: str = "eager"
+    layers_by_precision: dict[str, Any] | None = None
 
 
-def describe(artifact: str, *, name: str = "") -> Subject:
+def describe(
+    artifact: str, *, name: str = "", trust: bool = False, pythons: Interpreters | None = None
+) -> Subject:
     """Look at an artifact or MODEL without running it; a file must be what its manifest says.
+
+    Args:
+        artifact: Path or MODEL spelling.
+        name: Short and unique name; made of the path otherwise.
+        trust: Take a file that is not what its manifest says, or an engine without one, all the same.
+        pythons: Other interpreters for some engines, which are then asked whether they can run.
 
     Raises:
         MissingFile, InvalidOption, ArtifactError: If it is not there, or not what it claims to be.
     """
-    runtime = engine_of(artifact)
+    runtime = engine_of(artifact, trust=trust)
     path = Path(artifact)
-    if path.is_file() and manifest_path(path).is_file():
+    if not trust and path.is_file() and manifest_path(path).is_file():
         load_artifact(path)  # the digest, before anything is executed
     manifest = read_manifest(path) if path.is_file() else None
-    io, precision, runs_on = None, "fp32", "CPU"
+    io, precision, runs_on, layers = None, "fp32", "CPU", None
     if path.suffix == ".onnx":
         proto = load_onnx(path)
         io, precision = model_io(proto), graph_precision(proto)
     if manifest:
         io = manifest.io or io
         precision = manifest.precision or precision
+        layers = manifest.proof.get("as_executed") or manifest.proof.get("layers_by_precision")
         if manifest.kind == "engine":
             gpus = manifest.device.get("gpus")
             runs_on = "GPU " + ", ".join(map(str, gpus if isinstance(gpus, list) else []))
@@ -77,8 +93,17 @@ def describe(artifact: str, *, name: str = "") -> Subject:
         io=io,
         runs_on=runs_on,
         size_bytes=size_bytes(path) if path.is_file() and path.suffix != ".py" else None,
-        why_not=engine(runtime).why_not_run() if runtime.startswith("tensorrt") else "",
+        why_not=_why_not(runtime, pythons),
+        python=pythons.python(runtime) if pythons else "",
+        layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
     )
+
+
+def _why_not(runtime: str, pythons: Interpreters | None) -> str:
+    if pythons and pythons.python(runtime):
+        return pythons.why_not_run(runtime)
+    # Of the others, the worker itself says best why it cannot load.
+    return engine(runtime).why_not_run() if runtime.startswith("tensorrt") else ""
 
 
 def shared_io(subjects: Sequence[Subject], inputs: Sequence[str] = ()) -> ModelIO:
@@ -166,7 +191,7 @@ def collect_outputs(
             hint=engine(subject.engine).fix(),
             engine=subject.engine,
         )
-    with Worker(subject.name, threads=threads) as worker:
+    with Worker(subject.name, threads=threads, python=subject.python) as worker:
         start(worker, subject, subjects, threads)
         return list(infer_all(worker, feeds))
 
@@ -174,7 +199,13 @@ def collect_outputs(
 def start(worker: Worker, subject: Subject, subjects: Sequence[Subject], threads: int) -> dict[str, Any]:
     """Load a subject in its worker; a MODEL without declared outputs is told those of the others."""
     io = subject.io or next((other.io for other in subjects if other.io), None)
-    return worker.ask("load", artifact=subject.artifact, threads=threads, io=io.as_json() if io else None)
+    return worker.ask(
+        "load",
+        artifact=subject.artifact,
+        threads=threads,
+        io=io.as_json() if io else None,
+        mode=subject.mode,
+    )
 
 
 def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:

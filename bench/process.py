@@ -11,57 +11,102 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import QCompileError, WorkerError
+from ..errors import InvalidOption, QCompileError, WorkerError
 
+DEFAULT_TIMEOUT_S = 600.0
 _LAST_LINES = 5
+_LAST_BYTES = 1 << 16
 _GRACE_S = 2.0
+
+# Another interpreter need not have qcompile installed: it runs the files of this one.
+_BOOTSTRAP = """
+import importlib.util, runpy, sys
+spec = importlib.util.spec_from_file_location(
+    "qcompile", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]]
+)
+module = importlib.util.module_from_spec(spec)
+sys.modules["qcompile"] = module
+spec.loader.exec_module(module)
+runpy.run_module("qcompile.bench.worker", run_name="__main__", alter_sys=True)
+"""
 
 
 class Worker:
-    """One worker process. A context manager; leaving it ends the process.
+    """One worker process. A context manager; leaving it ends the process and what it started.
 
     Args:
         name: For messages.
         threads: Threads of the runtime, set before any library is loaded.
-        python: Interpreter to run it with.
+        python: Interpreter to run it with, or a script that runs one.
         timeout_s: Longest wait for one answer.
+
+    Raises:
+        InvalidOption: If the interpreter cannot be run.
     """
 
     def __init__(
-        self, name: str, *, threads: int, python: str = sys.executable, timeout_s: float = 600.0
+        self, name: str, *, threads: int, python: str = "", timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
         self.name, self._timeout_s = name, timeout_s
+        self._frozen = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
-        self._process = subprocess.Popen(
-            [python, "-m", "qcompile.bench.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=_environment(threads),
-            # Ctrl-C reaches the caller alone, which then ends its workers in order.
-            start_new_session=True,
-        )
+        self._began = time.perf_counter()
+        try:
+            self._process = subprocess.Popen(
+                _command(python),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=_environment(threads),
+                # Ctrl-C reaches the caller alone, which then ends its workers in order.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            raise InvalidOption(
+                f"interpreter {python}: cannot be run ({error.strerror})", option="--python"
+            ) from error
         self._answers: queue.Queue[bytes] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    @property
+    def pid(self) -> int:
+        """Of the process that was started; a script's interpreter may be a child of it."""
+        return self._process.pid
+
+    def hello(self) -> dict[str, Any]:
+        """Wait until it serves; returns `started_ms` since it was made, `python` and `executable`."""
+        answer = self.ask("hello")
+        return answer | {"started_ms": (time.perf_counter() - self._began) * 1e3}
+
+    def ask(self, do: str, *, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
         """Send one request and return its answer.
+
+        Args:
+            do: Name of the request, see `worker`.
+            timeout_s: Longest wait for this answer, where that is shorter than for others.
+            arguments: Of the request.
 
         Raises:
             WorkerError: If the worker died, hung or answered nonsense, with its last output.
             QCompileError: The error that the artifact's runtime raised.
         """
         assert self._process.stdin is not None
+        wait_s = min(timeout_s or self._timeout_s, self._timeout_s)
+        self._thaw()
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
-            line = self._answers.get(timeout=self._timeout_s)
+            line = self._answers.get(timeout=wait_s)
         except queue.Empty:
-            raise self._error(f"gave no answer to {do!r} for {self._timeout_s:.0f} s") from None
+            self.kill()  # it would go on using the processor, and answer the next request with this one
+            raise self._error(f"gave no answer to {do!r} for {wait_s:.0f} s") from None
         except OSError:
             line = b""
         if not line:
@@ -71,20 +116,38 @@ class Worker:
         except ValueError:
             raise self._error(f"answered {do!r} with {line[:80]!r}") from None
         if not answer["ok"]:
-            raise _as_error(answer, self.name)
+            raise _as_error(answer, self.name, self.last_output())
         return answer  # type: ignore[no-any-return]
+
+    def freeze(self) -> None:
+        """Stop the process until it is asked again: its threads would go on spinning otherwise."""
+        if hasattr(signal, "SIGSTOP"):
+            self._signal(signal.SIGSTOP)
+            self._frozen = True
+
+    def last_output(self) -> str:
+        """Return the last lines that the process wrote to its standard streams."""
+        if self._log.closed:
+            return ""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(self._log.tell() - _LAST_BYTES, 0))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
+
+    def kill(self) -> None:
+        """End the process and its children by force."""
+        self._signal(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
 
     def close(self) -> None:
         """End the process: by closing its input, then by force."""
+        self._thaw()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):  # it is gone already
                 self._process.stdin.close()
-        try:
-            self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()  # its pipe ends with the process
+        self._reader.join(_GRACE_S)  # its pipe ends with the process
+        self.kill()  # if it is still there, and what it has started
+        self._process.wait()
+        self._reader.join()
         self._log.close()
 
     def __enter__(self) -> Worker:
@@ -97,7 +160,7 @@ class Worker:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._process.kill()
+            self.kill()
         self.close()
 
     def _read(self) -> None:
@@ -107,18 +170,39 @@ class Worker:
                 self._answers.put(line)
         self._answers.put(b"")
 
+    def _thaw(self) -> None:
+        if self._frozen:
+            self._signal(signal.SIGCONT)
+            self._frozen = False
+
+    def _signal(self, number: int) -> None:
+        """To the whole session: a script's interpreter, and processes that a library has started."""
+        with contextlib.suppress(ProcessLookupError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, number)  # it leads a session of its own
+            else:
+                self._process.send_signal(number)
+
     def _cause(self) -> str:
-        code = self._process.wait(_GRACE_S)
+        try:
+            code = self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its output"
         if code < 0:
             name = signal.Signals(-code).name
             return f"{name}, out of memory?" if name == "SIGKILL" else name
         return f"exit code {code}"
 
     def _error(self, what: str) -> WorkerError:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        said = "; it said:\n    " + "\n    ".join(lines) if lines else ""
-        return WorkerError(f"worker of {self.name} {what}{said}", artifact=self.name, output="\n".join(lines))
+        said = self.last_output()
+        shown = "; it said:\n    " + said.replace("\n", "\n    ") if said else ""
+        return WorkerError(f"worker of {self.name} {what}{shown}", artifact=self.name, output=said)
+
+
+def _command(python: str) -> list[str]:
+    if not python or python == sys.executable:
+        return [sys.executable, "-m", "qcompile.bench.worker"]
+    return [python, "-c", _BOOTSTRAP, str(Path(__file__).resolve().parents[1])]
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -130,10 +214,11 @@ def _environment(threads: int) -> dict[str, str]:
     return environment
 
 
-def _as_error(answer: dict[str, Any], name: str) -> QCompileError:
+def _as_error(answer: dict[str, Any], name: str, output: str) -> QCompileError:
     from .. import errors
 
     kind = getattr(errors, answer["type"], None)
     if isinstance(kind, type) and issubclass(kind, QCompileError):
-        return kind(f"{name}: {answer['message']}", hint=answer["hint"], artifact=name)
-    return WorkerError(f"{name}: {answer['type']}: {answer['message']}", artifact=name)
+        return kind(f"{name}: {answer['message']}", hint=answer["hint"], artifact=name, output=output)
+    message = ": ".join(part for part in (answer["type"], answer["message"]) if part)
+    return WorkerError(f"{name}: {message}", artifact=name, output=output)

@@ -2,17 +2,24 @@
 
 One JSON object per line in, one out. A crash, a leak or a CUDA context stays in this process, memory is
 measured per artifact, and the interpreter may be another one than the caller's. When the caller dies,
-the input ends and so does the worker.
+the input ends and so does the worker; where the system can do it, it is killed even in a call that hangs.
 
-| request                                          | answer                                          |
-|--------------------------------------------------|-------------------------------------------------|
-| `{"do": "load", "artifact", "threads", "io"}`    | `{"load_ns", "io", "contains"}`                  |
-| `{"do": "feed", "path"}`                         | `{}`; the feeds are kept for `time`              |
-| `{"do": "time", "iterations", "discard"}`        | `{"ns": [...]}`                                  |
-| `{"do": "infer", "path", "output"}`              | `{}`; outputs are written to `output` (`.npz`)   |
-| `{"do": "memory"}`                               | `{"peak_bytes"}`                                 |
+| request                                                | answer                                          |
+|--------------------------------------------------------|-------------------------------------------------|
+| `{"do": "hello"}`                                      | `{"python", "executable"}`                      |
+| `{"do": "why_not", "engine"}`                          | `{"why_not", "fix"}`; empty where it can run    |
+| `{"do": "load", "artifact", "threads", "io", "mode"}`  | `{"load_ns", "io", "contains", "packages"}`     |
+| `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest"}`; `time` has the feeds |
+| `{"do": "time", "iterations", "discard", "rest"}`      | `{"ns": [...], "at_rest"}`                      |
+| `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
+| `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
+| `{"do": "infer", "path", "output"}`                    | `{}`; outputs are written to `output` (`.npz`)  |
+| `{"do": "memory"}`                                     | `{"peak_bytes", "gpu_bytes"}`                   |
+| `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
-An answer has `"ok": true`, or `"ok": false` and the error's `type`, `message` and `hint`.
+An answer has `"ok": true`, or `"ok": false` and the error's `type`, `message` and `hint`. After a timing it
+comes once the threads of the runtime have stopped spinning, so that they do not disturb the next worker:
+`at_rest` is false where they never do.
 """
 
 from __future__ import annotations
@@ -20,11 +27,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import QCompileError
+from ..errors import InvalidOption, QCompileError
+
+_REST_LIMIT_S = 0.5
+_REST_STEP_S = 0.005
+_REST_SHARE = 0.05  # of one core: a runtime that looks at its queue now and then is at rest
+_REST_STEPS = 3  # in a row: some threads sleep and spin by turns
 
 
 class Served:
@@ -32,6 +45,7 @@ class Served:
 
     def __init__(self) -> None:
         self.runner: Any = None
+        self.request: dict[str, Any] = {}
         self.feeds: dict[str, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -39,29 +53,63 @@ class Served:
         handler = getattr(self, f"do_{request['do']}")
         return handler(request) or {}
 
-    def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ..engines import load
-        from ..shapes import ModelIO
+    def do_hello(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"python": sys.version.split()[0], "executable": sys.executable}
 
-        io = ModelIO.from_json(request["io"]) if request.get("io") else None
+    def do_why_not(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ..engines.registry import engine
+
+        found = engine(request["engine"])
+        return {"why_not": found.why_not_run(), "fix": found.fix()}
+
+    def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.request = request
         start = time.perf_counter_ns()
-        # The caller has checked the digest; hashing here would count as load time.
-        self.runner = load(request["artifact"], threads=request["threads"], io=io, trust=True)
+        self.runner = self._open()
         spent = time.perf_counter_ns() - start
         return {
             "load_ns": spent,
             "io": self.runner.io.as_json(),
             "contains": self.runner.contains,
+            "packages": _packages(),
         }
 
-    def do_feed(self, request: dict[str, Any]) -> None:
+    def do_feed(self, request: dict[str, Any]) -> dict[str, Any]:
         self.feeds = _read(request["path"])
+        start = time.perf_counter_ns()
         self.runner.infer(self.feeds)
+        spent = time.perf_counter_ns() - start
+        return {"first_ns": spent, "at_rest": _wait_for_rest()}
 
     def do_time(self, request: dict[str, Any]) -> dict[str, Any]:
         discard = request.get("discard", 0)
         durations = self.runner.time(self.feeds, request["iterations"] + discard)
-        return {"ns": durations[discard:].tolist()}
+        at_rest = not request.get("rest", True) or _wait_for_rest()
+        return {"ns": durations[discard:].tolist(), "at_rest": at_rest}
+
+    def do_clients(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ..engines.load import engine_of
+        from .clients import time_clients
+
+        runners = [self.runner] * request["clients"]
+        if engine_of(self.request["artifact"], trust=True).startswith("tensorrt"):
+            # Its runner is not for several threads: each client gets a stream and buffers of its own.
+            runners[1:] = [self._open() for _ in runners[1:]]
+        try:
+            found, wall_ns = time_clients(runners, self.feeds, request["seconds"])
+        finally:
+            for runner in runners[1:]:
+                if runner is not self.runner:
+                    runner.close()
+        return {"ns": found, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
+
+    def do_gpu_times(self, request: dict[str, Any]) -> dict[str, Any]:
+        if not hasattr(self.runner, "gpu_times"):
+            raise InvalidOption("this runtime has no clock on a GPU")
+        times = self.runner.gpu_times(self.feeds, request["iterations"])
+        return {
+            f"{name}_ns": getattr(times, name).tolist() for name in ("compute", "with_transfers", "enqueue")
+        }
 
     def do_infer(self, request: dict[str, Any]) -> None:
         import numpy as np
@@ -70,7 +118,30 @@ class Served:
         np.savez(request["output"], **outputs)
 
     def do_memory(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"peak_bytes": peak_memory_bytes()}
+        from .nvml import process_memory_bytes
+
+        return {"peak_bytes": peak_memory_bytes(), "gpu_bytes": process_memory_bytes(os.getpid())}
+
+    def do_usage(self, request: dict[str, Any]) -> dict[str, Any]:
+        import resource
+
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        return {"cpu_s": time.process_time(), "involuntary_switches": switches}
+
+    def _open(self) -> Any:
+        from ..shapes import ModelIO
+
+        request = self.request
+        io = ModelIO.from_json(request["io"]) if request.get("io") else None
+        threads, mode = request["threads"], request.get("mode") or "eager"
+        if mode != "eager":
+            from ..engines.pytorch import PyTorch
+
+            return PyTorch().open_in_mode(request["artifact"], mode, threads=threads, io=io)
+        from ..engines import load
+
+        # The caller has checked the digest; hashing here would count as load time.
+        return load(request["artifact"], threads=threads, io=io, trust=True)
 
 
 def peak_memory_bytes() -> int:
@@ -106,9 +177,60 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
 
 def main() -> None:
     """Serve on the standard streams; whatever libraries print goes to standard error."""
+    _die_with_caller()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, answers)
+
+
+def _wait_for_rest() -> bool:
+    """Wait until no other thread of this process runs; false when one still does after half a second.
+
+    ONNX Runtime's threads spin for about 50 ms after the last call (1.31.1, 2 threads).
+    """
+    end, quiet = time.monotonic() + _REST_LIMIT_S, 0
+    while time.monotonic() < end:
+        used, began = time.process_time(), time.perf_counter()
+        time.sleep(_REST_STEP_S)
+        share = (time.process_time() - used) / (time.perf_counter() - began)
+        quiet = quiet + 1 if share < _REST_SHARE and not _wants_to_run() else 0
+        if quiet == _REST_STEPS:
+            return True
+    return False
+
+
+def _wants_to_run() -> bool:
+    """Whether another thread runs, or would on a machine that is less busy: state R, proc(5)."""
+    own = threading.get_native_id()
+    for thread in Path("/proc/self/task").glob("*/stat"):
+        try:
+            state = thread.read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            continue  # it has ended meanwhile
+        if state == "R" and int(thread.parent.name) != own:
+            return True
+    return False
+
+
+def _die_with_caller() -> None:
+    """Be killed when the caller dies, even if it is killed itself and this process hangs (Linux)."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+    import signal
+
+    caller = os.getppid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, prctl(2)
+    if os.getppid() != caller:  # it died before
+        os._exit(1)
+
+
+def _packages() -> dict[str, str]:
+    """Versions of the packages that this process has loaded, and could be what it measures."""
+    from ..artifact import tool_versions
+    from .environment import MEASURED_PACKAGES
+
+    return tool_versions(*(name for name, module in MEASURED_PACKAGES.items() if module in sys.modules))
 
 
 def _read(path: str) -> dict[str, Any]:

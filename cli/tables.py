@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..bench import Results
     from ..bench.diff import Difference
+    from ..bench.regress import Change, Regression
     from ..bench.results import Entry
 
 DASH = "–"
@@ -145,6 +146,51 @@ def reasons(results: Results) -> list[str]:
         if entry.status != "measured":
             why.setdefault(f"{entry.status}: {entry.reason}", []).append(entry.name)
     return [f"{', '.join(names)}: {reason}" for reason, names in why.items()]
+
+
+def noise_lines(results: Results) -> list[str]:
+    """Return what disturbed the run and what to do about it; nothing for a quiet one."""
+    noise = results.environment.get("noise") or {}
+    return [f"noisy: {reason}" for reason in noise.get("reasons", ())]
+
+
+def curve_table(results: Results, curve: Literal["batches", "concurrency"]) -> Table | None:
+    """Return latency and throughput over batch sizes or clients; None where nothing was measured."""
+    axis = {"batches": "batch_size", "concurrency": "clients"}[curve]
+    points = [(entry.name, point) for entry in results.entries for point in getattr(entry, curve)]
+    if not points:
+        return None
+    table = make_table("", "artifact", axis.replace("_", " "), "median ms", "p99 ms", "samples/s")
+    for name, point in points:
+        figures = f"{point['median_ms']:.3g}", f"{point['p99_ms']:.3g}", f"{point['throughput_per_s']:,.0f}"
+        add_row(table, name, f"{point[axis]}", *figures)
+    return table
+
+
+def regression_table(found: Regression) -> Table:
+    """Return the table of two runs, one row per artifact; without verdicts across machines."""
+    old, new = found.machines
+    what = "speed-up against the own baseline" if found.relative else "latency"
+    title = f"{what}, new against old, with its 95% interval" if found.same_machine else f"{old} | {new}"
+    table = make_table(
+        title, "artifact", "old ms", "new ms", "speed-up", "verdict", "size", "accuracy points"
+    )
+    for change in found.changes:
+        add_row(table, *_change_row(change))
+    return table
+
+
+def _change_row(change: Change) -> list[str]:
+    ratio = change.speedup
+    return [
+        change.name,
+        DASH if change.old_ms is None else f"{change.old_ms:.3g}",
+        DASH if change.new_ms is None else f"{change.new_ms:.3g}",
+        DASH if ratio is None else f"{ratio['value']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]",
+        DASH if ratio is None else ratio["verdict"],
+        DASH if change.size_ratio is None else f"{change.size_ratio:.3g}x",
+        DASH if change.accuracy_points is None else f"{change.accuracy_points + 0.0:+.2f}",
+    ]
 
 
 def difference_table(difference: Difference) -> Table:

@@ -1,14 +1,15 @@
-"""PyTorch itself: eager execution of a MODEL, the baseline, and TorchScript (traced and frozen)."""
+"""PyTorch itself: eager execution of a MODEL, the baseline; the other modes in which it runs one (trace,
+script, freeze, compile); and TorchScript as an artifact (traced and frozen)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from ..artifact import Check, read_manifest
-from ..errors import BuildError, DataError, EngineUnavailable, ModelError, first_line
+from ..errors import BuildError, DataError, EngineUnavailable, InvalidOption, ModelError, first_line
 from ..model.example import (
     CHECK_EXTENTS,
     Example,
@@ -25,6 +26,12 @@ from ..progress import quiet
 from ..shapes import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from .base import BuildOutcome, BuildRequest, Engine, Precision, Runner
 from .processor import processor
+
+Mode = Literal["eager", "trace", "script", "freeze", "compile"]
+MODES: tuple[Mode, ...] = ("eager", "trace", "script", "freeze", "compile")
+"""How PyTorch runs a module: as it is, as TorchScript of three kinds, or by `torch.compile`."""
+
+_MADE = {"trace": "traced", "script": "scripted", "freeze": "traced and frozen", "compile": "torch.compile"}
 
 
 class PyTorch(Engine):
@@ -54,6 +61,18 @@ class PyTorch(Engine):
         raise BuildError(self.why_not_build(), hint="bench it as it is: --baseline MODEL")
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
+        return self.open_in_mode(artifact, "eager", threads=threads, io=io)
+
+    def open_in_mode(
+        self, artifact: str, mode: str, *, threads: int = 0, io: ModelIO | None = None
+    ) -> PyTorchRunner:
+        """Load a MODEL to be run in one of `MODES`.
+
+        Raises:
+            InvalidOption: If the mode is unknown.
+        """
+        if mode not in MODES:
+            raise InvalidOption(f"PyTorch mode {mode!r} is unknown; known are {', '.join(MODES)}")
         torch = import_torch()
         if threads:
             torch.set_num_threads(threads)
@@ -64,7 +83,7 @@ class PyTorch(Engine):
         loaded = load_torch(source)
         if io is None and loaded.example is not None:
             io = ModelIO(make_example(loaded, [], []).inputs, ())
-        return PyTorchRunner(loaded.module, io)
+        return PyTorchRunner(loaded.module, io, mode=MODES[MODES.index(mode)])
 
 
 class TorchScript(PyTorch):
@@ -110,20 +129,27 @@ class TorchScript(PyTorch):
 
 
 class PyTorchRunner(Runner):
-    """A module on the CPU, without gradients. Inputs go in by name where `forward` knows the names."""
+    """A module on the CPU, without gradients. Inputs go in by name where `forward` knows the names.
+
+    Every mode but eager converts the module for the shapes of the feeds, once for each set of shapes, and
+    must then compute what eager does.
+    """
 
     contains = "host to host: one forward()"
 
-    def __init__(self, module: Any, io: ModelIO | None) -> None:
+    def __init__(self, module: Any, io: ModelIO | None, *, mode: Mode = "eager") -> None:
         self._torch = import_torch()
-        self._module = module
+        self._module, self._mode = module, mode
+        self._converted: dict[Any, Any] = {}
+        if mode != "eager":
+            self.contains += f", {_MADE[mode]}"
         self.io = io or ModelIO((), ())
         self._names = [tensor.name for tensor in self.io.outputs]
 
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         try:
             result = self.prepare(feeds)()
-        except DataError:
+        except (DataError, ModelError):
             raise
         except Exception as error:
             raise ModelError(f"PyTorch fails on the feeds: {first_line(error)}") from error
@@ -139,6 +165,11 @@ class PyTorchRunner(Runner):
         tensors = in_order(module, tensors)
         example = Example(tensors, feeds, takes_keywords(module, tensors))
         arguments, keywords = example.arguments(feeds)
+        if self._mode != "eager":
+            key = tuple((tensor.name, tensor.shape) for tensor in tensors)
+            if key not in self._converted:
+                self._converted[key] = _convert(torch, module, self._mode, arguments, keywords)
+            module = self._converted[key]
 
         def run() -> Any:
             with torch.inference_mode():
@@ -148,6 +179,40 @@ class PyTorchRunner(Runner):
 
     def close(self) -> None:
         self._module = None
+        self._converted.clear()
+
+
+def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any) -> Any:
+    """The module in another mode, once it computes what eager does on these arguments."""
+    try:
+        with quiet(), torch.inference_mode():
+            expected = module(*arguments, **keywords)
+        # TorchScript's graphs and compiled code keep what they were made under: gradients off, no more.
+        with quiet(), torch.no_grad():
+            if mode == "compile":
+                converted = torch.compile(module, dynamic=False)
+            elif mode == "script":
+                converted = torch.jit.script(module)
+            else:
+                converted = torch.jit.trace(
+                    module,
+                    None if keywords else arguments,
+                    example_kwarg_inputs=keywords or None,
+                    strict=False,
+                )
+                converted = torch.jit.freeze(converted) if mode == "freeze" else converted
+        with quiet(), torch.inference_mode():
+            # The first calls of TorchScript profile and optimize; its result may change with the second.
+            found = [converted(*arguments, **keywords) for _ in range(2)][-1]
+    except Exception as error:  # tracing and compiling run the user's code, which may raise anything
+        raise ModelError(
+            f"PyTorch mode {mode}: fails: {first_line(error)}",
+            hint="leave --torch out, or choose another mode",
+        ) from error
+    pairs = zip(flat_outputs(expected)[1], flat_outputs(found)[1], strict=True)
+    if not all(a.shape == b.shape and fidelity(a, b).close for a, b in pairs):
+        raise ModelError(f"PyTorch mode {mode}: computes something else than eager does on the same input")
+    return converted
 
 
 def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tuple[TensorInfo, ...], Check]:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
 import qcompile
-from qcompile.bench.results import load_results
+from qcompile.bench.results import SCHEMA, load_results
 from qcompile.errors import ArtifactError, DataError, InvalidOption, MissingFile
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the usual: what is looked at here is not how exact the figures are."""
+    from qcompile.bench import measure, sweep, warm_up
+
+    monkeypatch.setattr(measure, "BLOCK_S", 0.015)
+    monkeypatch.setattr(measure, "_LEAST_PATIENCE_S", 3.0)
+    monkeypatch.setattr(warm_up, "_BLOCK_S", 0.0025)
+    monkeypatch.setattr(warm_up, "LEAST_S", 0.03)
+    monkeypatch.setattr(warm_up, "LIMIT_S", 0.2)
+    monkeypatch.setattr(measure, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sweep, "POINT_S", 0.2)
 
 
 def test_results_hang_together(
@@ -29,13 +46,30 @@ def test_results_hang_together(
     )
     a, b = results.entries
     assert a.latency_ms is not None
-    assert a.latency_ms["median"] <= a.latency_ms["p90"] <= a.latency_ms["p99"]
+    figures = a.latency_ms
+    assert figures["min"] <= figures["median"] <= figures["p90"] <= figures["p99"] <= figures["max"]
+    quantiles = a.latency_quantiles_ms
+    assert quantiles == sorted(quantiles)
+    assert (quantiles[0], quantiles[100]) == (figures["min"], figures["max"])
+    assert quantiles[50] == pytest.approx(figures["median"])
+    assert a.warm_up is not None
+    assert a.warm_up["calls"] > 0
+    cold = a.cold_start_ms
+    assert cold is not None
+    assert cold["total"] == pytest.approx(cold["process"] + cold["load"] + cold["first_result"])
+    assert cold["load"] == a.load_ms
+    assert a.energy is not None
+    assert ("mj_per_sample" in a.energy) != ("unavailable" in a.energy)
+    assert a.size_ratio == 1.0
+    assert a.packages["onnxruntime"] == results.environment["packages"]["onnxruntime"]
     assert a.speedup is None
     assert b.speedup is not None
     assert b.speedup["low"] <= b.speedup["value"] <= b.speedup["high"]
-    assert b.speedup["rounds"] == len(b.round_medians_ms) >= 6
+    assert b.speedup["rounds"] == len(b.round_medians_ms) >= 8
     # 4 samples per call: throughput and latency are two views of the same calls
-    assert b.throughput_per_s == pytest.approx(4e3 / b.latency_ms["median"], rel=0.7)  # type: ignore[index]
+    assert b.latency_ms is not None
+    assert b.throughput_per_s is not None
+    assert 4e3 / b.latency_ms["max"] <= b.throughput_per_s <= 4e3 / b.latency_ms["min"]
     assert a.accuracy is not None
     assert b.accuracy is not None
     assert b.accuracy["value"] == a.accuracy["value"]
@@ -43,7 +77,11 @@ def test_results_hang_together(
     assert b.difference["snr_db"] is None  # equal
     assert a.size_bytes == model.stat().st_size
     assert results.settings["inputs"] == {"x": "4x4x8x8"}
+    environment = results.environment
+    assert environment["after"]["cpu_ticks"]["busy_s"] > environment["before"]["cpu_ticks"]["busy_s"]
+    assert environment["noise"]["noisy"] == bool(environment["noise"]["reasons"])
     assert load_results(tmp_path / "results.json").as_json() == results.as_json()
+    jsonschema.validate(results.as_json(), json.loads(SCHEMA.read_text()))
 
 
 def test_the_accuracy_is_the_share_of_right_labels(
@@ -107,6 +145,181 @@ def test_evaluation_without_labels_is_refused(tiny_file: Callable[..., Path], tm
         qcompile.benchmark(
             [model], baseline=model, evaluation=str(tmp_path / "x.npz"), threads=1, max_time_s=0.2
         )
+
+
+FAULTY = """
+import os, signal, sys, time, torch
+
+class Faulty(torch.nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        Faulty.calls += 1
+        if Faulty.calls == {call}:
+            print("at the end of its tether", file=sys.stderr, flush=True)
+            {fault}
+        time.sleep(0.004)
+        return x
+
+def build():
+    return Faulty(), (torch.ones(1, 16),)
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Callable[..., str]:
+    """`faulty("os.abort()")` is a MODEL that does so at its fortieth call: while it is measured."""
+
+    def make(fault: str, *, call: int = 40) -> str:
+        path = tmp_path / "faulty.py"
+        path.write_text(FAULTY.format(fault=fault, call=call))
+        return f"{path}:build"
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("os.abort()", "SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, out of memory?"),
+        ("time.sleep(600)", "gave no answer to 'time' for"),
+        ("raise MemoryError('no more')", "MemoryError: no more"),
+    ],
+)
+def test_what_dies_hangs_or_runs_out_of_memory_leaves_the_others_their_numbers(
+    tiny_file: Callable[..., Path], faulty: Callable[..., str], tmp_path: Path, fault: str, reason: str
+) -> None:
+    good = str(tiny_file("mlp"))
+    results = qcompile.benchmark(
+        {"good": good, "bad": faulty(fault), "other": good},
+        baseline="good",
+        output=tmp_path / "r.json",
+        threads=1,
+        max_time_s=0.5,
+    )
+    bad, other = results.entry("bad"), results.entry("other")
+    assert bad.status == "failed"
+    assert reason in bad.reason
+    assert "at the end of its tether" in bad.output_tail
+    assert bad.latency_ms is None
+    assert other.speedup is not None
+    assert other.speedup["rounds"] >= 8
+    jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), json.loads(SCHEMA.read_text()))
+
+
+def test_a_baseline_that_dies_leaves_the_others_their_latencies(
+    tiny_file: Callable[..., Path], faulty: Callable[..., str]
+) -> None:
+    results = qcompile.benchmark(
+        [str(tiny_file("mlp"))], baseline=faulty("os.abort()"), threads=1, max_time_s=0.5
+    )
+    base, other = results.entries
+    assert (base.status, other.status) == ("failed", "measured")
+    assert other.latency_ms is not None
+    assert other.speedup is None
+
+
+def test_curves_over_batch_sizes_and_clients(tiny_file: Callable[..., Path]) -> None:
+    model = str(tiny_file("mlp"))
+    [entry] = qcompile.benchmark(
+        [model], baseline=model, batch_sizes=[1, 32], clients=[1, 2], threads=1, max_time_s=0.2
+    ).entries
+    assert [point["batch_size"] for point in entry.batches] == [1, 32]
+    one, many = entry.batches
+    assert one["median_ms"] < many["median_ms"]
+    assert one["throughput_per_s"] < many["throughput_per_s"]
+    assert [point["clients"] for point in entry.concurrency] == [1, 2]
+    assert all(point["median_ms"] <= point["p99_ms"] for point in entry.concurrency)
+    assert not entry.output_tail
+    fixed = str(tiny_file("residual", batch=1))
+    with pytest.raises(InvalidOption, match="fixed at 1"):
+        qcompile.benchmark([fixed], baseline=fixed, batch_sizes=[1, 2])
+    with pytest.raises(InvalidOption, match="--clients: 2, 2"):
+        qcompile.benchmark([model], baseline=model, clients=[2, 2])
+
+
+def test_pytorch_runs_in_its_other_modes_as_rows_of_their_own(torch_model: str) -> None:
+    results = qcompile.benchmark(
+        [], baseline=torch_model, torch_modes=["trace", "freeze"], inputs=["x:2x3x8x8"], threads=1,
+        max_time_s=0.3,
+    )  # fmt: skip
+    assert [(entry.mode, entry.name) for entry in results.entries] == [
+        ("eager", "net.py:build"), ("trace", "net.py:build (trace)"), ("freeze", "net.py:build (freeze)"),
+    ]  # fmt: skip
+    assert [entry.status for entry in results.entries] == ["measured"] * 3
+    assert results.entries[2].contains == "host to host: one forward(), traced and frozen"
+
+
+def test_an_engine_without_a_model_has_no_torch_modes(tiny_file: Callable[..., Path]) -> None:
+    model = str(tiny_file("mlp"))
+    with pytest.raises(InvalidOption, match="--torch: no artifact is a PyTorch MODEL"):
+        qcompile.benchmark([model], baseline=model, torch_modes=["trace"])
+
+
+def test_the_worker_of_an_engine_runs_in_the_interpreter_it_is_given(
+    tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    packages, model = tmp_path / "packages", str(tiny_file("mlp"))
+    packages.mkdir()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    pythons = [f"onnxruntime={python}"]
+    [entry] = qcompile.benchmark([model], baseline=model, pythons=pythons, threads=1, max_time_s=0.2).entries
+    assert entry.interpreter == str(python)
+    (packages / "onnxruntime.py").write_text("raise ImportError('a broken package')\n")
+    with pytest.raises(InvalidOption, match=r"cannot run here: .*a broken package"):
+        qcompile.benchmark([model], baseline=model, pythons=pythons)
+
+
+def test_runs_written_to_one_file_are_its_history(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+    model, output = str(tiny_file("mlp")), tmp_path / "r.json"
+    runs = [
+        qcompile.benchmark({"a": model, "b": model}, baseline="a", output=output, threads=1, max_time_s=0.1)
+        for _ in range(3)
+    ]
+    history = load_results(output).history
+    assert [run["created"] for run in history] == [run.created for run in runs[:2]]
+    b = runs[1].entry("b")
+    assert b.latency_ms is not None
+    assert b.speedup is not None
+    assert history[1]["artifacts"]["b"] == {
+        "median_ms": b.latency_ms["median"], "speedup": b.speedup["value"], "low": b.speedup["low"],
+        "high": b.speedup["high"], "accuracy": None,
+    }  # fmt: skip
+
+
+def test_results_of_version_1_are_read(tmp_path: Path) -> None:
+    old = {
+        "kind": "qcompile.results", "schema_version": 1, "baseline": "a",
+        "settings": {"threads": 1, "inputs": {"x": "1x16"}}, "environment": {"processor": "some"},
+        "artifacts": [
+            {"name": "a", "artifact": "a.onnx", "engine": "onnxruntime", "precision": "fp32",
+             "runs_on": "CPU", "status": "measured", "reason": "", "size_bytes": 7,
+             "latency_ms": {"median": 1.0, "p90": 1.0, "p99": 1.0, "calls": 9}, "throughput_per_s": 1.0,
+             "load_ms": 1.0, "peak_memory_bytes": 1, "contains": "", "speedup": None, "accuracy": None,
+             "difference": None, "round_medians_ms": [1.0], "warnings": []},
+        ],
+    }  # fmt: skip
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(old))
+    results = load_results(path)
+    assert results.entry("a").round_medians_ms == [1.0]
+    assert results.as_json()["schema_version"] == 2
+    path.write_text(json.dumps(old | {"schema_version": 3}))
+    with pytest.raises(ArtifactError, match=r"of version 3; .* of version 1 or 2 is required"):
+        load_results(path)
+
+
+def test_every_field_of_an_entry_is_in_the_schema() -> None:
+    from dataclasses import fields
+
+    from qcompile.bench.results import Entry
+
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert list(schema["$defs"]["artifact"]["properties"]) == [field.name for field in fields(Entry)]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind": "x", "schema_version": 1}', "[]"])

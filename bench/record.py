@@ -1,0 +1,113 @@
+"""What was timed becomes figures of an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..errors import QCompileError
+from .compare import FEWEST_ROUNDS, percentile, speedup
+from .measure import Timed
+from .results import Entry
+
+_QUANTILES = 101
+
+
+def record_failure(entry: Entry, error: QCompileError) -> None:
+    """Write why an artifact has no figures, and what its worker said last."""
+    entry.status, entry.reason = "failed", error.message
+    entry.output_tail = str(error.data.get("output", ""))
+
+
+def record_timings(entries: Mapping[str, Entry], timed: Mapping[str, Timed], base: str, samples: int) -> None:
+    """Write the figures of all, and their speed-ups against the baseline.
+
+    Args:
+        entries: Name to row.
+        timed: Name to what was timed; whole rounds, also where measuring was interrupted.
+        base: Name of the baseline.
+        samples: In a call.
+    """
+    for name, one in timed.items():
+        entry = entries[name]
+        if one.failure is not None:
+            record_failure(entry, one.failure)
+        elif not one.round_medians_ms:
+            entry.status, entry.reason = "not run", "interrupted before its first round"
+        else:
+            _record_latency(entry, one, samples)
+            if name != base and timed[base].failure is None:
+                _record_speedup(entry, timed[base].round_medians_ms, one.round_medians_ms)
+
+
+def note_doubt(entries: Iterable[Entry], precision_target: float) -> None:
+    """Warn of speed-ups whose interval is wider than was asked for."""
+    for entry in entries:
+        ratio = entry.speedup
+        width = (ratio["high"] - ratio["low"]) / ratio["value"] if ratio else 0.0
+        if width > precision_target:
+            entry.warnings.append(
+                f"the interval of its speed-up is wider than {precision_target:.1%}: "
+                "measure longer (max time), or on a quieter machine"
+            )
+
+
+def note_sizes(entries: Sequence[Entry], base: str) -> None:
+    """Write how many times smaller each file is than the baseline's, or than the first float file."""
+    own = next((entry.size_bytes for entry in entries if entry.name == base), None)
+    floats = (entry.size_bytes for entry in entries if entry.precision == "fp32" and entry.size_bytes)
+    reference = own or next(floats, None)
+    for entry in entries:
+        if reference and entry.size_bytes:
+            entry.size_ratio = reference / entry.size_bytes
+
+
+def latency_figures(latencies_ms: Sequence[float]) -> dict[str, float]:
+    """Return min, median, p90, p99 and max, each a latency that was measured but the median of an even
+    number, and their number."""
+    return {
+        "min": min(latencies_ms),
+        "median": float(np.median(latencies_ms)),
+        "p90": percentile(latencies_ms, 0.90),
+        "p99": percentile(latencies_ms, 0.99),
+        "max": max(latencies_ms),
+        "calls": len(latencies_ms),
+    }
+
+
+def _record_latency(entry: Entry, timed: Timed, samples: int) -> None:
+    latencies = timed.latencies_ms
+    entry.latency_ms = latency_figures(latencies)
+    quantiles = np.quantile(np.asarray(latencies), np.linspace(0.0, 1.0, _QUANTILES))
+    entry.latency_quantiles_ms = [float(value) for value in quantiles]
+    entry.throughput_per_s = samples * len(latencies) / (sum(latencies) / 1e3)
+    entry.round_medians_ms = timed.round_medians_ms
+    entry.warm_up = timed.warm_up.as_json() if timed.warm_up else None
+    if len(latencies) < 100:
+        entry.warnings.append(f"p99 from {len(latencies)} calls is the slowest of them; measure longer")
+    if timed.warm_up and not timed.warm_up.stable:
+        entry.warnings.append(
+            f"its latency had not settled after {timed.warm_up.seconds:.0f} s of warm-up: "
+            "measure again, on a quieter machine"
+        )
+    if timed.restless:
+        entry.warnings.append("its threads never come to rest; it was stopped while others were measured")
+
+
+def _record_speedup(entry: Entry, base_ms: Sequence[float], own_ms: Sequence[float]) -> None:
+    rounds = min(len(base_ms), len(own_ms))  # an interrupted round has some of them
+    if rounds < FEWEST_ROUNDS:
+        entry.warnings.append(f"{rounds} rounds are too few for a speed-up")
+        return
+    ratio = speedup(base_ms[:rounds], own_ms[:rounds])
+    entry.speedup = {
+        "value": ratio.value,
+        "low": ratio.low,
+        "high": ratio.high,
+        "rounds": ratio.rounds,
+        "verdict": ratio.verdict,
+        "correlation_rounds": ratio.correlation_rounds,
+    }
+    if entry.precision == "int8" and ratio.verdict == "slower":
+        entry.warnings.append("INT8 is slower than the baseline; hand out the float artifact")

@@ -1,0 +1,73 @@
+"""What is measured against what: artifacts by name, and the baseline among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..errors import InvalidOption
+from .interpreters import Interpreters
+from .outputs import Subject, describe, short_name
+from .results import Entry
+
+
+def choose_subjects(
+    artifacts: Sequence[str] | Mapping[str, str],
+    baseline: str,
+    *,
+    trust: bool,
+    pythons: Interpreters,
+    torch_modes: Sequence[str],
+) -> tuple[list[Subject], str]:
+    """Return what is measured, the baseline first, and the baseline's name.
+
+    Every MODEL comes once more in each of `torch_modes`. Other arguments are those of `benchmark`.
+
+    Raises:
+        InvalidOption: If the baseline cannot run here, or there is no MODEL for the modes.
+    """
+    named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
+    if not isinstance(artifacts, Mapping):
+        for artifact in artifacts:
+            name, number = short_name(artifact), 1
+            while name in named:
+                number += 1
+                name = f"{short_name(artifact)} ({number})"
+            named[name] = artifact
+    base = next((name for name, item in named.items() if baseline in (name, item)), "")
+    if not base:
+        base = short_name(baseline)
+        if base in named:
+            base = f"{base} (baseline)"
+        named = {base: baseline, **named}
+    subjects = [
+        describe(artifact, name=name, trust=trust, pythons=pythons) for name, artifact in named.items()
+    ]
+    chosen = next(subject for subject in subjects if subject.name == base)
+    if chosen.why_not:
+        raise InvalidOption(f"baseline {baseline}: cannot run here: {chosen.why_not}")
+    models = [subject for subject in subjects if subject.engine == "pytorch"]
+    if torch_modes and not models:
+        raise InvalidOption("--torch: no artifact is a PyTorch MODEL", option="--torch")
+    for mode in dict.fromkeys(torch_modes):
+        subjects += [
+            replace(one, name=f"{one.name} ({mode})", mode=mode) for one in models if mode != "eager"
+        ]
+    return sorted(subjects, key=lambda subject: subject is not chosen), base
+
+
+def entry_of(subject: Subject) -> Entry:
+    """Return the row of a subject, before anything is measured."""
+    return Entry(
+        name=subject.name,
+        artifact=subject.artifact,
+        engine=subject.engine,
+        precision=subject.precision,
+        runs_on=subject.runs_on,
+        status="not run" if subject.why_not else "measured",
+        reason=subject.why_not,
+        size_bytes=subject.size_bytes,
+        mode=subject.mode,
+        interpreter=subject.python,
+        layers_by_precision=subject.layers_by_precision,
+    )

@@ -1,0 +1,129 @@
+"""Curves: latency and throughput over batch sizes, and over clients that call at the same time.
+
+Each point is one second after a short warm-up; the points of all artifacts are taken in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ..errors import InvalidOption, QCompileError, WorkerError
+from ..progress import Progress
+from ..shapes import Feeds
+from .measure import ask_timing
+from .outputs import save_feeds
+from .process import Worker
+from .record import latency_figures
+from .results import Entry
+from .warm_up import warm_up
+
+POINT_S = 1.0
+_WARM_UP_S = 2.0
+_FEWEST_CALLS = 5
+
+
+def sweep_batches(
+    workers: Mapping[str, Worker],
+    entries: Mapping[str, Entry],
+    feeds_of: Mapping[int, Feeds],
+    folder: Path,
+    progress: Progress,
+) -> None:
+    """Write `batches` of every entry.
+
+    Args:
+        workers: Name to worker.
+        entries: Name to row.
+        feeds_of: Batch size to feeds.
+        folder: Where feeds may be written for the workers.
+        progress: Told of every batch size.
+    """
+    for batch_size, feeds in feeds_of.items():
+        path = folder / f"batch-{batch_size}.npz"
+        save_feeds(feeds, path)
+
+        def point(worker: Worker, path: Path = path, batch_size: int = batch_size) -> dict[str, float]:
+            worker.ask("feed", path=str(path))
+            call_ns = _warm(worker)
+            calls = max(int(POINT_S * 1e9 / call_ns), _FEWEST_CALLS)
+            durations, _ = ask_timing(worker, "time", calls * call_ns / 1e9, iterations=calls)
+            found = latency_figures([ns / 1e6 for ns in durations])
+            return {
+                "batch_size": batch_size,
+                "median_ms": found["median"],
+                "p90_ms": found["p90"],
+                "p99_ms": found["p99"],
+                "throughput_per_s": batch_size * len(durations) / (sum(durations) / 1e9),
+            }
+
+        progress(f"batch size {batch_size}")
+        _each(workers, entries, f"batch size {batch_size}", "batches", point)
+
+
+def sweep_clients(
+    workers: Mapping[str, Worker],
+    entries: Mapping[str, Entry],
+    counts: Sequence[int],
+    samples: int,
+    progress: Progress,
+) -> None:
+    """Write `concurrency` of every entry: so many threads call one loaded artifact in a closed loop."""
+    for count in counts:
+
+        def point(worker: Worker, count: int = count) -> dict[str, float]:
+            answer = worker.ask("clients", clients=count, seconds=POINT_S)
+            if not answer["at_rest"]:
+                worker.freeze()
+            found = latency_figures([ns / 1e6 for ns in answer["ns"]])
+            return {
+                "clients": count,
+                "median_ms": found["median"],
+                "p99_ms": found["p99"],
+                "throughput_per_s": samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9),
+            }
+
+        progress(f"{count} clients")
+        _each(workers, entries, f"{count} clients", "concurrency", point)
+
+
+def check_counts(values: Sequence[int], option: str) -> None:
+    """Refuse what is no list of different positive numbers.
+
+    Raises:
+        InvalidOption: Naming the option.
+    """
+    if any(value < 1 for value in values) or len(set(values)) != len(values):
+        raise InvalidOption(
+            f"{option}: {', '.join(map(str, values))}; different numbers of at least 1 are required",
+            option=option,
+        )
+
+
+def _each(
+    workers: Mapping[str, Worker],
+    entries: Mapping[str, Entry],
+    what: str,
+    curve: str,
+    point: Callable[[Worker], dict[str, float]],
+) -> None:
+    """A point that fails is a warning: the artifact's other figures stand. A dead worker is asked no more."""
+    for name, worker in workers.items():
+        entry = entries[name]
+        if entry.status != "measured" or entry.output_tail:
+            continue
+        try:
+            getattr(entry, curve).append(point(worker))
+        except QCompileError as error:
+            entry.warnings.append(f"{what}: {error.message}")
+            if isinstance(error, WorkerError):
+                entry.output_tail = str(error.data.get("output", "")) or error.message
+                worker.kill()
+
+
+def _warm(worker: Worker) -> float:
+    def time_calls(iterations: int) -> list[int]:
+        found: list[int] = worker.ask("time", iterations=iterations, rest=False)["ns"]
+        return found
+
+    return warm_up(time_calls, limit_s=_WARM_UP_S).call_ns

@@ -1,0 +1,149 @@
+"""Two runs compared: verdicts on known rounds, limits, refusals."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qcompile.bench.regress import Limit, compare_results, parse_limit, unpaired_speedup
+from qcompile.bench.results import Entry, Results
+from qcompile.errors import InvalidOption
+
+HERE = {"processor": "some", "architecture": "x86_64", "features": ["avx2"], "cores_usable": 2, "gpu": None}
+
+
+def entry(name: str, medians: list[float], **fields: Any) -> Entry:
+    return Entry(
+        name, f"{name}.onnx", "onnxruntime", latency_ms={"median": float(np.median(medians))},
+        round_medians_ms=medians, **fields,
+    )  # fmt: skip
+
+
+def run(*entries: Entry, **environment: Any) -> Results:
+    settings = {"threads": 2, "inputs": {"x": "1x16"}}
+    return Results(entries[0].name, list(entries), HERE | environment, settings)
+
+
+def noisy(level: float, seed: int, rounds: int = 30) -> list[float]:
+    noise = random.Random(seed)
+    return [level * (1.0 + 0.03 * noise.random()) for _ in range(rounds)]
+
+
+def accuracy(value: float) -> dict[str, Any]:
+    return {"metric": "top1", "value": value}
+
+
+def test_the_estimate_is_that_of_hodges_and_lehmann_and_the_interval_that_of_scipys_ranks() -> None:
+    from scipy import stats
+
+    pairs = [(noisy(10.0, seed), noisy(11.0, seed + 100)) for seed in range(20)]
+    old, new = next(pair for pair in pairs if unpaired_speedup(*pair).correlation_rounds == 1.0)
+    found = unpaired_speedup(old, new)
+    assert found.value == pytest.approx(float(np.median(np.divide.outer(old, new))))
+    # The interval holds the ratios that the rank-sum test does not refuse at its level.
+    for ratio, refused in ((found.low, True), (found.high, True), (found.low, False), (found.high, False)):
+        towards = 1.0 if (ratio == found.high) == refused else -1.0
+        shifted = np.array(new) * ratio * (1.0 + 0.003 * towards)
+        assert bool(stats.mannwhitneyu(np.array(old), shifted).pvalue < 0.05) is refused
+
+
+def test_equal_levels_are_rarely_called_different() -> None:
+    found = [unpaired_speedup(noisy(5.0, seed), noisy(5.0, seed + 1000)).verdict for seed in range(100)]
+    assert found.count("no difference") == 100
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.05, "slower"), (0.95, "faster"), (1.002, "no difference")]
+)
+def test_a_change_of_level_is_called_what_it_is(factor: float, verdict: str) -> None:
+    found = compare_results(run(entry("a", noisy(5.0, 1))), run(entry("a", noisy(5.0 * factor, 2))))
+    assert found.changes[0].speedup is not None
+    assert found.changes[0].speedup["verdict"] == verdict
+    assert found
+
+
+def test_a_limit_is_broken_only_by_what_is_surely_beyond_it() -> None:
+    old = run(entry("a", noisy(5.0, 1)))
+    for percent, passes in ((5.0, False), (7.0, True), (20.0, True)):
+        limit = Limit("slower", percent / 100.0, f"slower:{percent}%")
+        assert bool(compare_results(old, run(entry("a", noisy(5.35, 2))), [limit])) is passes
+
+
+def test_size_and_accuracy_have_limits_too() -> None:
+    old = run(entry("a", noisy(5.0, 1), size_bytes=100, accuracy=accuracy(0.9)))
+    new = run(entry("a", noisy(5.0, 2), size_bytes=112, accuracy=accuracy(0.894)))
+    limits = [parse_limit(text) for text in ("larger:10%", "accuracy:0.5")]
+    [change] = compare_results(old, new, limits).changes
+    assert change.broken == ["larger:10%", "accuracy:0.5"]
+    assert change.accuracy_points == pytest.approx(-0.6)
+    assert not compare_results(old, new, [parse_limit("larger:15%")]).changes[0].broken
+    assert not compare_results(old, new, [parse_limit("accuracy:1")]).changes[0].broken
+
+
+def test_what_was_measured_and_is_not_any_more_fails() -> None:
+    old, gone = run(entry("a", noisy(5.0, 1))), entry("a", noisy(5.0, 2))
+    gone.status = "failed"
+    found = compare_results(old, run(gone), [parse_limit("slower:5%")])
+    assert not found
+    assert compare_results(run(gone), old, [parse_limit("slower:5%")])  # a new artifact does not
+
+
+def test_relative_to_the_baseline_a_slower_machine_is_left_out() -> None:
+    old = run(entry("base", noisy(10.0, 1)), entry("a", noisy(5.0, 2)))
+    new = run(entry("base", noisy(11.0, 3)), entry("a", noisy(5.5, 4)))
+    absolute, relative = compare_results(old, new), compare_results(old, new, relative=True)
+    assert absolute.changes[1].speedup is not None
+    assert relative.changes[1].speedup is not None
+    assert absolute.changes[1].speedup["verdict"] == "slower"
+    assert relative.changes[1].speedup["verdict"] == "no difference"
+
+
+def test_different_machines_are_refused_or_shown_side_by_side_without_a_verdict() -> None:
+    old, new = run(entry("a", noisy(5.0, 1))), run(entry("a", noisy(9.0, 2)), processor="another")
+    with pytest.raises(InvalidOption, match="different machines: some, 2 cores; another, 2 cores"):
+        compare_results(old, new)
+    found = compare_results(old, new, across_machines=True)
+    assert not found.same_machine
+    assert found.changes[0].speedup is None
+    assert found.changes[0].new_ms == pytest.approx(9.1, rel=0.02)
+    with pytest.raises(InvalidOption, match="--fail-if"):
+        compare_results(old, new, [parse_limit("slower:5%")], across_machines=True)
+
+
+def test_different_settings_are_refused() -> None:
+    old = run(entry("a", noisy(5.0, 1)))
+    new = replace(old, settings={"threads": 1, "inputs": {"x": "1x16"}})
+    with pytest.raises(InvalidOption, match="different threads: 2; 1"):
+        compare_results(old, new)
+    other = run(entry("b", noisy(5.0, 1)))
+    with pytest.raises(InvalidOption, match="different baselines: a; b"):
+        compare_results(old, other, relative=True)
+
+
+def test_too_few_rounds_are_no_comparison() -> None:
+    [change] = compare_results(run(entry("a", [5.0] * 3)), run(entry("a", [5.0] * 30))).changes
+    assert (change.speedup, change.reason) == (None, "too few rounds")
+
+
+@pytest.mark.parametrize("text", ["slower", "slower:5", "slower:x%", "faster:5%", "accuracy:1%", "slower:-1%",
+                                  "larger:nan%", "accuracy:inf"])  # fmt: skip
+def test_a_limit_that_is_spelled_wrong_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="is required"):
+        parse_limit(text)
+
+
+@given(
+    st.lists(st.floats(0.5, 2.0), min_size=8, max_size=20),
+    st.lists(st.floats(0.5, 2.0), min_size=8, max_size=20),
+)
+def test_old_against_new_is_the_inverse_of_new_against_old(old: list[float], new: list[float]) -> None:
+    there, back = unpaired_speedup(old, new), unpaired_speedup(new, old)
+    assert there.low == pytest.approx(1.0 / back.high)
+    assert there.high == pytest.approx(1.0 / back.low)
+    assert there.low <= there.value <= there.high

@@ -1,0 +1,132 @@
+"""How often two runs of one file are called different, and a slower file slower: the real rounds and
+verdicts on simulated machines whose noise is of the kinds that real ones have. Seeds are fixed."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from qcompile.bench.compare import speedup
+from qcompile.bench.measure import Timed, measure
+
+CALL_S = 0.06
+BENCHES = 40
+
+
+@dataclass
+class Machine:
+    """A simulated machine.
+
+    Attributes:
+        white: Independent noise of each block, as a share.
+        drift: Level that wanders for all alike.
+        own: Level that wanders for each process by itself, remembered over `memory` of a block.
+        burst: Share of blocks that something else disturbs, by up to a half.
+        process: How much two processes of one file differ for good.
+        second: How much a block gains from following one of its own.
+    """
+
+    white: float = 0.003
+    drift: float = 0.01
+    own: float = 0.0
+    memory: float = 0.8
+    burst: float = 0.0
+    process: float = 0.0
+    second: float = 0.0
+
+
+MACHINES = {
+    "quiet": Machine(),
+    "noisy": Machine(white=0.02, drift=0.02, second=0.003),
+    "a neighbour stays for seconds": Machine(white=0.01, drift=0.02, own=0.01, burst=0.05),
+    "processes differ": Machine(white=0.005, own=0.003, burst=0.02, process=0.004),
+    "crowded": Machine(white=0.05, drift=0.05, own=0.03, burst=0.2, process=0.004),
+}
+
+
+class Simulation:
+    """Time that passes only in calls, and the level of the machine over it."""
+
+    def __init__(self, machine: Machine, noise: random.Random) -> None:
+        self.machine, self.noise = machine, noise
+        self.now_s, self.level, self.last = 0.0, 0.0, ""
+
+    def clock(self) -> float:
+        return self.now_s
+
+
+class SimulatedWorker:
+    """What `measure` needs of a worker: it answers with latencies."""
+
+    def __init__(self, name: str, simulation: Simulation, call_s: float) -> None:
+        self.name, self.simulation, self.call_s = name, simulation, call_s
+        noise, machine = simulation.noise, simulation.machine
+        self.offset = noise.gauss(0.0, machine.process)
+        self.level = noise.gauss(0.0, machine.own)
+
+    def ask(self, do: str, *, iterations: int, **_: Any) -> dict[str, Any]:
+        one, machine = self.simulation, self.simulation.machine
+        one.level = 0.98 * one.level + one.noise.gauss(0.0, machine.drift * 0.2)
+        keep = machine.memory
+        self.level = keep * self.level + one.noise.gauss(0.0, machine.own * math.sqrt(1.0 - keep**2))
+        change = one.level + self.level + self.offset + one.noise.gauss(0.0, machine.white)
+        change += 0.5 * one.noise.random() * (one.noise.random() < machine.burst)
+        change -= machine.second * (one.last == self.name)
+        one.last = self.name
+        ns = int(self.call_s * math.exp(change) * 1e9)
+        one.now_s += iterations * ns / 1e9
+        return {"ns": [ns] * iterations, "at_rest": True}
+
+    def freeze(self) -> None:
+        raise AssertionError("it is at rest")
+
+    def kill(self) -> None:
+        raise AssertionError("it does not fail")
+
+
+def verdicts(machine: Machine, slower: float, *, seed: int, benches: int = BENCHES) -> list[str]:
+    """The verdict of each of many benches, each with processes of its own."""
+    found = []
+    for number in range(benches):
+        simulation = Simulation(machine, random.Random(1000 * seed + number))
+        workers: dict[str, Any] = {
+            "a": SimulatedWorker("a", simulation, CALL_S),
+            "b": SimulatedWorker("b", simulation, CALL_S * (1.0 + slower)),
+        }
+        timed = {name: Timed() for name in workers}
+        measure(
+            workers, "a", timed, max_time_s=45.0, precision_target=0.01,
+            progress=lambda *_: None, clock=simulation.clock,
+        )  # fmt: skip
+        found.append(speedup(timed["a"].round_medians_ms, timed["b"].round_medians_ms).verdict)
+    return found
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_two_runs_of_one_file_are_rarely_called_different(name: str) -> None:
+    found = verdicts(MACHINES[name], 0.0, seed=1)
+    different = sum(verdict != "no difference" for verdict in found)
+    assert different <= BENCHES * 0.05, found
+
+
+@pytest.mark.parametrize("name", [name for name in MACHINES if name != "crowded"])
+def test_three_percent_slower_is_called_slower(name: str) -> None:
+    found = verdicts(MACHINES[name], 0.03, seed=2)
+    assert found.count("slower") >= 0.9 * BENCHES, found
+    assert "faster" not in found
+
+
+def test_a_tenth_slower_is_seen_in_a_crowd_and_never_called_faster() -> None:
+    found = verdicts(MACHINES["crowded"], 0.1, seed=3)
+    assert found.count("slower") >= 0.9 * BENCHES, found
+    assert "faster" not in found
+
+
+def test_these_tests_can_fail() -> None:
+    """Processes that differ by two percent for good are called different: no rounds can tell them apart."""
+    found = verdicts(Machine(process=0.02), 0.0, seed=4)
+    assert sum(verdict != "no difference" for verdict in found) > BENCHES * 0.2
