@@ -14,7 +14,7 @@ from typing import Any
 
 from .artifact import tool_versions
 from .engines.tensorrt.options import TensorRTOptions
-from .model.source import Source, parse_source
+from .model.source import Source, digest_source, parse_source
 from .progress import Progress
 from .recipe import BASELINE, ArtifactSection, Recipe
 from .shapes import parse_shapes
@@ -273,6 +273,7 @@ def bench_stage(
     section = recipe.bench
     assert section is not None, "the caller looks first"
     evaluation = located(recipe, recipe.data.evaluation)
+    function = parse_source(section.metric, base=recipe.folder) if ":" in section.metric else None
     artifacts = {BASELINE: source.absolute}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
 
@@ -290,7 +291,7 @@ def bench_stage(
                 threads=section.threads,
                 data=evaluation,
                 evaluation=evaluation,
-                metric=section.metric,
+                metric=function.absolute if function else section.metric,
                 precision_target=section.precision_target,
                 max_time_s=section.max_time_s,
                 batch_sizes=section.batch_sizes,
@@ -311,6 +312,7 @@ def bench_stage(
         "artifacts": {name: made.digest for name, made in built.items()},
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
+        "metric": digest_source(function) if function else section.metric,
         "settings": {name: getattr(section, name) for name in section.__dataclass_fields__},
         "machine": {**processor(), "cores": os.cpu_count()},
         "tools": tool_versions("torch", "polygraphy", *_ONNX_TOOLS),

@@ -12,7 +12,7 @@ Three things would make two runs of one file "different" too often, and each is 
    positive sequence (Practical Markov Chain Monte Carlo, Statistical Science 7, 1992).
 2. Measuring ends when intervals are narrow, so it looks at them again and again. A verdict is held to 99%,
    while the interval that is shown and that ends the measuring is of 95%.
-3. Two processes of one file differ: by where their memory lies. A difference below `SMALLEST_DIFFERENCE`
+3. Two processes of one file can differ for as long as they live. A difference below `SMALLEST_DIFFERENCE`
    is not called one.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .session import Session, command_options, examples, split
-from .tables import add_row, bytes_text, make_table, reasons, results_table, warnings
+from .tables import add_row, bytes_text, make_table, noise_lines, reasons, results_table, warnings
 
 
 @click.command(
@@ -51,7 +51,7 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
         session.table(results_table(results, width=session.width))
         for line in reasons(results):
             session.note(line)
-        session.warn(warnings(results))
+        session.warn([*noise_lines(results), *warnings(results)])
     elif not session.quiet:
         session.table(_artifacts_table(report))
     if all(state == "skipped" for state in report.stages.values()):

@@ -132,6 +132,27 @@ def test_other_calibration_data_is_noticed(
     ]
 
 
+def test_a_metric_of_ones_own_is_the_recipes_and_a_change_of_it_is_noticed(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    metric = tmp_path / "metric.py"
+    metric.write_text(
+        "def right(outputs, labels):\n    return (outputs['y'].argmax(1) == labels).astype(float)\n"
+    )
+    recipe.write_text(RECIPE.replace("[bench]\n", '[bench]\nmetric = "metric.py:right"\n'))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    report = qcompile.run(recipe)
+    assert report.results is not None
+    accuracy = report.results.entry("cpu").accuracy
+    assert accuracy is not None
+    assert 0 <= accuracy["value"] <= 1
+    metric.write_text(metric.read_text() + "# a change\n")
+    done = [name for name, state in qcompile.run(recipe).stages.items() if state == "done"]
+    assert done[0] == "bench"
+
+
 def test_a_deleted_artifact_comes_back_and_a_changed_one_is_made_again(recipe: Path) -> None:
     output = qcompile.run(recipe).output
     (output / "cpu.onnx").unlink()
