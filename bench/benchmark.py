@@ -90,7 +90,8 @@ def benchmark(
         QCompileError: If the baseline cannot be loaded, or the data does not fit.
         BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
     """
-    quality = read_metric(metric) if evaluation is not None else None
+    scored = read_metric(metric)  # a wrong one is refused even where nothing is evaluated
+    quality = scored if evaluation is not None else None
     if not 0 < precision_target < 1 or max_time_s <= 0 or timeout_s <= 0:
         raise InvalidOption("precision target: between 0 and 1; max time and timeout: above 0")
     check_counts(batch_sizes, "--batch-sizes")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -318,4 +317,3 @@ def test_models_of_these_tests_are_what_their_comments_say() -> None:
     x = values(3, 4)
     places = reference(read_model("nonzero"), x=x)["places"]
     np.testing.assert_array_equal(places, np.array(np.nonzero(x)))
-    assert Path(__file__).with_name("conftest.py").is_file()
