@@ -11,6 +11,7 @@ from typing import Any
 
 from ....artifact import Check
 from ....calibration import Batch
+from ....errors import InvalidOption
 from ....model.onnx_file import load_onnx, model_io, opset
 from ....shapes import ModelIO
 from ...base import BuildOutcome, BuildRequest
@@ -168,7 +169,11 @@ def _build(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> Bu
             f"{request.source or request.model}: {adapter.name}",
             f"{request.precision}, GPUs {gpus}",
         )
-    merge_cache(adapter, prepared.config, prepared.timing_cache)
+    unkept: tuple[str, ...] = ()
+    try:
+        merge_cache(adapter, prepared.config, prepared.timing_cache)
+    except InvalidOption as error:  # the engine is worth more than what it was measured with
+        unkept = (f"what was measured is not kept: {error.message}",)
     with request.output.open("wb") as file:
         file.write(memoryview(plan))
     inspections = []
@@ -195,7 +200,7 @@ def _build(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> Bu
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*prepared.log.warnings, *found.warnings),
+        warnings=(*prepared.log.warnings, *found.warnings, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
     )
 

@@ -100,6 +100,26 @@ def test_a_foreign_or_damaged_cache_is_refused_and_left_alone(
     assert not (tmp_path / "built/second.engine").exists()
 
 
+def test_a_cache_that_turns_foreign_meanwhile_costs_no_engine(
+    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine("10.16", device="8.0").build(tiny_file("mlp"), options={"timing_cache": str(tmp_path / "other")})
+    here, path = machine("10.16"), tmp_path / "t.cache"
+    merge = timing_cache.merge_cache
+
+    def once_it_is_foreign(*arguments: Any) -> int:
+        path.write_bytes((tmp_path / "other").read_bytes())
+        return merge(*arguments)
+
+    from qcompile.engines.tensorrt.building import builder
+
+    monkeypatch.setattr(builder, "merge_cache", once_it_is_foreign)
+    manifest = here.build(tiny_file("residual"), name="kept", options={"timing_cache": str(path)}).manifest
+    assert any("what was measured is not kept" in text for text in manifest.warnings)
+    assert (tmp_path / "built/kept.engine").is_file()
+    assert path.read_bytes() == (tmp_path / "other").read_bytes()
+
+
 def test_a_folder_that_cannot_be_written_is_named(
     machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
 ) -> None:
