@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..model.fidelity import decibels
 from .diff import AGREEMENT, ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB
 from .metrics import Outputs
 
@@ -132,15 +133,6 @@ def paired(reference: Outputs, outputs: Outputs) -> dict[str, NDArray[Any]]:
             f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
         )
     return dict(zip(reference, outputs.values(), strict=True))
-
-
-def decibels(signal: float, noise: float) -> float:
-    """Return `10 log10(signal / noise)`; infinite without noise, -inf without signal."""
-    if noise == 0.0:
-        return math.inf
-    if signal == 0.0 or math.isinf(noise):
-        return -math.inf
-    return 10.0 * math.log10(signal / noise)
 
 
 def _as_numbers(expected: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

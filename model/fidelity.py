@@ -60,7 +60,7 @@ def fidelity(reference: NDArray[Any], output: NDArray[Any]) -> Fidelity:
     return Fidelity(
         float(error.max(initial=0.0)),
         float(np.abs(finite).max(initial=0.0)),
-        _decibels(signal, noise),
+        decibels(signal, noise),
         float(np.mean(a.argmax(-1) == b.argmax(-1))) if a.ndim and a.size else None,
     )
 
@@ -70,7 +70,8 @@ def worst(pairs: Mapping[str, Fidelity]) -> tuple[str, Fidelity]:
     return min(pairs.items(), key=lambda item: item[1].snr_db)
 
 
-def _decibels(signal: float, noise: float) -> float:
+def decibels(signal: float, noise: float) -> float:
+    """Return `10 log10(signal / noise)`; infinite without noise, -inf without signal."""
     if noise == 0.0:
         return math.inf
     if signal == 0.0 or math.isinf(noise):
