@@ -142,7 +142,7 @@ def quantize_weights(
     kept = [tensor for tensor in result.graph.initializer if tensor.name in names]
     return result, {
         "planned": dict(Counter(nodes[name].op_type for name in planned)),
-        "quantized": dict(Counter(nodes[name].op_type for name in reached)),
+        "quantized": dict(Counter(nodes[name].op_type for name in planned if name in reached)),
         "left_in_float": left,
         "weight_bytes": {
             "before": sum(tensor_bytes(stored[name]) for name in names),

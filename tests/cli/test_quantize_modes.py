@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,3 +162,19 @@ def test_a_build_is_told_the_rest(
     said = capsys.readouterr()
     assert not done.value.code, said.err
     assert json.loads(said.out)["options"]["rest"] == "fp16"
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_what_is_told_is_in_the_order_of_the_graph_whatever_the_hashes(
+    seed: str, tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    words = ["quantize", str(tiny_file("residual")), "-o", str(tmp_path / "q.onnx")]
+    words += ["--mode", "weights", "--precision", "int4", "--target", "tensorrt"]
+    done = subprocess.run(
+        [sys.executable, "-m", "qcompile", *words],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "int4: 2 Conv, 1 Gemm" in done.stdout
