@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....model.graph import weighted_nodes
-from ....model.onnx_file import load_onnx
+from ....model.outline import read_outline
 from ...base import BuildRequest
 from ..adapter import Adapter
 from .inspector import UNTOLD, Inspection, Verdict, judge
@@ -59,7 +59,7 @@ def prove(
         for layer in layers
         if request.layers.get(layer.name, wanted) == wanted and (chooses or layer.precision == wanted)
     ]
-    weighted = weighted_nodes(load_onnx(Path(request.model)))
+    weighted = weighted_nodes(read_outline(Path(request.model)).model)
     promised = len(planned) if chooses else max(len(weighted.get(in_graph, ())), len(planned))
     first = inspections[0].as_json() if inspections else {}
     if not inspections or wanted == _BY_WEIGHTS_ALONE:
