@@ -28,7 +28,7 @@ resnet18: $(READY)
 	$(BIN)/qcompile run examples/resnet18/recipe.toml
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -m gpu tests/engines
+	$(BIN)/python -m pytest -m gpu tests/engines tests/bench/test_bench_devices.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info examples/*/out

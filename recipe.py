@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from .artifact import require_file
+from .engines.gpu import parse_devices
 from .engines.tensorrt.options import TensorRTOptions
-from .errors import RecipeError, UsageError
+from .errors import InvalidOption, RecipeError, UsageError
 from .shapes import parse_dynamic_axis, parse_input, parse_shapes
 
 if sys.version_info >= (3, 11):
@@ -116,6 +117,7 @@ class BenchSection:
     batch_sizes: tuple[int, ...] = ()
     clients: tuple[int, ...] = ()
     torch_modes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
     timeout_s: float = 600.0
 
@@ -281,6 +283,10 @@ def _check_values(recipe: Recipe) -> None:
         if mode not in _TORCH_MODES:
             known = ", ".join(_TORCH_MODES)
             raise _error(path, f"bench.torch_modes[{index}]", f"is {mode!r}; one of {known} is required", "")
+    try:
+        parse_devices(bench.devices)
+    except InvalidOption as error:
+        raise _error(path, "bench.devices", f"holds {error.message}", error.hint) from error
     if bench.metric not in METRICS and not _names_a_function(bench.metric):
         known = f"{', '.join(METRICS)} or file.py:function"
         raise _error(path, "bench.metric", f"is {bench.metric!r}; {known} is required", "")

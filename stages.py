@@ -209,9 +209,9 @@ def build_stage(
 ) -> Stage:
     """A graph, or the MODEL itself, becomes what a runtime loads; `ranges` are for TensorRT's calibrator."""
     from .calibration import Data
+    from .engines.gpu import find_gpu
     from .engines.processor import processor
     from .engines.registry import engine
-    from .engines.tensorrt.gpu import find_gpu
 
     kinds = ("min_shapes", "opt_shapes", "max_shapes")
     shapes = {kind: parse_shapes(getattr(one, kind), option=kind) for kind in kinds}
@@ -268,12 +268,14 @@ def bench_stage(
 ) -> Stage:
     """Every artifact is measured against the baseline."""
     from .calibration import Data
+    from .engines.gpu import find_gpu, parse_devices
     from .engines.processor import processor
 
     section = recipe.bench
     assert section is not None, "the caller looks first"
     evaluation = located(recipe, recipe.data.evaluation)
     function = parse_source(section.metric, base=recipe.folder) if ":" in section.metric else None
+    gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     artifacts = {BASELINE: source.absolute}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
 
@@ -297,6 +299,7 @@ def bench_stage(
                 batch_sizes=section.batch_sizes,
                 clients=section.clients,
                 torch_modes=section.torch_modes,
+                devices=section.devices,
                 pythons=section.python,
                 timeout_s=section.timeout_s,
                 command=("qcompile", "run", _shown(recipe.path)),
@@ -314,7 +317,7 @@ def bench_stage(
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
         "settings": {name: getattr(section, name) for name in section.__dataclass_fields__},
-        "machine": {**processor(), "cores": os.cpu_count()},
+        "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
         "tools": tool_versions("torch", "polygraphy", *_ONNX_TOOLS),
     }
     return Stage("bench", RESULTS, key, work)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, QCompileError
 from ..model.session import usable_cores
 from ..progress import Progress, silent
@@ -25,7 +26,7 @@ from .noise import Effort, noise
 from .outputs import Subject, save_feeds, shared_io, start, timing_feeds
 from .process import DEFAULT_TIMEOUT_S, Worker
 from .quality import check_evaluation, record_quality
-from .record import note_doubt, note_sizes, record_failure, record_timings
+from .record import note_doubt, note_places, note_sizes, record_failure, record_timings
 from .results import BenchInterrupted, Entry, Results, now, save_results
 from .subjects import choose_subjects, entry_of
 from .sweep import check_counts, sweep_batches, sweep_clients
@@ -51,6 +52,7 @@ def benchmark(
     batch_sizes: Sequence[int] = (),
     clients: Sequence[int] = (),
     torch_modes: Sequence[str] = (),
+    devices: Sequence[str] = (),
     pythons: Sequence[str] = (),
     timeout_s: float = DEFAULT_TIMEOUT_S,
     trust: bool = False,
@@ -76,6 +78,8 @@ def benchmark(
         batch_sizes: Measure a curve over these too.
         clients: Measure a curve over so many clients at once too.
         torch_modes: Run every PyTorch MODEL in these modes too: trace, script, freeze, compile.
+        devices: Where PyTorch and ONNX Runtime run: "cpu", "cuda", "cuda:1". With both, each is measured on
+            both. The processor by default; TensorRT's engines run on the GPU named here, or on the first.
         pythons: `ENGINE=INTERPRETER` for engines whose workers run elsewhere.
         timeout_s: Give a worker up that does not answer for so long.
         trust: Run files that are not what their manifests say, and engines without one, all the same.
@@ -96,16 +100,19 @@ def benchmark(
         raise InvalidOption("precision target: between 0 and 1; max time and timeout: above 0")
     check_counts(batch_sizes, "--batch-sizes")
     check_counts(clients, "--clients")
+    numbers = parse_devices(devices)
+    gpu = next((number for number in numbers if number is not None), 0)
     subjects, base = choose_subjects(
-        artifacts, baseline, trust=trust, pythons=parse_interpreters(pythons), torch_modes=torch_modes
-    )
+        artifacts, baseline, trust=trust, pythons=parse_interpreters(pythons), torch_modes=torch_modes,
+        devices=numbers,
+    )  # fmt: skip
     threads = threads or usable_cores()
     io = shared_io(subjects, inputs)
     feeds = timing_feeds(io, data, batch_size=batch_size)
     swept = {size: timing_feeds(io, data, batch_size=size) for size in batch_sizes}
     entries = {subject.name: entry_of(subject) for subject in subjects}
     timed: dict[str, Timed] = {}
-    surroundings = {**environment(threads), "before": state()}
+    surroundings = {**environment(threads, gpu), "before": state(gpu)}
     stopped: KeyboardInterrupt | None = None
     try:
         with contextlib.ExitStack() as stack:
@@ -115,7 +122,7 @@ def benchmark(
                 check_evaluation(workers[base], io, evaluation, quality)
             timed |= {name: Timed() for name in workers}
             surroundings |= _measure(
-                workers, entries, timed, base, samples_in(feeds), surroundings,
+                workers, entries, timed, base, samples_in(feeds), surroundings, gpu,
                 max_time_s=max_time_s, precision_target=precision_target, progress=progress,
             )  # fmt: skip
             if (evaluation or data) is not None and entries[base].status == "measured":
@@ -132,8 +139,9 @@ def benchmark(
             raise  # nothing to keep
         stopped = error
         unknown = "it was interrupted before anyone looked what else ran: measure again"
-        surroundings = {"after": state(), "noise": {"noisy": True, "reasons": [unknown]}} | surroundings
+        surroundings = {"after": state(gpu), "noise": {"noisy": True, "reasons": [unknown]}} | surroundings
     note_doubt(entries.values(), precision_target)
+    note_places(entries, base)
     note_sizes(list(entries.values()), base)
     results = Results(
         base,
@@ -151,6 +159,7 @@ def benchmark(
             "confidence": CONFIDENCE,
             "batch_sizes": list(batch_sizes),
             "clients": list(clients),
+            "devices": list(devices),
             "command": list(command),
             "recipe": recipe,
         },
@@ -210,6 +219,7 @@ def _start_all(
             worker.freeze()
         loaded, first = answer["load_ns"] / 1e6, fed["first_ns"] / 1e6
         entry.load_ms, entry.contains, entry.packages = loaded, answer["contains"], answer["packages"]
+        entry.warnings += answer["notes"]
         entry.cold_start_ms = {
             "process": began, "load": loaded, "first_result": first, "total": began + loaded + first,
         }  # fmt: skip
@@ -224,6 +234,7 @@ def _measure(
     base: str,
     samples: int,
     surroundings: Mapping[str, Any],
+    gpu: int,
     *,
     max_time_s: float,
     precision_target: float,
@@ -232,7 +243,7 @@ def _measure(
     """Rounds, and what they and others did to the machine meanwhile; returns `before`, `after`, `noise`."""
     load_average = surroundings["before"]["load_average_1min"]  # ours is in it from now on
     used = {name: worker.ask("usage") for name, worker in workers.items()}
-    before, began, own_s = state(), time.monotonic(), time.process_time()
+    before, began, own_s = state(gpu), time.monotonic(), time.process_time()
     try:
         measure(
             workers,
@@ -246,7 +257,7 @@ def _measure(
         )
     finally:  # also when it is interrupted
         record_timings(entries, timed, base, samples)
-    seconds, after = time.monotonic() - began, state()
+    seconds, after = time.monotonic() - began, state(gpu)
     cpu_s, switches = 0.0, 0
     for name, worker in workers.items():
         entry = entries[name]

@@ -16,19 +16,19 @@ POWERCAP = Path("/sys/class/powercap")
 RUN_S = 2.0  # NVML renews its counter some ten times a second
 
 
-def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, on_gpu: bool) -> dict[str, Any]:
+def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int | None) -> dict[str, Any]:
     """Run an artifact for two seconds between two readings of a counter.
 
     Args:
         worker: Loaded and fed.
         call_ns: Latency of a call, to know how many fill the time.
         samples: In a call.
-        on_gpu: Whose counter to read.
+        gpu: Number of the GPU whose counter to read; None for the processor's.
 
     Returns:
         `{"mj_per_sample", "source"}`, or `{"unavailable": reason}`.
     """
-    read, source, why_not = _gpu_counter() if on_gpu else rapl_counter()
+    read, source, why_not = rapl_counter() if gpu is None else _gpu_counter(gpu)
     if read is None:
         return {"unavailable": why_not}
     calls = max(int(RUN_S * 1e9 / call_ns), 1)
@@ -66,8 +66,8 @@ def rapl_counter(folder: Path = POWERCAP) -> tuple[Callable[[], float] | None, s
     return read, f"RAPL, {len(packages)} processor package(s), idle power contained", ""
 
 
-def _gpu_counter() -> tuple[Callable[[], float] | None, str, str]:
-    nvml, why_not = find_nvml()
+def _gpu_counter(gpu: int) -> tuple[Callable[[], float] | None, str, str]:
+    nvml, why_not = find_nvml(gpu)
     if nvml is None:
         return None, "", why_not
     if nvml.energy_mj() is None:

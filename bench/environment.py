@@ -27,11 +27,11 @@ MEASURED_PACKAGES = {
 _MACHINE = ("processor", "architecture", "features", "cores_usable", "gpu")
 
 
-def environment(threads: int) -> dict[str, Any]:
-    """Return what stays as it is: processor, cores, memory, GPU, system and versions."""
+def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
+    """Return what stays as it is: processor, cores, memory, the GPU of that number, system and versions."""
     import psutil
 
-    nvml, why_not = find_nvml()
+    nvml, why_not = find_nvml(gpu)
     return {
         **processor(),
         "cores": os.cpu_count(),
@@ -49,12 +49,12 @@ def environment(threads: int) -> dict[str, Any]:
     }
 
 
-def state() -> dict[str, Any]:
+def state(gpu: int = 0) -> dict[str, Any]:
     """Return what changes while measuring; a value that the system does not tell is None.
 
     `cpu_ticks` are those of /proc/stat, proc(5): all that is not idle, and what a hypervisor took away.
     """
-    nvml, _ = find_nvml()
+    nvml, _ = find_nvml(gpu)
     return {
         "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "frequency_mhz": _frequency_mhz(),

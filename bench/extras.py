@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ..engines.gpu import parse_device
 from ..progress import Progress
 from .compare import median
 from .energy import energy_per_sample
@@ -19,9 +20,9 @@ Guard = Callable[[Entry, Callable[[], Any]], Any]
 
 
 def record_gpu_times(workers: Mapping[str, Worker], entries: Mapping[str, Entry], guard: Guard) -> None:
-    """Write `gpu_latency_ms` of the entries that run on a GPU."""
+    """Write `gpu_latency_ms` of TensorRT's engines; other runtimes have no such clock."""
     for name, worker in workers.items():
-        if _on_gpu(entries[name]):
+        if entries[name].status == "measured" and entries[name].engine.startswith("tensorrt"):
             times = guard(entries[name], partial(worker.ask, "gpu_times", iterations=_GPU_CALLS))
             if times is not None:
                 entries[name].gpu_latency_ms = {
@@ -45,10 +46,10 @@ def record_energy(
             continue
         progress(f"energy of {name}")
         step = partial(
-            energy_per_sample, worker, call_ns=warm_up.call_ns, samples=samples, on_gpu=_on_gpu(entry)
+            energy_per_sample,
+            worker,
+            call_ns=warm_up.call_ns,
+            samples=samples,
+            gpu=parse_device(entry.device),
         )
         entry.energy = guard(entry, step)
-
-
-def _on_gpu(entry: Entry) -> bool:
-    return entry.status == "measured" and entry.engine.startswith("tensorrt")

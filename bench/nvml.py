@@ -10,6 +10,8 @@ import functools
 import os
 from typing import Any
 
+from ..engines.gpu import bus_id
+
 _TEXT_BYTES = 96
 _MOST_PROCESSES = 256
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
@@ -40,24 +42,30 @@ class NvmlError(Exception):
 
 
 class Nvml:
-    """NVML, initialized, and the first GPU that CUDA may see.
+    """NVML, initialized, and a GPU.
+
+    Args:
+        gpu: Its number, as CUDA counts: NVML counts in another order, and knows no CUDA_VISIBLE_DEVICES.
 
     Raises:
         NvmlError: If there is no NVML or no such GPU.
     """
 
-    def __init__(self, library: str = "libnvidia-ml.so.1") -> None:
+    def __init__(self, library: str = "libnvidia-ml.so.1", gpu: int = 0) -> None:
         try:
             self._library: Any = ctypes.CDLL(library)
         except OSError as error:
             raise NvmlError(f"no NVIDIA driver ({library} is missing)") from error
         self._call("nvmlInit_v2")
         self._device = ctypes.c_void_p()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-        if visible.startswith(("GPU-", "MIG-")):
-            self._call("nvmlDeviceGetHandleByUUID", visible.encode(), ctypes.byref(self._device))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        named, place = visible[gpu].strip() if gpu < len(visible) else "", bus_id(gpu)
+        if named.startswith(("GPU-", "MIG-")):  # a slice of a GPU has no place of its own
+            self._call("nvmlDeviceGetHandleByUUID", named.encode(), ctypes.byref(self._device))
+        elif place:
+            self._call("nvmlDeviceGetHandleByPciBusId_v2", place.encode(), ctypes.byref(self._device))
         else:
-            index = ctypes.c_uint(int(visible) if visible.isdigit() else 0)
+            index = ctypes.c_uint(int(named) if named.isdigit() else gpu)
             self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(self._device))
 
     def about(self) -> dict[str, object]:
@@ -128,15 +136,15 @@ class Nvml:
 
 
 @functools.cache
-def find_nvml() -> tuple[Nvml | None, str]:
-    """Return NVML and an empty text, or None and why it cannot be used."""
+def find_nvml(gpu: int = 0) -> tuple[Nvml | None, str]:
+    """Return NVML for a GPU and an empty text, or None and why it cannot be used."""
     try:
-        return Nvml(), ""
+        return Nvml(gpu=gpu), ""
     except NvmlError as error:
         return None, str(error)
 
 
-def process_memory_bytes(pid: int) -> int | None:
-    """Return what a process has on the GPU; None where there is none or nobody tells."""
-    nvml, _ = find_nvml()
+def process_memory_bytes(pid: int, gpu: int = 0) -> int | None:
+    """Return what a process has on a GPU; None where there is none or nobody tells."""
+    nvml, _ = find_nvml(gpu)
     return nvml.process_memory_bytes(pid) if nvml else None

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..artifact import load_artifact, manifest_path, read_manifest, size_bytes
 from ..calibration import Data
+from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, InvalidOption
@@ -34,11 +35,13 @@ class Subject:
         engine: Name of its engine.
         precision: "fp32", "fp16" or "int8".
         io: Declared inputs and outputs; None where a MODEL declares none.
-        runs_on: "CPU" or the GPUs it was built for.
+        runs_on: "CPU", "GPU", or the GPUs it was built for.
         size_bytes: None for a MODEL.
         why_not: Why it cannot run here; empty when it can.
         python: Interpreter that runs it; empty for this one.
         mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`.
+        device: Where it is run: "cpu", or the GPU as "cuda:0".
+        places: Where it could be: what was optimized for a processor runs on no GPU.
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
     """
 
@@ -52,6 +55,8 @@ class Subject:
     why_not: str
     python: str = ""
     mode: str = "eager"
+    device: str = "cpu"
+    places: tuple[Place, ...] = ("cpu",)
     layers_by_precision: dict[str, Any] | None = None
 
 
@@ -85,6 +90,9 @@ def describe(
         if manifest.kind == "engine":
             gpus = manifest.device.get("gpus")
             runs_on = "GPU " + ", ".join(map(str, gpus if isinstance(gpus, list) else []))
+    places = engine(runtime).places
+    if runtime == "onnxruntime" and manifest and manifest.stage == "build":
+        places = ("cpu",)
     return Subject(
         name=name or short_name(artifact),
         artifact=artifact,
@@ -94,6 +102,8 @@ def describe(
         runs_on=runs_on,
         size_bytes=size_bytes(path) if path.is_file() and path.suffix != ".py" else None,
         why_not=_why_not(runtime, pythons),
+        device="cpu" if "cpu" in places else "cuda:0",
+        places=places,
         python=pythons.python(runtime) if pythons else "",
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
     )
@@ -205,6 +215,7 @@ def start(worker: Worker, subject: Subject, subjects: Sequence[Subject], threads
         threads=threads,
         io=io.as_json() if io else None,
         mode=subject.mode,
+        device=subject.device,
     )
 
 

@@ -53,6 +53,17 @@ def note_doubt(entries: Iterable[Entry], precision_target: float) -> None:
             )
 
 
+def note_places(entries: Mapping[str, Entry], base: str) -> None:
+    """Warn of speed-ups that compare a GPU with a processor: they say little about the artifact."""
+    reference = entries[base]
+    for entry in entries.values():
+        if entry.speedup and entry.device != reference.device:
+            entry.warnings.append(
+                f"ran on {entry.device}, the baseline on {reference.device}: the speed-up compares devices "
+                "as well; --device says where PyTorch and ONNX Runtime run"
+            )
+
+
 def note_sizes(entries: Sequence[Entry], base: str) -> None:
     """Write how many times smaller each file is than the baseline's, or than the first float file."""
     own = next((entry.size_bytes for entry in entries if entry.name == base), None)

@@ -208,6 +208,10 @@ def _change(
         change.size_ratio = after.size_bytes / before.size_bytes
     if before.accuracy and after.accuracy and before.accuracy["metric"] == after.accuracy["metric"]:
         change.accuracy_points = (after.accuracy["value"] - before.accuracy["value"]) * 100.0
+    if before.device != after.device:
+        change.reason = f"ran on {before.device}, and now on {after.device}"
+        change.broken = [change.reason] if limits else []
+        return change
     if verdict:
         _judge_speed(change, _rounds(old, before, relative), _rounds(new, after, relative))
         change.broken = [limit.text for limit in limits if _breaks(change, limit)]

@@ -32,7 +32,8 @@ class Entry:
         artifact: Path or MODEL spelling.
         engine: What runs it.
         precision: Of its manifest; "fp32" for a MODEL.
-        runs_on: "CPU", or the GPUs it was built for.
+        runs_on: "CPU", "GPU", or the GPUs it was built for.
+        device: "cpu", or the GPU it ran on as "cuda:0".
         status: Whether it was measured; `reason` says why not.
         size_bytes: File with its side files; None for a MODEL.
         latency_ms: min, median, p90, p99, max over every timed call, and their number.
@@ -80,6 +81,7 @@ class Entry:
     round_medians_ms: list[float] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     mode: str = "eager"
+    device: str = "cpu"
     interpreter: str = ""
     packages: dict[str, str] = field(default_factory=dict)
     latency_quantiles_ms: list[float] = field(default_factory=list)

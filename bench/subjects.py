@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..engines.gpu import device_text
 from ..errors import InvalidOption
 from .interpreters import Interpreters
 from .outputs import Subject, describe, short_name
@@ -18,10 +19,12 @@ def choose_subjects(
     trust: bool,
     pythons: Interpreters,
     torch_modes: Sequence[str],
+    devices: Sequence[int | None] = (),
 ) -> tuple[list[Subject], str]:
     """Return what is measured, the baseline first, and the baseline's name.
 
-    Every MODEL comes once more in each of `torch_modes`. Other arguments are those of `benchmark`.
+    Every MODEL comes once more in each of `torch_modes`, and every subject once more on each further one of
+    `devices` that its engine runs on. Other arguments are those of `benchmark`.
 
     Raises:
         InvalidOption: If the baseline cannot run here, or there is no MODEL for the modes.
@@ -40,9 +43,10 @@ def choose_subjects(
         if base in named:
             base = f"{base} (baseline)"
         named = {base: baseline, **named}
-    subjects = [
+    described = [
         describe(artifact, name=name, trust=trust, pythons=pythons) for name, artifact in named.items()
     ]
+    subjects = [placed for subject in described for placed in _on_devices(subject, devices)]
     chosen = next(subject for subject in subjects if subject.name == base)
     if chosen.why_not:
         raise InvalidOption(f"baseline {baseline}: cannot run here: {chosen.why_not}")
@@ -54,6 +58,20 @@ def choose_subjects(
             replace(one, name=f"{one.name} ({mode})", mode=mode) for one in models if mode != "eager"
         ]
     return sorted(subjects, key=lambda subject: subject is not chosen), base
+
+
+def _on_devices(subject: Subject, devices: Sequence[int | None]) -> list[Subject]:
+    """The subject on each device where it runs; where it does by itself if that is none of them."""
+    found = [
+        device_text(number) for number in devices if ("cpu" if number is None else "cuda") in subject.places
+    ]
+    placed = [
+        replace(subject, device=device, name=f"{subject.name} ({device})" if index else subject.name)
+        for index, device in enumerate(found)
+    ] or [subject]
+    return [
+        replace(one, runs_on="GPU") if one.device != "cpu" and one.runs_on == "CPU" else one for one in placed
+    ]
 
 
 def entry_of(subject: Subject) -> Entry:
@@ -68,6 +86,7 @@ def entry_of(subject: Subject) -> Entry:
         reason=subject.why_not,
         size_bytes=subject.size_bytes,
         mode=subject.mode,
+        device=subject.device,
         interpreter=subject.python,
         layers_by_precision=subject.layers_by_precision,
     )

@@ -8,7 +8,8 @@ the input ends and so does the worker; where the system can do it, it is killed 
 |--------------------------------------------------------|-------------------------------------------------|
 | `{"do": "hello"}`                                      | `{"python", "executable"}`                      |
 | `{"do": "why_not", "engine"}`                          | `{"why_not", "fix"}`; empty where it can run    |
-| `{"do": "load", "artifact", "threads", "io", "mode"}`  | `{"load_ns", "io", "contains", "packages"}`     |
+| `{"do": "load", "artifact", "threads", "io", "mode",   | `{"load_ns", "io", "contains", "notes",         |
+|   "device"}`                                           |   "packages"}`                                  |
 | `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest"}`; `time` has the feeds |
 | `{"do": "time", "iterations", "discard", "rest"}`      | `{"ns": [...], "at_rest"}`                      |
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
@@ -71,6 +72,7 @@ class Served:
             "load_ns": spent,
             "io": self.runner.io.as_json(),
             "contains": self.runner.contains,
+            "notes": list(self.runner.notes),
             "packages": _packages(),
         }
 
@@ -118,9 +120,12 @@ class Served:
         np.savez(request["output"], **outputs)
 
     def do_memory(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ..engines.gpu import parse_device
         from .nvml import process_memory_bytes
 
-        return {"peak_bytes": peak_memory_bytes(), "gpu_bytes": process_memory_bytes(os.getpid())}
+        gpu = parse_device(self.request["device"])
+        gpu_bytes = None if gpu is None else process_memory_bytes(os.getpid(), gpu)
+        return {"peak_bytes": peak_memory_bytes(), "gpu_bytes": gpu_bytes}
 
     def do_usage(self, request: dict[str, Any]) -> dict[str, Any]:
         import resource
@@ -134,14 +139,18 @@ class Served:
         request = self.request
         io = ModelIO.from_json(request["io"]) if request.get("io") else None
         threads, mode = request["threads"], request.get("mode") or "eager"
+        device = request["device"]
         if mode != "eager":
+            from ..engines.gpu import parse_device
             from ..engines.pytorch import PyTorch
 
-            return PyTorch().open_in_mode(request["artifact"], mode, threads=threads, io=io)
+            return PyTorch().open_in_mode(
+                request["artifact"], mode, threads=threads, io=io, device=parse_device(device)
+            )
         from ..engines import load
 
         # The caller has checked the digest; hashing here would count as load time.
-        return load(request["artifact"], threads=threads, io=io, trust=True)
+        return load(request["artifact"], threads=threads, io=io, trust=True, device=device)
 
 
 def peak_memory_bytes() -> int:

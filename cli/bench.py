@@ -47,6 +47,7 @@ def bench() -> None:
         "qcompile bench a.onnx b.onnx --baseline a.onnx --batch-size 32 --threads 2 -o results.json",
         "qcompile bench model.int8.onnx --baseline model.onnx --evaluation data.py:evaluation",
         "qcompile bench m.engine --baseline m.onnx --python tensorrt=/opt/trt/bin/python",
+        "qcompile bench m.engine m.onnx --baseline model.py:build --device cuda",
         "qcompile bench model.onnx --baseline model.py:build --torch compile --batch-sizes 1,2,4,8",
         "qcompile bench compare old.json new.json --fail-if slower:5%",
     ),
@@ -70,6 +71,9 @@ def bench() -> None:
 @click.option("--torch", "torch_modes", multiple=True,
               type=click.Choice(["trace", "script", "freeze", "compile"]),
               help="Run each PyTorch MODEL in this mode too; may be given again.")  # fmt: skip
+@click.option("--device", "devices", multiple=True, metavar="DEVICE",
+              help="Where PyTorch and ONNX Runtime run: cpu (default), cuda, cuda:1; "
+              "given twice: on both.")  # fmt: skip
 @click.option("--python", "pythons", multiple=True, metavar="ENGINE=INTERPRETER",
               help="Interpreter for the workers of an engine; may be given again.")  # fmt: skip
 @click.option("--threads", type=int, default=0, help="The same for all; 0: every usable core.")
@@ -102,6 +106,7 @@ def measure(
     batch_sizes: tuple[str, ...],
     clients: tuple[str, ...],
     torch_modes: tuple[str, ...],
+    devices: tuple[str, ...],
     pythons: tuple[str, ...],
     threads: int,
     max_time: float,
@@ -128,6 +133,7 @@ def measure(
             batch_sizes=_counts(batch_sizes, "--batch-sizes"),
             clients=_counts(clients, "--clients"),
             torch_modes=torch_modes,
+            devices=devices,
             pythons=pythons,
             threads=threads,
             evaluation=evaluation,

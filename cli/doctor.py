@@ -25,13 +25,14 @@ def doctor(session: Session) -> int:
     session.json(diagnosis.as_json())
     session.say(f"Python {diagnosis.python}, {diagnosis.system}, {diagnosis.processor}")
     session.say(", ".join(f"{name} {version}" for name, version in diagnosis.packages.items()))
-    table = make_table("", "target", "builds here", "runs here", "fix", text=True)
+    table = make_table("", "target", "builds here", "runs here", "on a GPU here", "fix", text=True)
     for state in diagnosis.targets:
         add_row(
             table,
             state.target,
             state.why_not_build or "yes",
             state.why_not_run or "yes",
+            "no" if state.why_not_run else state.why_not_run_on_gpu or "yes",
             state.fix,
         )
     if not session.quiet:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4")
 
+Place = Literal["cpu", "cuda"]
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -112,6 +114,15 @@ class GpuRun:
     streams: int = 1
     cuda_graph: bool = False
 
+    def require_plain(self, engine_name: str) -> None:
+        """Refuse what only TensorRT's engines can do.
+
+        Raises:
+            InvalidOption: If several streams or a CUDA graph are asked for.
+        """
+        if self.streams != 1 or self.cuda_graph:
+            raise InvalidOption(f"streams and cuda_graph: engine {engine_name} has no use for them")
+
 
 class Runner(ABC):
     """A loaded artifact. A context manager; leaving it frees everything."""
@@ -119,6 +130,8 @@ class Runner(ABC):
     io: ModelIO
     contains: str
     """What a latency measured by `time` contains, such as "host to host"."""
+    notes: Sequence[str] = ()
+    """What the user should know about how it runs here."""
 
     @abstractmethod
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
@@ -174,6 +187,8 @@ class Engine(ABC):
     """Ending of the files it builds, such as ".engine"."""
     takes: Literal["onnx", "pytorch"] = "onnx"
     """What it builds from."""
+    places: tuple[Place, ...] = ("cpu",)
+    """Where it runs: the first unless it is told otherwise."""
     takes_profiles: bool = False
     """Whether GPUs, optimization profiles and TensorRT's options mean anything to it."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
@@ -186,6 +201,10 @@ class Engine(ABC):
     def why_not_run(self) -> str:
         """Return why it cannot run here; empty when it can."""
         return self.why_not_build()
+
+    def why_not_run_on_gpu(self, device: int = 0) -> str:
+        """Return why it cannot run on that GPU here; empty when it can."""
+        return f"{self.name} runs on no GPU"
 
     @abstractmethod
     def fix(self) -> str:
@@ -240,11 +259,13 @@ class Engine(ABC):
             ArtifactError: If the artifact is damaged or was built for something else.
         """
 
-    def open_on_gpu(self, artifact: str, run: GpuRun) -> Runner:
-        """Load an artifact on a certain GPU, on several streams or with CUDA graphs.
+    def open_on_gpu(
+        self, artifact: str, run: GpuRun, *, threads: int = 0, io: ModelIO | None = None
+    ) -> Runner:
+        """Load an artifact on a certain GPU; TensorRT's engines on several streams or with CUDA graphs too.
 
         Raises:
-            InvalidOption: If this engine knows nothing of GPUs.
+            InvalidOption: If this engine runs on no GPU, or knows no streams and CUDA graphs.
             EngineUnavailable, ArtifactError: As `open`.
         """
         raise InvalidOption(f"device, streams and cuda_graph: engine {self.name} has no use for them")

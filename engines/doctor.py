@@ -30,11 +30,12 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class TargetState:
-    """Whether a target builds and runs here; reasons are empty when it does."""
+    """Whether a target builds here, runs here, and runs on a GPU here; reasons are empty when it does."""
 
     target: str
     why_not_build: str
     why_not_run: str
+    why_not_run_on_gpu: str
     fix: str
 
 
@@ -123,7 +124,7 @@ def find_problems(installed: set[str], version_of: Callable[[str], str]) -> list
 
 def _state(name: str) -> TargetState:
     one = engine(name)
-    return TargetState(name, one.why_not_build(), one.why_not_run(), one.fix())
+    return TargetState(name, one.why_not_build(), one.why_not_run(), one.why_not_run_on_gpu(), one.fix())
 
 
 def _packages() -> dict[str, str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..artifact import load_artifact, manifest_path, read_manifest, require_file
-from ..errors import ArtifactError
+from ..errors import ArtifactError, InvalidOption
 from ..model.source import parse_source
 from ..shapes import ModelIO
 from .base import GpuRun, Runner
+from .gpu import parse_device
 from .registry import engine
 
 
@@ -18,7 +19,7 @@ def load(
     threads: int = 0,
     io: ModelIO | None = None,
     trust: bool = False,
-    device: int = 0,
+    device: int | str | None = None,
     streams: int = 1,
     cuda_graph: bool = False,
 ) -> Runner:
@@ -32,11 +33,13 @@ def load(
         threads: Threads of a CPU runtime; 0 lets it choose.
         io: Inputs and outputs of a MODEL that does not declare them.
         trust: Load a file whose digest differs from its manifest's, or an engine without one, all the same.
-        device, streams, cuda_graph: Of TensorRT's engines, see `base.GpuRun`.
+        device: "cpu", "cuda:1", or the number of a GPU; None: where its engine runs by itself, which is the
+            processor for all but TensorRT's.
+        streams, cuda_graph: Of TensorRT's engines, see `base.GpuRun`.
 
     Raises:
         MissingFile: If there is no such file.
-        InvalidOption: If device, streams or cuda_graph are given to an engine without a GPU.
+        InvalidOption: If its engine does not run there, or has no streams and CUDA graphs.
         ArtifactError: If the file is not what its manifest says, or was built for something else.
         EngineUnavailable: If its runtime cannot run here.
     """
@@ -45,10 +48,12 @@ def load(
     path = Path(text)
     if not trust and path.is_file() and manifest_path(path).is_file():
         load_artifact(path)
-    run = GpuRun(device, streams, cuda_graph)
-    if run != GpuRun():
-        return engine(name).open_on_gpu(text, run)
-    return engine(name).open(text, threads=threads, io=io)
+    found, number = engine(name), parse_device(device) if isinstance(device, str) else device
+    if device == "cpu" and "cpu" not in found.places:
+        raise InvalidOption(f"{text}: engine {name} runs on a GPU, not on the processor", option="--device")
+    if number is None and streams == 1 and not cuda_graph:
+        return found.open(text, threads=threads, io=io)
+    return found.open_on_gpu(text, GpuRun(number or 0, streams, cuda_graph), threads=threads, io=io)
 
 
 def engine_of(artifact: str, *, trust: bool = False) -> str:

@@ -24,8 +24,12 @@ class LoadedModel:
     example: tuple[Any, ...] | dict[str, Any] | None
 
 
-def load_torch(source: Source) -> LoadedModel:
+def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
     """Load a PyTorch source, in evaluation mode.
+
+    Args:
+        source: What MODEL says.
+        device: Where its parameters go: "cpu", or "cuda:0".
 
     Raises:
         EngineUnavailable: If PyTorch is not installed.
@@ -38,9 +42,9 @@ def load_torch(source: Source) -> LoadedModel:
             hint="give the PyTorch model it was exported from",
         )
     if source.kind == "pt2":
-        return LoadedModel(_load_pt2(source.file), None)
+        return LoadedModel(_load_pt2(source.file, device), None)
     if source.kind == "torchscript":
-        return LoadedModel(_load_torchscript(source.file), None)
+        return LoadedModel(_load_torchscript(source.file, device), None)
     result = call(load_function(source), source)
     example = None
     if isinstance(result, tuple) and len(result) == 2:
@@ -52,7 +56,8 @@ def load_torch(source: Source) -> LoadedModel:
             f"{source.spec}: returned {type(result).__name__}; an nn.Module is required",
             hint="return the module, or (module, example inputs)",
         )
-    return LoadedModel(evaluated(result), example)
+    module = evaluated(result)
+    return LoadedModel(module if device == "cpu" else module.to(device), example)
 
 
 def evaluated(module: torch.nn.Module) -> torch.nn.Module:
@@ -80,10 +85,15 @@ def import_torch() -> Any:
     return torch
 
 
-def _load_pt2(path: Path) -> torch.nn.Module:
+def _load_pt2(path: Path, device: str) -> torch.nn.Module:
     torch = import_torch()
     try:
-        return torch.export.load(path).module()  # type: ignore[no-any-return]
+        program = torch.export.load(path)
+        if device != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, device)  # constants inside the graph too
+        return program.module()  # type: ignore[no-any-return]
     except Exception as error:
         raise ModelError(
             f"{path}: not a program saved by torch.export.save ({first_line(error)})",
@@ -92,7 +102,7 @@ def _load_pt2(path: Path) -> torch.nn.Module:
         ) from error
 
 
-def _load_torchscript(path: Path) -> torch.nn.Module:
+def _load_torchscript(path: Path, device: str) -> torch.nn.Module:
     torch = import_torch()
     if not _is_torchscript(path):
         raise ModelError(
@@ -102,7 +112,7 @@ def _load_torchscript(path: Path) -> torch.nn.Module:
         )
     try:
         with quiet():  # it warns of its own deprecation
-            return torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-any-return]
+            return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]
     except RuntimeError as error:
         raise ModelError(f"{path}: PyTorch cannot load it ({first_line(error)})", file=path) from error
 

@@ -47,15 +47,17 @@ def make_session(
     *,
     content: bytes | None = None,
     without: Sequence[str] = (),
+    providers: Sequence[Any] = ("CPUExecutionProvider",),
     error: type[QCompileError] = ModelError,
 ) -> Any:
-    """Return a CPU session of a file.
+    """Return a session of a file, on the processor unless other providers are given.
 
     Args:
         path: The ONNX file.
         options: From `session_options`.
         content: What to read in place of the file, which then only names it.
         without: Names of optimizers that are left out.
+        providers: As `InferenceSession` takes them, the first choice first.
         error: Type to raise when ONNX Runtime refuses the file.
 
     Raises:
@@ -68,7 +70,7 @@ def make_session(
 
     def open_session() -> Any:
         return onnxruntime.InferenceSession(
-            source, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
+            source, options, providers=list(providers), disabled_optimizers=list(without)
         )
 
     try:

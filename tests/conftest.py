@@ -168,7 +168,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what was not asked for or cannot run here, with the reason."""
-    from qcompile.engines.tensorrt.gpu import why_no_gpu
+    from qcompile.engines.gpu import why_no_gpu
 
     no_gpu = why_no_gpu()
     for item in items:

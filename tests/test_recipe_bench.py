@@ -42,9 +42,10 @@ def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
     section = read(
         tmp_path,
         'batch_sizes = [1, 8]\nclients = [1, 2]\ntorch_modes = ["compile"]\n'
-        'python = ["tensorrt=/opt/trt/bin/python"]\ntimeout_s = 30\n',
+        'python = ["tensorrt=/opt/trt/bin/python"]\ntimeout_s = 30\ndevices = ["cpu", "cuda:1"]\n',
     )
     assert section.batch_sizes == (1, 8)  # type: ignore[attr-defined]
+    assert section.devices == ("cpu", "cuda:1")  # type: ignore[attr-defined]
     assert section.torch_modes == ("compile",)  # type: ignore[attr-defined]
     assert section.python == ("tensorrt=/opt/trt/bin/python",)  # type: ignore[attr-defined]
 
@@ -55,6 +56,8 @@ def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
         ("batch_sizes = [1, 0]", r"bench\.batch_sizes\[1\]"),
         ("clients = [0]", r"bench\.clients\[0\]"),
         ('torch_modes = ["fast"]', r"bench\.torch_modes\[0\]"),
+        ('devices = ["gpu"]', r"'bench\.devices' holds device 'gpu'"),
+        ('devices = ["cuda:0", "cuda:1"]', r"'bench\.devices' holds .*: the processor and one GPU"),
         ("batch_sizes = 8", r"bench\.batch_sizes"),
     ],
 )

@@ -15,7 +15,8 @@ from ...model.made_input import made_feeds
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
 from ...model.session import make_session, optimize_file, session_options
 from ...shapes import Feeds, ModelIO
-from ..base import BuildOutcome, BuildRequest, Engine, Precision, Runner
+from ..base import BuildOutcome, BuildRequest, Engine, GpuRun, Place, Precision, Runner
+from ..gpu import why_not_gpu
 from ..processor import missing_features, processor
 
 _WARMUP, _PROFILED = 2, 10
@@ -25,10 +26,11 @@ LayerNormalization take 0.03 ms (1.31.1, 128 x 768 values, x86 with AVX-512)."""
 
 
 class OnnxRuntime(Engine):
-    """ONNX Runtime's CPU provider."""
+    """ONNX Runtime: builds for the processor; runs there, or by its CUDA provider on a GPU."""
 
     name = "onnxruntime"
     suffix = ".onnx"
+    places: tuple[Place, ...] = ("cpu", "cuda")
 
     def why_not_build(self) -> str:
         try:
@@ -36,6 +38,11 @@ class OnnxRuntime(Engine):
         except ImportError as error:
             return f"onnxruntime cannot be imported ({error})"
         return ""
+
+    def why_not_run_on_gpu(self, device: int = 0) -> str:
+        from .on_gpu import why_no_cuda_provider
+
+        return self.why_not_run() or why_no_cuda_provider() or why_not_gpu(device)
 
     def fix(self) -> str:
         return "pip install 'qcompile[cpu]'" if self.why_not_build() else ""
@@ -85,6 +92,22 @@ class OnnxRuntime(Engine):
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level
         return OnnxRuntimeRunner(make_session(path, options, error=BuildError))
+
+    def open_on_gpu(
+        self, artifact: str, run: GpuRun, *, threads: int = 0, io: ModelIO | None = None
+    ) -> Runner:
+        from .on_gpu import open_with_cuda
+
+        run.require_plain(self.name)
+        reason = self.why_not_run_on_gpu(run.device)
+        if reason:
+            raise EngineUnavailable(
+                f"{artifact}: cannot run on GPU {run.device} here: {reason}",
+                hint="pip uninstall onnxruntime; pip install onnxruntime-gpu; or give --device cpu",
+                engine=self.name,
+                reason=reason,
+            )
+        return open_with_cuda(Path(artifact), run.device, threads)
 
     def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
         options = session_options(threads, optimize=False)

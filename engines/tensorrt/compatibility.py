@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ...artifact import Manifest
 from ...errors import ArtifactError
+from ..gpu import Gpu
 from .adapter import Adapter
-from .gpu import Gpu
 
 _RTX_MAGIC = b"vtrt"
 _AMPERE = 80

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ...artifact import read_manifest
 from ...errors import EngineUnavailable, InvalidOption
 from ...shapes import Feeds, ModelIO
-from ..base import PRECISIONS, BuildOutcome, BuildRequest, Engine, GpuRun, Precision, Runner
+from ..base import PRECISIONS, BuildOutcome, BuildRequest, Engine, GpuRun, Place, Precision, Runner
+from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
-from .gpu import find_gpu, why_no_gpu
 
 if TYPE_CHECKING:
     from .running.runner import TensorRTRunner
@@ -22,6 +22,7 @@ class TensorRT(Engine):
     name = "tensorrt"
     suffix = ".engine"
     takes_profiles = True
+    places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
 
     def why_not_build(self) -> str:
@@ -29,6 +30,9 @@ class TensorRT(Engine):
 
     def why_not_run(self) -> str:
         return self._why_not_import() or why_no_gpu() or self._why_no_pycuda()
+
+    def why_not_run_on_gpu(self, device: int = 0) -> str:
+        return self.why_not_run() or why_not_gpu(device)
 
     def fix(self) -> str:
         if self._why_not_import():
@@ -64,12 +68,11 @@ class TensorRT(Engine):
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
         return self.open_on_gpu(artifact, GpuRun())
 
-    def open_on_gpu(self, artifact: str, run: GpuRun) -> TensorRTRunner:
+    def open_on_gpu(
+        self, artifact: str, run: GpuRun, *, threads: int = 0, io: ModelIO | None = None
+    ) -> TensorRTRunner:
         path = Path(artifact)
-        reason = self.why_not_run()
-        gpu = find_gpu(run.device)
-        if not reason and gpu is None:
-            reason = f"there is no GPU number {run.device}"
+        reason, gpu = self.why_not_run_on_gpu(run.device), find_gpu(run.device)
         if reason or gpu is None:
             raise EngineUnavailable(
                 f"{path}: cannot run here: {reason}",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qcompile.bench import nvml as nvml_module
 from qcompile.bench.nvml import Nvml, NvmlError, find_nvml
 
 # Declarations as in NVIDIA's nvml.h; the values are made up.
@@ -22,6 +23,12 @@ static int device;
 int nvmlInit_v2(void) { return 0; }
 const char *nvmlErrorString(int code) { return code == 3 ? "Not Supported" : "Unknown"; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned int i, nvmlDevice_t *d) { *d = &device; return i ? 6 : 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *s, nvmlDevice_t *d) {
+  *d = &device; return strcmp(s, "0000:3b:00.0") ? 6 : 0;
+}
+int nvmlDeviceGetHandleByUUID(const char *s, nvmlDevice_t *d) {
+  *d = &device; return strcmp(s, "MIG-2") ? 6 : 0;
+}
 int nvmlDeviceGetName(nvmlDevice_t d, char *s, unsigned int n) { strncpy(s, "GPU of a test", n); return 0; }
 int nvmlSystemGetDriverVersion(char *s, unsigned int n) { strncpy(s, "600.1", n); return 0; }
 int nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *m) {
@@ -79,10 +86,34 @@ def test_what_is_missing_is_said(library: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(NvmlError, match=r"nvmlDeviceGetHandleByIndex_v2: Unknown \(6\)"):
         Nvml(library)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1234")
-    with pytest.raises(NvmlError, match="this driver does not have it"):
+    with pytest.raises(NvmlError, match=r"nvmlDeviceGetHandleByUUID: Unknown \(6\)"):
         Nvml(library)
+    with pytest.raises(NvmlError, match="nvmlInit_v2: this driver does not have it"):
+        Nvml("libc.so.6")
 
 
 def test_here_there_is_nvml_or_a_reason() -> None:
     nvml, why_not = find_nvml()
     assert (nvml is None) == bool(why_not)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "place", "visible", "refused"),
+    [
+        (1, "0000:3b:00.0", "7,3", ""),  # NVML counts otherwise: where it sits is what counts
+        (1, "0000:5e:00.0", "7,3", "nvmlDeviceGetHandleByPciBusId_v2"),
+        (1, "0000:5e:00.0", "MIG-1,MIG-2", ""),
+        (0, "", "7,3", r"nvmlDeviceGetHandleByIndex_v2"),
+        (0, "", "0,3", ""),
+    ],
+)
+def test_the_gpu_is_the_one_that_cuda_means(
+    library: str, monkeypatch: pytest.MonkeyPatch, gpu: int, place: str, visible: str, refused: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(nvml_module, "bus_id", lambda index: place if index == gpu else "another")
+    if refused:
+        with pytest.raises(NvmlError, match=refused):
+            Nvml(library, gpu)
+    else:
+        assert Nvml(library, gpu).energy_mj() == 2**40

@@ -53,6 +53,13 @@ def test_the_estimate_is_that_of_hodges_and_lehmann_and_the_interval_that_of_sci
         assert bool(stats.mannwhitneyu(np.array(old), shifted).pvalue < 0.05) is refused
 
 
+def test_an_artifact_that_ran_on_another_device_is_not_compared() -> None:
+    old, new = run(entry("a", noisy(5.0, 0))), run(entry("a", noisy(1.0, 1), device="cuda:0"))
+    [change] = compare_results(old, new, [parse_limit("slower:5%")]).changes
+    assert change.speedup is None
+    assert change.broken == [change.reason] == ["ran on cpu, and now on cuda:0"]
+
+
 def test_equal_levels_are_rarely_called_different() -> None:
     found = [unpaired_speedup(noisy(5.0, seed), noisy(5.0, seed + 1000)).verdict for seed in range(100)]
     assert found.count("no difference") == 100

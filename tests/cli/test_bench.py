@@ -116,3 +116,10 @@ def test_wrong_lists_are_refused(qc: Run, tiny_file: Callable[..., Path]) -> Non
         assert code == 2
         assert option in err
     assert qc("bench", "--baseline", model)[0] == 2
+
+
+def test_a_device_of_another_spelling_is_refused(qc: Run, tiny_file: Callable[..., Path]) -> None:
+    model = tiny_file("mlp")
+    code, _, err = qc("bench", model, "--baseline", model, "--device", "gpu")
+    assert code == 2
+    assert "device 'gpu': cpu, cuda or cuda:NUMBER is required" in err

@@ -10,7 +10,7 @@ import pytest
 
 import qcompile
 from qcompile.cli import main
-from qcompile.engines.tensorrt.gpu import why_no_gpu
+from qcompile.engines.gpu import why_no_gpu
 
 MakeFile = Callable[..., Path]
 Run = Callable[..., tuple[int, str, str]]

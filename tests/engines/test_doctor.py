@@ -11,7 +11,7 @@ import pytest
 
 from qcompile.engines import doctor, names
 from qcompile.engines.doctor import Diagnosis, find_problems
-from qcompile.engines.tensorrt.gpu import why_no_gpu
+from qcompile.engines.gpu import why_no_gpu
 
 CLEAN = {"numba", "numpy", "onnx", "onnxruntime", "torch", "onnxscript", "onnxsim", "rich", "tensorrt-rtx"}
 
@@ -103,4 +103,4 @@ def test_doctor_says_that_rtx_builds_here_and_needs_a_gpu_to_run(diagnosis: Diag
 def test_the_json_form_is_plain(diagnosis: Diagnosis) -> None:
     value = json.loads(json.dumps(diagnosis.as_json()))
     assert set(value) == {"python", "system", "processor", "packages", "targets", "problems"}
-    assert set(value["targets"][0]) == {"target", "why_not_build", "why_not_run", "fix"}
+    assert set(value["targets"][0]) == {"target", "why_not_build", "why_not_run", "why_not_run_on_gpu", "fix"}

@@ -13,8 +13,8 @@ from qcompile.artifact import manifest_path
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
+from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.load import engine_of
-from qcompile.engines.tensorrt.gpu import why_no_gpu
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
 from qcompile.intent import build
 

@@ -13,9 +13,9 @@ from simulated_builder import Circumstances, simulated_tensorrt
 
 import qcompile
 from qcompile.artifact import Artifact
+from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
 from qcompile.engines.tensorrt.building import builder, refit
-from qcompile.engines.tensorrt.gpu import Gpu
 from qcompile.engines.tensorrt.options import TensorRTOptions
 
 GPU = Gpu("Simulated A10", "sm86", 24 << 30, "12.4")
@@ -72,5 +72,6 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str, **about
     for home in (builder, engine, refit):
         monkeypatch.setattr(home, "find_gpu", lambda *_: GPU)
     monkeypatch.setattr(engine, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(engine, "why_not_gpu", lambda index: "" if index == 0 else f"no GPU {index}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     return Machine(module, circumstances, folder)

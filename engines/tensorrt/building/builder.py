@@ -15,8 +15,8 @@ from ....errors import InvalidOption
 from ....model.onnx_file import load_onnx, model_io, opset
 from ....shapes import ModelIO
 from ...base import BuildOutcome, BuildRequest
+from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
-from ..gpu import Gpu, find_gpu
 from ..log import make_log
 from ..options import TensorRTOptions
 from .calibrator import Device, Feeder, first_and_all, make_calibrator

@@ -15,9 +15,9 @@ from ....model.onnx_file import load_onnx, model_io
 from ....model.outline import fingerprint
 from ....progress import Progress
 from ....shapes import ModelIO
+from ...gpu import find_gpu, why_no_gpu
 from ..adapter import Adapter
 from ..compatibility import check_version_and_gpu
-from ..gpu import find_gpu, why_no_gpu
 from ..log import last_error, make_log
 
 _SHOWN = 5

@@ -15,8 +15,8 @@ from typing import Any
 
 from ....artifact import writing
 from ....errors import InvalidOption
+from ...gpu import Gpu
 from ..adapter import Adapter
-from ..gpu import Gpu
 from ..log import plain
 from ..options import AUTO, OFF
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from qcompile.artifact import Manifest
+from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.compatibility import check_loadable, target_of
-from qcompile.engines.tensorrt.gpu import Gpu
 from qcompile.errors import ArtifactError
 
 H200 = Gpu("NVIDIA H200", "sm90", 141 << 30, "12.8")

@@ -277,7 +277,7 @@ def test_the_real_rtx_refuses_what_it_has_no_use_for(options: dict[str, Any], sa
 
 
 def test_the_real_rtx_says_that_engines_for_new_weights_need_a_gpu_to_build(model: Path) -> None:
-    from qcompile.engines.tensorrt.gpu import why_no_gpu
+    from qcompile.engines.gpu import why_no_gpu
 
     if not why_no_gpu():
         rtx(model, {"refit": True})

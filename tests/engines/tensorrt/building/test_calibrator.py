@@ -13,6 +13,7 @@ import tensorrt_rtx
 
 import qcompile
 from qcompile.calibration import Batch
+from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.building.calibrator import (
     Calibration,
@@ -21,7 +22,6 @@ from qcompile.engines.tensorrt.building.calibrator import (
     first_and_all,
     make_calibrator,
 )
-from qcompile.engines.tensorrt.gpu import why_no_gpu
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
 
 

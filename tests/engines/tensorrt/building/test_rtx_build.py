@@ -20,7 +20,7 @@ from qcompile.compiler import quantize, simplify
 from qcompile.compiler.int8.placement import Target
 from qcompile.engines.base import BuildRequest, Precision
 from qcompile.engines.build import build_engine
-from qcompile.engines.tensorrt.gpu import why_no_gpu
+from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
 from qcompile.model.outline import fingerprint
 

@@ -1,0 +1,133 @@
+"""The GPUs of this machine, asked of the driver itself: no package is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidOption
+
+_MAJOR, _MINOR = 75, 76
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
+_BUS_ID_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device.
+
+    Attributes:
+        name: Such as "NVIDIA H200".
+        architecture: Compute capability, such as "sm90".
+        memory_bytes: All of its memory.
+        cuda: The newest CUDA its driver runs, such as "12.8".
+    """
+
+    name: str
+    architecture: str
+    memory_bytes: int
+    cuda: str
+
+    def as_json(self) -> dict[str, object]:
+        """Return the form kept in manifests."""
+        return {
+            "gpu": self.name,
+            "gpus": [self.architecture],
+            "memory_bytes": self.memory_bytes,
+            "cuda": self.cuda,
+        }
+
+
+def parse_device(text: str) -> int | None:
+    """Return the number of the GPU in "cuda" or "cuda:1", as CUDA counts them; None for "cpu".
+
+    Raises:
+        InvalidOption: If it is spelled otherwise.
+    """
+    found = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
+    if found is None:
+        raise InvalidOption(f"device {text!r}: cpu, cuda or cuda:NUMBER is required", option="--device")
+    return None if text == "cpu" else int(found[1] or 0)
+
+
+def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
+    """Return the number of each GPU, None for the processor, in the order given.
+
+    Raises:
+        InvalidOption: If one is spelled otherwise, is there twice, or is a second GPU.
+    """
+    numbers = tuple(parse_device(text) for text in texts)
+    if len(set(numbers)) < len(numbers) or len([n for n in numbers if n is not None]) > 1:
+        raise InvalidOption(
+            f"devices {', '.join(texts)}: the processor and one GPU, each once, are allowed",
+            hint="measure each GPU for itself: its clocks and its memory are recorded",
+            option="--device",
+        )
+    return numbers
+
+
+def device_text(number: int | None) -> str:
+    """Return how a device is spelled: "cpu" or "cuda:0"."""
+    return "cpu" if number is None else f"cuda:{number}"
+
+
+def why_no_gpu() -> str:
+    """Return why no CUDA device can be used here; empty when one can."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver (libcuda.so.1 is missing)"
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no device"
+    return ""
+
+
+def why_not_gpu(index: int) -> str:
+    """Return why this CUDA device cannot be used here; empty when it can."""
+    return why_no_gpu() or ("" if find_gpu(index) else f"there is no GPU number {index}")
+
+
+def find_gpu(index: int = 0) -> Gpu | None:
+    """Return a device; None where there is none of that number."""
+    found = _device(index)
+    if found is None:
+        return None
+    driver, device = found
+    name = ctypes.create_string_buffer(256)
+    total, version = ctypes.c_size_t(), ctypes.c_int()
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    major, minor = (_attribute(driver, kind, device) for kind in (_MAJOR, _MINOR))
+    cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return Gpu(name.value.decode(errors="replace"), f"sm{major}{minor}", total.value, cuda)
+
+
+def bus_id(index: int) -> str:
+    """Return where a device sits, as "0000:3b:00.0": what CUDA and NVML call it alike, whatever
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of its number. Empty where there is none."""
+    found = _device(index)
+    if found is None:
+        return ""
+    driver, device = found
+    text = ctypes.create_string_buffer(_BUS_ID_BYTES)
+    failed = driver.cuDeviceGetPCIBusId(text, len(text), device)
+    return "" if failed else text.value.decode(errors="replace")
+
+
+def _device(index: int) -> tuple[Any, ctypes.c_int] | None:
+    if why_no_gpu():
+        return None
+    driver = ctypes.CDLL("libcuda.so.1")
+    device = ctypes.c_int()
+    return None if driver.cuDeviceGet(ctypes.byref(device), index) else (driver, device)
+
+
+def _attribute(driver: Any, kind: int, device: ctypes.c_int) -> int:
+    value = ctypes.c_int()
+    driver.cuDeviceGetAttribute(ctypes.byref(value), kind, device)
+    return value.value

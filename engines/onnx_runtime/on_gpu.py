@@ -1,0 +1,107 @@
+"""ONNX Runtime's CUDA provider: a session on a GPU, and which nodes it left to the processor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...artifact import read_manifest
+from ...errors import ArtifactError, BuildError, EngineUnavailable
+from ...model.session import make_session, session_options
+from .runner import OnnxRuntimeRunner
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_SHOWN = 4
+
+
+def why_no_cuda_provider() -> str:
+    """Return why the installed ONNX Runtime cannot use NVIDIA GPUs; empty when it can."""
+    import onnxruntime
+
+    if CUDA in onnxruntime.get_available_providers():
+        return ""
+    return f"this ONNX Runtime ({onnxruntime.__version__}) was built without CUDA"
+
+
+def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
+    """Load an ONNX file on a GPU. FP32 stays FP32: ONNX Runtime would round products to TF32 by itself.
+
+    Args:
+        path: The file; not one that was optimized for a processor.
+        device: Number of the GPU.
+        threads: Of what the processor computes.
+
+    Raises:
+        ArtifactError: If the file was optimized for a processor.
+        EngineUnavailable: If the provider is there but does not start, so that the processor would run all.
+        BuildError: If ONNX Runtime refuses the model.
+    """
+    import onnxruntime
+
+    manifest = read_manifest(path)
+    if manifest and manifest.stage == "build":
+        raise ArtifactError(
+            f"{path}: was optimized for a processor",
+            hint="on a GPU give the file that it was built from",
+            file=path,
+        )
+    if hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()  # CUDA and cuDNN of the nvidia-* packages, where the loader does not look
+    options = session_options(threads)
+    options.add_session_config_entry(_ASSIGNMENT, "1")
+    providers = [(CUDA, {"device_id": str(device), "use_tf32": "0"}), CPU]
+    session = make_session(path, options, providers=providers, error=BuildError)
+    if CUDA not in session.get_providers():
+        raise EngineUnavailable(
+            f"{path}: ONNX Runtime's CUDA provider does not start, so the processor would compute all",
+            hint="its CUDA or cuDNN libraries are missing or of another version: "
+            "pip install 'onnxruntime-gpu[cuda,cudnn]'",
+            engine="onnxruntime",
+            reason="the CUDA provider does not start",
+        )
+    session.disable_fallback()  # an error on the GPU must not turn it into a run on the processor
+    runner = OnnxRuntimeRunner(session)
+    runner.contains = "host to host: one session.run(), which copies to the GPU and back"
+    runner.notes = placement_notes(_operators_by_provider(session))
+    return runner
+
+
+def placement_notes(operators: Mapping[str, Counter[str]]) -> tuple[str, ...]:
+    """Return what a user must know of where nodes run.
+
+    Args:
+        operators: Provider to the operators of its nodes, counted; empty where that is not told.
+    """
+    if not operators:
+        return ("this ONNX Runtime does not tell which nodes it left to the processor; 1.24 and newer do",)
+    notes = []
+    left, there = operators.get(CPU, Counter()), operators.get(CUDA, Counter())
+    if left:
+        notes.append(
+            f"{left.total()} of {left.total() + there.total()} nodes run on the processor: {_listed(left)}"
+        )
+    pairs = there["DequantizeLinear"]
+    if pairs:
+        notes.append(
+            f"ONNX Runtime's CUDA provider computes {pairs} DequantizeLinear as they stand: "
+            "the layers behind them run in float; for INT8 on a GPU build for tensorrt"
+        )
+    return tuple(notes)
+
+
+def _operators_by_provider(session: Any) -> dict[str, Counter[str]]:
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return {}
+    found: dict[str, Counter[str]] = {}
+    for part in session.get_provider_graph_assignment_info():
+        found.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
+    return found
+
+
+def _listed(operators: Counter[str]) -> str:
+    counted = operators.most_common()
+    text = ", ".join(f"{name} ({count})" for name, count in counted[:_SHOWN])
+    return f"{text}, ..." if len(counted) > _SHOWN else text

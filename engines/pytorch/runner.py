@@ -1,0 +1,157 @@
+"""Run a PyTorch module: as it is, or in another mode; on the processor or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from ...errors import DataError, ModelError, first_line
+from ...model.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
+from ...model.fidelity import fidelity
+from ...model.pytorch import import_torch
+from ...progress import quiet
+from ...shapes import Feeds, ModelIO, TensorInfo, check_feeds
+from ..base import Runner
+
+Mode = Literal["eager", "trace", "script", "freeze", "compile"]
+MODES: tuple[Mode, ...] = ("eager", "trace", "script", "freeze", "compile")
+"""How PyTorch runs a module: as it is, as TorchScript of three kinds, or by `torch.compile`."""
+
+_MADE = {"trace": "traced", "script": "scripted", "freeze": "traced and frozen", "compile": "torch.compile"}
+
+
+class PyTorchRunner(Runner):
+    """A module without gradients. Inputs go in by name where `forward` knows the names.
+
+    Every mode but eager converts the module for the shapes of the feeds, once for each set of shapes, and
+    must then compute what eager does.
+
+    Args:
+        module: In evaluation mode, on the device already.
+        io: Its inputs and outputs, where they are known.
+        mode: How it is run.
+        device: Number of the GPU it is on; None for the processor.
+    """
+
+    contains = "host to host: one forward()"
+
+    def __init__(
+        self, module: Any, io: ModelIO | None, *, mode: Mode = "eager", device: int | None = None
+    ) -> None:
+        self._torch = import_torch()
+        self._module, self._mode = module, mode
+        self._device = None if device is None else self._torch.device("cuda", device)
+        self._converted: dict[Any, Any] = {}
+        if self._device is not None:
+            self.contains = "host to host: copies from page-locked memory to the GPU, forward(), copies back"
+            self.notes = _rounding(self._torch, self._device)
+        if mode != "eager":
+            self.contains += f", {_MADE[mode]}"
+        self.io = io or ModelIO((), ())
+        self._names = [tensor.name for tensor in self.io.outputs]
+
+    def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        try:
+            result = self.prepare(feeds)()
+        except (DataError, ModelError):
+            raise
+        except Exception as error:
+            raise ModelError(f"PyTorch fails on the feeds: {first_line(error)}") from error
+        arrays = flat_outputs(result)[1]
+        same = len(self._names) == len(arrays)
+        return dict(zip(self._names if same else name_outputs([], result), arrays, strict=True))
+
+    def prepare(self, feeds: Feeds) -> Callable[[], Any]:
+        if self.io.inputs:
+            check_feeds(self.io.inputs, feeds, "feeds")
+        torch, module = self._torch, self._module
+        tensors = tuple(TensorInfo(n, str(a.dtype), tuple(a.shape)) for n, a in feeds.items())
+        tensors = in_order(module, tensors)
+        example = Example(tensors, feeds, takes_keywords(module, tensors))
+        arguments, keywords = example.arguments(feeds)
+        if self._mode != "eager":
+            key = tuple((tensor.name, tensor.shape) for tensor in tensors)
+            if key not in self._converted:
+                there = [tensor.to(self._device or "cpu") for tensor in arguments]
+                named = {name: tensor.to(self._device or "cpu") for name, tensor in keywords.items()}
+                self._converted[key] = _convert(torch, module, self._mode, tuple(there), named)
+            module = self._converted[key]
+
+        def run() -> Any:
+            with torch.inference_mode():
+                return module(*arguments, **keywords)
+
+        return run if self._device is None else self._through_gpu(module, arguments, keywords)
+
+    def _through_gpu(self, module: Any, arguments: Any, keywords: Any) -> Callable[[], Any]:
+        """A callable that copies the arguments there, runs, and copies every output back, which waits."""
+        inference_mode, device = self._torch.inference_mode, self._device
+        arguments = [tensor.pin_memory() for tensor in arguments]
+        keywords = {name: tensor.pin_memory() for name, tensor in keywords.items()}
+
+        def run() -> Any:
+            with inference_mode():
+                there = [tensor.to(device, non_blocking=True) for tensor in arguments]
+                named = {name: tensor.to(device, non_blocking=True) for name, tensor in keywords.items()}
+                return _on_host(module(*there, **named))
+
+        return run
+
+    def close(self) -> None:
+        self._module = None
+        self._converted.clear()
+        if self._device is not None:
+            self._torch.cuda.empty_cache()
+
+
+def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any) -> Any:
+    """The module in another mode, once it computes what eager does on these arguments."""
+    try:
+        with quiet(), torch.inference_mode():
+            expected = module(*arguments, **keywords)
+        # TorchScript's graphs and compiled code keep what they were made under: gradients off, no more.
+        with quiet(), torch.no_grad():
+            if mode == "compile":
+                converted = torch.compile(module, dynamic=False)
+            elif mode == "script":
+                converted = torch.jit.script(module)
+            else:
+                converted = torch.jit.trace(
+                    module,
+                    None if keywords else arguments,
+                    example_kwarg_inputs=keywords or None,
+                    strict=False,
+                )
+                converted = torch.jit.freeze(converted) if mode == "freeze" else converted
+        with quiet(), torch.inference_mode():
+            # The first calls of TorchScript profile and optimize; its result may change with the second.
+            found = [converted(*arguments, **keywords) for _ in range(2)][-1]
+    except Exception as error:  # tracing and compiling run the user's code, which may raise anything
+        raise ModelError(
+            f"PyTorch mode {mode}: fails: {first_line(error)}",
+            hint="leave --torch out, or choose another mode",
+        ) from error
+    pairs = zip(flat_outputs(expected)[1], flat_outputs(found)[1], strict=True)
+    if not all(a.shape == b.shape and fidelity(a, b).close for a, b in pairs):
+        raise ModelError(f"PyTorch mode {mode}: computes something else than eager does on the same input")
+    return converted
+
+
+def _on_host(result: Any) -> Any:
+    """What `forward` returned, its tensors in the host's memory."""
+    if hasattr(result, "cpu"):
+        return result.cpu()
+    if isinstance(result, Mapping):
+        return {name: _on_host(item) for name, item in result.items()}
+    return [_on_host(item) for item in result] if isinstance(result, tuple | list) else result
+
+
+def _rounding(torch: Any, device: Any) -> tuple[str, ...]:
+    """What PyTorch's own settings make of float32 on this GPU: TF32 is there from Ampere on."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return ()
+    homes = {"convolutions": torch.backends.cudnn, "matrix products": torch.backends.cuda.matmul}
+    rounded = [what for what, home in homes.items() if home.allow_tf32]
+    return (f"PyTorch computes float32 {' and '.join(rounded)} in TF32 here",) if rounded else ()
