@@ -14,16 +14,18 @@ from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, QCompileError
 from ..model.session import usable_cores
 from ..progress import Progress, silent
-from ..shapes import Feeds, format_shape, samples_in
+from ..shapes import format_shape, samples_in
 from .accuracy import read_metric
 from .compare import CONFIDENCE
 from .environment import environment, state
 from .extras import record_energy, record_gpu_times
+from .fleet import Fleet
 from .history import earlier_runs
 from .interpreters import parse_interpreters
+from .measure import Progress as Far
 from .measure import Timed, measure
 from .noise import Effort, noise
-from .outputs import Subject, save_feeds, shared_io, start, timing_feeds
+from .outputs import save_feeds, shared_io, timing_feeds
 from .process import DEFAULT_TIMEOUT_S, Worker
 from .quality import check_evaluation, record_quality
 from .record import note_doubt, note_places, note_sizes, record_failure, record_timings
@@ -74,7 +76,7 @@ def benchmark(
         evaluation: Labelled samples for accuracy and output differences.
         metric: What accuracy is: top1, top5, miou, cosine, mse or file.py:function (see `accuracy`).
         precision_target: Stop when the interval of every speed-up is narrower than this share.
-        max_time_s: Begin no round after this time.
+        max_time_s: Begin no round after this time, which contains the launches behind the first.
         batch_sizes: Measure a curve over these too.
         clients: Measure a curve over so many clients at once too.
         torch_modes: Run every PyTorch MODEL in these modes too: trace, script, freeze, compile.
@@ -117,14 +119,20 @@ def benchmark(
     try:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcompile-bench-")))
-            workers = _start_all(stack, subjects, entries, feeds, folder, base, threads, timeout_s, progress)
+            save_feeds(feeds, folder / "feeds.npz")
+            fleet = stack.enter_context(
+                Fleet(subjects, entries, folder / "feeds.npz", base, threads=threads, timeout_s=timeout_s,
+                      progress=progress)
+            )  # fmt: skip
+            launch_s = fleet.start()
             if evaluation is not None and quality is not None:
-                check_evaluation(workers[base], io, evaluation, quality)
-            timed |= {name: Timed() for name in workers}
+                check_evaluation(fleet.workers[base], io, evaluation, quality)
+            timed = fleet.timed
             surroundings |= _measure(
-                workers, entries, timed, base, samples_in(feeds), surroundings, gpu,
+                fleet, entries, base, samples_in(feeds), surroundings, gpu, launch_s=launch_s,
                 max_time_s=max_time_s, precision_target=precision_target, progress=progress,
             )  # fmt: skip
+            workers = fleet.workers
             if (evaluation or data) is not None and entries[base].status == "measured":
                 progress("compare outputs")
                 record_quality(workers, entries, base, io, str(evaluation or data), quality, guarded)
@@ -183,97 +191,55 @@ def guarded(entry: Entry, work: Callable[[], Any]) -> Any:
         return None
 
 
-def _start_all(
-    stack: contextlib.ExitStack,
-    subjects: Sequence[Subject],
-    entries: Mapping[str, Entry],
-    feeds: Feeds,
-    folder: Path,
-    base: str,
-    threads: int,
-    timeout_s: float,
-    progress: Progress,
-) -> dict[str, Worker]:
-    """Start and load one worker after the other, so that load times do not disturb each other."""
-    save_feeds(feeds, folder / "feeds.npz")
-    workers: dict[str, Worker] = {}
-    for subject in subjects:
-        entry = entries[subject.name]
-        if entry.status != "measured":
-            continue
-        progress(f"load {subject.name}")
-        worker = stack.enter_context(
-            Worker(subject.name, threads=threads, python=subject.python, timeout_s=timeout_s)
-        )
-        try:
-            began = worker.hello()["started_ms"]
-            answer = start(worker, subject, subjects, threads)
-            fed = worker.ask("feed", path=str(folder / "feeds.npz"))
-        except QCompileError as error:
-            if subject.name == base:
-                raise
-            record_failure(entry, error)
-            worker.kill()
-            continue
-        if not fed["at_rest"]:
-            worker.freeze()
-        loaded, first = answer["load_ns"] / 1e6, fed["first_ns"] / 1e6
-        entry.load_ms, entry.contains, entry.packages = loaded, answer["contains"], answer["packages"]
-        entry.warnings += answer["notes"]
-        entry.cold_start_ms = {
-            "process": began, "load": loaded, "first_result": first, "total": began + loaded + first,
-        }  # fmt: skip
-        workers[subject.name] = worker
-    return workers
-
-
 def _measure(
-    workers: Mapping[str, Worker],
+    fleet: Fleet,
     entries: Mapping[str, Entry],
-    timed: Mapping[str, Timed],
     base: str,
     samples: int,
     surroundings: Mapping[str, Any],
     gpu: int,
     *,
+    launch_s: float,
     max_time_s: float,
     precision_target: float,
     progress: Progress,
 ) -> dict[str, Any]:
     """Rounds, and what they and others did to the machine meanwhile; returns `before`, `after`, `noise`."""
     load_average = surroundings["before"]["load_average_1min"]  # ours is in it from now on
-    used = {name: worker.ask("usage") for name, worker in workers.items()}
+    timed = fleet.timed
+    fleet.mark_usage()
     before, began, own_s = state(gpu), time.monotonic(), time.process_time()
     try:
         measure(
-            workers,
+            fleet.workers,
+            fleet.relaunch,
             base,
             timed,
+            launch_s=launch_s,
             max_time_s=max_time_s,
             precision_target=precision_target,
-            progress=lambda number, width: progress(
-                f"round {number}, widest interval {width:.1%}" if width < 1 else f"round {number}"
-            ),
+            progress=lambda far: progress(_told(far)),
         )
     finally:  # also when it is interrupted
         record_timings(entries, timed, base, samples)
     seconds, after = time.monotonic() - began, state(gpu)
-    cpu_s, switches = 0.0, 0
-    for name, worker in workers.items():
-        entry = entries[name]
-        if timed[name].failure is None and guarded(entry, partial(_record_memory, worker, entry)):
-            usage = worker.ask("usage")
-            cpu_s += usage["cpu_s"] - used[name]["cpu_s"]
-            switches += usage["involuntary_switches"] - used[name]["involuntary_switches"]
-    effort = Effort(seconds, cpu_s + time.process_time() - own_s, switches, cpu_s)
+    fleet.count_usage()
+    for name, worker in fleet.workers.items():
+        if timed[name].failure is None:
+            guarded(entries[name], partial(_record_memory, worker, entries[name]))
+    effort = Effort(seconds, fleet.cpu_s + time.process_time() - own_s, fleet.switches, fleet.cpu_s)
     judged = noise(before, after, effort, timed[base].round_medians_ms, governor=surroundings.get("governor"))
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
 
 
-def _record_memory(worker: Worker, entry: Entry) -> bool:
+def _told(far: Far) -> str:
+    text = f"launch {far.launch}, round {far.round}"
+    return f"{text}, widest interval {far.widest:.1%}" if far.widest < 1 else text
+
+
+def _record_memory(worker: Worker, entry: Entry) -> None:
     answer = worker.ask("memory")
     entry.peak_memory_bytes, entry.gpu_memory_bytes = answer["peak_bytes"], answer["gpu_bytes"]
-    return True
 
 
 def _feed_again(workers: Mapping[str, Worker], entries: Mapping[str, Entry], path: Path) -> None:

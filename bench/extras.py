@@ -8,8 +8,8 @@ from typing import Any
 
 from ..engines.gpu import parse_device
 from ..progress import Progress
-from .compare import median
 from .energy import energy_per_sample
+from .launches import median
 from .measure import Timed
 from .process import Worker
 from .results import Entry

@@ -1,25 +1,33 @@
-"""Rounds: every artifact runs one block per round, in balanced order, until the doubt is small."""
+"""Launches and rounds: every artifact is started several times, and runs one block per round, in balanced
+order, until the doubt is small."""
 
 from __future__ import annotations
 
 import functools
+import math
 import time
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import QCompileError
-from .compare import FEWEST_ROUNDS, median, speedup
+from .compare import FEWEST_ROUNDS, ratio_level, with_doubt
+from .launches import median
 from .process import Worker
-from .schedule import rounds
+from .schedule import balanced_orders, rounds
 from .warm_up import LIMIT_S, WarmUp, warm_up
 
 BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds
-FEWEST_TO_STOP = 16  # few ratios can lie close together by chance, and their interval would be believed
+FEWEST_LAUNCHES = 5  # to stop early: few can lie close together by chance, and would be believed
+_FEWEST_LAUNCH_ROUNDS = 4
+_FEWEST_IN_A_LAUNCH = 2  # where rounds are so slow that launches would be few
+_ROUND_VARIANCE = 3.0  # of a round, in units of that of a launch, until it can be told
 _DISCARD = 2  # calls after an idle pause: caches and threads wake up
 _FEWEST_CALLS = 3
 _PATIENCE = 20.0  # times what a block should take, before its worker is given up
 _LEAST_PATIENCE_S = 30.0
+
+Workers = Mapping[str, Worker]
 
 
 @dataclass
@@ -28,8 +36,8 @@ class Timed:
 
     Attributes:
         iterations: Calls per block.
-        warm_up: How it warmed up; None before.
-        round_medians_ms: Median of each block.
+        warm_up: How it warmed up in its last launch; None before.
+        launches_ms: Of each launch the median of each block.
         latencies_ms: Every timed call.
         failure: Set when it failed in the middle; it is left out of further rounds.
         restless: Whether its threads went on spinning after a block, so that it was frozen between blocks.
@@ -37,51 +45,94 @@ class Timed:
 
     iterations: int = 1
     warm_up: WarmUp | None = None
-    round_medians_ms: list[float] = field(default_factory=list)
+    launches_ms: list[list[float]] = field(default_factory=list)
     latencies_ms: array[float] = field(default_factory=lambda: array("d"))
     failure: QCompileError | None = None
     restless: bool = False
 
+    @property
+    def round_medians_ms(self) -> list[float]:
+        """Of all launches, one after the other."""
+        return [value for launch in self.launches_ms for value in launch]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far measuring is: the launch, the round of it, and the widest interval; inf before there is one."""
+
+    launch: int
+    round: int
+    widest: float
+
 
 def measure(
-    workers: Mapping[str, Worker],
+    workers: Workers,
+    relaunch: Callable[[], Workers],
     baseline: str,
     timed: Mapping[str, Timed],
     *,
     max_time_s: float,
+    launch_s: float = 0.0,
     precision_target: float,
-    progress: Callable[[int, float], None],
+    progress: Callable[[Progress], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Time loaded and fed workers against each other.
+    """Time loaded and fed workers against each other, launch after launch.
 
     An artifact that fails keeps what it had, and its process is ended; the others go on. Without a baseline
     there is nothing to compare with, but the others get the rounds that their own figures need.
 
     Args:
-        workers: Name to worker, the baseline among them.
+        workers: Name to worker of the first launch, the baseline among them.
+        relaunch: Ends these and starts new ones of all that have not failed; it sets `failure` of those that
+            do not start.
         baseline: Name of the baseline.
         timed: Name to where its times go; what is there when this is interrupted is whole.
-        max_time_s: No round is begun after this.
+        max_time_s: No round is begun after this, and no launch that would not end before it; further
+            launches and their warm-up are contained.
+        launch_s: What a launch takes, before the first of them was timed.
         precision_target: Stop once the interval of every speed-up is narrower (0.02: two percent).
-        progress: Told after each round: its number and the widest interval so far.
+        progress: Told after each round.
         clock: Seconds that pass.
     """
-    for name, worker in workers.items():
-        _guard(timed[name], worker, functools.partial(_warm_up, worker, max_time_s, clock))
-    start = clock()
-    for number, order in enumerate(rounds(list(workers)), start=1):
-        for name in order:
-            _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
-        widest = _widest(timed, baseline)
-        progress(number, widest)
-        if all(one.failure for one in timed.values()):
-            break
-        if number < FEWEST_ROUNDS:
-            continue
-        sure = number >= FEWEST_TO_STOP and widest <= precision_target
-        if sure or timed[baseline].failure or clock() - start > max_time_s:
-            break
+    start = began = clock()
+    number, share_s = 0, max_time_s / FEWEST_LAUNCHES
+    while True:
+        number += 1
+        for name, worker in workers.items():
+            timed[name].launches_ms.append([])
+            _guard(timed[name], worker, functools.partial(_warm_up, worker, max_time_s, clock))
+        warm = clock()
+        launch_s = launch_s + warm - began if number == 1 else warm - began
+        if number == 1:
+            start = warm
+        for count, order in enumerate(rounds(list(workers)), start=1):
+            for name in order:
+                _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
+            widest, variance = _doubt(timed, baseline)
+            progress(Progress(number, count, widest))
+            if all(one.failure for one in timed.values()):
+                return
+            now, cycle = clock(), len(balanced_orders(list(workers)))
+            total = max(len(one.round_medians_ms) for one in timed.values())
+            sure = number >= FEWEST_LAUNCHES and widest <= precision_target and count % cycle == 0
+            over = now - start > max_time_s or timed[baseline].failure is not None
+            if total >= FEWEST_ROUNDS and (sure or over):
+                return
+            round_s = (now - warm) / count
+            done = count % cycle == 0 and count >= _rounds_enough(launch_s, round_s, variance)
+            done |= count >= _FEWEST_IN_A_LAUNCH and now - warm > share_s
+            if done and now - start + launch_s + _FEWEST_IN_A_LAUNCH * round_s < max_time_s:
+                break
+            if done and number > 1 and total >= FEWEST_ROUNDS:
+                return  # further rounds of this launch would say nothing new
+        began = clock()
+        workers = relaunch()
+
+
+def _rounds_enough(launch_s: float, round_s: float, variance: float) -> float:
+    """Rounds a launch that leave the least doubt for the time (Kalibera and Jones 2013, 6.3)."""
+    return max(math.sqrt(variance * launch_s / max(round_s, 1e-9)), _FEWEST_LAUNCH_ROUNDS)
 
 
 def ask_timing(worker: Worker, do: str, expected_s: float, **arguments: object) -> tuple[list[int], bool]:
@@ -131,18 +182,21 @@ def _block(worker: Worker, timed: Timed) -> None:
     timed.restless |= not at_rest
     latencies = [ns / 1e6 for ns in durations]
     timed.latencies_ms.extend(latencies)
-    timed.round_medians_ms.append(median(latencies))
+    timed.launches_ms[-1].append(median(latencies))
 
 
-def _widest(timed: Mapping[str, Timed], baseline: str) -> float:
-    reference = timed[baseline].round_medians_ms
-    widths = [0.0]
+def _doubt(timed: Mapping[str, Timed], baseline: str) -> tuple[float, float]:
+    """The widest interval of a speed-up, and the largest variance of a round."""
+    reference = timed[baseline]
+    widest, variance = 0.0, 0.0
     for name, one in timed.items():
-        if name != baseline and one.failure is None and not timed[baseline].failure:
+        if name != baseline and one.failure is None and not reference.failure:
             if len(one.round_medians_ms) < FEWEST_ROUNDS:
-                return float("inf")
-            widths.append(speedup(reference, one.round_medians_ms).width)
-    return max(widths)
+                return float("inf"), _ROUND_VARIANCE
+            level = ratio_level(reference.launches_ms, one.launches_ms)
+            widest = max(widest, with_doubt(level.mean, [level]).width)
+            variance = max(variance, level.round_variance)
+    return widest, variance
 
 
 def _guard(timed: Timed, worker: Worker, work: Callable[[Timed], None]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .compare import median
+from .launches import median
 
 _OTHERS = 0.05  # of the time of all usable cores
 _STOLEN = 0.01

@@ -139,7 +139,9 @@ class Worker:
         self._signal(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
 
     def close(self) -> None:
-        """End the process: by closing its input, then by force."""
+        """End the process: by closing its input, then by force. Does nothing when it was closed before."""
+        if self._log.closed:
+            return
         self._thaw()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):  # it is gone already

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..errors import QCompileError
-from .compare import FEWEST_ROUNDS, percentile, speedup
-from .measure import Timed
+from ..errors import InvalidOption, QCompileError
+from .compare import speedup
+from .launches import percentile
+from .measure import FEWEST_LAUNCHES, Timed
 from .results import Entry
 
 _QUANTILES = 101
@@ -38,13 +39,15 @@ def record_timings(entries: Mapping[str, Entry], timed: Mapping[str, Timed], bas
         else:
             _record_latency(entry, one, samples)
             if name != base and timed[base].failure is None:
-                _record_speedup(entry, timed[base].round_medians_ms, one.round_medians_ms)
+                _record_speedup(entry, timed[base], one)
 
 
 def note_doubt(entries: Iterable[Entry], precision_target: float) -> None:
     """Warn of speed-ups whose interval is wider than was asked for."""
     for entry in entries:
         ratio = entry.speedup
+        if ratio and ratio.get("launches", 1) < FEWEST_LAUNCHES:
+            continue  # which says why
         width = (ratio["high"] - ratio["low"]) / ratio["value"] if ratio else 0.0
         if width > precision_target:
             entry.warnings.append(
@@ -94,6 +97,7 @@ def _record_latency(entry: Entry, timed: Timed, samples: int) -> None:
     entry.latency_quantiles_ms = [float(value) for value in quantiles]
     entry.throughput_per_s = samples * len(latencies) / (sum(latencies) / 1e3)
     entry.round_medians_ms = timed.round_medians_ms
+    entry.launch_rounds = [len(launch) for launch in timed.launches_ms]
     entry.warm_up = timed.warm_up.as_json() if timed.warm_up else None
     if len(latencies) < 100:
         entry.warnings.append(f"p99 from {len(latencies)} calls is the slowest of them; measure longer")
@@ -106,12 +110,17 @@ def _record_latency(entry: Entry, timed: Timed, samples: int) -> None:
         entry.warnings.append("its threads never come to rest; it was stopped while others were measured")
 
 
-def _record_speedup(entry: Entry, base_ms: Sequence[float], own_ms: Sequence[float]) -> None:
-    rounds = min(len(base_ms), len(own_ms))  # an interrupted round has some of them
-    if rounds < FEWEST_ROUNDS:
-        entry.warnings.append(f"{rounds} rounds are too few for a speed-up")
+def _record_speedup(entry: Entry, base: Timed, own: Timed) -> None:
+    try:
+        ratio = speedup(base.launches_ms, own.launches_ms)
+    except InvalidOption as error:
+        entry.warnings.append(f"no speed-up: {error.message}")
         return
-    ratio = speedup(base_ms[:rounds], own_ms[:rounds])
+    if ratio.launches < FEWEST_LAUNCHES:
+        entry.warnings.append(
+            f"its speed-up rests on {_counted(ratio.launches)}: processes of one file differ, and fewer than "
+            f"{FEWEST_LAUNCHES} say little of how much; measure longer (max time)"
+        )
     entry.speedup = {
         "value": ratio.value,
         "low": ratio.low,
@@ -119,6 +128,11 @@ def _record_speedup(entry: Entry, base_ms: Sequence[float], own_ms: Sequence[flo
         "rounds": ratio.rounds,
         "verdict": ratio.verdict,
         "correlation_rounds": ratio.correlation_rounds,
+        "launches": ratio.launches,
     }
     if entry.precision == "int8" and ratio.verdict == "slower":
         entry.warnings.append("INT8 is slower than the baseline; hand out the float artifact")
+
+
+def _counted(launches: int) -> str:
+    return "one launch" if launches == 1 else f"{launches} launches"

@@ -1,10 +1,7 @@
 """New results against old ones: has an artifact become slower, larger, less accurate?
 
-The two runs share no rounds, so their round medians are two samples. The ratio of their levels is estimated
-by Hodges and Lehmann: the median of the ratios of every old median to every new one, with the interval
-that the rank-sum test gives (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3rd ed., 4.3,
-Moses' interval). No shape of the noise is assumed. As within one run, it is stretched where rounds are not
-independent, and a verdict is held to 99% and to differences above `compare.SMALLEST_DIFFERENCE`.
+The two runs share no rounds, so their levels are two means over launches (see `launches`), and the interval
+is that of their difference. A verdict is held to 99% and to differences above `compare.SMALLEST_DIFFERENCE`.
 
 What the interval cannot contain is that the machine itself was slower that day. `relative` compares the
 speed-ups against each run's own baseline instead: what slows both down is then left out.
@@ -15,19 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import NormalDist
 from typing import Any, Literal
 
 from ..errors import InvalidOption
-from .compare import (
-    CONFIDENCE,
-    FEWEST_ROUNDS,
-    VERDICT_CONFIDENCE,
-    Speedup,
-    correlation_time,
-    median,
-)
+from .compare import FEWEST_ROUNDS, Launches, Speedup, logarithms, with_doubt
 from .environment import machine_of, machine_text
+from .launches import level_of
 from .results import Entry, Results
 
 _SAME_SETTINGS = ("threads", "inputs")
@@ -163,33 +153,20 @@ def parse_limit(text: str) -> Limit:
     return Limit(KINDS[KINDS.index(kind)], value / 100.0 if wants_percent else value, text)
 
 
-def unpaired_speedup(old_ms: Sequence[float], new_ms: Sequence[float]) -> Speedup:
-    """Return how many times faster new rounds are than old ones that were measured at another time.
+def unpaired_speedup(old_ms: Launches, new_ms: Launches) -> Speedup:
+    """Return how many times faster new launches are than old ones that were measured at another time.
 
     Raises:
-        InvalidOption: If either has fewer than `FEWEST_ROUNDS`.
+        InvalidOption: If either has fewer than `FEWEST_ROUNDS` rounds.
     """
-    if min(len(old_ms), len(new_ms)) < FEWEST_ROUNDS:
+    counts = [sum(map(len, launches)) for launches in (old_ms, new_ms)]
+    if min(counts) < FEWEST_ROUNDS:
         raise InvalidOption(
-            f"{len(old_ms)} and {len(new_ms)} rounds; at least {FEWEST_ROUNDS} of each are required",
+            f"{counts[0]} and {counts[1]} rounds; at least {FEWEST_ROUNDS} of each are required",
             hint="measure longer: --max-time",
         )
-    ratios = sorted(a / b for a in old_ms for b in new_ms)
-    tau = max(correlation_time(old_ms), correlation_time(new_ms))
-    low, high = _rank_bounds(ratios, len(old_ms), len(new_ms), CONFIDENCE, tau)
-    sure_low, sure_high = _rank_bounds(ratios, len(old_ms), len(new_ms), VERDICT_CONFIDENCE, tau)
-    rounds = min(len(old_ms), len(new_ms))
-    return Speedup(median(ratios), low, high, rounds, sure_low, sure_high, tau)
-
-
-def _rank_bounds(
-    ratios: Sequence[float], m: int, n: int, confidence: float, tau: float
-) -> tuple[float, float]:
-    """Normal approximation of the rank sum: mean m n / 2, variance m n (m + n + 1) / 12."""
-    z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
-    spread = z * math.sqrt(tau * m * n * (m + n + 1) / 12.0)
-    k = max(math.floor(m * n / 2.0 - spread), 1)
-    return ratios[k - 1], ratios[m * n - k]
+    old, new = (level_of(logarithms(launches)) for launches in (old_ms, new_ms))
+    return with_doubt(old.mean - new.mean, [old, new])
 
 
 def _change(
@@ -213,16 +190,17 @@ def _change(
         change.broken = [change.reason] if limits else []
         return change
     if verdict:
-        _judge_speed(change, _rounds(old, before, relative), _rounds(new, after, relative))
+        _judge_speed(change, _launches(old, before, relative), _launches(new, after, relative))
         change.broken = [limit.text for limit in limits if _breaks(change, limit)]
     return change
 
 
-def _judge_speed(change: Change, old: Sequence[float], new: Sequence[float]) -> None:
-    if min(len(old), len(new)) < FEWEST_ROUNDS:
-        change.reason = "too few rounds"
+def _judge_speed(change: Change, old: Launches, new: Launches) -> None:
+    try:
+        ratio = unpaired_speedup(old, new)
+    except InvalidOption as error:
+        change.reason = error.message
         return
-    ratio = unpaired_speedup(old, new)
     change.speedup = {
         "value": ratio.value,
         "low": ratio.low,
@@ -231,12 +209,15 @@ def _judge_speed(change: Change, old: Sequence[float], new: Sequence[float]) -> 
     }
 
 
-def _rounds(results: Results, entry: Entry, relative: bool) -> list[float]:
+def _launches(results: Results, entry: Entry, relative: bool) -> list[list[float]]:
     if not relative:
-        return entry.round_medians_ms
-    base = results.entry(results.baseline).round_medians_ms
+        return entry.launches_ms
+    base = results.entry(results.baseline).launches_ms
     # A smaller ratio is a faster artifact, as with latencies. An interrupted round has some of them.
-    return [own / first for own, first in zip(entry.round_medians_ms, base, strict=False)]
+    return [
+        [own / first for own, first in zip(*launch, strict=False)]
+        for launch in zip(entry.launches_ms, base, strict=False)
+    ]
 
 
 def _breaks(change: Change, limit: Limit) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ..artifact import require_file, write_json
 from ..errors import ArtifactError
+from .launches import split_launches
 
 SCHEMA_VERSION = 2
 KIND = "qcompile.results"
@@ -41,10 +42,11 @@ class Entry:
         load_ms: From nothing to a loaded artifact, importing the runtime included.
         peak_memory_bytes: Largest resident memory of the worker, until the timing ended.
         contains: What a latency contains.
-        speedup: value, low, high, rounds, verdict, correlation_rounds against the baseline.
+        speedup: value, low, high, rounds, verdict, correlation_rounds, launches against the baseline.
         accuracy: metric, value, drop_points, low, high, samples, agreement, per_class, higher_is_better.
         difference: snr_db, max_abs_error, agreement, passed, tolerance against the baseline's outputs.
         round_medians_ms: One per round, for later comparison.
+        launch_rounds: How many of these each launch had; empty in older files, which had one launch.
         warnings: What the user should know.
         mode: How PyTorch runs a MODEL: eager, trace, script, freeze or compile.
         interpreter: Python that ran it, where that was another one.
@@ -79,6 +81,7 @@ class Entry:
     accuracy: dict[str, Any] | None = None
     difference: dict[str, Any] | None = None
     round_medians_ms: list[float] = field(default_factory=list)
+    launch_rounds: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     mode: str = "eager"
     device: str = "cpu"
@@ -95,6 +98,11 @@ class Entry:
     size_ratio: float | None = None
     layers_by_precision: dict[str, Any] | None = None
     output_tail: str = ""
+
+    @property
+    def launches_ms(self) -> list[list[float]]:
+        """The round medians of each launch."""
+        return split_launches(self.round_medians_ms, self.launch_rounds)
 
 
 @dataclass

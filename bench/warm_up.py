@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .compare import median
+from .launches import median
 
 LIMIT_S = 10.0
 LEAST_S = 0.3

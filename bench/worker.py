@@ -123,7 +123,7 @@ class Served:
         from ..engines.gpu import parse_device
         from .nvml import process_memory_bytes
 
-        gpu = parse_device(self.request["device"])
+        gpu = parse_device(self.request.get("device") or "cpu")
         gpu_bytes = None if gpu is None else process_memory_bytes(os.getpid(), gpu)
         return {"peak_bytes": peak_memory_bytes(), "gpu_bytes": gpu_bytes}
 
@@ -139,13 +139,13 @@ class Served:
         request = self.request
         io = ModelIO.from_json(request["io"]) if request.get("io") else None
         threads, mode = request["threads"], request.get("mode") or "eager"
-        device = request["device"]
+        device = request.get("device")  # without one: where its engine runs by itself
         if mode != "eager":
             from ..engines.gpu import parse_device
             from ..engines.pytorch import PyTorch
 
             return PyTorch().open_in_mode(
-                request["artifact"], mode, threads=threads, io=io, device=parse_device(device)
+                request["artifact"], mode, threads=threads, io=io, device=parse_device(device or "cpu")
             )
         from ..engines import load
 

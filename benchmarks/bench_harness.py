@@ -191,12 +191,12 @@ def judged(first: Path, second: Path, threads: int, options: argparse.Namespace)
         max_time_s=options.max_time,
     )  # fmt: skip
     a, b = results.entries
-    ratio = speedup(a.round_medians_ms, b.round_medians_ms)
+    ratio = speedup(a.launches_ms, b.launches_ms)
     return {
         "verdict": ratio.verdict, "value": ratio.value, "low": ratio.low, "high": ratio.high,
         "sure_low": ratio.sure_low, "sure_high": ratio.sure_high, "rounds": ratio.rounds,
         "correlation_rounds": ratio.correlation_rounds, "seconds": time.monotonic() - start,
-        "a_ms": a.round_medians_ms, "b_ms": b.round_medians_ms,
+        "launches": ratio.launches, "a_ms": a.launches_ms, "b_ms": b.launches_ms,
         "noise": results.environment["noise"]["reasons"],
     }  # fmt: skip
 
@@ -214,9 +214,10 @@ def summarize(runs: list[dict[str, Any]], what: str, counts: Callable[[str], boo
         f"{values[0]:.4f}, {values[-1]:.4f}",
         f"{statistics.median(widths):.2%}",
         f"{statistics.median(run['rounds'] for run in runs):g}",
+        f"{statistics.median(run['launches'] for run in runs):g}",
         f"{statistics.median(run['seconds'] for run in runs):.0f}",
     ]
-    table([*header, "median interval", "median rounds", "median seconds"], [cells])
+    table([*header, "median interval", "median rounds", "median launches", "median seconds"], [cells])
 
 
 def resumed(path: Path, count: int, one: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:

@@ -175,7 +175,8 @@ class Process:
 
 def measure(options: argparse.Namespace) -> None:
     """The table of a model and batch: every subject, interleaved."""
-    from qcompile.bench.compare import median, speedup
+    from qcompile.bench.compare import speedup
+    from qcompile.bench.launches import median
     from qcompile.model.fidelity import fidelity
 
     for name in options.models:
@@ -212,7 +213,7 @@ def measure(options: argparse.Namespace) -> None:
             print("|---|---|---|---|---|---|")
             reference = outputs(alive[BASELINE], options.folder)
             for title, one in alive.items():
-                ratio = speedup(rounds[BASELINE], rounds[title]) if title != BASELINE else None
+                ratio = speedup([rounds[BASELINE]], [rounds[title]]) if title != BASELINE else None
                 told = f"{ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else ""
                 gpu = one.ask(do="gpu", iterations=100) if title.startswith("TensorRT") else {}
                 found = fidelity(reference, outputs(one, options.folder)).snr_db

@@ -301,7 +301,7 @@ def measure(name: str, rounds: int) -> None:
     reference = children["ONNX Runtime FP32"].outputs
     print(f"\n{name}: batch {row.batch}, {row.threads} threads, {rounds} rounds")
     for title, found in times.items():
-        ratio = speedup(times["PyTorch eager"], found)
+        ratio = speedup([times["PyTorch eager"]], [found])
         snr = fidelity(reference, children[title].outputs).snr_db
         print(
             f"  {title:24} {statistics.median(found):8.2f} ms  {ratio.value:5.2f}x eager "
@@ -312,7 +312,7 @@ def measure(name: str, rounds: int) -> None:
     ranked = {title: statistics.median(found) for title, found in times.items()}
     for ours_title, rivals in (("qcompile, openvino", others), ("qcompile, onnxruntime", own)):
         rival = min(rivals, key=lambda title: ranked[title])
-        ratio = speedup(times[rival], times[ours_title])
+        ratio = speedup([times[rival]], [times[ours_title]])
         print(f"  {ours_title} against {rival}: {ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]")
     for one in children.values():
         one.close()

@@ -77,7 +77,8 @@ def bench() -> None:
 @click.option("--python", "pythons", multiple=True, metavar="ENGINE=INTERPRETER",
               help="Interpreter for the workers of an engine; may be given again.")  # fmt: skip
 @click.option("--threads", type=int, default=0, help="The same for all; 0: every usable core.")
-@click.option("--max-time", type=float, default=60.0, show_default=True, help="Seconds of rounds.")
+@click.option("--max-time", type=float, default=60.0, show_default=True,
+              help="Seconds of rounds, and of launches behind the first.")  # fmt: skip
 @click.option(
     "--precision-target",
     type=float,
@@ -114,7 +115,7 @@ def measure(
     timeout: float,
     trust: bool,
 ) -> int:
-    """Measure ARTIFACTS against a baseline: each in its own process, in interleaved rounds.
+    """Measure ARTIFACTS against a baseline: each in processes of its own, in interleaved rounds.
 
     `qcompile bench compare OLD NEW` compares two results.
     """

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ...errors import InvalidOption
 from ..compare import Speedup, speedup
+from ..launches import split_launches
 from .formats import accuracy_text, bytes_text, drop_interval, drop_text, figure, interval, number, times
 from .source import Source, Subject
 
@@ -91,12 +92,13 @@ def why_not(subject: Subject) -> str | None:
 
 def faster(one: Subject, other: Subject) -> Speedup | None:
     """Return how many times faster `one` is, round by round; None where that cannot be said."""
-    medians = [
-        [value for item in subject.entry.get("round_medians_ms") or () if (value := number(item))]
-        for subject in (other, one)
-    ]
+    launches = []
+    for subject in (other, one):
+        medians = [value for item in subject.entry.get("round_medians_ms") or () if (value := number(item))]
+        counts = [int(value) for item in subject.entry.get("launch_rounds") or () if (value := number(item))]
+        launches.append(split_launches(medians, counts))
     try:
-        return speedup(*medians)
+        return speedup(*launches)
     except InvalidOption:  # too few rounds, or a worker that failed on the way: no verdict
         return None
 

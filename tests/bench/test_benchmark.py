@@ -220,6 +220,67 @@ def test_a_baseline_that_dies_leaves_the_others_their_latencies(
     assert other.speedup is None
 
 
+ONCE = """
+from pathlib import Path
+import torch
+
+def build():
+    marks = Path(__file__).with_name("marks")
+    marks.write_text((marks.read_text() if marks.exists() else "") + ".")
+    if len(marks.read_text()) > {launches}:
+        raise RuntimeError("not again")
+    return torch.nn.Tanh(), (torch.ones(1, 16),)
+"""
+
+
+def test_every_launch_is_a_process_of_its_own(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(ONCE.format(launches=1000))
+    results = qcompile.benchmark(
+        {"onnx": str(tiny_file("mlp")), "net": f"{path}:build"}, baseline="onnx", threads=1, max_time_s=12.0
+    )
+    base, own = results.entries
+    assert own.speedup is not None
+    assert 2 <= own.speedup["launches"] <= len(own.launch_rounds)
+    assert own.launch_rounds == base.launch_rounds
+    assert sum(own.launch_rounds) == len(own.round_medians_ms)
+    # One launch more than was measured is for the example that tells the inputs of the model.
+    assert len(own.launch_rounds) <= (tmp_path / "marks").read_text().count(".") <= len(own.launch_rounds) + 1
+
+
+@pytest.mark.parametrize("is_baseline", [False, True])
+def test_an_artifact_that_does_not_start_again_has_failed_and_the_others_go_on(
+    tiny_file: Callable[..., Path], tmp_path: Path, is_baseline: bool
+) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(ONCE.format(launches=1))
+    results = qcompile.benchmark(
+        {"onnx": str(tiny_file("mlp")), "net": f"{path}:build"},
+        baseline="net" if is_baseline else "onnx",
+        threads=1,
+        max_time_s=12.0,
+        precision_target=0.5,
+    )
+    onnx, net = results.entry("onnx"), results.entry("net")
+    assert (net.status, onnx.status) == ("failed", "measured")
+    assert "not again" in net.reason
+    assert onnx.latency_ms is not None
+    assert onnx.speedup is None
+    assert len(onnx.launch_rounds) >= 2
+
+
+def test_where_there_is_time_for_one_launch_the_interval_is_wide_and_says_why(
+    tiny_file: Callable[..., Path],
+) -> None:
+    model = str(tiny_file("mlp"))
+    results = qcompile.benchmark({"a": model, "b": model}, baseline="a", threads=1, max_time_s=0.2)
+    b = results.entry("b")
+    assert b.speedup is not None
+    assert b.speedup["launches"] == 1
+    assert b.speedup["high"] / b.speedup["low"] > 1.06
+    assert [text for text in b.warnings if "rests on one launch" in text]
+
+
 def test_curves_over_batch_sizes_and_clients(tiny_file: Callable[..., Path]) -> None:
     model = str(tiny_file("mlp"))
     [entry] = qcompile.benchmark(

@@ -1,84 +1,85 @@
-"""Intervals that can be believed: exact coverage, verdicts, refusals."""
+"""Speed-ups that can be believed: pairs of rounds, verdicts, refusals."""
 
 from __future__ import annotations
 
-import itertools
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.bench.compare import (
-    FEWEST_ROUNDS,
-    Speedup,
-    correlation_time,
-    median,
-    order_statistic,
-    percentile,
-    speedup,
-)
+from qcompile.bench.compare import CONFIDENCE, Speedup, speedup
+from qcompile.bench.launches import half_width, level_of
 from qcompile.errors import InvalidOption
 
 
-@pytest.mark.parametrize(("n", "confidence"), [(8, 0.95), (10, 0.95), (12, 0.95), (8, 0.99), (12, 0.99)])
-def test_the_interval_covers_the_median_in_so_many_of_all_sign_patterns(n: int, confidence: float) -> None:
-    """Brute force: each ratio is above or below the true median with probability one half."""
-    k = order_statistic(n, confidence)
-
-    def covered(order: int) -> float:
-        inside = 0
-        for pattern in itertools.product((0, 1), repeat=n):
-            below = n - sum(pattern)
-            inside += order <= below <= n - order
-        return inside / 2**n
-
-    assert covered(k) >= confidence
-    assert covered(k + 1) < confidence
+def launches(
+    level: float, noise: random.Random, *, count: int = 6, process: float = 0.005
+) -> list[list[float]]:
+    """Launches of four rounds: processes differ by `process`, rounds by a percent."""
+    return [
+        [level * math.exp(own + noise.gauss(0.0, 0.01)) for _ in range(4)]
+        for own in (noise.gauss(0.0, process) for _ in range(count))
+    ]
 
 
-def test_with_fewer_rounds_there_would_be_no_interval_for_a_verdict() -> None:
-    assert 2 / 2**FEWEST_ROUNDS <= 0.01 < 2 / 2 ** (FEWEST_ROUNDS - 1)
-
-
-def test_the_speedup_of_known_ratios_is_their_median_with_order_statistics() -> None:
-    ratios = [5.0, 2.0, 7.0, 1.0, 9.0, 3.0, 8.0, 4.0, 10.0, 6.0]
-    ratio = speedup([10.0 * value for value in ratios], [10.0] * 10)
-    assert ratio.correlation_rounds == 1.0
-    assert (ratio.value, ratio.low, ratio.high, ratio.rounds) == (5.5, 2.0, 9.0, 10)
-    assert (ratio.sure_low, ratio.sure_high) == (1.0, 10.0)
+def test_the_speedup_is_the_level_of_the_rounds_ratios() -> None:
+    base = [[10.0, 12.0, 11.0, 10.0], [9.0, 10.0, 11.0, 30.0]]
+    own = [[5.0, 4.0, 5.0, 4.0], [3.0, 4.0, 5.0, 6.0]]
+    ratios = [[2.0, 3.0, 2.2, 2.5], [3.0, 2.5, 2.2, 5.0]]
+    level = level_of([[math.log(value) for value in launch] for launch in ratios])
+    found = speedup(base, own)
+    assert found.value == pytest.approx(math.sqrt(math.sqrt(2.2 * 2.5) * math.sqrt(2.5 * 3.0)))
+    half = half_width([level], CONFIDENCE)
+    assert (found.low, found.high) == pytest.approx(
+        (found.value / math.exp(half), found.value * math.exp(half))
+    )
+    assert (found.rounds, found.launches) == (8, 2)
 
 
 def test_equal_artifacts_show_no_difference() -> None:
     noise = random.Random(0)
-    different = 0
-    for _ in range(200):
-        first = [1.0 + 0.05 * noise.random() for _ in range(15)]
-        second = [1.0 + 0.05 * noise.random() for _ in range(15)]
-        different += speedup(first, second).verdict != "no difference"
-    assert different <= 4
+    verdicts = [speedup(launches(1.0, noise), launches(1.0, noise)).verdict for _ in range(200)]
+    assert verdicts.count("no difference") >= 198
 
 
 def test_a_twice_as_fast_artifact_is_faster_and_the_other_way_round_slower() -> None:
-    base = [2.0, 2.1, 1.9, 2.2, 2.0, 2.05, 1.95, 2.1]
-    fast = [value / 2 for value in base]
+    noise = random.Random(1)
+    base, fast = launches(2.0, noise), launches(1.0, noise)
     assert speedup(base, fast).verdict == "faster"
     assert speedup(fast, base).verdict == "slower"
 
 
 def test_drift_that_hits_both_alike_does_not_widen_the_interval() -> None:
-    drift = [1.0, 1.5, 3.0, 0.7, 2.0, 1.1, 0.9, 1.2]
-    ratio = speedup([2 * d for d in drift], [1 * d for d in drift])
-    assert ratio.low == ratio.high == 2.0
+    drift = [[1.0, 1.5, 3.0, 0.7], [2.0, 1.1, 0.9, 1.2]]
+    ratio = speedup([[2 * d for d in launch] for launch in drift], drift)
+    still = speedup([[2.0] * 4] * 2, [[1.0] * 4] * 2)
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((still.low, 2.0, still.high))
 
 
-@pytest.mark.parametrize(("first", "second"), [([1.0] * 7, [1.0] * 7), ([1.0] * 8, [1.0] * 9)])
-def test_too_few_or_unpaired_rounds_are_refused(first: list[float], second: list[float]) -> None:
-    with pytest.raises(InvalidOption, match="rounds"):
+def test_what_an_artifact_has_alone_at_the_end_does_not_count() -> None:
+    """An interrupted round, or a launch that only one of the two has begun."""
+    noise = random.Random(2)
+    base, own = launches(2.0, noise), launches(1.0, noise)
+    more = [*base[:-1], [*base[-1], 2.5], [7.0]]
+    assert speedup(more, own) == speedup(base, own)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [([[1.0] * 7], [[1.0] * 7]), ([[1.0] * 20], [[1.0] * 4, [1.0] * 9])]
+)
+def test_too_few_rounds_in_common_are_refused(first: list[list[float]], second: list[list[float]]) -> None:
+    with pytest.raises(InvalidOption, match="rounds in common; at least 8"):
         speedup(first, second)
 
 
-def test_a_difference_must_be_sure_and_larger_than_two_processes_differ() -> None:
+def test_what_is_no_latency_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="0 ms or less"):
+        speedup([[1.0] * 8], [[1.0] * 7 + [0.0]])
+
+
+def test_a_difference_must_be_sure_and_large_enough_to_matter() -> None:
     def verdict(sure_low: float, sure_high: float) -> str:
         return Speedup(1.0, sure_low, sure_high, 20, sure_low, sure_high).verdict
 
@@ -88,44 +89,11 @@ def test_a_difference_must_be_sure_and_larger_than_two_processes_differ() -> Non
     assert verdict(0.9, 0.995) == "no difference"
 
 
-def test_rounds_that_come_in_runs_count_as_fewer() -> None:
-    noise = random.Random(5)
-    independent = [noise.random() for _ in range(200)]
-    in_fours = [value for value in independent[:50] for _ in range(4)]
-    assert correlation_time(independent) < 1.6
-    assert 2.5 < correlation_time(in_fours) < 6.0  # each four are one: (1 + 3/4 2 + 2/4 2 + 1/4 2) = 4
-    assert correlation_time([1.0] * 20) == correlation_time([1.0, 2.0] * 20) == 1.0
-
-
-def test_the_interval_covers_the_median_although_rounds_are_not_independent() -> None:
-    """A first-order process of memory 0.7: without the correction a third of the intervals miss."""
-    noise = random.Random(6)
-    missed = 0
-    for _ in range(200):
-        level, base = noise.gauss(0.0, 1.0), []
-        for _ in range(100):
-            level = 0.7 * level + noise.gauss(0.0, 0.51**0.5)
-            base.append(2.0 ** (level / 100))
-        ratio = speedup(base, [1.0] * 100)
-        missed += not ratio.low <= 1.0 <= ratio.high
-    assert missed <= 24  # 5% of intervals that are exact; 12% of what can be estimated from 100 rounds
-
-
-@given(st.lists(st.floats(0.1, 10.0), min_size=8, max_size=60))
-def test_intervals_lie_in_each_other_around_the_value(ratios: list[float]) -> None:
-    found = speedup(ratios, [1.0] * len(ratios))
-    assert found.sure_low <= found.low <= found.value <= found.high <= found.sure_high
-    assert min(ratios) <= found.sure_low
-    assert found.sure_high <= max(ratios)
-    assert 1.0 <= found.correlation_rounds <= len(ratios)
-
-
-@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=50), st.floats(0.01, 1.0))
-def test_a_percentile_is_a_value_that_was_measured(values: list[float], share: float) -> None:
-    found = percentile(values, share)
-    assert found in values
-    assert sum(value <= found for value in values) >= share * len(values)
-
-
-def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:
-    assert median([4.0, 1.0, 3.0, 2.0]) == 2.5
+@given(st.lists(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=8), min_size=2, max_size=8))
+def test_intervals_lie_in_each_other_and_turn_round(ratios: list[list[float]]) -> None:
+    ones = [[1.0] * len(launch) for launch in ratios]
+    found, back = speedup(ratios, ones), speedup(ones, ratios)
+    assert found.sure_low < found.low < found.value < found.high < found.sure_high
+    assert back.value == pytest.approx(1.0 / found.value)
+    assert (back.low, back.high) == pytest.approx((1.0 / found.high, 1.0 / found.low))
+    assert found.correlation_rounds >= 1.0

@@ -61,13 +61,14 @@ def require_gone(processes: list[psutil.Process]) -> None:
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.parametrize(("moment", "alive"), [("launch 3, round 2", 2), ("load mlp.onnx again (4)", 1)])
 def test_ctrl_c_leaves_no_process_and_keeps_what_was_measured(
-    tiny_file: Callable[..., Path], tmp_path: Path
+    tiny_file: Callable[..., Path], tmp_path: Path, moment: str, alive: int
 ) -> None:
     model, output = tiny_file("mlp"), tmp_path / "r.json"
     with qcompile("bench", model, model, "--baseline", model, *ENDLESS, "-o", output) as process:
-        wait_for(process, "round 9")
-        workers = workers_of(process, 2)
+        wait_for(process, moment)
+        workers = workers_of(process, alive)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -80,6 +81,8 @@ def test_ctrl_c_leaves_no_process_and_keeps_what_was_measured(
     assert other.latency_ms is not None
     assert other.speedup is not None
     assert other.speedup["rounds"] >= 8
+    assert other.speedup["launches"] >= 2
+    assert sum(other.launch_rounds) == len(other.round_medians_ms)
     jsonschema.validate(json.loads(output.read_text()), json.loads(SCHEMA.read_text()))
 
 
@@ -108,7 +111,7 @@ def test_a_recipe_that_is_interrupted_keeps_its_measurements_beside_the_results(
         "[bench]\nthreads = 1\nmax_time_s = 300\nprecision_target = 1e-6\n"
     )
     with qcompile("run", recipe) as process:
-        wait_for(process, "bench: round 9")
+        wait_for(process, "bench: launch 3, round 2")
         workers = workers_of(process, 2)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qcompile.bench.launches import half_width, level_of
 from qcompile.bench.regress import Limit, compare_results, parse_limit, unpaired_speedup
 from qcompile.bench.results import Entry, Results
 from qcompile.errors import InvalidOption
@@ -21,7 +23,7 @@ HERE = {"processor": "some", "architecture": "x86_64", "features": ["avx2"], "co
 def entry(name: str, medians: list[float], **fields: Any) -> Entry:
     return Entry(
         name, f"{name}.onnx", "onnxruntime", latency_ms={"median": float(np.median(medians))},
-        round_medians_ms=medians, **fields,
+        round_medians_ms=medians, launch_rounds=[len(one) for one in launches(medians)], **fields,
     )  # fmt: skip
 
 
@@ -35,22 +37,32 @@ def noisy(level: float, seed: int, rounds: int = 30) -> list[float]:
     return [level * (1.0 + 0.03 * noise.random()) for _ in range(rounds)]
 
 
+def launches(medians: list[float]) -> list[list[float]]:
+    """Of five rounds each."""
+    return [medians[start : start + 5] for start in range(0, len(medians), 5)]
+
+
 def accuracy(value: float) -> dict[str, Any]:
     return {"metric": "top1", "value": value}
 
 
-def test_the_estimate_is_that_of_hodges_and_lehmann_and_the_interval_that_of_scipys_ranks() -> None:
-    from scipy import stats
-
-    pairs = [(noisy(10.0, seed), noisy(11.0, seed + 100)) for seed in range(20)]
-    old, new = next(pair for pair in pairs if unpaired_speedup(*pair).correlation_rounds == 1.0)
+def test_the_estimate_is_the_ratio_of_levels_and_the_interval_that_of_their_difference() -> None:
+    old, new = launches(noisy(10.0, 1)), launches(noisy(11.0, 2))
+    levels = [level_of([[math.log(value) for value in launch] for launch in one]) for one in (old, new)]
+    means = [np.mean([np.log(launch).mean() for launch in one]) for one in (old, new)]
     found = unpaired_speedup(old, new)
-    assert found.value == pytest.approx(float(np.median(np.divide.outer(old, new))))
-    # The interval holds the ratios that the rank-sum test does not refuse at its level.
-    for ratio, refused in ((found.low, True), (found.high, True), (found.low, False), (found.high, False)):
-        towards = 1.0 if (ratio == found.high) == refused else -1.0
-        shifted = np.array(new) * ratio * (1.0 + 0.003 * towards)
-        assert bool(stats.mannwhitneyu(np.array(old), shifted).pvalue < 0.05) is refused
+    assert found.value == pytest.approx(math.exp(levels[0].mean - levels[1].mean))
+    assert found.value == pytest.approx(math.exp(means[0] - means[1]), rel=0.005)  # by another estimator
+    reach = math.exp(half_width(levels, 0.95))
+    assert (found.low, found.high) == pytest.approx((found.value / reach, found.value * reach))
+    assert found.launches == 6
+
+
+def test_single_launches_are_compared_with_all_the_doubt_they_have() -> None:
+    """Results of one launch each: two processes of one file may differ by as much."""
+    found = unpaired_speedup([noisy(10.0, 1)], [noisy(10.2, 2)])
+    assert found.verdict == "no difference"
+    assert found.width > 0.06
 
 
 def test_an_artifact_that_ran_on_another_device_is_not_compared() -> None:
@@ -61,7 +73,10 @@ def test_an_artifact_that_ran_on_another_device_is_not_compared() -> None:
 
 
 def test_equal_levels_are_rarely_called_different() -> None:
-    found = [unpaired_speedup(noisy(5.0, seed), noisy(5.0, seed + 1000)).verdict for seed in range(100)]
+    found = [
+        unpaired_speedup(launches(noisy(5.0, seed)), launches(noisy(5.0, seed + 1000))).verdict
+        for seed in range(100)
+    ]
     assert found.count("no difference") == 100
 
 
@@ -135,7 +150,8 @@ def test_different_settings_are_refused() -> None:
 
 def test_too_few_rounds_are_no_comparison() -> None:
     [change] = compare_results(run(entry("a", [5.0] * 3)), run(entry("a", [5.0] * 30))).changes
-    assert (change.speedup, change.reason) == (None, "too few rounds")
+    assert (change.speedup, change.reason) == (None, change.reason)
+    assert change.reason.startswith("3 and 30 rounds; at least 8 of each")
 
 
 @pytest.mark.parametrize("text", ["slower", "slower:5", "slower:x%", "faster:5%", "accuracy:1%", "slower:-1%",
@@ -150,7 +166,7 @@ def test_a_limit_that_is_spelled_wrong_is_refused(text: str) -> None:
     st.lists(st.floats(0.5, 2.0), min_size=8, max_size=20),
 )
 def test_old_against_new_is_the_inverse_of_new_against_old(old: list[float], new: list[float]) -> None:
-    there, back = unpaired_speedup(old, new), unpaired_speedup(new, old)
+    there, back = unpaired_speedup([old], [new]), unpaired_speedup([new], [old])
     assert there.low == pytest.approx(1.0 / back.high)
     assert there.high == pytest.approx(1.0 / back.low)
     assert there.low <= there.value <= there.high

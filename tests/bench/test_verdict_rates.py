@@ -14,6 +14,7 @@ from qcompile.bench.compare import speedup
 from qcompile.bench.measure import Timed, measure
 
 CALL_S = 0.06
+LAUNCH_S = 0.5
 BENCHES = 40
 
 
@@ -26,7 +27,8 @@ class Machine:
         drift: Level that wanders for all alike.
         own: Level that wanders for each process by itself, remembered over `memory` of a block.
         burst: Share of blocks that something else disturbs, by up to a half.
-        process: How much two processes of one file differ for good.
+        process: How much two processes of one file differ for as long as they live.
+        file: How much two copies of one file differ in all their processes, which they do not.
         second: How much a block gains from following one of its own.
     """
 
@@ -36,6 +38,7 @@ class Machine:
     memory: float = 0.8
     burst: float = 0.0
     process: float = 0.0
+    file: float = 0.0
     second: float = 0.0
 
 
@@ -43,8 +46,9 @@ MACHINES = {
     "quiet": Machine(),
     "noisy": Machine(white=0.02, drift=0.02, second=0.003),
     "a neighbour stays for seconds": Machine(white=0.01, drift=0.02, own=0.01, burst=0.05),
-    "processes differ": Machine(white=0.005, own=0.003, burst=0.02, process=0.004),
-    "crowded": Machine(white=0.05, drift=0.05, own=0.03, burst=0.2, process=0.004),
+    "as measured": Machine(white=0.01, own=0.003, burst=0.02, process=0.007),
+    "processes differ much": Machine(white=0.005, own=0.003, process=0.015),
+    "crowded": Machine(white=0.05, drift=0.05, own=0.03, burst=0.2, process=0.01),
 }
 
 
@@ -62,10 +66,10 @@ class Simulation:
 class SimulatedWorker:
     """What `measure` needs of a worker: it answers with latencies."""
 
-    def __init__(self, name: str, simulation: Simulation, call_s: float) -> None:
+    def __init__(self, name: str, simulation: Simulation, call_s: float, file: float) -> None:
         self.name, self.simulation, self.call_s = name, simulation, call_s
         noise, machine = simulation.noise, simulation.machine
-        self.offset = noise.gauss(0.0, machine.process)
+        self.offset = file + noise.gauss(0.0, machine.process)
         self.level = noise.gauss(0.0, machine.own)
 
     def ask(self, do: str, *, iterations: int, **_: Any) -> dict[str, Any]:
@@ -89,20 +93,23 @@ class SimulatedWorker:
 
 
 def verdicts(machine: Machine, slower: float, *, seed: int, benches: int = BENCHES) -> list[str]:
-    """The verdict of each of many benches, each with processes of its own."""
+    """The verdict of each of many benches, each with launches of its own."""
     found = []
     for number in range(benches):
         simulation = Simulation(machine, random.Random(1000 * seed + number))
-        workers: dict[str, Any] = {
-            "a": SimulatedWorker("a", simulation, CALL_S),
-            "b": SimulatedWorker("b", simulation, CALL_S * (1.0 + slower)),
-        }
-        timed = {name: Timed() for name in workers}
+        call_s = {"a": CALL_S, "b": CALL_S * (1.0 + slower)}
+        files = {name: simulation.noise.gauss(0.0, machine.file) for name in call_s}
+        timed = {name: Timed() for name in call_s}
+
+        def launch() -> dict[str, Any]:
+            simulation.now_s += LAUNCH_S  # noqa: B023 (called in this turn of the loop)
+            return {name: SimulatedWorker(name, simulation, call_s[name], files[name]) for name in call_s}  # noqa: B023
+
         measure(
-            workers, "a", timed, max_time_s=45.0, precision_target=0.01,
-            progress=lambda *_: None, clock=simulation.clock,
+            launch(), launch, "a", timed, max_time_s=60.0, precision_target=0.01, launch_s=LAUNCH_S,
+            progress=lambda _: None, clock=simulation.clock,
         )  # fmt: skip
-        found.append(speedup(timed["a"].round_medians_ms, timed["b"].round_medians_ms).verdict)
+        found.append(speedup(timed["a"].launches_ms, timed["b"].launches_ms).verdict)
     return found
 
 
@@ -113,20 +120,21 @@ def test_two_runs_of_one_file_are_rarely_called_different(name: str) -> None:
     assert different <= BENCHES * 0.05, found
 
 
-@pytest.mark.parametrize("name", [name for name in MACHINES if name != "crowded"])
+@pytest.mark.parametrize("name", ["quiet", "noisy", "a neighbour stays for seconds", "as measured"])
 def test_three_percent_slower_is_called_slower(name: str) -> None:
     found = verdicts(MACHINES[name], 0.03, seed=2)
     assert found.count("slower") >= 0.9 * BENCHES, found
     assert "faster" not in found
 
 
-def test_a_tenth_slower_is_seen_in_a_crowd_and_never_called_faster() -> None:
-    found = verdicts(MACHINES["crowded"], 0.1, seed=3)
+@pytest.mark.parametrize(("name", "slower"), [("crowded", 0.15), ("processes differ much", 0.05)])
+def test_what_is_slower_still_is_seen_on_bad_machines(name: str, slower: float) -> None:
+    found = verdicts(MACHINES[name], slower, seed=3)
     assert found.count("slower") >= 0.9 * BENCHES, found
     assert "faster" not in found
 
 
 def test_these_tests_can_fail() -> None:
-    """Processes that differ by two percent for good are called different: no rounds can tell them apart."""
-    found = verdicts(Machine(process=0.02), 0.0, seed=4)
+    """Files that differ by two percent in all their processes are called different."""
+    found = verdicts(Machine(file=0.02), 0.0, seed=4)
     assert sum(verdict != "no difference" for verdict in found) > BENCHES * 0.2

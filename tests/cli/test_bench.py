@@ -31,8 +31,9 @@ def qc(capsys: pytest.CaptureFixture[str]) -> Run:
 def results_file(path: Path, level: float, **environment: Any) -> Path:
     medians = [level * (1.0 + 0.001 * (i * 7 % 5)) for i in range(20)]
     entry = Entry(
-        "a", "a.onnx", "onnxruntime", latency_ms={"median": level}, round_medians_ms=medians, size_bytes=10
-    )
+        "a", "a.onnx", "onnxruntime", latency_ms={"median": level}, round_medians_ms=medians,
+        launch_rounds=[5] * 4, size_bytes=10,
+    )  # fmt: skip
     where = {"processor": "some", "architecture": "x86_64", "features": [], "cores_usable": 2, "gpu": None}
     save_results(Results("a", [entry], where | environment, {"threads": 1, "inputs": {"x": "1x4"}}), path)
     return path

@@ -42,7 +42,7 @@ def results_json(rows: int = len(ROWS), *, seed: int = 0, metric: str = "top1") 
         verdict = "faster" if low > 1.01 else "slower" if high < 0.99 else "no difference"
         entry["speedup"] = {
             "value": value, "low": low, "high": high, "rounds": ROUNDS, "verdict": verdict,
-            "correlation_rounds": 1.0,
+            "correlation_rounds": 1.0, "launches": ROUNDS // 5,
         }  # fmt: skip
     entries += [_failed(), _not_run()]
     return {
@@ -113,6 +113,7 @@ def _entry(rng: np.random.Generator, row: tuple[Any, ...], drift: Any, metric: s
         },
         "mode": name.rpartition("-")[2] if engine == "pytorch" and "-" in name else "eager",
         "round_medians_ms": (ms * drift * rng.lognormal(0, 0.004, ROUNDS)).tolist(),
+        "launch_rounds": [5] * (ROUNDS // 5),
         "warnings": [],
         "warm_up": {"calls": 12, "seconds": 0.4, "stable": True},
         "cold_start_ms": {"process": 210.0, "load": 90 + 3 * ms, "first_result": 2.4 * ms,
