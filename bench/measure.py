@@ -4,23 +4,25 @@ order, until the doubt is small."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..errors import QCompileError
 from .compare import FEWEST_ROUNDS, ratio_level, with_doubt
 from .launches import median
 from .process import Worker
-from .schedule import balanced_orders, rounds
+from .schedule import rounds
 from .warm_up import LIMIT_S, WarmUp, warm_up
 
 BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds
 FEWEST_LAUNCHES = 5  # to stop early: few can lie close together by chance, and would be believed
 _FEWEST_LAUNCH_ROUNDS = 4
-_FEWEST_IN_A_LAUNCH = 2  # where rounds are so slow that launches would be few
+_FEWEST_SLOW_ROUNDS = 2  # where rounds are so slow that launches would be few
 _ROUND_VARIANCE = 3.0  # of a round, in units of that of a launch, until it can be told
 _DISCARD = 2  # calls after an idle pause: caches and threads wake up
 _FEWEST_CALLS = 3
@@ -95,44 +97,88 @@ def measure(
         progress: Told after each round.
         clock: Seconds that pass.
     """
-    start = began = clock()
-    number, share_s = 0, max_time_s / FEWEST_LAUNCHES
-    while True:
-        number += 1
+    budget = _Budget(max_time_s, precision_target, launch_s)
+    orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced
+    began = clock()
+    for launch in itertools.count(1):
         for name, worker in workers.items():
             timed[name].launches_ms.append([])
             _guard(timed[name], worker, functools.partial(_warm_up, worker, max_time_s, clock))
-        warm = clock()
-        launch_s = launch_s + warm - began if number == 1 else warm - began
-        if number == 1:
-            start = warm
-        for count, order in enumerate(rounds(list(workers)), start=1):
-            for name in order:
+        budget.launched(launch, began, clock())
+        step: _Step = "round"
+        for count in itertools.count(1):
+            for name in (name for name in next(orders) if name in workers):
                 _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
-            widest, variance = _doubt(timed, baseline)
-            progress(Progress(number, count, widest))
-            if all(one.failure for one in timed.values()):
-                return
-            now, cycle = clock(), len(balanced_orders(list(workers)))
-            total = max(len(one.round_medians_ms) for one in timed.values())
-            sure = number >= FEWEST_LAUNCHES and widest <= precision_target and count % cycle == 0
-            over = now - start > max_time_s or timed[baseline].failure is not None
-            if total >= FEWEST_ROUNDS and (sure or over):
-                return
-            round_s = (now - warm) / count
-            done = count % cycle == 0 and count >= _rounds_enough(launch_s, round_s, variance)
-            done |= count >= _FEWEST_IN_A_LAUNCH and now - warm > share_s
-            if done and now - start + launch_s + _FEWEST_IN_A_LAUNCH * round_s < max_time_s:
+            doubt = _doubt(timed, baseline)
+            progress(Progress(launch, count, doubt.widest))
+            step = budget.next_step(launch, count, doubt, timed, timed[baseline], clock())
+            if step != "round":
                 break
-            if done and number > 1 and total >= FEWEST_ROUNDS:
-                return  # further rounds of this launch would say nothing new
+        if step == "end":
+            return
         began = clock()
         workers = relaunch()
 
 
-def _rounds_enough(launch_s: float, round_s: float, variance: float) -> float:
-    """Rounds a launch that leave the least doubt for the time (Kalibera and Jones 2013, 6.3)."""
-    return max(math.sqrt(variance * launch_s / max(round_s, 1e-9)), _FEWEST_LAUNCH_ROUNDS)
+_Step = Literal["round", "launch", "end"]
+
+
+@dataclass
+class _Doubt:
+    """The widest interval of a speed-up, and the largest variance that a round leaves; see `Level`."""
+
+    widest: float = 0.0
+    variance: float = 0.0
+
+
+@dataclass
+class _Budget:
+    """What to do with the time there is.
+
+    Attributes:
+        max_time_s, precision_target: As `measure` is given them.
+        launch_s: What the last launch took, from the end of the one before until it was warm.
+        start_s: When the first launch was warm.
+        warm_s: When the last one was.
+    """
+
+    max_time_s: float
+    precision_target: float
+    launch_s: float
+    start_s: float = 0.0
+    warm_s: float = 0.0
+
+    def launched(self, launch: int, began_s: float, now_s: float) -> None:
+        """Remember what a launch took; the start of the first was timed elsewhere, here its warm-up."""
+        self.launch_s = now_s - began_s + (self.launch_s if launch == 1 else 0.0)
+        self.start_s, self.warm_s = (now_s if launch == 1 else self.start_s), now_s
+
+    def next_step(
+        self, launch: int, count: int, doubt: _Doubt, timed: Mapping[str, Timed], base: Timed, now_s: float
+    ) -> _Step:
+        """Return what follows `count` rounds of a launch."""
+        enough = max(len(one.round_medians_ms) for one in timed.values()) >= FEWEST_ROUNDS
+        sure = launch >= FEWEST_LAUNCHES and doubt.widest <= self.precision_target
+        over = now_s - self.start_s > self.max_time_s or base.failure is not None
+        if all(one.failure for one in timed.values()) or (enough and over):
+            return "end"
+        round_s = (now_s - self.warm_s) / count
+        share_s = self.max_time_s / FEWEST_LAUNCHES
+        slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
+        if not slow and count < self._best_rounds(round_s, doubt.variance):
+            return "round"
+        if enough and sure:
+            return "end"
+        left_s = self.start_s + self.max_time_s - now_s
+        if self.launch_s + _FEWEST_SLOW_ROUNDS * round_s < left_s:
+            return "launch"
+        # Further rounds of this launch would say nothing new, unless it is the only one.
+        return "end" if launch > 1 and enough else "round"
+
+    def _best_rounds(self, round_s: float, variance: float) -> float:
+        """Rounds a launch that leave the least doubt for the time (Kalibera and Jones 2013, 6.3)."""
+        best = math.sqrt(variance * self.launch_s / round_s) if round_s > 0.0 else 0.0
+        return max(best, _FEWEST_LAUNCH_ROUNDS)
 
 
 def ask_timing(worker: Worker, do: str, expected_s: float, **arguments: object) -> tuple[list[int], bool]:
@@ -185,18 +231,16 @@ def _block(worker: Worker, timed: Timed) -> None:
     timed.launches_ms[-1].append(median(latencies))
 
 
-def _doubt(timed: Mapping[str, Timed], baseline: str) -> tuple[float, float]:
-    """The widest interval of a speed-up, and the largest variance of a round."""
-    reference = timed[baseline]
-    widest, variance = 0.0, 0.0
+def _doubt(timed: Mapping[str, Timed], baseline: str) -> _Doubt:
+    reference, found = timed[baseline], _Doubt()
     for name, one in timed.items():
         if name != baseline and one.failure is None and not reference.failure:
             if len(one.round_medians_ms) < FEWEST_ROUNDS:
-                return float("inf"), _ROUND_VARIANCE
+                return _Doubt(float("inf"), _ROUND_VARIANCE)
             level = ratio_level(reference.launches_ms, one.launches_ms)
-            widest = max(widest, with_doubt(level.mean, [level]).width)
-            variance = max(variance, level.round_variance)
-    return widest, variance
+            found.widest = max(found.widest, with_doubt(level.mean, [level]).width)
+            found.variance = max(found.variance, level.round_variance)
+    return found
 
 
 def _guard(timed: Timed, worker: Worker, work: Callable[[Timed], None]) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from .present import present_results
 from .session import Session, command_options, examples, split
-from .tables import curve_table, noise_lines, reasons, regression_table, results_table, warnings
+from .tables import regression_table
 
 _ARGUMENTS = "qcompile.bench.arguments"
 _MEASURE = "measure"
@@ -153,14 +154,7 @@ def measure(
     if markdown_file is not None:
         save_markdown(results, markdown_file)
     session.json(results.as_json())
-    if not session.quiet:
-        session.table(results_table(results, width=session.width))
-        for table in (curve_table(results, "batches"), curve_table(results, "concurrency")):
-            if table is not None:
-                session.table(table)
-    for line in reasons(results):
-        session.note(line)
-    session.warn([*noise_lines(results), *warnings(results)])
+    present_results(session, results)
     if results.interrupted:
         kept = f"; what was measured is in {output}" if output else ""
         session.warn([f"interrupted{kept}"])

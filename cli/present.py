@@ -1,10 +1,15 @@
-"""How a finished artifact is shown: what it is, what was checked, what to know."""
+"""How a finished artifact is shown, and what was measured: what it is, what was checked, what to know."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..artifact import Artifact
 from .session import Session
-from .tables import bytes_text
+from .tables import bytes_text, curve_table, noise_lines, reasons, results_table, warnings
+
+if TYPE_CHECKING:
+    from ..bench.results import Results
 
 
 def present_artifact(session: Session, artifact: Artifact, *details: str) -> None:
@@ -21,3 +26,15 @@ def present_artifact(session: Session, artifact: Artifact, *details: str) -> Non
     for check in manifest.checks:
         session.say(f"  checked: {check.name}: {check.detail}")
     session.warn(manifest.warnings)
+
+
+def present_results(session: Session, results: Results) -> None:
+    """Print the table of a benchmark, its curves, and what to know of them."""
+    if not session.quiet:
+        session.table(results_table(results, width=session.width))
+        for table in (curve_table(results, "batches"), curve_table(results, "concurrency")):
+            if table is not None:
+                session.table(table)
+    for line in reasons(results):
+        session.note(line)
+    session.warn([*noise_lines(results), *warnings(results)])

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from .present import present_results
 from .session import Session, command_options, examples, split
-from .tables import add_row, bytes_text, make_table, noise_lines, reasons, results_table, warnings
+from .tables import add_row, bytes_text, make_table
 
 
 @click.command(
@@ -47,11 +48,8 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
             "report": str(report.page) if report.page else None,
         }
     )
-    if results and not session.quiet:
-        session.table(results_table(results, width=session.width))
-        for line in reasons(results):
-            session.note(line)
-        session.warn([*noise_lines(results), *warnings(results)])
+    if results:
+        present_results(session, results)
     elif not session.quiet:
         session.table(_artifacts_table(report))
     if all(state == "skipped" for state in report.stages.values()):

@@ -15,7 +15,7 @@ from qcompile.bench.measure import Timed, measure
 
 CALL_S = 0.06
 LAUNCH_S = 0.5
-BENCHES = 40
+BENCHES = 80
 
 
 @dataclass
