@@ -96,14 +96,16 @@ class OnnxRuntime(Engine):
     def open_on_gpu(
         self, artifact: str, run: GpuRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        from .on_gpu import open_with_cuda
+        from .on_gpu import open_with_cuda, why_no_cuda_provider
 
         run.require_plain(self.name)
         reason = self.why_not_run_on_gpu(run.device)
         if reason:
             raise EngineUnavailable(
                 f"{artifact}: cannot run on GPU {run.device} here: {reason}",
-                hint="pip uninstall onnxruntime; pip install onnxruntime-gpu; or give --device cpu",
+                hint="pip uninstall -y onnxruntime && pip install onnxruntime-gpu, or give --device cpu"
+                if why_no_cuda_provider()
+                else "run it on a machine with an NVIDIA GPU, or give --device cpu",
                 engine=self.name,
                 reason=reason,
             )

@@ -80,7 +80,9 @@ class PyTorch(Engine):
         if reason:
             raise EngineUnavailable(
                 f"{artifact}: cannot run on GPU {device} here: {reason}",
-                hint="install a PyTorch with CUDA (https://pytorch.org/get-started), or give --device cpu",
+                hint="install a PyTorch with CUDA (https://pytorch.org/get-started), or give --device cpu"
+                if torch.version.cuda is None
+                else "run it on a machine with an NVIDIA GPU, or give --device cpu",
                 engine=self.name,
                 reason=reason,
             )
