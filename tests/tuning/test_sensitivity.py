@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
+from written_models import model_of, outputs_of
 
 import qcompile
 from qcompile.calibration import Data, Ranges, load_ranges
@@ -21,34 +22,8 @@ from qcompile.tuning.sensitivity import Damage, rank_layers
 
 Floats = NDArray[np.float32]
 Feeds = dict[str, Floats]
+named_model = partial(model_of, named=True)
 TARGETS: tuple[Target, ...] = ("onnxruntime", "openvino", "tensorrt")
-
-
-def model_of(text: str, **weights: Floats) -> onnx.ModelProto:
-    """A model in ONNX's text form, with weights."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {text}')
-    for number, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type.lower()}{number}"
-    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in weights.items())
-    onnx.checker.check_model(model)
-    return model
-
-
-def run(model: onnx.ModelProto, feeds: Feeds, *names: str) -> list[Floats]:
-    """The outputs, or other tensors, of a model as it is written."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if names:
-        del copy.graph.output[:]
-        copy.graph.output.extend(onnx.helper.make_tensor_value_info(n, 1, None) for n in names)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    found: list[Floats] = session.run(None, feeds)
-    return found
 
 
 def normal(*shape: int, seed: int = 0) -> Floats:
@@ -102,11 +77,11 @@ def by_hand(
     behind = [n for n in model.graph.node if result in n.input]
     scaled = behind[0].output[0] if [n.op_type for n in behind] == ["Relu"] else result
     for feeds in samples:
-        value = feeds[source] if source in inputs else run(model, feeds, source)[0]
-        made = run(alone, {**feeds, "fed": as_stored(source, value)}, result)[0]
+        value = feeds[source] if source in inputs else outputs_of(model, feeds, source)[0]
+        made = outputs_of(alone, {**feeds, "fed": as_stored(source, value)}, result)[0]
         if target == "onnxruntime" and node.op_type == "Conv":
             made = as_stored(scaled, made)  # its kernel writes integers
-        clean, noisy = run(model, feeds), run(rest, {**feeds, "fed": made})
+        clean, noisy = outputs_of(model, feeds), outputs_of(rest, {**feeds, "fed": made})
         shares = [np.square(n - c).sum() / np.square(c).sum() for c, n in zip(clean, noisy, strict=True)]
         total += float(np.mean(shares))
     return total / len(samples)
@@ -147,7 +122,7 @@ class Bench:
 
 def convolutions(batch: str = "N") -> onnx.ModelProto:
     """Three convolutions, one of them grouped, a residual Add, and a Gemm."""
-    return model_of(
+    return named_model(
         f"""(float[{batch},4,6,6] x) => (float[{batch},3] y) {{
         c1 = Conv<pads=[1,1,1,1]>(x, w1, b1) r1 = Relu(c1) c2 = Conv<pads=[1,1,1,1], group=2>(r1, w2)
         r2 = Relu(c2) c3 = Conv(r2, w3, b3) a = Add(c3, r1) g = GlobalAveragePool(a) f = Flatten(g)
@@ -172,7 +147,7 @@ def test_a_fixed_batch_is_fed_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["openvino", "tensorrt"])
 def test_transposed_convolutions_are_rounded_by_output_channel(target: Target, tmp_path: Path) -> None:
-    model = model_of(
+    model = named_model(
         """(float[N,3,4,4] x) => (float[N,2,9,9] y) {
         c = Conv(x, w1) y = ConvTranspose<strides=[2,2]>(c, w2) }""",
         w1=normal(5, 3, 1, 1),
@@ -183,7 +158,7 @@ def test_transposed_convolutions_are_rounded_by_output_channel(target: Target, t
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_several_inputs_and_outputs_and_shared_weights(target: Target, tmp_path: Path) -> None:
-    model = model_of(
+    model = named_model(
         """(float[N,8] x, float[N,8] z) => (float[N,8] y, float[N,8] v) {
         a = MatMul(x, w) b = Gemm<transB=1>(z, w) s = Add(a, b) r = Relu(s)
         y = MatMul(r, w) t = Tanh(b) v = MatMul(t, u) }""",
@@ -198,7 +173,7 @@ def test_the_layer_that_reads_an_outlier_channel_comes_first(target: Target, tmp
     w2, w3 = normal(16, 16, seed=2), normal(16, 16, seed=3)
     scale = np.ones(16, np.float32)
     scale[5] = 2000
-    model = model_of(
+    model = named_model(
         """(float[N,16] x) => (float[N,4] y) { a = MatMul(x, w1) r = Relu(a) b = MatMul(r, w2)
         s = Relu(b) c = MatMul(s, w3) t = Relu(c) y = MatMul(t, w4) }""",
         w1=normal(16, 16), w2=w2 * scale, w3=w3 / scale[:, None], w4=normal(16, 4),
@@ -211,7 +186,7 @@ def test_the_layer_that_reads_an_outlier_channel_comes_first(target: Target, tmp
 
 def products() -> onnx.ModelProto:
     """Two products with Tanh between them."""
-    return model_of(
+    return named_model(
         "(float[N,16] x) => (float[N,8] y) { a = MatMul(x, w1) r = Tanh(a) y = MatMul(r, w2) }",
         w1=normal(16, 32),
         w2=normal(32, 8) * np.geomspace(0.03, 3, 32, dtype=np.float32)[:, None],
@@ -237,7 +212,7 @@ def test_the_real_quantizer_does_the_same_damage(
         real = onnx.load(made.path)
         noise = []
         for feeds in bench.samples:
-            clean, noisy = run(bench.model, feeds)[0], run(real, feeds)[0]
+            clean, noisy = outputs_of(bench.model, feeds)[0], outputs_of(real, feeds)[0]
             noise.append(float(np.square(noisy - clean).sum() / np.square(clean).sum()))
         assert one.noise == pytest.approx(np.mean(noise), rel=0.1), one.layer
 
@@ -245,7 +220,7 @@ def test_the_real_quantizer_does_the_same_damage(
 def test_what_a_convolution_writes_as_integers_is_its_damage_too(tmp_path: Path) -> None:
     scale = np.ones((6, 1, 1, 1), np.float32)
     scale[2] = 3000
-    model = model_of(
+    model = named_model(
         """(float[N,4,6,6] x) => (float[N,3,6,6] y) { c = Conv(x, w1) r = Relu(c) d = Conv(r, w2)
         s = Relu(d) y = Conv(s, w3) }""",
         w1=normal(6, 4, 1, 1) * scale,
@@ -276,7 +251,7 @@ def test_only_layers_that_would_be_quantized_are_ranked(
 
 
 def test_a_layer_that_loses_nothing_has_no_noise(tmp_path: Path) -> None:
-    model = model_of(
+    model = named_model(
         "(float[N,4] x) => (float[N,2] y) { a = MatMul(x, w1) r = Relu(a) y = MatMul(r, w2) }",
         w1=np.zeros((4, 4), np.float32),
         w2=normal(4, 2),
@@ -288,7 +263,7 @@ def test_a_layer_that_loses_nothing_has_no_noise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["openvino"])
 def test_products_of_two_activations_are_ranked_too(target: Target, tmp_path: Path) -> None:
-    model = model_of(
+    model = named_model(
         """(float[N,5,8] x) => (float[N,5,5] y) { q = MatMul(x, w1) k = MatMul(x, w2)
         t = Transpose<perm=[0,2,1]>(k) y = MatMul(q, t) }""",
         w1=normal(8, 8), w2=normal(8, 8, seed=1),
@@ -297,7 +272,7 @@ def test_products_of_two_activations_are_ranked_too(target: Target, tmp_path: Pa
     ranked = {one.layer: one.noise for one in bench.rank(target)}
     both = 0.0
     for feeds in bench.samples:
-        q, t, y = run(model, feeds, "q", "t", "y")
+        q, t, y = outputs_of(model, feeds, "q", "t", "y")
         q, t = (fake(a, *bench.ranges.limits(n), symmetric=True) for a, n in ((q, "q"), (t, "t")))
         both += float(np.square(q @ t - y).sum() / np.square(y).sum())
     assert ranked["matmul3"] == pytest.approx(both / len(bench.samples), rel=0.02)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
+from written_models import model_of, outputs_of
 
 from qcompile.compiler.balancing.equalize import equalizable, equalize
 from qcompile.compiler.int8.placement import plan
@@ -20,30 +20,6 @@ from qcompile.model.fidelity import fidelity
 
 Floats = NDArray[np.float32]
 X = "float[N,C,H,W]"
-
-
-def model_of(text: str, **weights: Floats) -> onnx.ModelProto:
-    """A model in ONNX's text form, with weights."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in weights.items())
-    onnx.checker.check_model(model)
-    return model
-
-
-def run(model: onnx.ModelProto, x: Floats, *names: str) -> list[Floats]:
-    """The outputs, or other tensors, of a model as it is written."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if names:
-        del copy.graph.output[:]
-        copy.graph.output.extend(onnx.helper.make_tensor_value_info(n, 1, None) for n in names)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    found: list[Floats] = session.run(None, {"x": x})
-    return found
 
 
 def stored(model: onnx.ModelProto) -> dict[str, Floats]:
@@ -99,9 +75,9 @@ def test_convolutions_compute_the_same_numbers_to_the_last_bit(
     model = mobile(generator, between)
     x = generator.standard_normal((2, 3, 8, 8)).astype(np.float32)
     amax = {name: generator.uniform(0, 9, n).astype(np.float32) for name, n in (("r1", 8), ("r2", 16))}
-    (before,) = run(model, x)
+    (before,) = outputs_of(model, x)
     assert equalize(model, amax if observed else None) == (2 if observed else 3)
-    np.testing.assert_array_equal(run(model, x)[0], before)
+    np.testing.assert_array_equal(outputs_of(model, x)[0], before)
 
 
 @settings(deadline=None, max_examples=25)
@@ -109,9 +85,9 @@ def test_convolutions_compute_the_same_numbers_to_the_last_bit(
 def test_products_compute_the_same_numbers_to_the_last_bit(seed: int) -> None:
     generator = np.random.default_rng(seed)
     model, x = products(generator), generator.standard_normal((3, 2, 6)).astype(np.float32)
-    (before,) = run(model, x)
+    (before,) = outputs_of(model, x)
     assert equalize(model) == 2
-    np.testing.assert_array_equal(run(model, x)[0], before)
+    np.testing.assert_array_equal(outputs_of(model, x)[0], before)
 
 
 def pointwise(w1: list[float], w2: list[float], between: str = "r = Relu(c)") -> onnx.ModelProto:
@@ -156,11 +132,11 @@ def test_a_depthwise_convolution_takes_all_that_activations_differ() -> None:
     generator = np.random.default_rng(1)
     model = mobile(generator)
     x = generator.standard_normal((16, 3, 8, 8)).astype(np.float32)
-    amax = run(model, x, "r1")[0].max(axis=(0, 2, 3))
+    amax = outputs_of(model, x, "r1")[0].max(axis=(0, 2, 3))
     assert amax.max() / amax[amax > 0].min() > 30
     # r1 feeds a convolution of two outputs per input: each has a scale of its own.
     assert equalize(model, {"r1": amax}) == 1
-    after = run(model, x, "r1")[0].max(axis=(0, 2, 3))
+    after = outputs_of(model, x, "r1")[0].max(axis=(0, 2, 3))
     np.testing.assert_array_less(after[amax > 0], 1.42)
     np.testing.assert_array_less(0.70, after[amax > 0])
 
@@ -213,12 +189,16 @@ def test_wrong_options_say_so() -> None:
 
 def int8_snr_db(model: onnx.ModelProto, x: Floats) -> float:
     """How much of the outputs INT8 keeps, with ranges of the very samples."""
-    (expected,) = run(model, x)
+    (expected,) = outputs_of(model, x)
     ready = prepared(model)
     names = [name for node in ready.graph.node for name in node.output]
-    ranges = {n: (float(v.min()), float(v.max())) for n, v in zip(names, run(ready, x, *names), strict=True)}
+    ranges = {
+        n: (float(v.min()), float(v.max())) for n, v in zip(names, outputs_of(ready, x, *names), strict=True)
+    }
     ranges["x"] = (float(x.min()), float(x.max()))
-    return fidelity(expected, run(quantize_static(ready, plan(ready, "tensorrt"), ranges), x)[0]).snr_db
+    return fidelity(
+        expected, outputs_of(quantize_static(ready, plan(ready, "tensorrt"), ranges), x)[0]
+    ).snr_db
 
 
 @pytest.mark.parametrize("observed", [False, True])
@@ -234,6 +214,6 @@ def test_int8_of_uneven_channels_becomes_accurate(observed: bool) -> None:
         tensor.CopyFrom(numpy_helper.from_array(even[tensor.name], tensor.name))
     x = generator.standard_normal((8, 3, 8, 8)).astype(np.float32)
     before_db = int8_snr_db(model, x)
-    amax = {name: np.abs(run(model, x, name)[0]).max(axis=(0, 2, 3)) for name in equalizable(model)}
+    amax = {name: np.abs(outputs_of(model, x, name)[0]).max(axis=(0, 2, 3)) for name in equalizable(model)}
     equalize(model, amax if observed else None)
     assert before_db < 15 < 25 < int8_snr_db(model, x)

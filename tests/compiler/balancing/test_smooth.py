@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
+from written_models import model_of, outputs_of
 
 from qcompile.calibration import Data
 from qcompile.compiler.activations import channel_amax
@@ -24,30 +24,6 @@ from qcompile.model.fidelity import fidelity
 from qcompile.model.onnx_file import model_io
 
 Floats = NDArray[np.float32]
-
-
-def model_of(text: str, **weights: Floats) -> onnx.ModelProto:
-    """A model in ONNX's text form, with weights."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in weights.items())
-    onnx.checker.check_model(model)
-    return model
-
-
-def run(model: onnx.ModelProto, x: Floats, *names: str) -> list[Floats]:
-    """The outputs, or other tensors, of a model as it is written."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if names:
-        del copy.graph.output[:]
-        copy.graph.output.extend(onnx.helper.make_tensor_value_info(n, 1, None) for n in names)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    found: list[Floats] = session.run(None, {"x": x})
-    return found
 
 
 def stored(model: onnx.ModelProto) -> dict[str, Floats]:
@@ -80,9 +56,9 @@ def test_the_same_numbers_are_computed_to_the_last_bit(seed: int, alpha: float) 
     generator = np.random.default_rng(seed)
     model, x = prenorm(generator), generator.standard_normal((3, 4, 6)).astype(np.float32)
     amax = {"n": generator.uniform(0, 100, 6).astype(np.float32)}
-    before = run(model, x)
+    before = outputs_of(model, x)
     assert smooth(model, amax, alpha) == {"smoothed": 1, "left alone": 0}
-    for found, expected in zip(run(model, x), before, strict=True):
+    for found, expected in zip(outputs_of(model, x), before, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -180,7 +156,7 @@ def test_the_largest_magnitude_of_each_channel_is_found(
     found = channel_amax(
         path, {"n": -1, "z": 0, "y": 1}, data, limit, lambda _, done=0, __=None: seen.append(done)
     )
-    n, z, y = (np.abs(array) for array in run(onnx.load(path), x[:limit], "n", "z", "y"))
+    n, z, y = (np.abs(array) for array in outputs_of(onnx.load(path), x[:limit], "n", "z", "y"))
     np.testing.assert_allclose(found["n"], n.max(axis=(0, 1)), rtol=1e-5)
     np.testing.assert_allclose(found["y"], y.max(axis=(0, 2)), rtol=1e-5)
     np.testing.assert_allclose(found["z"], z.max(axis=1).reshape(-1, 4).max(axis=0), rtol=1e-5)
@@ -216,6 +192,8 @@ def int8_snr_db(model: onnx.ModelProto, x: Floats) -> float:
     """How much of the first output INT8 keeps, with ranges of the very samples."""
     ready = prepared(model)
     names = [name for node in ready.graph.node for name in node.output]
-    ranges = {n: (float(v.min()), float(v.max())) for n, v in zip(names, run(ready, x, *names), strict=True)}
-    found = run(quantize_static(ready, plan(ready, "onnxruntime"), ranges), x)
-    return fidelity(run(model, x)[0], found[0]).snr_db
+    ranges = {
+        n: (float(v.min()), float(v.max())) for n, v in zip(names, outputs_of(ready, x, *names), strict=True)
+    }
+    found = outputs_of(quantize_static(ready, plan(ready, "onnxruntime"), ranges), x)
+    return fidelity(outputs_of(model, x)[0], found[0]).snr_db

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
+from written_models import model_of, outputs_of
 
 from qcompile.calibration import Data
 from qcompile.compiler.int8.bias_correction import correct_biases
@@ -23,30 +23,6 @@ Floats = NDArray[np.float32]
 TARGETS: tuple[Target, ...] = ("onnxruntime", "tensorrt", "openvino")
 
 
-def model_of(text: str, **weights: Floats) -> onnx.ModelProto:
-    """A model in ONNX's text form, with weights."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in weights.items())
-    onnx.checker.check_model(model)
-    return model
-
-
-def run(model: onnx.ModelProto, x: Floats, *names: str) -> list[Floats]:
-    """The outputs, or other tensors, of a model as it is written."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if names:
-        del copy.graph.output[:]
-        copy.graph.output.extend(onnx.helper.make_tensor_value_info(n, 1, None) for n in names)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    found: list[Floats] = session.run(None, {"x": x})
-    return found
-
-
 class Case:
     """A float model, its samples, and what quantization makes of it."""
 
@@ -57,7 +33,7 @@ class Case:
         self.data = Data(str(folder / "data.npz"), model_io(model).inputs, batch_size=8)
         ready = prepared(model)
         names = [name for node in ready.graph.node for name in node.output]
-        found = [x, *run(ready, x, *names)]
+        found = [x, *outputs_of(ready, x, *names)]
         ranges = {
             name: (1.2 * float(values.min()), 1.2 * float(values.max()))
             for name, values in zip(["x", *names], found, strict=True)
@@ -77,7 +53,7 @@ def stored(model: onnx.ModelProto) -> dict[str, Floats]:
 
 def mean_error(model: onnx.ModelProto, other: onnx.ModelProto, x: Floats) -> NDArray[np.float64]:
     """Mean difference of the first outputs by channel, axis 1."""
-    difference = run(model, x)[0].astype(np.float64) - run(other, x)[0]
+    difference = outputs_of(model, x)[0].astype(np.float64) - outputs_of(other, x)[0]
     return difference.mean(axis=tuple(i for i in range(difference.ndim) if i != 1))
 
 
