@@ -26,7 +26,7 @@ from ..errors import InvalidOption
 from ..model.fidelity import fidelity
 from ..progress import Progress, quiet, silent
 from ..shapes import samples_in
-from .outputs import Subject, collect_outputs, describe, feeds_for, shared_io
+from .outputs import Subject, collect_outputs, describe, feeds_for, paired, shared_io
 
 Outputs = Mapping[str, NDArray[Any]]
 
@@ -144,7 +144,7 @@ def judge(
         InvalidOption: If the outputs do not pair up, or a tolerance names none of them.
     """
     tolerances = tolerances or Tolerances()
-    found = [_paired(a, b) for a, b in zip(reference, found, strict=True)]
+    found = [paired(a, b) for a, b in zip(reference, found, strict=True)]
     names = list(reference[0])
     for limits in (tolerances.atol, tolerances.rtol, tolerances.snr_db):
         for name in limits:
@@ -244,14 +244,6 @@ def _agreement(expected: list[NDArray[Any]], output: list[NDArray[Any]]) -> floa
         return None
     same = [a.argmax(-1) == b.argmax(-1) for a, b in zip(expected, output, strict=True)]
     return float(np.mean(np.concatenate([rows.ravel() for rows in same])))
-
-
-def _paired(reference: Outputs, found: Outputs) -> Outputs:
-    if set(reference) == set(found):
-        return found
-    if len(reference) != len(found):
-        raise InvalidOption(f"outputs do not pair up: {', '.join(reference)} against {', '.join(found)}")
-    return dict(zip(reference, found.values(), strict=True))
 
 
 def _limit(limits: Mapping[str, float], name: str) -> float | None:

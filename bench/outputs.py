@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..artifact import load_artifact, manifest_path, read_manifest, size_bytes
 from ..calibration import Data
@@ -228,6 +229,23 @@ def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.n
             worker.ask("infer", path=str(path), output=str(output))
             with np.load(output, allow_pickle=False) as arrays:
                 yield {name: arrays[name] for name in arrays.files}
+
+
+def paired(
+    reference: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return outputs in the order and by the names of the baseline's: by name, or by position.
+
+    Raises:
+        InvalidOption: If their names differ and so does their number.
+    """
+    if set(reference) == set(outputs):
+        return {name: outputs[name] for name in reference}
+    if len(reference) != len(outputs):
+        raise InvalidOption(
+            f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
+        )
+    return dict(zip(reference, outputs.values(), strict=True))
 
 
 def save_feeds(feeds: Feeds, path: Path) -> None:

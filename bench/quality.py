@@ -14,10 +14,10 @@ from ..errors import DataError
 from ..shapes import Feeds, ModelIO
 from .accuracy import Tally, accuracy
 from .metrics import Metric, Outputs, Scored, Truth
-from .outputs import infer_all
+from .outputs import infer_all, paired
 from .process import Worker
 from .results import Entry
-from .running_difference import RunningDifference, paired
+from .running_difference import RunningDifference
 
 Guard = Callable[[Entry, Callable[[], Any]], Any]
 """Runs a step of one artifact; its failure is written to its entry, and then the answer is None."""

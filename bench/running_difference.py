@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
 from ..model.fidelity import decibels
 from .diff import AGREEMENT, ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB
 from .metrics import Outputs
@@ -118,21 +117,6 @@ class RunningDifference:
             return f"atol {ATOL_SHARE[self._kind] * running.max_abs:.3g}, rtol {RTOL[self._kind]:g}"
         rows = f", same argmax in ≥ {AGREEMENT:.0%}" if running.rows else ""
         return f"SNR ≥ {SNR_DB:g} dB{rows}"
-
-
-def paired(reference: Outputs, outputs: Outputs) -> dict[str, NDArray[Any]]:
-    """Return outputs in the order and by the names of the baseline's: by name, or by position.
-
-    Raises:
-        DataError: If their names differ and so does their number.
-    """
-    if set(reference) == set(outputs):
-        return {name: outputs[name] for name in reference}
-    if len(reference) != len(outputs):
-        raise DataError(
-            f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
-        )
-    return dict(zip(reference, outputs.values(), strict=True))
 
 
 def _as_numbers(expected: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

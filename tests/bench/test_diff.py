@@ -67,7 +67,7 @@ def test_shapes_and_names_must_pair_up() -> None:
     assert verdict.passed
     (verdict,) = judge([{"y": rows()}], [{"y": rows()[:, :5]}], "fp32")
     assert not verdict.passed
-    with pytest.raises(InvalidOption, match="pair up"):
+    with pytest.raises(InvalidOption, match="outputs y, z; as many as"):
         judge([{"y": rows()}], [{"y": rows(), "z": rows()}], "fp32")
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from qcompile.bench.diff import judge
-from qcompile.bench.running_difference import RunningDifference, paired
-from qcompile.errors import DataError
+from qcompile.bench.outputs import paired
+from qcompile.bench.running_difference import RunningDifference
+from qcompile.errors import InvalidOption
 
 Batches = list[dict[str, NDArray[Any]]]
 
@@ -108,5 +109,5 @@ def test_outputs_pair_by_name_or_by_position() -> None:
     assert list(paired({"x": a, "y": a}, {"y": b, "x": a})) == ["x", "y"]
     assert paired({"x": a, "y": a}, {"y": b, "x": a})["y"] is b
     assert paired({"x": a, "y": a}, {"0": a, "1": b})["y"] is b
-    with pytest.raises(DataError, match="outputs z; as many as the baseline's are required: x, y"):
+    with pytest.raises(InvalidOption, match="outputs z; as many as the baseline's are required: x, y"):
         paired({"x": a, "y": a}, {"z": a})
