@@ -9,7 +9,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..errors import QCompileError
@@ -38,7 +38,7 @@ class Timed:
 
     Attributes:
         iterations: Calls per block.
-        warm_up: How it warmed up in its last launch; None before.
+        warm_up: How it warmed up in its last launch, and whether it settled in all; None before.
         launches_ms: Of each launch the median of each block.
         latencies_ms: Every timed call.
         failure: Set when it failed in the middle; it is left out of further rounds.
@@ -209,12 +209,14 @@ def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], time
         longest_ns = max(longest_ns, *found)
         return found
 
+    settled = timed.warm_up is None or timed.warm_up.stable
     timed.warm_up = warm_up(time_calls, limit_s=min(LIMIT_S, max_time_s), clock=clock)
+    timed.warm_up = replace(timed.warm_up, stable=settled and timed.warm_up.stable)
     timed.iterations = max(int(BLOCK_S * 1e9 / timed.warm_up.call_ns), _FEWEST_CALLS)
     expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
     # The first block does not count, as little as the warm-up does: it shows whether it comes to rest.
     _, at_rest = ask_timing(worker, "time", expected_s, iterations=1)
-    timed.restless = not at_rest
+    timed.restless |= not at_rest
 
 
 def _patience_s(expected_s: float) -> float:

@@ -9,10 +9,11 @@ import numpy as np
 from ..errors import InvalidOption, QCompileError
 from .compare import speedup
 from .launches import percentile
-from .measure import FEWEST_LAUNCHES, Timed
+from .measure import Timed
 from .results import Entry
 
 _QUANTILES = 101
+_FEW_LAUNCHES = 3
 
 
 def record_failure(entry: Entry, error: QCompileError) -> None:
@@ -46,8 +47,8 @@ def note_doubt(entries: Iterable[Entry], precision_target: float) -> None:
     """Warn of speed-ups whose interval is wider than was asked for."""
     for entry in entries:
         ratio = entry.speedup
-        if ratio and ratio.get("launches", 1) < FEWEST_LAUNCHES:
-            continue  # which says why
+        if ratio and ratio.get("launches", 1) < _FEW_LAUNCHES:
+            continue  # it was said why
         width = (ratio["high"] - ratio["low"]) / ratio["value"] if ratio else 0.0
         if width > precision_target:
             entry.warnings.append(
@@ -116,10 +117,10 @@ def _record_speedup(entry: Entry, base: Timed, own: Timed) -> None:
     except InvalidOption as error:
         entry.warnings.append(f"no speed-up: {error.message}")
         return
-    if ratio.launches < FEWEST_LAUNCHES:
+    if ratio.launches < _FEW_LAUNCHES:
+        counted = "one launch" if ratio.launches == 1 else f"{ratio.launches} launches"
         entry.warnings.append(
-            f"its speed-up rests on {_counted(ratio.launches)}: processes of one file differ, and fewer than "
-            f"{FEWEST_LAUNCHES} say little of how much; measure longer (max time)"
+            f"its speed-up rests on {counted}, and processes of one file differ: measure longer (max time)"
         )
     entry.speedup = {
         "value": ratio.value,
@@ -132,7 +133,3 @@ def _record_speedup(entry: Entry, base: Timed, own: Timed) -> None:
     }
     if entry.precision == "int8" and ratio.verdict == "slower":
         entry.warnings.append("INT8 is slower than the baseline; hand out the float artifact")
-
-
-def _counted(launches: int) -> str:
-    return "one launch" if launches == 1 else f"{launches} launches"
