@@ -22,8 +22,7 @@ from .extras import record_energy, record_gpu_times
 from .fleet import Fleet
 from .history import earlier_runs
 from .interpreters import parse_interpreters
-from .measure import Progress as Far
-from .measure import Timed, measure
+from .measure import Standing, Timed, measure
 from .noise import Effort, noise
 from .outputs import save_feeds, shared_io, timing_feeds
 from .process import DEFAULT_TIMEOUT_S, Worker
@@ -76,7 +75,7 @@ def benchmark(
         evaluation: Labelled samples for accuracy and output differences.
         metric: What accuracy is: top1, top5, miou, cosine, mse or file.py:function (see `accuracy`).
         precision_target: Stop when the interval of every speed-up is narrower than this share.
-        max_time_s: Begin no round after this time, which contains the launches behind the first.
+        max_time_s: Begin no round after this, but the first eight; launches behind the first are contained.
         batch_sizes: Measure a curve over these too.
         clients: Measure a curve over so many clients at once too.
         torch_modes: Run every PyTorch MODEL in these modes too: trace, script, freeze, compile.
@@ -232,7 +231,7 @@ def _measure(
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
 
 
-def _told(far: Far) -> str:
+def _told(far: Standing) -> str:
     text = f"launch {far.launch}, round {far.round}"
     return f"{text}, widest interval {far.widest:.1%}" if far.widest < 1 else text
 

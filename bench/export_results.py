@@ -14,12 +14,12 @@ from .published import published_rows
 from .results import Entry, Results
 
 _SINGLE = (
-    "name", "artifact", "engine", "mode", "precision", "runs_on", "status", "reason", "size_bytes",
+    "name", "artifact", "engine", "mode", "precision", "runs_on", "device", "status", "reason", "size_bytes",
     "size_ratio", "throughput_per_s", "load_ms", "peak_memory_bytes", "gpu_memory_bytes", "contains",
 )  # fmt: skip
 _GROUPS = {
     "latency_ms": ("min", "median", "p90", "p99", "max", "calls"),
-    "speedup": ("value", "low", "high", "rounds", "verdict"),
+    "speedup": ("value", "low", "high", "rounds", "launches", "verdict"),
     "accuracy": ("metric", "value", "drop_points", "low", "high", "samples", "agreement"),
     "difference": ("snr_db", "max_abs_error", "passed"),
     "cold_start_ms": ("process", "load", "first_result", "total"),

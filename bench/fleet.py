@@ -49,7 +49,7 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self.timed: dict[str, Timed] = {}
         self.cpu_s, self.switches = 0.0, 0
-        """Processor time and lost cores of all workers since each was last started."""
+        """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
 
     def __enter__(self) -> Fleet:
         return self
@@ -79,7 +79,7 @@ class Fleet:
         return time.monotonic() - began
 
     def relaunch(self) -> Mapping[str, Worker]:
-        """End all workers, and start those again that have not failed; the figures of all stay."""
+        """End all workers, and start those again that have not failed; one that does not start has then."""
         self.count_usage()
         self._stack.close()
         self.workers.clear()

@@ -35,7 +35,7 @@ class Level:
     Attributes:
         mean: Over launches, of the median over rounds.
         squares: Sum of the squared deviations of launches from `mean`.
-        within: Variance that the noise of rounds leaves in the median of one launch.
+        within: Variance that the noise of rounds leaves in the median of one launch, on average.
         launches: How many counted.
         rounds: How many counted.
         correlation_rounds: Autocorrelation time: 1 for independent rounds, 4 where four count as one.
@@ -58,11 +58,12 @@ def level_of(launches: Sequence[Sequence[float]]) -> Level:
     """Return the level of logarithms.
 
     Args:
-        launches: Of each launch its rounds in the order they were measured; one that was ended with less
-            than half the usual number does not count.
+        launches: Of each launch its rounds in the order they were measured; a last one that was cut short,
+            with less than half the usual number, does not count.
     """
-    usual = median([len(launch) for launch in launches if launch])
-    kept = [launch for launch in launches if 2 * len(launch) >= usual]
+    kept = [launch for launch in launches if launch]
+    if len(kept) > 1 and 2 * len(kept[-1]) < median([len(launch) for launch in kept[:-1]]):
+        kept.pop()
     medians = [median(launch) for launch in kept]
     mean = math.fsum(medians) / len(medians)
     rests = [value - middle for launch, middle in zip(kept, medians, strict=True) for value in launch]
@@ -72,7 +73,7 @@ def level_of(launches: Sequence[Sequence[float]]) -> Level:
     return Level(
         mean,
         math.fsum((middle - mean) ** 2 for middle in medians),
-        _MEDIAN_VARIANCE * variance * tau * len(kept) / len(rests),
+        _MEDIAN_VARIANCE * variance * tau * math.fsum(1.0 / len(launch) for launch in kept) / len(kept),
         len(kept),
         len(rests),
         tau,

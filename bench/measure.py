@@ -9,7 +9,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import QCompileError
@@ -38,7 +38,8 @@ class Timed:
 
     Attributes:
         iterations: Calls per block.
-        warm_up: How it warmed up in its last launch, and whether it settled in all; None before.
+        warm_up: How it warmed up in its last launch; None before.
+        unsettled: How it did in a launch whose latency did not settle.
         launches_ms: Of each launch the median of each block.
         latencies_ms: Every timed call.
         failure: Set when it failed in the middle; it is left out of further rounds.
@@ -47,6 +48,7 @@ class Timed:
 
     iterations: int = 1
     warm_up: WarmUp | None = None
+    unsettled: WarmUp | None = None
     launches_ms: list[list[float]] = field(default_factory=list)
     latencies_ms: array[float] = field(default_factory=lambda: array("d"))
     failure: QCompileError | None = None
@@ -59,7 +61,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Standing:
     """How far measuring is: the launch, the round of it, and the widest interval; inf before there is one."""
 
     launch: int
@@ -76,13 +78,13 @@ def measure(
     max_time_s: float,
     launch_s: float = 0.0,
     precision_target: float,
-    progress: Callable[[Progress], None],
+    progress: Callable[[Standing], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Time loaded and fed workers against each other, launch after launch.
 
-    An artifact that fails keeps what it had, and its process is ended; the others go on. Without a baseline
-    there is nothing to compare with, but the others get the rounds that their own figures need.
+    An artifact that fails is left out of further rounds, and its process is ended; the others go on. Without
+    a baseline there is nothing to compare with, but the others get the rounds that their own figures need.
 
     Args:
         workers: Name to worker of the first launch, the baseline among them.
@@ -90,8 +92,8 @@ def measure(
             do not start.
         baseline: Name of the baseline.
         timed: Name to where its times go; what is there when this is interrupted is whole.
-        max_time_s: No round is begun after this, and no launch that would not end before it; further
-            launches and their warm-up are contained.
+        max_time_s: No launch is begun that would not end before this, and no round after it, but the first
+            eight; launches behind the first and their warm-up are contained.
         launch_s: What a launch takes, before the first of them was timed.
         precision_target: Stop once the interval of every speed-up is narrower (0.02: two percent).
         progress: Told after each round.
@@ -110,7 +112,7 @@ def measure(
             for name in (name for name in next(orders) if name in workers):
                 _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
             doubt = _doubt(timed, baseline)
-            progress(Progress(launch, count, doubt.widest))
+            progress(Standing(launch, count, doubt.widest))
             step = budget.next_step(launch, count, doubt, timed, timed[baseline], clock())
             if step != "round":
                 break
@@ -125,10 +127,12 @@ _Step = Literal["round", "launch", "end"]
 
 @dataclass
 class _Doubt:
-    """The widest interval of a speed-up, and the largest variance that a round leaves; see `Level`."""
+    """The widest interval of a speed-up, the largest variance that a round leaves, and the fewest launches
+    that counted; see `Level`."""
 
     widest: float = 0.0
     variance: float = 0.0
+    launches: float = math.inf
 
 
 @dataclass
@@ -158,7 +162,8 @@ class _Budget:
     ) -> _Step:
         """Return what follows `count` rounds of a launch."""
         enough = max(len(one.round_medians_ms) for one in timed.values()) >= FEWEST_ROUNDS
-        sure = launch >= FEWEST_LAUNCHES and doubt.widest <= self.precision_target
+        counted = min(launch, doubt.launches)
+        sure = counted >= FEWEST_LAUNCHES and doubt.widest <= self.precision_target
         over = now_s - self.start_s > self.max_time_s or base.failure is not None
         if all(one.failure for one in timed.values()) or (enough and over):
             return "end"
@@ -209,9 +214,9 @@ def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], time
         longest_ns = max(longest_ns, *found)
         return found
 
-    settled = timed.warm_up is None or timed.warm_up.stable
     timed.warm_up = warm_up(time_calls, limit_s=min(LIMIT_S, max_time_s), clock=clock)
-    timed.warm_up = replace(timed.warm_up, stable=settled and timed.warm_up.stable)
+    if not timed.warm_up.stable:
+        timed.unsettled = timed.warm_up
     timed.iterations = max(int(BLOCK_S * 1e9 / timed.warm_up.call_ns), _FEWEST_CALLS)
     expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
     # The first block does not count, as little as the warm-up does: it shows whether it comes to rest.
@@ -242,6 +247,7 @@ def _doubt(timed: Mapping[str, Timed], baseline: str) -> _Doubt:
             level = ratio_level(reference.launches_ms, one.launches_ms)
             found.widest = max(found.widest, with_doubt(level.mean, [level]).width)
             found.variance = max(found.variance, level.round_variance)
+            found.launches = min(found.launches, level.launches)
     return found
 
 

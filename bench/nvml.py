@@ -60,7 +60,8 @@ class Nvml:
         self._device = ctypes.c_void_p()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         named, place = visible[gpu].strip() if gpu < len(visible) else "", bus_id(gpu)
-        if named.startswith(("GPU-", "MIG-")):  # a slice of a GPU has no place of its own
+        if named.startswith("MIG-") or (named.startswith("GPU-") and not place):
+            # A slice of a GPU has no place of its own.
             self._call("nvmlDeviceGetHandleByUUID", named.encode(), ctypes.byref(self._device))
         elif place:
             self._call("nvmlDeviceGetHandleByPciBusId_v2", place.encode(), ctypes.byref(self._device))

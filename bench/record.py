@@ -99,13 +99,14 @@ def _record_latency(entry: Entry, timed: Timed, samples: int) -> None:
     entry.throughput_per_s = samples * len(latencies) / (sum(latencies) / 1e3)
     entry.round_medians_ms = timed.round_medians_ms
     entry.launch_rounds = [len(launch) for launch in timed.launches_ms]
-    entry.warm_up = timed.warm_up.as_json() if timed.warm_up else None
+    shown = timed.unsettled or timed.warm_up
+    entry.warm_up = shown.as_json() if shown else None
     if len(latencies) < 100:
         entry.warnings.append(f"p99 from {len(latencies)} calls is the slowest of them; measure longer")
-    if timed.warm_up and not timed.warm_up.stable:
+    if timed.unsettled:
         entry.warnings.append(
-            f"its latency had not settled after {timed.warm_up.seconds:.0f} s of warm-up: "
-            "measure again, on a quieter machine"
+            f"its latency had not settled after {timed.unsettled.seconds:.0f} s of warm-up in one launch or "
+            "more: measure again, on a quieter machine"
         )
     if timed.restless:
         entry.warnings.append("its threads never come to rest; it was stopped while others were measured")

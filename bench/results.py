@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
@@ -190,7 +191,7 @@ def load_results(path: Path) -> Results:
             )
         return Results(
             value["baseline"],
-            [Entry(**entry) for entry in value["artifacts"]],
+            [_read_entry(entry) for entry in value["artifacts"]],
             value["environment"],
             value["settings"],
             created=value.get("created", ""),
@@ -199,6 +200,18 @@ def load_results(path: Path) -> Results:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path}: not a results file ({error})", file=path) from error
+
+
+def _read_entry(value: Mapping[str, Any]) -> Entry:
+    """An entry; older files tell no device, and TensorRT's engines ran on a GPU then, too."""
+    entry = Entry(**value)
+    if "device" not in value and entry.engine.startswith("tensorrt"):
+        entry.device = "cuda:0"
+    if not all(isinstance(count, int) and count >= 0 for count in entry.launch_rounds):
+        raise ValueError(f"launch_rounds of {entry.name}")
+    if not all(0.0 < median < math.inf for median in entry.round_medians_ms):
+        raise ValueError(f"round_medians_ms of {entry.name}")
+    return entry
 
 
 def entry_fields() -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def bench() -> None:
               help="Interpreter for the workers of an engine; may be given again.")  # fmt: skip
 @click.option("--threads", type=int, default=0, help="The same for all; 0: every usable core.")
 @click.option("--max-time", type=float, default=60.0, show_default=True,
-              help="Seconds of rounds, and of launches behind the first.")  # fmt: skip
+              help="Seconds of rounds (eight at least), and of launches behind the first.")  # fmt: skip
 @click.option(
     "--precision-target",
     type=float,

@@ -89,15 +89,22 @@ def _load_pt2(path: Path, device: str) -> torch.nn.Module:
     torch = import_torch()
     try:
         program = torch.export.load(path)
-        if device != "cpu":
-            from torch.export.passes import move_to_device_pass
-
-            program = move_to_device_pass(program, device)  # constants inside the graph too
-        return program.module()  # type: ignore[no-any-return]
+        if device == "cpu":
+            return program.module()  # type: ignore[no-any-return]
     except Exception as error:
         raise ModelError(
             f"{path}: not a program saved by torch.export.save ({first_line(error)})",
             hint="save it with torch.export.save, with a PyTorch no newer than this one",
+            file=path,
+        ) from error
+    try:
+        from torch.export.passes import move_to_device_pass
+
+        return move_to_device_pass(program, device).module()
+    except Exception as error:  # constants inside the graph are moved too, which not every PyTorch can
+        raise ModelError(
+            f"{path}: cannot be moved to {device} ({first_line(error)})",
+            hint="save it with torch.export.save on that device, or run it on the processor",
             file=path,
         ) from error
 

@@ -1,4 +1,4 @@
-"""A plain ONNX Runtime session on the CPU, with its errors in our words."""
+"""A plain ONNX Runtime session, on the CPU unless it is told otherwise, with its errors in our words."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def speed_section(source: Source) -> Section:
     if chart is None:
         return Section("speed", "Speed-up", missing="no artifact was compared with the baseline")
     note = (
-        f"The mark is the mean over {_launches(source)}, the bar its 95% interval. "
+        f"The mark is the {_launches(source)}, the bar its 95% interval. "
         "Where the bar crosses the line, no difference may be claimed."
     )
     drawn = Drawn(chart, f"Speed-up against {base}", note)
@@ -74,8 +74,8 @@ def _launches(source: Source) -> str:
     counts = [number(s.part("speedup").get("launches")) or 1.0 for s in source.measured if s.speedup]
     least, most = int(min(counts)), int(max(counts))
     if most == 1:
-        return "the rounds of one launch"
-    return f"{most} launches" if least == most else f"{least} to {most} launches"
+        return "median of one launch's rounds"
+    return f"mean over {most if least == most else f'{least} to {most}'} launches"
 
 
 def latency_section(source: Source) -> Section:

@@ -94,13 +94,19 @@ def faster(one: Subject, other: Subject) -> Speedup | None:
     """Return how many times faster `one` is, round by round; None where that cannot be said."""
     launches = []
     for subject in (other, one):
-        medians = [value for item in subject.entry.get("round_medians_ms") or () if (value := number(item))]
-        counts = [int(value) for item in subject.entry.get("launch_rounds") or () if (value := number(item))]
-        launches.append(split_launches(medians, counts))
+        medians, counts = (_numbers(subject, key) for key in ("round_medians_ms", "launch_rounds"))
+        launches.append(split_launches(medians, [int(count) for count in counts]))
     try:
         return speedup(*launches)
     except InvalidOption:  # too few rounds, or a worker that failed on the way: no verdict
         return None
+
+
+def _numbers(subject: Subject, key: str) -> list[float]:
+    """The numbers above 0 of a list of the entry; a damaged file may hold anything."""
+    found = subject.entry.get(key)
+    values = [number(item) for item in found] if isinstance(found, list) else []
+    return [value for value in values if value is not None and value > 0.0]
 
 
 def _smallest_of_fastest(kept: Sequence[Subject]) -> tuple[Subject | None, list[Subject]]:

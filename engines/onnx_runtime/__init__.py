@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: offline-optimized models for this processor, and a runner."""
+"""ONNX Runtime: offline-optimized models for this processor, and a runner, there or on a GPU."""
 
 from .engine import OnnxRuntime
 

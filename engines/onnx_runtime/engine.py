@@ -103,9 +103,12 @@ class OnnxRuntime(Engine):
         if reason:
             raise EngineUnavailable(
                 f"{artifact}: cannot run on GPU {run.device} here: {reason}",
-                hint="pip uninstall -y onnxruntime && pip install onnxruntime-gpu, or give --device cpu"
-                if why_no_cuda_provider()
-                else "run it on a machine with an NVIDIA GPU, or give --device cpu",
+                hint=self.fix()
+                or (
+                    "pip uninstall -y onnxruntime && pip install onnxruntime-gpu, or give --device cpu"
+                    if why_no_cuda_provider()
+                    else "run it on a machine with an NVIDIA GPU, or give --device cpu"
+                ),
                 engine=self.name,
                 reason=reason,
             )

@@ -64,7 +64,7 @@ def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
         )
     session.disable_fallback()  # an error on the GPU must not turn it into a run on the processor
     runner = OnnxRuntimeRunner(session)
-    runner.contains = "host to host: one session.run(), which copies to the GPU and back"
+    runner.contains = "host to host: session.run(), which copies from pageable memory to the GPU, and back"
     runner.notes = placement_notes(_operators_by_provider(session))
     return runner
 

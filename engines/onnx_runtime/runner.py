@@ -1,4 +1,4 @@
-"""Run an ONNX model on ONNX Runtime's CPU provider."""
+"""Run an ONNX model by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DTYPES = {"float": "float32", "double": "float64"}
 
 
 class OnnxRuntimeRunner(Runner):
-    """A session; every latency is host to host, as there is no device to copy to."""
+    """A session; every latency is host to host: arrays in memory go in, and come out."""
 
     contains = "host to host: one session.run()"
 

@@ -74,9 +74,13 @@ class PyTorchRunner(Runner):
         if self._mode != "eager":
             key = tuple((tensor.name, tensor.shape) for tensor in tensors)
             if key not in self._converted:
-                there = [tensor.to(self._device or "cpu") for tensor in arguments]
-                named = {name: tensor.to(self._device or "cpu") for name, tensor in keywords.items()}
-                self._converted[key] = _convert(torch, module, self._mode, tuple(there), named)
+                there, named = arguments, keywords
+                if self._device is not None:
+                    # As in `_through_gpu`: what is compiled for other tensors would be compiled again.
+                    with torch.inference_mode():
+                        there = tuple(tensor.to(self._device) for tensor in arguments)
+                        named = {name: tensor.to(self._device) for name, tensor in keywords.items()}
+                self._converted[key] = _convert(torch, module, self._mode, there, named)
             module = self._converted[key]
 
         def run() -> Any:
@@ -111,7 +115,7 @@ def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any)
     try:
         with quiet(), torch.inference_mode():
             expected = module(*arguments, **keywords)
-        # TorchScript's graphs and compiled code keep what they were made under: gradients off, no more.
+        # TorchScript's graphs keep what they were made under: gradients off, no more.
         with quiet(), torch.no_grad():
             if mode == "compile":
                 converted = torch.compile(module, dynamic=False)
@@ -153,5 +157,8 @@ def _rounding(torch: Any, device: Any) -> tuple[str, ...]:
     if torch.cuda.get_device_capability(device) < (8, 0):
         return ()
     homes = {"convolutions": torch.backends.cudnn, "matrix products": torch.backends.cuda.matmul}
-    rounded = [what for what, home in homes.items() if home.allow_tf32]
+    try:
+        rounded = [what for what, home in homes.items() if home.allow_tf32]
+    except RuntimeError:
+        return ()  # the model has set it by PyTorch's newer names, and the older ones refuse to answer then
     return (f"PyTorch computes float32 {' and '.join(rounded)} in TF32 here",) if rounded else ()

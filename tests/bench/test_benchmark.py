@@ -237,7 +237,7 @@ def test_every_launch_is_a_process_of_its_own(tiny_file: Callable[..., Path], tm
     path = tmp_path / "net.py"
     path.write_text(ONCE.format(launches=1000))
     results = qcompile.benchmark(
-        {"onnx": str(tiny_file("mlp")), "net": f"{path}:build"}, baseline="onnx", threads=1, max_time_s=12.0
+        {"onnx": str(tiny_file("mlp")), "net": f"{path}:build"}, baseline="onnx", threads=1, max_time_s=7.0
     )
     base, own = results.entries
     assert own.speedup is not None
@@ -370,6 +370,34 @@ def test_results_of_version_1_are_read(tmp_path: Path) -> None:
     assert results.as_json()["schema_version"] == 2
     path.write_text(json.dumps(old | {"schema_version": 3}))
     with pytest.raises(ArtifactError, match=r"of version 3; .* of version 1 or 2 is required"):
+        load_results(path)
+
+
+RESULT = {
+    "kind": "qcompile.results", "schema_version": 2, "baseline": "a", "settings": {}, "environment": {},
+}  # fmt: skip
+
+
+def test_engines_of_older_results_ran_on_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    artifacts = [{"name": name, "artifact": name, "engine": name} for name in ("tensorrt", "onnxruntime")]
+    path.write_text(json.dumps({**RESULT, "artifacts": artifacts}))
+    assert [entry.device for entry in load_results(path).entries] == ["cuda:0", "cpu"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"launch_rounds": None}, {"launch_rounds": 5}, {"launch_rounds": ["20"]}, {"launch_rounds": [5.0]},
+        {"launch_rounds": [50, -10]}, {"round_medians_ms": None}, {"round_medians_ms": [1.0, 0.0]},
+        {"round_medians_ms": [float("nan")]}, {"round_medians_ms": ["1"]},
+    ],
+)  # fmt: skip
+def test_damaged_rounds_are_refused(tmp_path: Path, damage: dict[str, object]) -> None:
+    path = tmp_path / "bad.json"
+    entry = {"name": "a", "artifact": "a.onnx", "engine": "onnxruntime", "round_medians_ms": [1.0] * 40}
+    path.write_text(json.dumps({**RESULT, "artifacts": [{**entry, **damage}]}))
+    with pytest.raises(ArtifactError, match=r"bad\.json: not a results file"):
         load_results(path)
 
 

@@ -41,6 +41,19 @@ def test_a_level_by_hand() -> None:
     assert level.within == pytest.approx(math.pi / 2 * variance * level.correlation_rounds / 3)
 
 
+def test_only_a_last_launch_that_was_cut_short_is_left_out() -> None:
+    """The first has few rounds where their noise was not known yet; it counts as any."""
+    noise = random.Random(7)
+    launches = [[noise.random() for _ in range(count)] for count in (6, 31, 30, 14)]
+    assert level_of(launches).launches == 3
+    assert level_of(launches[:2]).launches == 2
+    rests = [value - median(launch) for launch in launches[:2] for value in launch]
+    deviation = 1.4826 * median([abs(rest) for rest in rests])
+    level = level_of(launches[:2])
+    expected = math.pi / 2 * deviation**2 * 37 / 35 * level.correlation_rounds * (1 / 6 + 1 / 31) / 2
+    assert level.within == pytest.approx(expected)
+
+
 def test_the_interval_of_one_level_by_hand() -> None:
     launches = [[0.01, 0.01, 0.01], [0.03, 0.03, 0.03], [0.02, 0.02, 0.02]]
     freedom = PRIOR_DEGREES + 2

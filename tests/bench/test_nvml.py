@@ -103,6 +103,7 @@ def test_here_there_is_nvml_or_a_reason() -> None:
         (1, "0000:3b:00.0", "7,3", ""),  # NVML counts otherwise: where it sits is what counts
         (1, "0000:5e:00.0", "7,3", "nvmlDeviceGetHandleByPciBusId_v2"),
         (1, "0000:5e:00.0", "MIG-1,MIG-2", ""),
+        (0, "0000:3b:00.0", "GPU-8932", ""),  # CUDA takes the beginning of an identifier, NVML does not
         (0, "", "7,3", r"nvmlDeviceGetHandleByIndex_v2"),
         (0, "", "0,3", ""),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,51 @@ def test_what_goes_through_a_gpu_comes_back(mode: Any, monkeypatch: pytest.Monke
         np.testing.assert_array_equal(found["total"], left + right)
         np.testing.assert_array_equal(found["difference"], left - right)
         assert len(runner.time({"right": right, "left": left}, 3)) == 3
+
+
+def test_a_module_is_converted_for_the_tensors_it_is_run_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile makes for other tensors is made again when it is timed."""
+    from qcompile.engines.pytorch import runner as home
+
+    kinds = []
+
+    def convert(_: Any, module: Any, __: Any, arguments: Any, keywords: Any) -> Any:
+        kinds.extend(tensor.is_inference() for tensor in (*arguments, *keywords.values()))
+        return module
+
+    monkeypatch.setattr(home, "_rounding", lambda *_: ())
+    monkeypatch.setattr(home, "_convert", convert)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for device, expected in ((0, [True, True]), (None, [False, False])):
+        with PyTorchRunner(Nested(), None, mode="compile", device=device) as runner:
+            if device is not None:
+                monkeypatch.setattr(runner, "_device", torch.device("meta"))
+            runner.prepare({"left": np.ones(2, np.float32), "right": np.ones(2, np.float32)})
+        assert kinds == expected
+        kinds.clear()
+
+
+def test_without_onnx_runtime_a_gpu_is_refused_as_the_processor_is(
+    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(EngineUnavailable, match="onnxruntime cannot be imported") as caught:
+        load(tiny_file("mlp"), device=0)
+    assert caught.value.hint == "pip install 'qcompile[cpu]'"
+
+
+def test_switches_that_refuse_to_answer_are_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qcompile.engines.pytorch.runner import _rounding
+
+    class Mixed:
+        @property
+        def allow_tf32(self) -> bool:
+            raise RuntimeError("PyTorch is checking whether allow_tf32 is used with the new API")
+
+    monkeypatch.setattr(torch.backends, "cudnn", Mixed())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert _rounding(torch, torch.device("cuda", 0)) == ()
 
 
 def test_tf32_is_told_where_the_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -358,7 +358,7 @@ def test_an_interrupt_while_latency_is_measured(make: Callable[..., Case]) -> No
     case = make(hostile=False)
 
     def interrupt(text: str, *_: int | None) -> None:
-        if text.startswith("round"):
+        if text.startswith("launch"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
