@@ -42,7 +42,8 @@ def test_calls_that_overlap_keep_their_latency_and_share_the_time() -> None:
 def test_calls_that_cannot_overlap_wait_for_each_other() -> None:
     found, wall_ns = time_clients([Sleeper(threading.Lock())] * 4, {}, 0.2)
     assert len(found) * 5e6 <= wall_ns  # one at a time
-    assert sorted(found)[len(found) // 2] > 10e6
+    # On average: a lock may be given to the same client again and again, while the others wait in one call.
+    assert sum(found) / len(found) > 10e6
 
 
 def test_a_call_longer_than_the_time_is_made_once_by_each_client() -> None:
