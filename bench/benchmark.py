@@ -109,8 +109,8 @@ def benchmark(
     )  # fmt: skip
     threads = threads or usable_cores()
     io = shared_io(subjects, inputs)
-    feeds = timing_feeds(io, data, batch_size=batch_size)
-    swept = {size: timing_feeds(io, data, batch_size=size) for size in batch_sizes}
+    feeds = timing_feeds(io, data, subjects=subjects, batch_size=batch_size)
+    swept = {size: timing_feeds(io, data, subjects=subjects, batch_size=size) for size in batch_sizes}
     entries = {subject.name: entry_of(subject) for subject in subjects}
     timed: dict[str, Timed] = {}
     surroundings = {**environment(threads, gpu), "before": state(gpu)}
