@@ -159,13 +159,13 @@ def feeds_for(
         for batch in Data(data, io.inputs, batch_size=batch_size, limit=samples):
             yield batch.feeds
         return
-    batch = batch_size or min(samples or 8, 8)
+    size = batch_size or min(samples or 8, 8)
     subject = next((one for one in subjects if one.made and one.made.inputs == io.inputs), None)
     if subject is None or subject.made is None:
-        yield made_feeds(io.inputs, extent=batch)
+        yield made_feeds(io.inputs, extent=size)
         return
     try_extents(subject.made, Path(subject.artifact))
-    yield subject.made.feeds(batch)
+    yield subject.made.feeds(size)
 
 
 def try_extents(made: MadeInput, path: Path) -> None:
