@@ -17,6 +17,7 @@ SOURCES = sorted(
 GROUND = {"errors", "shapes", "artifact", "progress", "version"}
 ALLOWED = {
     "version": set[str](),
+    "telemetry": set[str](),
     "errors": set[str](),
     "shapes": {"errors"},
     "progress": set[str](),

@@ -15,6 +15,7 @@ from ...errors import DataError
 from ...model.graph import infer_shapes, without_weights
 from ...model.made_input import made_feeds
 from ...shapes import Feeds, ModelIO, samples_in
+from ..arrays import load_array, save_arrays
 
 if TYPE_CHECKING:
     import onnx
@@ -38,9 +39,7 @@ class Samples:
 
     def read(self, number: int, name: str) -> NDArray[Any]:
         """Return one input of a batch."""
-        with np.load(self.folder / f"{number}.npz", allow_pickle=False) as arrays:
-            found: NDArray[Any] = arrays[name]
-        return found
+        return load_array(self.folder / f"{number}.npz", name)
 
 
 def write_samples(io: ModelIO, data: str | None, folder: Path, *, limit: int) -> Samples:
@@ -56,7 +55,7 @@ def write_samples(io: ModelIO, data: str | None, folder: Path, *, limit: int) ->
     for name, feeds in _batches(io, data, limit):
         shapes = shapes or {key: array.shape for key, array in feeds.items()}
         _check_plain(feeds, name)
-        np.savez(folder / f"{len(where)}.npz", allow_pickle=False, **feeds)
+        save_arrays(folder / f"{len(where)}.npz", feeds)
         where.append(name)
         count += samples_in(feeds)
     return Samples(folder, tuple(where), count, shapes)
