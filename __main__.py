@@ -6,6 +6,6 @@ import sys
 if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]  # a `random.py` in it is not the standard library's
 
-from .cli import main  # noqa: E402
+from .cli import main
 
 main()

@@ -22,9 +22,7 @@ def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     Raises:
         ValueError: If an array holds objects, which would be pickled.
     """
-    np.savez(
-        path, allow_pickle=False, **{f"{_MARK}{name}{_MARK}": array for name, array in arrays.items()}
-    )
+    np.savez(path, allow_pickle=False, **{f"{_MARK}{name}{_MARK}": array for name, array in arrays.items()})
 
 
 def load_arrays(path: str | Path) -> dict[str, NDArray[Any]]:
