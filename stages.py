@@ -264,9 +264,17 @@ def build_stage(
 
 
 def bench_stage(
-    recipe: Recipe, source: Source, source_digest: str, built: Mapping[str, Made], output: Path
+    recipe: Recipe,
+    source: Source,
+    source_digest: str,
+    built: Mapping[str, Made],
+    output: Path,
+    why_not: Mapping[str, str],
 ) -> Stage:
-    """Every artifact is measured against the baseline."""
+    """Every artifact that was built is measured against the baseline; the others have a row that says why not.
+
+    A baseline that was not built is replaced by the MODEL itself.
+    """
     from .calibration import Data
     from .engines.gpu import find_gpu, parse_devices
     from .engines.processor import processor
@@ -278,15 +286,27 @@ def bench_stage(
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     artifacts = {BASELINE: source.absolute}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
+    baseline = BASELINE if section.baseline in why_not else section.baseline
 
     def work(path: Path, progress: Progress) -> object:
         from .bench import benchmark
-        from .bench.results import BenchInterrupted, save_results
+        from .bench.results import BenchInterrupted, Entry, save_results
+
+        unbuilt = [
+            Entry(one.name, "", one.target, one.precision, _runs_on(one), "failed", why_not[one.name])
+            for one in recipe.artifact
+            if one.name in why_not
+        ]
+        if baseline != section.baseline:
+            unbuilt[0].warnings.append(
+                f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
+            )
 
         try:
             return benchmark(
                 artifacts,
-                baseline=section.baseline,
+                baseline=baseline,
+                unbuilt=unbuilt,
                 output=path,
                 history=output / RESULTS,
                 batch_size=section.batch_size,
@@ -313,6 +333,7 @@ def bench_stage(
 
     key = {
         "artifacts": {name: made.digest for name, made in built.items()},
+        "failures": dict(why_not),
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
@@ -355,6 +376,10 @@ def located_options(recipe: Recipe, options: TensorRTOptions) -> TensorRTOptions
     kept = options.timing_cache in ("auto", "off")
     cache = options.timing_cache if kept else str(recipe.folder / options.timing_cache)
     return replace(options, plugins=plugins, timing_cache=cache)
+
+
+def _runs_on(one: ArtifactSection) -> str:
+    return " ".join(("GPU", ", ".join(one.gpus))).strip() if one.target.startswith("tensorrt") else "CPU"
 
 
 def _shown(path: Path) -> str:
