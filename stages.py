@@ -17,6 +17,7 @@ from .engines.tensorrt.options import TensorRTOptions
 from .model.source import Source, digest_source, parse_source
 from .progress import Progress
 from .recipe import BASELINE, ArtifactSection, Recipe
+from .recipe_batches import default_shapes, has_shapes, measured_batches
 from .shapes import parse_shapes
 
 RESULTS = "results.json"
@@ -220,18 +221,24 @@ def build_stage(
     gpu = find_gpu() if tensorrt and not one.gpus else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
 
+    covers = tensorrt and not has_shapes(one)
+
     def work(path: Path, progress: Progress) -> object:
         from .intent import build
+        from .model.outline import read_outline
 
+        ranges_of = shapes | (
+            default_shapes(read_outline(Path(model)).io.inputs, recipe.bench) if covers else {}
+        )
         return build(
             model,
             path,
             target=one.target,
             precision=one.precision,
             gpus=one.gpus,
-            min_shapes=shapes["min_shapes"],
-            opt_shapes=shapes["opt_shapes"],
-            max_shapes=shapes["max_shapes"],
+            min_shapes=ranges_of["min_shapes"],
+            opt_shapes=ranges_of["opt_shapes"],
+            max_shapes=ranges_of["max_shapes"],
             inputs=recipe.model.inputs,
             allow_fallback=one.allow_fallback,
             rest=one.rest,
@@ -254,6 +261,7 @@ def build_stage(
         "tensorrt": one.tensorrt.as_json(),
         "gpus": one.gpus,
         "shapes": {kind: sorted(found.items()) for kind, found in shapes.items()},
+        "batches": measured_batches(recipe.bench) if covers else {},
         "inputs": recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
         "processor": {} if one.gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
