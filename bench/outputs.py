@@ -23,6 +23,7 @@ from ..model.onnx_file import load_onnx, model_io
 from ..model.session import make_session, run_session, session_options
 from ..model.source import parse_source
 from ..shapes import Feeds, ModelIO, TensorInfo, parse_input, samples_in
+from .arrays import load_arrays, save_arrays
 from .interpreters import Interpreters
 from .process import Worker
 
@@ -254,8 +255,7 @@ def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.n
             path, output = Path(folder) / "feeds.npz", Path(folder) / "outputs.npz"
             save_feeds(batch, path)
             worker.ask("infer", path=str(path), output=str(output))
-            with np.load(output, allow_pickle=False) as arrays:
-                yield {name: arrays[name] for name in arrays.files}
+            yield load_arrays(output)
 
 
 def paired(
@@ -277,7 +277,7 @@ def paired(
 
 def save_feeds(feeds: Feeds, path: Path) -> None:
     """Write feeds for a worker."""
-    np.savez(path, allow_pickle=False, **feeds)
+    save_arrays(path, feeds)
 
 
 def _example_io(subjects: Sequence[Subject]) -> ModelIO | None:

@@ -9,6 +9,9 @@ from pathlib import Path
 # Before any library reads them: tests share two cores with each other.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
+# Before any test imports a runtime: importing it switches their telemetry off.
+import qcompile  # noqa: F401  # isort: skip
+
 import numpy as np
 import onnx
 import pytest

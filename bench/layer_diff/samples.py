@@ -16,6 +16,7 @@ from ...model.graph import infer_shapes, without_weights
 from ...model.made_input import MadeInput
 from ...model.outline import Outline
 from ...shapes import Feeds, samples_in
+from ..arrays import load_array, save_arrays
 from ..outputs import try_extents
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ class Samples:
 
     def read(self, number: int, name: str) -> NDArray[Any]:
         """Return one input of a batch."""
-        with np.load(self.folder / f"{number}.npz", allow_pickle=False) as arrays:
-            found: NDArray[Any] = arrays[name]
-        return found
+        return load_array(self.folder / f"{number}.npz", name)
 
 
 def write_samples(reference: Outline, data: str | None, folder: Path, *, limit: int) -> Samples:
@@ -58,7 +57,7 @@ def write_samples(reference: Outline, data: str | None, folder: Path, *, limit: 
     for name, feeds in _batches(reference, data, limit):
         shapes = shapes or {key: array.shape for key, array in feeds.items()}
         _check_plain(feeds, name)
-        np.savez(folder / f"{len(where)}.npz", allow_pickle=False, **feeds)
+        save_arrays(folder / f"{len(where)}.npz", feeds)
         where.append(name)
         count += samples_in(feeds)
     return Samples(folder, tuple(where), count, shapes)
