@@ -26,7 +26,7 @@ class Axes:
         names: Symbol of the graph, such as "s77", to how the user calls it.
         ranges: Axis name to the extents that the graph holds for; only axes that have limits.
         equal: Sets of axis names that are one axis of the graph; each name stands in one set.
-        assumed: Axes of which PyTorch assumed that they are never 1.
+        assumed: Axes that may be 1, which PyTorch assumes of none.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
                         reason="axis",
                     )
     everything = AxisRange()
-    assumed = {name for name in expressions if ranges.get(name, everything).minimum == 1 and not proven}
+    assumed = {name for name in expressions if ranges.get(name, everything).minimum == 1}
     limited = {name: limits for name, limits in ranges.items() if limits != everything}
     return Axes(names, limited, _equal(expressions), frozenset(assumed))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 from ...artifact import Check
 from ...errors import ExportError, ModelError
@@ -18,6 +19,7 @@ from .original import Original
 
 _FEW = 16  # a first axis traced with no more is a batch: 1 and 3 are what is checked
 _BEYOND = 4096  # extents beyond a limit that are tried, at most
+_LOWERED = 3  # steps by which a minimum is lowered, at most
 
 
 @dataclass
@@ -110,11 +112,13 @@ class Comparison:
                 reference = self.original.outputs(feeds)
             except ModelError as error:
                 refusal = refusal or error.message
+                if extent == 1:
+                    self._set_minimum(names, 2)
                 continue
             self.progress(f"compare with PyTorch at {name} {extent}")
             check = self._compare(f"same outputs as PyTorch at {name} {extent}", reference, feeds)
             if not check.passed and extent == 1 and names & self.axes.assumed:
-                self._raise_minimum(names)  # PyTorch assumed that the axis is never 1
+                self._set_minimum(names, 2)  # PyTorch assumed that the axis is never 1
                 continue
             if not check.passed:
                 self._refuse(check, feeds)
@@ -154,50 +158,58 @@ class Comparison:
     def _limits(self, names: frozenset[str]) -> AxisRange:
         return next((self.ranges[name] for name in names if name in self.ranges), AxisRange())
 
-    def _raise_minimum(self, names: frozenset[str]) -> None:
+    def _set_minimum(self, names: frozenset[str], minimum: int) -> None:
         for name in names:
             known = self.ranges.get(name, AxisRange())
-            self.ranges[name] = AxisRange(max(known.minimum, 2), known.maximum, known.multiple)
+            self.ranges[name] = AxisRange(minimum, known.maximum, known.multiple)
 
     def _look_beyond(self, names: frozenset[str]) -> None:
         """What the file computes where PyTorch does not vouch for it: beyond limits that nobody asked for.
 
         A limit is mostly the model's own, which then raises. Where it does not, and computes something else,
-        the limit is that of a branch in Python, which the file has frozen.
+        the limit is that of a branch in Python, which the file has frozen. Where the file computes the same,
+        PyTorch was too careful: it assumes that no extent inside the model is 1.
         """
-        name, limits = " = ".join(sorted(names)), self._limits(names)
-        asked = next(
-            (self.original.example.ranges[n] for n in names if n in self.original.example.ranges), None
-        )
-        ends = []
-        if limits.maximum is not None and (asked is None or asked.maximum != limits.maximum):
-            ends.append(limits.maximum + limits.multiple)
-        if limits.minimum > limits.multiple and (asked is None or asked.minimum < limits.minimum):
-            ends.append(limits.minimum - limits.multiple)
-        for extent in ends:
-            if extent <= _BEYOND and self._differs(names, extent):
-                raise ExportError(
-                    f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
-                    f"branches on its extent, and the file is right for {spelled(limits)} alone",
-                    hint=f"say so in --input: {name}={limits.minimum}..{limits.maximum or ''}",
-                )
-        between = limits.nearest(self.example.extents[next(iter(names))]) + 1
-        if limits.multiple > 1 and self._differs(names, between):
+        limits = self._limits(names)
+        ranges = self.original.example.ranges
+        asked = next((ranges[name] for name in names if name in ranges), AxisRange())
+        step = limits.multiple
+        if limits.maximum is not None and asked.maximum != limits.maximum:
+            self._try_beyond(names, limits.maximum + step)
+        for _ in range(_LOWERED):
+            least = self._limits(names).minimum
+            if least - step < max(asked.minimum, 2) or self._try_beyond(names, least - step) != "equal":
+                break
+            self._set_minimum(names, least - step)
+        name, between = " = ".join(sorted(names)), self.example.extents[next(iter(names))] + 1
+        if step > 1 and self._look(names, between) == "differs":
             self.warnings.append(
                 f"axis {name!r}: the model takes other extents than multiples of {limits.multiple}, too; "
                 "there this file computes something else"
             )
 
-    def _differs(self, names: frozenset[str], extent: int) -> bool:
+    def _try_beyond(self, names: frozenset[str], extent: int) -> str:
+        found = self._look(names, extent) if extent <= _BEYOND else "refused"
+        if found == "differs":
+            name, limits = " = ".join(sorted(names)), self._limits(names)
+            raise ExportError(
+                f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
+                f"branches on its extent, and the file is right for {spelled(limits)} alone",
+                hint=f"say so in --input: {name}={limits.minimum}..{limits.maximum or ''}",
+            )
+        return found
+
+    def _look(self, names: frozenset[str], extent: int) -> str:
+        """Whether outputs at an extent are "equal", or one "differs", or either side has "refused"."""
         feeds = self.example.at(dict.fromkeys(names, extent))
         try:
-            reference = self.original.outputs(feeds)
-            found = self.session(feeds)
+            reference, found = self.original.outputs(feeds), self.session(feeds)
         except ModelError:
-            return False  # one of them refuses such extents: nothing wrong is computed
-        return not compare_outputs("", self.names, [(reference, found)], lowest_db=self.lowest_db).passed
+            return "refused"
+        equal = compare_outputs("", self.names, [(reference, found)], lowest_db=self.lowest_db).passed
+        return "equal" if equal else "differs"
 
-    def _refuse(self, check: Check, feeds: Feeds) -> None:
+    def _refuse(self, check: Check, feeds: Feeds) -> NoReturn:
         message = f"{self.original.label}: the exported file failed '{check.name}': {check.detail}"
         if self.original.is_random(feeds):
             raise ModelError(
