@@ -236,10 +236,11 @@ class Engine(ABC):
         """Return the precision the ONNX graph itself must have for the intent."""
 
     def check_precision(self, precision: Precision, rest: str) -> None:  # noqa: B027 (most take all of theirs)
-        """Refuse a precision that the version here does not have, before any work.
+        """Refuse a precision that the version or the processor here does not have, before any work.
 
         Raises:
             InvalidOption: Naming the version.
+            IntentNotReached: Naming the processor, where it would be emulated.
         """
 
     def highest_opset(self) -> int | None:

@@ -27,8 +27,8 @@ _FEATURES = (
 )
 
 _MULTIPLY_IN = {
-    "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
-    "fp16": ("avx512_fp16", "amx_fp16", "asimdhp"),
+    "bf16": {"x86": ("avx512_bf16", "amx_bf16"), "arm": ("bf16",)},
+    "fp16": {"x86": ("avx512_fp16", "amx_fp16"), "arm": ("asimdhp",)},
 }
 """Instruction sets that multiply in a precision. Without one a runtime widens to float32 and rounds back,
 and may report the precision that it emulates (OpenVINO 2026.4: 3.5 times slower than float32)."""
@@ -49,12 +49,13 @@ def why_emulated(precision: str) -> str:
 
     It is empty, too, where the system tells no instruction sets at all: there the runtime's word must do.
     """
-    needed = _MULTIPLY_IN.get(precision, ())
     here = processor()
     features = here["features"]
+    family = "arm" if str(here["architecture"]).startswith(("arm", "aarch")) else "x86"
+    needed = _MULTIPLY_IN.get(precision, {}).get(family, ())
     if not needed or not isinstance(features, list) or not features or set(needed) & set(features):
         return ""
-    return f"{here['processor']} has no arithmetic in {precision} ({', '.join(needed)})"
+    return f"{here['processor']} does not multiply in {precision} (it has no {', no '.join(needed)})"
 
 
 def missing_features(device: Mapping[str, object]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifact import Check, read_manifest
-from ...errors import ArtifactError, BuildError, EngineUnavailable, InvalidOption
+from ...errors import ArtifactError, BuildError, EngineUnavailable, IntentNotReached
 from ...model.graph import weighted_nodes
 from ...model.made_input import made_feeds
 from ...model.onnx_file import load_onnx, model_io, save_onnx
@@ -50,11 +50,11 @@ class OpenVino(Engine):
         computed_in = _computed_in(precision, rest)
         emulated = why_emulated(computed_in)
         if emulated:
-            raise InvalidOption(
-                f"{computed_in} for openvino: {emulated}; OpenVINO would emulate it or compute in another "
-                "precision, more slowly than in fp32",
-                hint="choose --precision fp32 or int8 with --rest fp32, or build on a processor that has it",
-                option="--rest" if computed_in != precision else "--precision",
+            raise IntentNotReached(
+                f"{computed_in} for openvino: {emulated}; OpenVINO would emulate it, slower than fp32",
+                hint=f"choose {'--rest' if computed_in != precision else '--precision'} fp32, "
+                "or build on a processor that has it",
+                proof={},
             )
 
     def build(self, request: BuildRequest) -> BuildOutcome:
