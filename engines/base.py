@@ -50,7 +50,7 @@ class BuildRequest:
         layers: Name of a node to the precision it must have, where the runtime chooses types.
         options: TensorRT's own.
         planned: Names of the layers that were to be quantized before the runtime was asked.
-        left_in_float: Those of them that it computes in float, each with what it said; they are not quantized.
+        left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
     """
 
     model: str

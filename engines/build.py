@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ..artifact import Artifact, Manifest, commit, tool_versions, write_text, writing
 from ..errors import EngineUnavailable, IntentNotReached, InvalidOption
-from ..model.multiply_adds import multiply_adds
+from ..model.multiply_adds import multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
 from ..model.outline import fingerprint
 from ..model.source import digest_source, parse_source
 from .base import BuildRequest, Engine
 from .registry import engine
-from .weigh import Weighed, named, shares, weigh
+from .weigh import Weighed, weigh
 
 
 def build_engine(
@@ -45,9 +45,7 @@ def build_engine(
     final = Path(request.output)
     with writing(final) as path:
         outcome = chosen.build(_at(request, path))
-        found = weigh(
-            request.precision, outcome, _multiply_adds(chosen, request.model), strict=strict
-        )
+        found = weigh(request.precision, outcome, _multiply_adds(chosen, request.model), strict=strict)
         if found.failure and not allow_fallback:
             raise IntentNotReached(
                 f"{request.source or request.model} for {target}: {found.failure}",

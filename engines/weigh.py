@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..model.multiply_adds import ALLOWED_SHARE, named, shares
 from .base import BuildOutcome, Planned
 
-ALLOWED_SHARE = 0.10
-"""Share of the planned multiply-adds that may miss the precision."""
 _UNREPORTED_SHARE = 0.5
-_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -60,23 +58,6 @@ def weigh(
         fails = missed > 0 and (strict or share > ALLOWED_SHARE)
         return Weighed(text if fails else "", () if fails or missed <= 0 else (text,))
     return _by_name(precision, outcome, outcome.layers, multiply_adds, strict=strict)
-
-
-def named(layers: Mapping[str, str], share: Mapping[str, float], shown: int = _SHOWN) -> str:
-    """Return layers with their shares and reasons, the largest first."""
-    ordered = sorted(layers, key=lambda name: -share.get(name, 0.0))
-    found = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:shown]]
-    more = f" and {len(layers) - shown} more" if len(layers) > shown else ""
-    return ", ".join(found) + more
-
-
-def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict[str, float], str]:
-    """Return the share of each layer, and what was counted: "multiply-adds", or "layers"."""
-    known = all(name in multiply_adds for name in names)
-    total = sum(multiply_adds[name] for name in names) if known else 0
-    if not total:
-        return dict.fromkeys(names, 1 / max(len(names), 1)), "layers"
-    return {name: multiply_adds[name] / total for name in names}, "multiply-adds"
 
 
 def _by_name(

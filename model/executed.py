@@ -20,8 +20,8 @@ def missed_nodes(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the planned nodes that run in another precision, each with that, and those of which is unknown.
 
-    A planned node that is nowhere in the optimized graph became part of another node. It is unknown only where
-    a node of another precision is there that no planned node's name explains.
+    A planned node that is nowhere in the optimized graph became part of another node. It is unknown only
+    where a node of another precision is there that no planned node's name explains.
 
     Args:
         planned: Nodes of the file that are to compute in the precision.

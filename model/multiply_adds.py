@@ -12,7 +12,7 @@ other dynamic axis 1. One multiply-add is one product added to a sum:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..shapes import TensorInfo, fill_dynamic
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import onnx
 
 Shape = tuple[int, ...]
+
+ALLOWED_SHARE = 0.10
+"""Share of the planned multiply-adds that may miss the precision."""
+_SHOWN = 8
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
@@ -45,15 +49,30 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
     return found
 
 
+def named(layers: Mapping[str, str], share: Mapping[str, float], shown: int = _SHOWN) -> str:
+    """Return layers with their shares and reasons, the largest first."""
+    ordered = sorted(layers, key=lambda name: -share.get(name, 0.0))
+    found = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:shown]]
+    more = f" and {len(layers) - shown} more" if len(layers) > shown else ""
+    return ", ".join(found) + more
+
+
+def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict[str, float], str]:
+    """Return the share of each layer, and what was counted: "multiply-adds", or "layers"."""
+    known = all(name in multiply_adds for name in names)
+    total = sum(multiply_adds[name] for name in names) if known else 0
+    if not total:
+        return dict.fromkeys(names, 1 / max(len(names), 1)), "layers"
+    return {name: multiply_adds[name] / total for name in names}, "multiply-adds"
+
+
 def _shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     """Tensor name to its extents, where all of them are known."""
     light = without_weights(model)
     examples = _examples(model)
     for value in light.graph.input:
         if value.name in examples:
-            for dimension, extent in zip(
-                value.type.tensor_type.shape.dim, examples[value.name], strict=True
-            ):
+            for dimension, extent in zip(value.type.tensor_type.shape.dim, examples[value.name], strict=True):
                 dimension.dim_value = extent
     # What the exporter wrote of dynamic extents would win over what is inferred from these.
     del light.graph.value_info[:]

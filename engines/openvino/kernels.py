@@ -11,8 +11,8 @@ node's kernel is looked for in this order, among the kernels that multiply:
 4. one that is not taken, has no name that is in the file, and reads what the node reads.
 
 A block of several nodes ("Subgraph"; attention is one) multiplies as well. Most blocks hold element-wise
-operators alone, so it is asked last: by the node's own name, or by that of what reads the node's result, where
-the block holds or reads both operands.
+operators alone, so it is asked last: by the node's own name, or by that of what reads the node's result,
+where the block holds or reads both operands.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Computed:
-    """What became of a node: the precision, "unreported" where OpenVINO does not tell, and how it is known."""
+    """What became of a node: its precision ("unreported" where OpenVINO tells none), and that in words."""
 
     precision: str
     detail: str
@@ -138,8 +138,10 @@ class _Search:
     def by_operands(self, node: onnx.NodeProto) -> Kernel | None:
         operands = self._operands(node)
         return self._free(
-            lambda kernel: not kernel.nodes & self.in_file
-            and all(self.read[kernel.key] & operand for operand in operands)
+            lambda kernel: (
+                not kernel.nodes & self.in_file
+                and all(self.read[kernel.key] & operand for operand in operands)
+            )
         )
 
     def by_block(self, node: onnx.NodeProto) -> Kernel | None:

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from mode_models import normal, run, snr_db, static, stored, written
 
-from qcompile.compiler.int8.executed import require_executed
+from qcompile.compiler.int8.executed import executed, require_executed
 from qcompile.engines.processor import processor
 from qcompile.errors import QuantizationError
 
@@ -42,11 +42,17 @@ def test_arm_gets_int8_activations_that_run(residual: Path, tmp_path: Path) -> N
 @pytest.mark.skipif("aarch64" in str(processor()).lower(), reason="ONNX Runtime fuses int8 activations there")
 def test_what_onnx_runtime_does_not_fuse_is_named(residual: Path, tmp_path: Path) -> None:
     path = static(residual, tmp_path, processor="arm").path
+    planned = ["conv1", "conv2", "gemm"]
+    _, missed = executed(path, planned)
+    assert missed == dict.fromkeys(["conv1", "conv2"], "ONNX Runtime computes it in fp32")
     with pytest.raises(
-        QuantizationError, match=r"executes 1 of 3 .* in float stay 'conv1', 'conv2'"
+        QuantizationError, match=r"executes 1 of 3 .* 99\.9% of the planned multiply-adds stay in float: conv1"
     ) as caught:
-        require_executed(path, ["conv1", "conv2", "gemm"])
+        require_executed(path, planned, missed)
     assert caught.value.data["nodes"] == ["conv1", "conv2"]
+    (warning,) = require_executed(path, planned, {"gemm": "for a test"})
+    assert "0.1% of the planned multiply-adds stay in float: gemm" in warning
+    assert require_executed(path, planned, {}) == []
 
 
 def test_what_is_executed_is_what_a_session_says(residual: Path, tmp_path: Path) -> None:

@@ -115,7 +115,9 @@ def _lost(
     absent = [node.name for node in nodes if node.name not in names]
     for name in sorted(absent, key=lambda name: name not in by_name)[: max(missing, 0)]:
         layer = by_name.get(name)
-        lost[name] = f"TensorRT's network has it in {layer.precision}" if layer else "not in TensorRT's network"
+        lost[name] = (
+            f"in TensorRT's network it is {layer.precision}" if layer else "not in TensorRT's network"
+        )
     return lost
 
 
