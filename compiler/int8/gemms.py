@@ -63,15 +63,16 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
 
 
 def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
-    """Write each Add behind a planned product of two axes as Sum.
+    """Write each Add of two activations behind a planned product of two axes as Sum.
 
     Args:
         model: With Q/DQ; it is changed.
         planned: Names of the quantized nodes.
     """
     made_by, shapes = producers(model.graph), infer_shapes(model)
+    stored = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type != "Add" or node.name in planned:
+        if node.op_type != "Add" or node.name in planned or stored & set(node.input):
             continue
         before = [made_by.get(name) for name in node.input]
         products = [one for one in before if one is not None and one.op_type == "MatMul"]
