@@ -90,6 +90,7 @@ class ArtifactSection:
     opt_shapes: tuple[str, ...] = ()
     max_shapes: tuple[str, ...] = ()
     allow_fallback: bool = False
+    strict: bool = False
     calibrator: str = ""
     tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
 

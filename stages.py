@@ -241,6 +241,7 @@ def build_stage(
             max_shapes=ranges_of["max_shapes"],
             inputs=recipe.model.inputs,
             allow_fallback=one.allow_fallback,
+            strict=one.strict,
             rest=one.rest,
             layers=one.layer_precisions,
             calibrator=one.calibrator,
@@ -266,6 +267,7 @@ def build_stage(
         "processor": {} if one.gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
         "allow_fallback": one.allow_fallback,
+        "strict": one.strict,
         "tools": tool_versions("torch", "tensorrt", "tensorrt-rtx", *_ONNX_TOOLS),
     }
     return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
