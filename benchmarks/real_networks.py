@@ -100,8 +100,9 @@ def pinned(name: str) -> Path:
 @functools.cache
 def sentences() -> tuple[str, ...]:
     """English sentences of plain words out of the documentation of Python and scikit-learn, shuffled."""
-    import sklearn
     from pydoc_data import topics
+
+    import sklearn
 
     texts = list(topics.topics.values())
     descriptions = Path(sklearn.__file__).parent / "datasets/descr"
