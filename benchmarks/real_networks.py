@@ -205,7 +205,7 @@ def _drawn(text: str, size: int, generator: np.random.Generator) -> Any:
 
 def _normalized(image: Any, generator: np.random.Generator) -> Array:
     """float32 [1, 3, height, width], with noise, -1 to 1."""
-    grey = np.asarray(image, np.float32) + generator.normal(0, generator.uniform(2, 18), image.size[::-1])
+    grey = np.asarray(image, np.float32) + generator.normal(0, generator.uniform(2, 30), image.size[::-1])
     return np.repeat((np.clip(grey, 0, 255) / 127.5 - 1).astype(np.float32)[None, None], 3, axis=1)
 
 
@@ -226,7 +226,7 @@ def text_lines() -> Iterator[Sample]:
 
     for number, line in enumerate(lines()):
         generator = np.random.default_rng(number)
-        image = _drawn(line, int(generator.integers(16, 44)), generator)
+        image = _drawn(line, int(generator.integers(9, 22)), generator)
         width = min(320, max(48, round(image.width * 48 / image.height)))
         picture = np.zeros((1, 3, 48, 320), np.float32)
         picture[..., :width] = _normalized(image.resize((width, 48), Image.Resampling.BILINEAR), generator)

@@ -62,7 +62,10 @@ class Subject:
         return _read(self.folder / "evaluation")
 
     def _prepare(self) -> None:
+        import onnx
+
         import qcompile
+        from qcompile.compiler.prepare import LOWEST_OPSET, raise_opset
 
         count = CALIBRATED.get(self.name, CALIBRATION)
         for number, sample in enumerate(self.network.samples()):
@@ -78,7 +81,10 @@ class Subject:
             qcompile.export(source, raw, inputs=[f"{s}:max=1" if "mask" in s else s for s in spelled])
         else:
             raw = pinned(self.name)
-        qcompile.simplify(raw, self.model)
+        simple = self.folder / "simple.onnx"
+        qcompile.simplify(raw, simple)
+        # Scales per channel, which all of them write, begin with opset 13.
+        onnx.save(raise_opset(onnx.load(simple), LOWEST_OPSET), self.model)
 
 
 def _read(folder: Path) -> list[Sample]:
