@@ -102,6 +102,17 @@ from .session import Session, command_options, examples, layer_precisions, split
     default=True,
     help="Static INT8 takes its mean error on --data off the biases (on).",
 )
+@click.option(
+    "--balance/--no-balance",
+    default=True,
+    help="Static INT8 evens channels out where the outputs on --data gain by it (on).",
+)
+@click.option(
+    "--max-damage",
+    type=float,
+    metavar="DB",
+    help="Static INT8 leaves layers in float, worst first, until the outputs on --data reach DB.",
+)
 @click.option("--data", help="Samples to measure the signal-to-noise ratio on, and to learn from.")
 @command_options
 def quantize(
@@ -123,6 +134,8 @@ def quantize(
     rounding: str,
     form: str | None,
     correct_bias: bool,
+    balance: bool,
+    max_damage: float | None,
     data: str | None,
 ) -> None:
     """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert it to FP16 or BF16."""
@@ -144,6 +157,8 @@ def quantize(
         rest=rest,
         weights=WeightOptions(block_size, rounding, form or ""),
         correct_bias=correct_bias,
+        balance=balance,
+        max_damage=max_damage,
         weight_type=weight_type,  # type: ignore[arg-type]
         data=data,
         progress=session.progress,

@@ -1,4 +1,4 @@
-"""What flows through the places of a model: each channel's extremes over all samples, and some of the rows."""
+"""What flows through the places of a model: each channel's extremes over all samples, and some rows."""
 
 from __future__ import annotations
 

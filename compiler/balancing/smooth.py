@@ -175,14 +175,10 @@ def product_error(
 
 
 def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
-    """Return the powers of two next to `s`, whose median is made 1: a common factor changes nothing.
-
-    1 where a channel, or what reads it, is all zeros.
-    """
+    """Return the powers of two next to `s`; 1 where a channel, or what reads it, is all zeros."""
     live = (amax > 0) & (peaks > 0)
     logs = np.zeros_like(amax)
     logs[live] = alpha * np.log2(amax[live]) - (1 - alpha) * np.log2(peaks[live])
-    logs[live] -= np.median(logs[live]) if live.any() else 0.0
     return np.clip(np.exp2(np.round(logs)), 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
 
 
@@ -218,7 +214,7 @@ def _scale(tensor: onnx.TensorProto, factors: Floats, axis: int) -> None:
 
 
 def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[str]:
-    """Let the products, and the Reshapes that lead to them, read the tensor times 1/s; return what changed."""
+    """Let the products, and the Reshapes in front of them, read the tensor times 1/s; return what changed."""
     from onnx import helper, numpy_helper
 
     graph, smoothed = model.graph, f"{place.tensor}/smoothed"
