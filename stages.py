@@ -281,7 +281,7 @@ def bench_stage(
     output: Path,
     why_not: Mapping[str, str],
 ) -> Stage:
-    """Every artifact that was built is measured against the baseline; the others have a row that says why not.
+    """Measure what was built against the baseline; what was not built has a row that says why.
 
     A baseline that was not built is replaced by the MODEL itself.
     """

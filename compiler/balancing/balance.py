@@ -15,6 +15,7 @@ from ...shapes import Feeds
 from ..activations import channel_amax
 from ..check import OnnxReference, compare_outputs
 from .equalize import equalizable, equalize
+from .rows import observe_rows
 from .smooth import smooth, smoothable
 
 DEFAULT_SAMPLES = 32
@@ -68,9 +69,12 @@ def balance(
         )
     else:
         progress("largest value of each channel")
-        axes = {**dict.fromkeys(smoothable(proto), -1), **equalizable(proto)}
+        axes = equalizable(proto)
         amax = channel_amax(model, axes, given, progress=progress) if axes else {}
-        proof = {"equalized pairs": equalize(proto, amax), **smooth(proto, amax)}
+        pairs = equalize(proto, amax)
+        rows = observe_rows(proto, model, smoothable(proto), given, progress=progress)
+        done = smooth(proto, rows)
+        proof = {"equalized pairs": pairs, "smoothed": done.places, "left alone": done.left_alone}
     if not (proof["equalized pairs"] or proof.get("smoothed")):
         warnings.append("nothing in this model could be balanced")
     with writing(output) as path:
