@@ -61,7 +61,9 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=Path("coverage.jsonl"), help="file of results")
     parser.add_argument("--only", action="append", metavar="GLOB", help="architectures by key; repeat")
     parser.add_argument("--library", default="", help="transformers, timm, torchvision or hand")

@@ -93,7 +93,10 @@ def _be_child(architecture: Any, folder: Path, work: Work) -> None:
 
 
 def _memory_mb() -> int:
-    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    usage = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
+    )
     return max(usage) // 1024
 
 

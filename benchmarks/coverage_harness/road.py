@@ -12,6 +12,7 @@ from typing import Any
 
 import qcompile
 from qcompile.errors import QCompileError
+from qcompile.progress import quiet
 from results_table import STAGES
 
 MODELS = Path(__file__).resolve().parent.parent / "coverage_models"
@@ -32,18 +33,30 @@ class Differs(QCompileError):
 
 
 def preload(*, runtimes: bool = True) -> None:
-    """Import once what every architecture needs; imported only, so that no thread runs when processes are forked."""
+    """Import once what every architecture needs. No runtime is started: a fork keeps no threads."""
     for name in (*_LIBRARIES, *(_RUNTIMES if runtimes else ())):
         importlib.import_module(name)
     import torch
 
     torch.set_num_threads(1)
+    if runtimes:
+        with quiet():  # the exporter reads its tables on its first use
+            torch.onnx.export(torch.nn.Linear(2, 2).eval(), (torch.zeros(2, 2),), dynamo=True, verbose=False)
 
 
 def environment() -> dict[str, str]:
     """Return the packages of the road and their versions."""
     found = {"qcompile": qcompile.__version__}
-    for name in ("torch", "transformers", "timm", "torchvision", "onnx", "onnxruntime", "openvino", "tensorrt_rtx"):
+    for name in (
+        "torch",
+        "transformers",
+        "timm",
+        "torchvision",
+        "onnx",
+        "onnxruntime",
+        "openvino",
+        "tensorrt_rtx",
+    ):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -152,7 +165,9 @@ class Road:
 
     def openvino_int8(self) -> dict[str, Any]:
         """Build the OpenVINO artifact from the float model and the ranges."""
-        return _kept(self._build(self.float, "openvino.onnx", target="openvino", precision="int8", ranges=self.ranges))
+        return _kept(
+            self._build(self.float, "openvino.onnx", target="openvino", precision="int8", ranges=self.ranges)
+        )
 
     def rtx_fp16(self) -> dict[str, Any]:
         """Build an FP16 engine for sm86."""
@@ -173,7 +188,8 @@ class Road:
         if not found:
             failed = [one for one in outputs if not one["passed"]]
             text = "; ".join(
-                f"{one['output']!r} {one['snr_db']} dB, argmax {one['agreement']} ({one['criterion']})" for one in failed
+                f"{one['output']!r} {one['snr_db']} dB, argmax {one['agreement']} ({one['criterion']})"
+                for one in failed
             )
             raise Differs(f"outputs differ: {text}")
         return {"outputs": outputs}
@@ -190,7 +206,8 @@ def _kept(artifact: Any) -> dict[str, Any]:
     proof = {
         name: value
         for name, value in manifest.proof.items()
-        if name in ("layers_by_precision", "nodes_by_precision", "left_in_float", "snr_db", "operators", "tensors")
+        if name
+        in ("layers_by_precision", "nodes_by_precision", "left_in_float", "snr_db", "operators", "tensors")
     }
     checks = [f"{check.name}: {check.detail}" for check in manifest.checks]
     return {"proof": proof, "checks": checks, "warnings": list(manifest.warnings)}

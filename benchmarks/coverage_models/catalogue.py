@@ -1,6 +1,6 @@
 """Every architecture of the coverage benchmark by its key; each key is a function that MODEL can name.
 
-    qcompile export benchmarks/coverage_models/catalogue.py:timm_resnet10t -o m.onnx --dynamic x:0=batch
+qcompile export benchmarks/coverage_models/catalogue.py:timm_resnet10t -o m.onnx --dynamic x:0=batch
 """
 
 from __future__ import annotations

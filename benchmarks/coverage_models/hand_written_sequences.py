@@ -128,7 +128,9 @@ class Tcn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         norm = nn.utils.parametrizations.weight_norm
-        self.first = nn.ModuleList(norm(nn.Conv1d(4 if n == 0 else 16, 16, 3, dilation=2**n)) for n in range(3))
+        self.first = nn.ModuleList(
+            norm(nn.Conv1d(4 if n == 0 else 16, 16, 3, dilation=2**n)) for n in range(3)
+        )
         self.shortcut, self.head = nn.Conv1d(4, 16, 1), nn.Linear(16, 5)
 
     def forward(self, series: Tensor) -> Tensor:
@@ -182,7 +184,11 @@ class Denoiser(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.time = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 32))
-        self.enter, self.norm, self.middle = nn.Conv2d(3, 32, 3, 1, 1), nn.GroupNorm(4, 32), nn.Conv2d(32, 32, 3, 1, 1)
+        self.enter, self.norm, self.middle = (
+            nn.Conv2d(3, 32, 3, 1, 1),
+            nn.GroupNorm(4, 32),
+            nn.Conv2d(32, 32, 3, 1, 1),
+        )
         self.out = nn.Conv2d(32, 3, 3, 1, 1)
         self.register_buffer("bands", torch.exp(-torch.arange(8.0)))
 

@@ -71,7 +71,7 @@ ARCHITECTURES = (
     Architecture(
         "ssdlite320_whole", "torchvision", "detection",
         partial(_detector, "ssdlite320_mobilenet_v3_large", Whole, score_thresh=0.1),
-        (Input("image", (3, 160, 160), unit),),
+        (Input("image", (3, 320, 320), unit),),
     ),
     Architecture(
         "retinanet_whole", "torchvision", "detection",

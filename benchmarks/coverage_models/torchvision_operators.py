@@ -32,7 +32,9 @@ def suppress(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) ->
         high = torch.minimum(boxes[order, 2:], boxes[best, 2:])
         shared = (high - low).clamp(min=0).prod(1)
         overlap = shared / (area[order] + area[best] - shared)
-        order = [index for index, value in zip(order, overlap.tolist(), strict=True) if value <= iou_threshold]
+        order = [
+            index for index, value in zip(order, overlap.tolist(), strict=True) if value <= iou_threshold
+        ]
     return torch.tensor(kept, dtype=torch.int64)
 
 

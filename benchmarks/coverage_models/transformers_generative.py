@@ -68,6 +68,12 @@ _TRANSLATORS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 ARCHITECTURES = (
-    *(row(name, "text generation", config, model, text(), options) for name, config, model, options in _DECODERS),
-    *(row(name, "translation", config, model, _BOTH, options) for name, config, model, options in _TRANSLATORS),
+    *(
+        row(name, "text generation", config, model, text(), options)
+        for name, config, model, options in _DECODERS
+    ),
+    *(
+        row(name, "translation", config, model, _BOTH, options)
+        for name, config, model, options in _TRANSLATORS
+    ),
 )

@@ -39,5 +39,10 @@ def row(
 ) -> Architecture:
     """One architecture of transformers; class names without `Config` and with their head."""
     return Architecture(
-        name, "transformers", task, partial(make, f"{config}Config", model, options, changes), inputs, axes or {}
+        name,
+        "transformers",
+        task,
+        partial(make, f"{config}Config", model, options, changes),
+        inputs,
+        axes or {},
     )

@@ -53,8 +53,14 @@ _LAYOUT = {**SMALL, "max_2d_position_embeddings": 1024}
 
 def _classifier(name: str, family: str, options: dict[str, Any]) -> Any:
     model = f"{family}ForSequenceClassification"
-    return row(name, "classifier", family, model, text(),
-               {name: value for name, value in {**SMALL, **options}.items() if value is not None})
+    return row(
+        name,
+        "classifier",
+        family,
+        model,
+        text(),
+        {name: value for name, value in {**SMALL, **options}.items() if value is not None},
+    )
 
 
 ARCHITECTURES = (

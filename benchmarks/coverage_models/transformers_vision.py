@@ -65,9 +65,7 @@ _WRAPPED = {"SiglipVision": "Siglip", "CLIPVision": "CLIP"}
 
 def _classifier(name: str, family: str, model: str, size: int, options: dict[str, Any]) -> Architecture:
     model = model or f"{_WRAPPED.get(family, family)}ForImageClassification"
-    return row(
-        name, "classifier", family, model, image("pixel_values", size), {**options, "num_labels": 10}
-    )
+    return row(name, "classifier", family, model, image("pixel_values", size), {**options, "num_labels": 10})
 
 
 ARCHITECTURES = tuple(_classifier(*one) for one in _MODELS)
