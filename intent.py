@@ -93,6 +93,7 @@ def build(
     rest: str = "fp32",
     layers: Mapping[str, str] | None = None,
     allow_fallback: bool = False,
+    strict: bool = False,
     calibrator: str = "",
     data: str | None = None,
     calibration_cache: Path | None = None,
@@ -106,6 +107,8 @@ def build(
             rest, layers, calibrator, data, options: As in `Intent`.
         output: File to write.
         allow_fallback: Keep an artifact that did not reach the precision, with a warning.
+        strict: Fail where one planned layer missed the precision. Without it, layers that miss less than 10%
+            of the planned multiply-adds are a warning.
         calibration_cache: Where to write the scales that TensorRT's own calibrator found.
         progress: Told of every step.
 
@@ -118,7 +121,7 @@ def build(
     """
     intent = Intent(
         model, target, precision, ranges, method, gpus, min_shapes or {}, opt_shapes or {}, max_shapes or {},
-        inputs, threads, rest, layers or {}, calibrator, data, options,
+        inputs, threads, rest, layers or {}, calibrator, data, options, strict,
     )  # fmt: skip
     return build_intent(
         intent, output, allow_fallback=allow_fallback, calibration_cache=calibration_cache, progress=progress
@@ -138,7 +141,11 @@ def build_intent(
 
     with prepared(intent, Path(output), calibration_cache, progress) as request:
         return build_engine(
-            intent.target, request, allow_fallback=allow_fallback, calibration_cache=calibration_cache
+            intent.target,
+            request,
+            allow_fallback=allow_fallback,
+            strict=intent.strict,
+            calibration_cache=calibration_cache,
         )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .errors import InvalidOption
@@ -26,6 +27,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 CALIBRATORS = ("ours", "native", "entropy", "minmax")
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
 _QUANTIZED = ("int8", "fp8")
+_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Intent:
             calibrators run the float graph on `data`; "native" is "entropy".
         data: Samples for TensorRT's own calibrators.
         options: TensorRT's own options.
+        strict: Whether one layer that misses the precision fails the build. The runtime is then not asked
+            which layers to leave in float.
     """
 
     model: str | Path
@@ -69,6 +73,7 @@ class Intent:
     calibrator: str = ""
     data: str | None = None
     options: TensorRTOptions | None = None
+    strict: bool = False
 
 
 @contextmanager
@@ -98,7 +103,7 @@ def prepared(
             graph = _typed(intent, needed, rest_in_graph(engine, rest), Path(folder), progress)
         if engine.takes == "onnx":
             graph = _fitted(intent, Path(graph), engine, Path(folder), progress)
-        yield BuildRequest(
+        request = BuildRequest(
             graph,
             output,
             precision,
@@ -116,6 +121,34 @@ def prepared(
             layers=_forced(intent, engine, precision),
             options=intent.options,
         )
+        if graph != str(intent.model) and precision == "int8" and not (intent.calibrator or intent.strict):
+            request = _planned_again(intent, request, engine, Path(folder))
+        yield request
+
+
+def _planned_again(intent: Intent, request: BuildRequest, engine: Engine, folder: Path) -> BuildRequest:
+    """Ask the runtime which quantized layers it computes in float, and quantize again without them.
+
+    Their Q/DQ would only cost conversions. Without them others may miss, so it is asked again, at most
+    `_ROUNDS` times; what misses then is weighed by the proof.
+    """
+    from .model.graph import weighted_nodes
+    from .model.outline import read_outline
+
+    left: dict[str, str] = {}
+    planned = [node.name for node in weighted_nodes(read_outline(Path(request.model)).model)["int8"]]
+    again = request
+    for _ in range(_ROUNDS):
+        request.progress("ask which layers run in float")
+        missed = engine.missed_layers(again)
+        if not missed or len(left) + len(missed) >= len(planned):
+            break  # where all would be left out there is nothing to build: the proof says so
+        left |= missed
+        rest = rest_in_graph(engine, intent.rest)
+        graph = _typed(intent, "int8", rest, folder, request.progress, left_in_float=left)
+        graph = _fitted(intent, Path(graph), engine, folder, request.progress)
+        again = replace(again, model=graph)
+    return replace(again, planned=planned, left_in_float=left)
 
 
 def _decided(intent: Intent, engine: Engine) -> tuple[Precision, str]:
@@ -206,9 +239,18 @@ def _native(intent: Intent) -> Calibration:
     return Calibration("entropy", scales=scales.encode())
 
 
-def _typed(intent: Intent, needed: Precision, rest: str, folder: Path, progress: Progress) -> str:
+def _typed(
+    intent: Intent,
+    needed: Precision,
+    rest: str,
+    folder: Path,
+    progress: Progress,
+    *,
+    left_in_float: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Return an ONNX file of the needed precision: the given one, or one made from it."""
     from .compiler import quantize
+    from .compiler.choice import exactly
     from .compiler.int8.placement import graph_target
 
     model, found = Path(intent.model), _found(intent)
@@ -238,6 +280,7 @@ def _typed(intent: Intent, needed: Precision, rest: str, folder: Path, progress:
         precision=needed,  # type: ignore[arg-type]  # fp32 and tf32 are never needed of a graph
         ranges=intent.ranges if static else None,
         method=intent.method if static else None,
+        exclude=list(map(exactly, left_in_float)),
         layers=intent.layers,
         target=graph_target(intent.target),
         rest=rest if static else "fp32",

@@ -2,14 +2,24 @@
 
 `x:1x3x224x224`, `x:[1,3,224,224]` and `x:1,3,224,224` are one shape; the first is printed. A dynamic
 axis has a name in place of a number (`x:batchx3x224x224` is ambiguous, so names are written between
-commas or brackets: `x:[batch,3,224,224]`).
+commas or brackets: `x:[batch,3,224,224]`). Where a model's inputs are declared (`--input`, `inputs` of a
+recipe), the name of an axis may be followed by extents:
+
+| spelling             | says                                                                     |
+|----------------------|--------------------------------------------------------------------------|
+| `height`             | dynamic                                                                  |
+| `height=64`          | dynamic, and traced with 64                                              |
+| `height=32..512`     | dynamic from 32 to 512; either end may be left out (`32..`, `..512`)     |
+| `height=32..64..512` | both                                                                     |
+
+`TensorInfo.shape` holds the names alone; what was said of their extents is beside it, in `extents`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import DataError, InvalidOption
@@ -39,6 +49,24 @@ _DTYPES = (
 
 
 _AXIS = r"[A-Za-z_?][\w.+*/ -]*"
+_EXTENTS = re.compile(rf"({_AXIS}?)\s*=\s*(?:(\d*)\.\.(?:(\d+)\.\.)?(\d*)|(\d+))")
+
+
+@dataclass(frozen=True)
+class AxisExtents:
+    """What the spelling of an input says of a dynamic axis beyond its name.
+
+    Attributes:
+        axis: Index of the axis.
+        minimum: Least extent, 1 or more.
+        maximum: Largest extent; None where there is no limit.
+        traced: Extent to trace the model with; None where it is left to the exporter.
+    """
+
+    axis: int
+    minimum: int = 1
+    maximum: int | None = None
+    traced: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,11 +77,13 @@ class TensorInfo:
         name: Tensor name.
         dtype: numpy's name of the element type, such as "float32".
         shape: Extents; a dynamic axis is a string.
+        extents: What was said of the extents of dynamic axes; no part of what the tensor is.
     """
 
     name: str
     dtype: str
     shape: tuple[Dim, ...]
+    extents: tuple[AxisExtents, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.name}:{format_shape(self.shape)}:{self.dtype}"
@@ -123,10 +153,9 @@ def parse_shape(text: str, *, option: str = "shape") -> tuple[Dim, ...]:
     body = text.strip()
     if body in ("", "[]", "scalar"):
         return ()
-    if body.startswith("[") and body.endswith("]"):
-        parts = body[1:-1].split(",")
-    elif "," in body:
-        parts = body.split(",")
+    divided = _between_commas(body)
+    if divided is not None:
+        parts = divided
     elif re.fullmatch(r"\d+(x\d+)*", body):
         parts = body.split("x")
     elif re.fullmatch(_AXIS, body):
@@ -158,7 +187,7 @@ def parse_named_shape(text: str, *, option: str = "shape") -> tuple[str, tuple[D
 
 
 def parse_input(text: str, *, option: str = "--input") -> TensorInfo:
-    """Read `NAME:SHAPE[:DTYPE]`, dtype float32 unless said.
+    """Read `NAME:SHAPE[:DTYPE]`, dtype float32 unless said; axes may have extents (`height=32..512`).
 
     Raises:
         InvalidOption: If a part cannot be read.
@@ -167,8 +196,48 @@ def parse_input(text: str, *, option: str = "--input") -> TensorInfo:
     dtype = "float32"
     if head and last in _DTYPES:
         text, dtype = head, last
-    name, shape = parse_named_shape(text, option=option)
-    return TensorInfo(name, dtype, shape)
+    head, colon, shape = text.rpartition(":")
+    extents: list[AxisExtents] = []
+    parts = _between_commas(shape.strip())
+    for axis, part in enumerate(parts or ()):
+        match = _EXTENTS.fullmatch(part.strip())
+        if match and parts:
+            parts[axis] = match.group(1)
+            extents.append(_axis_extents(axis, match, f"{option} {text}"))
+    if extents and parts:
+        text = f"{head}{colon}[{','.join(parts)}]"
+    name, axes = parse_named_shape(text, option=option)
+    return replace(TensorInfo(name, dtype, axes), extents=tuple(extents))
+
+
+def _between_commas(body: str) -> list[str] | None:
+    """The parts of `[a,b]` or `a,b`; None for what has neither brackets nor commas."""
+    if body.startswith("[") and body.endswith("]"):
+        return body[1:-1].split(",")
+    return body.split(",") if "," in body else None
+
+
+def _axis_extents(axis: int, match: re.Match[str], subject: str) -> AxisExtents:
+    name, least, middle, most, only = match.groups()
+    found = AxisExtents(
+        axis,
+        int(least) if least else 1,
+        int(most) if most else None,
+        int(only) if only else int(middle) if middle else None,
+    )
+    highest = found.maximum
+    if found.minimum < 1 or (highest is not None and highest < max(found.minimum, 2)):
+        raise InvalidOption(
+            f"{subject}: axis {name!r} from {found.minimum} to {highest} is no range",
+            hint=f"give the least extent first, for instance {name}=32..512",
+        )
+    if found.traced is not None and not max(found.minimum, 2) <= found.traced <= (highest or found.traced):
+        raise InvalidOption(
+            f"{subject}: axis {name!r} cannot be traced with {found.traced}; an extent of the range, "
+            "and 2 or more, is required",
+            hint="PyTorch takes an axis of extent 1 for a fixed one" if found.traced < 2 else "",
+        )
+    return found
 
 
 def parse_shapes(texts: Iterable[str], *, option: str) -> dict[str, tuple[int, ...]]:

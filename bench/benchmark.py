@@ -59,6 +59,7 @@ def benchmark(
     trust: bool = False,
     command: Sequence[str] = (),
     recipe: str | None = None,
+    unbuilt: Sequence[Entry] = (),
     progress: Progress = silent,
 ) -> Results:
     """Measure artifacts against a baseline.
@@ -86,6 +87,7 @@ def benchmark(
         trust: Run files that are not what their manifests say, and engines without one, all the same.
         command: Words that repeat this run, for the results.
         recipe: Text of the recipe it belongs to, for the results.
+        unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
         progress: Told of every step.
 
     Returns:
@@ -109,8 +111,8 @@ def benchmark(
     )  # fmt: skip
     threads = threads or usable_cores()
     io = shared_io(subjects, inputs)
-    feeds = timing_feeds(io, data, batch_size=batch_size)
-    swept = {size: timing_feeds(io, data, batch_size=size) for size in batch_sizes}
+    feeds = timing_feeds(io, data, subjects=subjects, batch_size=batch_size)
+    swept = {size: timing_feeds(io, data, subjects=subjects, batch_size=size) for size in batch_sizes}
     entries = {subject.name: entry_of(subject) for subject in subjects}
     timed: dict[str, Timed] = {}
     surroundings = {**environment(threads, gpu), "before": state(gpu)}
@@ -152,7 +154,7 @@ def benchmark(
     note_sizes(list(entries.values()), base)
     results = Results(
         base,
-        list(entries.values()),
+        [*entries.values(), *unbuilt],
         surroundings,
         {
             "threads": threads,

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 @click.option("--data", help="Samples for TensorRT's own calibrator.")
 @click.option("--calibration-cache", type=click.Path(path_type=Path), help="Keep the scales it found.")
 @click.option("--allow-fallback", is_flag=True, help="Keep an artifact that missed its precision.")
+@click.option("--strict", is_flag=True, help="Fail where one layer missed its precision.")
 @click.option("--dry-run", is_flag=True, help="Parse, check, and say what would be built.")
 @tensorrt_options
 @command_options
@@ -95,6 +96,7 @@ def build(
     inputs: tuple[str, ...],
     threads: int,
     allow_fallback: bool,
+    strict: bool,
     calibrator: str | None,
     data: str | None,
     calibration_cache: Path | None,
@@ -123,6 +125,7 @@ def build(
         calibrator=calibrator or "",
         data=data,
         options=tensorrt,
+        strict=strict,
     )
     if dry_run:
         _present_plan(session, plan_intent(intent, progress=session.progress), output)

@@ -103,6 +103,9 @@ from .session import Session, command_options, examples, layer_precisions, split
     help="Static INT8 takes its mean error on --data off the biases (on).",
 )
 @click.option("--data", help="Samples to measure the signal-to-noise ratio on, and to learn from.")
+@click.option(
+    "--allow-loss", is_flag=True, help="Keep a result that loses more on --data than diff lets pass."
+)
 @command_options
 def quantize(
     session: Session,
@@ -124,6 +127,7 @@ def quantize(
     form: str | None,
     correct_bias: bool,
     data: str | None,
+    allow_loss: bool,
 ) -> None:
     """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert it to FP16 or BF16."""
     from ..compiler import quantize as quantize_model
@@ -146,6 +150,7 @@ def quantize(
         correct_bias=correct_bias,
         weight_type=weight_type,  # type: ignore[arg-type]
         data=data,
+        allow_loss=allow_loss,
         progress=session.progress,
     )
     present_artifact(session, artifact, *_details(artifact.manifest.proof, precision))

@@ -14,9 +14,9 @@ from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data, Ranges, load_ranges
 from ..calibration.tensorrt_cache import is_cache, read_cache
 from ..errors import InvalidOption, QuantizationError
-from ..model.fidelity import fidelity, worst
 from ..model.graph import graph_precision
-from ..model.made_input import made_feeds
+from ..model.judgement import judge_outputs
+from ..model.made_input import MadeInput
 from ..model.onnx_file import (
     add_external_data,
     check_onnx,
@@ -27,15 +27,12 @@ from ..model.onnx_file import (
     save_onnx,
 )
 from ..progress import Progress, silent
-from ..shapes import Feeds
 from .check import OnnxReference
 from .half.emulate import in_float32
 from .int8.placement import Target
 from .int8.static import Processor
 from .modes import carry_out
 from .request import HALVES, Mode, Precision, Request, WeightOptions, check_options, check_ranges
-
-_POOR_SNR_DB = 10.0
 
 
 def quantize(
@@ -56,6 +53,7 @@ def quantize(
     weights: WeightOptions | None = None,
     weight_type: Literal["int8", "uint8"] = "int8",
     data: str | None = None,
+    allow_loss: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
     """Quantize an ONNX file for a target, or convert it to FP16 or BF16.
@@ -79,6 +77,7 @@ def quantize(
         weights: Block size, rounding and form, for mode "weights".
         data: Samples to measure the signal-to-noise ratio on; made input otherwise. The correction of
             biases and GPTQ learn from them.
+        allow_loss: Keep a result that loses more on the data than `diff` lets pass, with a warning.
         progress: Told of every step.
 
     Returns:
@@ -87,7 +86,7 @@ def quantize(
 
     Raises:
         CalibrationError: If ranges are missing, or belong to another model.
-        QuantizationError: If less was quantized than planned, or the result computes NaN.
+        QuantizationError: If less was quantized than planned, the result computes NaN, or loses too much.
         InvalidOption: If the options contradict each other.
     """
     model, output = Path(model), Path(output)
@@ -116,13 +115,15 @@ def quantize(
         warnings = list(outcome.warnings)
         check_onnx(path)
         progress("compare with the float model")
-        check, snr_db = _compare(request, path)
-        if not check.passed:
-            raise QuantizationError(f"{model}: {check.detail}", hint="exclude the layers concerned")
-        if data is not None and snr_db < _POOR_SNR_DB:
-            warnings.append(
-                f"only {check.detail}: much of the signal is lost; try another --method or --exclude"
+        check, poor = _compare(request, path)
+        if poor and not (allow_loss or data is None):
+            raise QuantizationError(
+                f"{model}: {poor}",
+                hint="try another --method, --exclude or --layer, or qcompile tune; --allow-loss keeps it",
             )
+        if poor:
+            ask = "" if data is not None else "; made input may lie outside the ranges, give --data to know"
+            warnings.append(f"{poor}{ask}")
         manifest = commit(
             path,
             Manifest(
@@ -181,19 +182,35 @@ def _reference(request: Request, path: Path) -> OnnxReference:
         return OnnxReference(emulated, optimize=optimize)
 
 
-def _compare(request: Request, path: Path) -> tuple[Check, float]:
-    """Signal-to-noise ratio against the float model; fails on NaN that was not there before."""
+def _compare(request: Request, path: Path) -> tuple[Check, str]:
+    """Signal-to-noise ratio against the float model, and what `diff` would not let pass, in words.
+
+    Raises:
+        QuantizationError: On NaN or infinity that was not there before.
+    """
     data, inputs = request.data, model_io(request.model).inputs
-    feeds: Feeds = next(iter(Data(data, inputs))).feeds if data else made_feeds(inputs)
     reference = OnnxReference(request.path)
+    if data:
+        feeds = next(iter(Data(data, inputs))).feeds
+        outputs = reference(feeds)
+    else:
+        feeds, outputs = MadeInput(request.model).run(reference)
     quantized = _reference(request, path)
-    expected = dict(zip(reference.names, reference(feeds), strict=True))
+    expected = dict(zip(reference.names, outputs, strict=True))
     found = dict(zip(quantized.names, quantized(feeds), strict=True))
     for name, array in found.items():
         broken = array.dtype.kind == "f" and not np.isfinite(array).all()
         if broken and np.isfinite(expected[name]).all():
-            return Check("finite outputs", False, f"output {name!r} became NaN or infinite"), -np.inf
-    name, value = worst({name: fidelity(expected[name], found[name]) for name in expected})
+            raise QuantizationError(
+                f"{request.path}: output {name!r} became NaN or infinite",
+                hint="exclude the layers concerned",
+                tensor=name,
+            )
+    judged = judge_outputs({n: [a] for n, a in expected.items()}, {n: [a] for n, a in found.items()})
     on = "the data" if data else "made input"
-    detail = f"{value.snr_db:.1f} dB at output {name!r} on {on}"
-    return Check("signal-to-noise ratio", True, detail), value.snr_db
+    failed = [f"output {one.output!r} has {one.found} on {on}; {one.criterion} is required"
+              for one in judged if not one.passed]  # fmt: skip
+    poor = "; ".join(failed) if request.precision in ("int8", "fp8", "int4") else ""
+    lowest = min(judged, key=lambda one: one.snr_db)
+    detail = f"{lowest.snr_db:.1f} dB at output {lowest.output!r} on {on}"
+    return Check("signal-to-noise ratio", not (poor and data), detail), poor

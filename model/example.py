@@ -1,10 +1,10 @@
-"""The inputs a PyTorch model is exported and checked with: names, types, shapes, dynamic axes."""
+"""The inputs a PyTorch model is exported and checked with: names, types, shapes, dynamic axes, values."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,15 @@ from numpy.typing import NDArray
 
 from ..errors import ExportError, InvalidOption
 from ..shapes import Feeds, TensorInfo, parse_dynamic_axis, parse_input
+from .extents import RUNGS, asked_ranges, traced_extents
+from .input_notes import AxisRange
 from .made_input import made_feeds
+from .outputs import flat_outputs, name_outputs
 from .pytorch import LoadedModel, import_torch
 
-EXPORT_EXTENT = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced at 2 or more
+__all__ = ["CHECK_EXTENTS", "Example", "flat_outputs", "in_order", "make_example", "name_outputs",
+           "takes_keywords"]  # fmt: skip
+
 CHECK_EXTENTS = (1, 3)
 
 
@@ -27,11 +32,17 @@ class Example:
         inputs: The model's inputs; dynamic axes by name.
         feeds: Arrays to trace with.
         by_name: Whether the inputs are keyword arguments of `forward`, else positional.
+        made: Inputs whose values were made up: neither the example nor data has them.
+        guessed: Dynamic axes whose extents were made up.
+        ranges: Axis name to the range that was asked for.
     """
 
     inputs: tuple[TensorInfo, ...]
     feeds: Feeds
     by_name: bool
+    made: frozenset[str] = frozenset()
+    guessed: frozenset[str] = frozenset()
+    ranges: Mapping[str, AxisRange] = field(default_factory=dict)
 
     def call(self, module: Any, feeds: Feeds) -> Any:
         """Run the module on feeds, without gradients."""
@@ -53,99 +64,189 @@ class Example:
         """Whether the first axis of every input that has one is dynamic."""
         return bool(self.inputs) and all(0 in tensor.dynamic_axes for tensor in self.inputs)
 
+    @property
+    def extents(self) -> dict[str, int]:
+        """Dynamic axis to the extent that it is traced with."""
+        return {
+            name: int(self.feeds[tensor.name].shape[axis])
+            for tensor in self.inputs
+            for axis, name in tensor.dynamic_axes.items()
+        }
+
     def resized(self, extent: int) -> Feeds:
-        """Return made feeds with another extent on the first axis, other axes as traced."""
-        shapes = {tensor.name: (extent, *self.feeds[tensor.name].shape[1:]) for tensor in self.inputs}
-        return made_feeds(self.inputs, seed=extent, shapes=shapes)
+        """Return feeds with another extent on the first axis, other axes as traced."""
+        return self.at({t.shape[0]: extent for t in self.inputs if t.shape and isinstance(t.shape[0], str)})
+
+    def at(self, extents: Mapping[str, int], *, seed: int | None = None) -> Feeds:
+        """Return feeds with other extents on some dynamic axes: values repeated or cut, made ones made again.
+
+        Args:
+            extents: Axis name to extent; the others stay as traced.
+            seed: For what is made up.
+        """
+        shapes = {
+            tensor.name: tuple(
+                extents.get(tensor.dynamic_axes.get(axis, ""), extent)
+                for axis, extent in enumerate(self.feeds[tensor.name].shape)
+            )
+            for tensor in self.inputs
+        }
+        chosen = sum(extents.values()) if seed is None else seed
+        return _with_values(self.inputs, shapes, [self._known], chosen)
+
+    @property
+    def _known(self) -> Feeds:
+        return {name: array for name, array in self.feeds.items() if name not in self.made}
 
 
-def make_example(loaded: LoadedModel, inputs: Sequence[str | TensorInfo], dynamic: Sequence[str]) -> Example:
-    """Decide on inputs: as given, else the example that came with the model.
+def make_example(
+    loaded: LoadedModel,
+    inputs: Sequence[str | TensorInfo],
+    dynamic: Sequence[str],
+    *,
+    data: Feeds | None = None,
+    rung: int = 0,
+) -> Example:
+    """Decide on inputs: as given, with the values of the model's own example, of the data, or made up.
+
+    Args:
+        loaded: The model.
+        inputs: `NAME:SHAPE[:DTYPE]` each; empty for those of the model's own example.
+        dynamic: `INPUT:AXIS=NAME` each.
+        data: Feeds of the user's data.
+        rung: Which of `extents.RUNGS` serves for axes of which nothing is known.
 
     Raises:
-        InvalidOption: If there is neither, or a dynamic axis does not exist.
+        InvalidOption: If there is neither, a dynamic axis does not exist, or extents contradict each other.
         ExportError: If a given name is no parameter of `forward`.
     """
     given = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
-    if given:
-        feeds: Feeds = {}
-    else:
-        given, feeds = _from_model(loaded)
-    given = in_order(loaded.module, given)
-    tensors = _with_dynamic_axes(given, dynamic)
-    traced = made_feeds(tensors, extent=EXPORT_EXTENT, shapes=_trace_shapes(given, tensors))
-    for name, array in feeds.items():
-        if array.shape == traced[name].shape:
-            traced[name] = array  # the user's own values, where no axis had to be widened
-    return Example(tensors, traced, takes_keywords(loaded.module, tensors))
-
-
-def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
-    """Return names (empty where the structure has none) and arrays of what `forward` returned."""
-    torch = import_torch()
-    if isinstance(outputs, torch.Tensor):
-        return [""], [outputs.detach().cpu().numpy()]
-    items = (
-        outputs.items()
-        if isinstance(outputs, Mapping)
-        else [("", item) for item in outputs]
-        if isinstance(outputs, tuple | list)
-        else []
-    )
-    names, arrays = [], []
-    for name, item in items:
-        inner, values = flat_outputs(item)
-        names += [str(name) if len(inner) == 1 else "" for _ in inner]
-        arrays += values
-    return names, arrays
-
-
-def name_outputs(given: Sequence[str], reference: Any) -> list[str]:
-    """Return a name for every output: as given, as the structure says, or `output`, `output_0`, ...
-
-    Raises:
-        InvalidOption: If the given names are not as many as the outputs.
-        ExportError: If there is no tensor among them.
-    """
-    names, arrays = flat_outputs(reference)
-    if not arrays:
-        raise ExportError(
-            f"forward returned {type(reference).__name__}; tensors, or a tuple or dict of them, are required"
-        )
-    if given:
-        if len(given) != len(arrays):
-            raise InvalidOption(f"{len(given)} output names for {len(arrays)} outputs")
-        return list(given)
-    if all(names) and len(set(names)) == len(names):
-        return names
-    return ["output"] if len(arrays) == 1 else [f"output_{i}" for i in range(len(arrays))]
-
-
-def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return inputs in the order of `forward`'s parameters, where it has one for each."""
-    order = [name for name, _ in _parameters(module)]
-    if all(tensor.name in order for tensor in tensors):
-        return tuple(sorted(tensors, key=lambda tensor: order.index(tensor.name)))
-    return tuple(tensors)
-
-
-def _from_model(loaded: LoadedModel) -> tuple[tuple[TensorInfo, ...], Feeds]:
-    if loaded.example is None:
+    values = _values(loaded)
+    if not given and not values:
         raise InvalidOption(
             "export: the model's inputs are not known",
             hint="give --input NAME:SHAPE, such as --input x:1x3x224x224, "
             "or return (module, example) from the function",
             option="--input",
         )
+    given = in_order(loaded.module, _merged(loaded, given, values))
+    tensors = _with_dynamic_axes(tuple(_with_names(tensor) for tensor in given), dynamic)
+    numbers = {
+        (after.name, axis): dim
+        for before, after in zip(given, tensors, strict=True)
+        for axis, dim in enumerate(before.shape)
+        if isinstance(dim, int) and axis in after.dynamic_axes
+    }
+    sources = [values, data or {}]
+    extents = traced_extents(tensors, numbers, sources, rung)
+    shapes = {t.name: tuple(d if isinstance(d, int) else extents.of[d] for d in t.shape) for t in tensors}
+    return Example(
+        tensors,
+        _with_values(tensors, shapes, sources, 0),
+        takes_keywords(loaded.module, tensors),
+        frozenset(t.name for t in tensors if all(_unfit(t, source) for source in sources)),
+        extents.guessed,
+        asked_ranges(tensors),
+    )
+
+
+def examples(
+    loaded: LoadedModel, inputs: Sequence[str | TensorInfo], dynamic: Sequence[str], data: Feeds | None
+) -> list[Example]:
+    """Return examples to try in turn, until the model takes one: one, unless extents had to be made up."""
+    first = make_example(loaded, inputs, dynamic, data=data)
+    if not first.guessed:
+        return [first]
+    more = range(1, len(RUNGS))
+    return [first, *(make_example(loaded, inputs, dynamic, data=data, rung=rung) for rung in more)]
+
+
+def in_order(module: Any, tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+    """Return inputs in the order of `forward`'s parameters, where it has one for each."""
+    order = _nested_names(module) or [name for name, _ in _parameters(module)]
+    if all(tensor.name in order for tensor in tensors):
+        return tuple(sorted(tensors, key=lambda tensor: order.index(tensor.name)))
+    return tuple(tensors)
+
+
+def _with_values(
+    tensors: Sequence[TensorInfo], shapes: Mapping[str, tuple[int, ...]], sources: Sequence[Feeds], seed: int
+) -> Feeds:
+    """Arrays of these shapes: from the first source that has a fitting one, repeated or cut, else made up."""
+    feeds: Feeds = {}
+    missing = [t for t in tensors if all(_unfit(t, source) for source in sources)]
+    if missing:
+        feeds = made_feeds(tensors, seed=seed, shapes=shapes)
+    for tensor in tensors:
+        for source in reversed(sources):
+            if not _unfit(tensor, source):
+                feeds[tensor.name] = _stretched(source[tensor.name], shapes[tensor.name])
+    return {tensor.name: feeds[tensor.name] for tensor in tensors}
+
+
+def _unfit(tensor: TensorInfo, source: Feeds) -> bool:
+    array = source.get(tensor.name)
+    if array is None or str(array.dtype) != tensor.dtype or not tensor.accepts(array.shape):
+        return True
+    return array.size == 0 and 0 not in tensor.shape
+
+
+def _stretched(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The array repeated or cut along its axes, to a shape."""
+    for axis, extent in enumerate(shape):
+        if array.shape[axis] != extent:
+            array = np.take(array, np.arange(extent), axis=axis, mode="wrap")
+    return array
+
+
+def _values(loaded: LoadedModel) -> Feeds:
+    """The arrays of the example that came with the model, by name."""
+    if loaded.example is None:
+        return {}
     if isinstance(loaded.example, dict):
         values = dict(loaded.example)
     else:
         names = [name for name, _ in _parameters(loaded.module)]
         names += [f"input_{index}" for index in range(len(names), len(loaded.example))]
         values = dict(zip(names, loaded.example, strict=False))
-    feeds = {name: value.detach().cpu().numpy() for name, value in values.items()}
-    tensors = tuple(TensorInfo(name, str(array.dtype), tuple(array.shape)) for name, array in feeds.items())
-    return tensors, feeds
+    return {name: value.detach().cpu().numpy() for name, value in values.items()}
+
+
+def _merged(loaded: LoadedModel, given: Sequence[TensorInfo], values: Feeds) -> tuple[TensorInfo, ...]:
+    """The inputs that were given, with what the model's example knows of them."""
+    own = [TensorInfo(name, str(array.dtype), tuple(array.shape)) for name, array in values.items()]
+    if not given:
+        return tuple(own)
+    nested = _nested_names(loaded.module)
+    for tensor in given:
+        if nested and tensor.name not in nested:
+            raise InvalidOption(
+                f"--input {tensor.name}: no such input in the example; its inputs are {', '.join(nested)}",
+                option="--input",
+            )
+    spelled = {tensor.name: tensor for tensor in given}
+    merged = [
+        # float32 stands for "nothing was said": the example knows better
+        replace(tensor, dtype=str(values[tensor.name].dtype))
+        if tensor.dtype == "float32" and tensor.name in values
+        else tensor
+        for tensor in given
+    ]
+    return (*merged, *(tensor for tensor in own if nested and tensor.name not in spelled))
+
+
+def _with_names(tensor: TensorInfo) -> TensorInfo:
+    """The tensor with names for its nameless dynamic axes ("?")."""
+    names = (parse_dynamic_axis(f"{tensor.name}:{axis}")[2] for axis in range(len(tensor.shape)))
+    shape = tuple(name if dim == "?" else dim for dim, name in zip(tensor.shape, names, strict=True))
+    return replace(tensor, shape=shape)
+
+
+def _nested_names(module: Any) -> list[str]:
+    """Names of the inputs of a module whose structure was taken apart; empty for any other."""
+    from .nested import NestedInputs
+
+    return list(module.input_names) if isinstance(module, NestedInputs) else []
 
 
 def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) -> tuple[TensorInfo, ...]:
@@ -160,18 +261,6 @@ def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) ->
         shape[axis] = label
         by_name[name] = replace(by_name[name], shape=tuple(shape))
     return tuple(by_name.values())
-
-
-def _trace_shapes(given: Sequence[TensorInfo], tensors: Sequence[TensorInfo]) -> dict[str, tuple[int, ...]]:
-    shapes = {}
-    for before, after in zip(given, tensors, strict=True):
-        shapes[after.name] = tuple(
-            int(dim)
-            if isinstance(after.shape[axis], int)
-            else max(dim if isinstance(dim, int) else EXPORT_EXTENT, EXPORT_EXTENT)
-            for axis, dim in enumerate(before.shape)
-        )
-    return shapes
 
 
 def _parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
@@ -194,6 +283,8 @@ def takes_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
     Raises:
         ExportError: If it requires more inputs than there are.
     """
+    if _nested_names(module):
+        return False
     captured = getattr(module, "_in_spec", None)
     if captured is not None:  # a .pt2 program takes its inputs as it was captured with them
         return bool(captured.child(1).num_leaves)

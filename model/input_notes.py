@@ -1,4 +1,4 @@
-"""What an ONNX file says of its own inputs beyond their types: extents that suit the model, and their ranges.
+"""What an ONNX file says of its own inputs beyond their types: extents that suit it, and their ranges.
 
 ONNX has a name for a dynamic axis and nothing else. `export` knows more: the extents that the model was
 traced with, and the limits that PyTorch found (`32 <= height <= 512`, a multiple of 8). Both are kept in the
@@ -6,7 +6,7 @@ file's `metadata_props` under `qcompile.inputs`, as JSON, and every later stage 
 
     {"image": {"example": [2, 3, 64, 64], "axes": {"2": {"min": 32, "max": 512, "multiple": 8}}}}
 
-Files from elsewhere have no such entry, and a damaged one is taken for none: it decides nothing but made input.
+Files from elsewhere have no such entry, and a damaged one is taken for none: made input is all it decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY = "qcompile.inputs"
 
 @dataclass(frozen=True)
 class AxisRange:
-    """The extents that a dynamic axis takes: `minimum` to `maximum` (None: no limit) in steps of `multiple`."""
+    """The extents that an axis takes: `minimum` to `maximum` (None: no limit) in steps of `multiple`."""
 
     minimum: int = 1
     maximum: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,23 @@ from .user_code import call, load_function
 if TYPE_CHECKING:
     import torch
 
+_TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|RReLU")
+"""Layers that compute something else in training, by their names."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A PyTorch module in evaluation mode, with the example its function gave, if any."""
+    """A PyTorch module in evaluation mode, with the example its function gave, if any.
+
+    Attributes:
+        module: Takes tensors; an example with nested structures was taken apart (`nested.NestedInputs`).
+        example: The tensors of `forward`'s arguments, by position or by name.
+        was_training: Whether it came in training mode, in which it would compute something else.
+    """
 
     module: torch.nn.Module
     example: tuple[Any, ...] | dict[str, Any] | None
+    was_training: bool = False
 
 
 def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
@@ -49,15 +60,23 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
     example = None
     if isinstance(result, tuple) and len(result) == 2:
         result, example = result
-        if not isinstance(example, dict | tuple):
-            example = (example,)
     if not isinstance(result, torch.nn.Module):
         raise ModelError(
             f"{source.spec}: returned {type(result).__name__}; an nn.Module is required",
             hint="return the module, or (module, example inputs)",
         )
+    was_training = computes_otherwise_in_training(result)
     module = evaluated(result)
-    return LoadedModel(module if device == "cpu" else module.to(device), example)
+    if example is not None:
+        from .nested import taken_apart
+
+        module, example = taken_apart(module, example)
+    return LoadedModel(module if device == "cpu" else module.to(device), example, was_training)
+
+
+def computes_otherwise_in_training(module: torch.nn.Module) -> bool:
+    """Return whether a module is in training mode and holds a layer to which that matters."""
+    return any(part.training and _TRAINING.search(type(part).__name__) for part in module.modules())
 
 
 def evaluated(module: torch.nn.Module) -> torch.nn.Module:

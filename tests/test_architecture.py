@@ -17,6 +17,7 @@ SOURCES = sorted(
 GROUND = {"errors", "shapes", "artifact", "progress", "version"}
 ALLOWED = {
     "version": set[str](),
+    "telemetry": set[str](),
     "errors": set[str](),
     "shapes": {"errors"},
     "progress": set[str](),
@@ -27,7 +28,8 @@ ALLOWED = {
     "engines": GROUND | {"model", "calibration"},
     "bench": GROUND | {"model", "calibration", "engines"},
     "deploy": GROUND | {"model"},
-    "recipe": GROUND | {"engines"},
+    "recipe": GROUND | {"engines", "recipe_batches"},
+    "recipe_batches": GROUND | {"recipe"},  # the types of its sections
     "store": GROUND,
     "preparation": GROUND | {"model", "calibration", "compiler", "engines"},
     "intent": GROUND | {"model", "calibration", "compiler", "engines", "preparation"},
@@ -35,7 +37,8 @@ ALLOWED = {
     "tuning": GROUND | {"model", "calibration", "compiler", "engines", "bench", "intent"},
     "inspection": GROUND | {"model", "calibration", "bench"},
     "stages": GROUND
-    | {"model", "calibration", "compiler", "engines", "bench", "recipe", "intent", "preparation"},
+    | {"model", "calibration", "compiler", "engines", "bench", "recipe", "recipe_batches", "intent"}
+    | {"preparation"},
     "pipeline": GROUND | {"model", "engines", "bench", "recipe", "store", "stages"},
     "cli": GROUND
     | {

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from qcompile.errors import DataError, InvalidOption
 from qcompile.shapes import (
+    AxisExtents,
     ModelIO,
     TensorInfo,
     check_feeds,
@@ -200,3 +201,38 @@ def test_a_missing_input_is_named() -> None:
     with pytest.raises(DataError) as caught:
         check_feeds(INPUTS, {"x": np.zeros((2, 3), np.float32)}, "data.npz[0:8]")
     assert caught.value.message == "data.npz[0:8]: input 'mask' is missing"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x:[batch,height=64]", AxisExtents(1, traced=64)),
+        ("x:[batch,height=32..512]", AxisExtents(1, 32, 512)),
+        ("x:[batch, height = 32..64..512]:int64", AxisExtents(1, 32, 512, 64)),
+        ("x:batch,height=32..", AxisExtents(1, 32)),
+        ("ids:0:[batch,height=..512]", AxisExtents(1, 1, 512)),
+    ],
+)
+def test_axes_of_inputs_may_have_extents(text: str, said: AxisExtents) -> None:
+    tensor = parse_input(text)
+    assert tensor.shape == ("batch", "height")
+    assert tensor.extents == (said,)
+
+
+@pytest.mark.parametrize(
+    "text", ["[n=1]", "[n=5..2]", "[n=0..4]", "[n=8..4..16]", "[n=4..32..16]", "[n=..1]"]
+)
+def test_extents_that_contradict_themselves_are_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="axis 'n'"):
+        parse_input(f"x:{text}")
+
+
+@pytest.mark.parametrize("text", ["[n=]", "[n=a]", "[=4]", "[n=-3]", "[3=4]"])
+def test_what_is_no_extent_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="neither an extent nor a name"):
+        parse_input(f"x:{text}")
+
+
+def test_extents_are_refused_where_a_shape_is_meant() -> None:
+    with pytest.raises(InvalidOption):
+        parse_shapes(["x:[n=4,3]"], option="--min-shapes")

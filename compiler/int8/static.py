@@ -12,6 +12,7 @@ from ...errors import CalibrationError, QuantizationError, first_line
 from ...model.graph import drop_unused_initializers, producers
 from ...progress import quiet
 from .finish import keep_norms_apart, read_floats
+from .gemms import keep_adds_apart
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, Target, scaled_tensors
 from .tables import quantize_tables
 from .weights import all_channels_at_once
@@ -85,6 +86,7 @@ def quantize_static(
     quantize_tables(quantized, set(placement.tables))
     if placement.target == "onnxruntime":
         keep_norms_apart(quantized.graph)
+        keep_adds_apart(quantized, planned)
     drop_unused_initializers(quantized.graph)
     _check_scales(quantized)
     return quantized

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qcompile.compiler import export
-from qcompile.compiler.failure import explain_export_failure
+from qcompile.compiler.export.failure import explain_export_failure
 from qcompile.errors import ExportError, InvalidOption
 
 SOURCE = """

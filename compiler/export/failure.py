@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import ExportError, QCompileError, first_line
+from ...errors import ExportError, QCompileError, first_line
 
 
 def explain_export_failure(error: Exception, label: str) -> QCompileError:
@@ -15,7 +15,14 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
     Args:
         error: What the exporter raised.
         label: The model's spelling.
+
+    Returns:
+        An `ExportError` whose data has a `reason`: "axis" where an axis cannot be dynamic, "values" where
+        the model branches on values; or the error itself, where it is one of ours of another kind.
     """
+    if isinstance(error, ExportError):
+        message = error.message if error.message.startswith(label) else f"{label}: {error.message}"
+        return ExportError(message, hint=error.hint, **error.data)
     if isinstance(error, QCompileError):
         return error
     chain = list(_causes(error))
@@ -47,6 +54,7 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
             f"{_line(text)}",
             hint="use torch.where or torch.cond in place of the Python `if`",
             module=module,
+            reason="values",
         )
     constraint = re.search(r"[Cc]onstraints violated \((.+?)\).*?\n\s*- ([^\n]+)", text, re.S)
     if constraint:
@@ -55,6 +63,7 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
             f"{constraint.group(2).split('. If ')[0]}{_line(text)}",
             hint="give that axis a number in --input, or leave it out of --dynamic",
             module=module,
+            reason="axis",
         )
     cause = chain[-1]
     return ExportError(

@@ -1,0 +1,226 @@
+"""The dynamic axes of a captured graph: their names, and the extents for which PyTorch found it to hold."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import product
+from typing import Any
+
+from ...errors import ExportError
+from ...model.example import Example
+from ...model.input_notes import AxisRange
+
+_WINDOW = 512  # extents beyond the traced one among which a multiple shows
+_FAR = 64  # times the traced extent: what holds there holds for all
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The dynamic axes of a captured graph.
+
+    Attributes:
+        names: Symbol of the graph, such as "s77", to how the user calls it.
+        ranges: Axis name to the extents that the graph holds for; only axes that have limits.
+        equal: Sets of axis names that are one axis of the graph; each name stands in one set.
+        assumed: Axes that may be 1, which PyTorch assumes of none.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, AxisRange] = field(default_factory=dict)
+    equal: Sequence[frozenset[str]] = ()
+    assumed: frozenset[str] = frozenset()
+
+
+def plain_axes(example: Example) -> Axes:
+    """Return the axes of a file of which nothing is known but what was asked for."""
+    return Axes(ranges=dict(example.ranges), equal=[frozenset([name]) for name in sorted(example.extents)])
+
+
+def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
+    """Read the dynamic axes of a captured graph.
+
+    PyTorch notes limits as guards, each an expression over the symbols of axes that must be true, such as
+    `Eq(s53, 2*(s53//2))`. They are evaluated: an extent is allowed where all guards on its axis hold.
+
+    Args:
+        program: The `ExportedProgram`.
+        example: What it was captured with.
+        proven: Whether PyTorch proved all extents that were asked for.
+
+    Raises:
+        ExportError: If an axis became static, or holds for the traced extent alone.
+    """
+    import sympy  # type: ignore[import-untyped]
+
+    expressions: dict[str, list[Any]] = {}
+    values: dict[Any, int] = {}
+    guards: list[Any] = []
+    for tensor, axis, name, extent in _dynamic_extents(program, example):
+        if isinstance(extent, int):
+            raise ExportError(
+                f"axis {axis} ({name}) of input {tensor!r} cannot be dynamic: PyTorch made it {extent}",
+                hint="give that axis a number in --input, or leave it out of --dynamic",
+                reason="axis",
+            )
+        expression = extent.node.expr
+        expressions.setdefault(name, []).append(expression)
+        guards = guards or [guard.expr for guard in extent.node.shape_env.guards]
+        factor = _factor(expression)
+        if factor is not None:
+            values[next(iter(expression.free_symbols))] = example.extents[name] // factor
+    names: dict[str, str] = {}
+    ranges: dict[str, AxisRange] = dict(example.ranges) if proven else {}
+    for name, found in expressions.items():
+        for expression in dict.fromkeys(found):
+            factor = _factor(expression)
+            if factor is None:
+                continue
+            (symbol,) = expression.free_symbols
+            names.setdefault(str(symbol), name if factor == 1 else f"({name}//{factor})")
+            if not proven:
+                limits = _limits(symbol, values, guards, program.range_constraints.get(symbol), sympy.Integer)
+                scaled = AxisRange(
+                    limits.minimum * factor,
+                    None if limits.maximum is None else limits.maximum * factor,
+                    limits.multiple * factor,
+                )
+                ranges[name] = _both(ranges.get(name, example.ranges.get(name, AxisRange())), scaled, name)
+                if ranges[name].minimum == ranges[name].maximum:
+                    raise ExportError(
+                        f"axis {name!r} cannot be dynamic: the model takes {ranges[name].minimum} alone",
+                        hint="give that axis a number in --input, or leave it out of --dynamic",
+                        reason="axis",
+                    )
+    everything = AxisRange()
+    assumed = {name for name in expressions if ranges.get(name, everything).minimum == 1}
+    limited = {name: limits for name, limits in ranges.items() if limits != everything}
+    return Axes(names, limited, _equal(expressions), frozenset(assumed))
+
+
+def rename_axes(model: Any, axes: Axes, example: Example) -> None:
+    """Give the axes of an ONNX model the user's names; other axes are told by them.
+
+    Args:
+        model: The `ModelProto`.
+        axes: What its symbols stand for.
+        example: How the axes of its inputs are called.
+    """
+    symbols = re.compile(r"\b(" + "|".join(map(re.escape, axes.names)) + r")\b") if axes.names else None
+    inputs = {tensor.name: tensor for tensor in example.inputs}
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if symbols and dim.HasField("dim_param"):
+                dim.dim_param = symbols.sub(lambda match: axes.names[match.group()], dim.dim_param)
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        for axis, name in inputs[value.name].dynamic_axes.items() if value.name in inputs else ():
+            if axis < len(dims) and not dims[axis].HasField("dim_value"):
+                dims[axis].dim_param = name
+
+
+def _dynamic_extents(program: Any, example: Example) -> Iterable[tuple[str, int, str, Any]]:
+    """(input, axis, name, extent) of every dynamic axis; an extent is a number where it became static."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for tensor, placeholder in zip(example.inputs, program.graph_signature.user_inputs, strict=False):
+        shape = placeholders[placeholder].meta["val"].shape
+        for axis, name in tensor.dynamic_axes.items():
+            yield tensor.name, axis, name, shape[axis]
+
+
+def _factor(expression: Any) -> int | None:
+    """`a` of `a*s`, 1 of `s`; None of any other expression."""
+    if len(expression.free_symbols) != 1:
+        return None
+    (symbol,) = expression.free_symbols
+    factor = expression / symbol
+    return int(factor) if factor.is_Integer and factor > 0 else None
+
+
+def _equal(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
+    sets: list[set[str]] = []
+    for name, found in expressions.items():
+        joined = {name, *(other for other, theirs in expressions.items() if set(theirs) & set(found))}
+        for known in [known for known in sets if known & joined]:
+            sets.remove(known)
+            joined |= known
+        sets.append(joined)
+    return [frozenset(names) for names in sets]
+
+
+def _limits(symbol: Any, values: Mapping[Any, int], guards: list[Any], known: Any, integer: Any) -> AxisRange:
+    """The extents of one symbol for which all guards hold; the traced one is among them."""
+    traced = values[symbol]
+    lowest, highest = 1, None
+    if known is not None:
+        lowest = max(int(known.lower), 1)
+        lowest = 1 if lowest == 2 else lowest  # what PyTorch assumes of every axis
+        highest = int(known.upper) if known.upper.is_Integer else None
+    own = [guard for guard in dict.fromkeys(guards) if symbol in getattr(guard, "free_symbols", ())]
+    own = [guard for guard in own if guard.free_symbols <= set(values)]
+
+    def holds(extent: int) -> bool:
+        return all(_holds(guard, symbol, extent, values, integer) for guard in own)
+
+    step = _step(traced, highest, holds)
+    first = _boundary(traced // step, -(-lowest // step), lambda count: holds(count * step)) * step
+    if highest is not None:
+        last: int | None = _boundary(traced // step, highest // step, lambda n: holds(n * step)) * step
+    elif holds(traced * _FAR):
+        last = None
+    else:
+        last = _boundary(traced // step, traced * _FAR // step, lambda count: holds(count * step)) * step
+    return AxisRange(first, last, step)
+
+
+def _step(traced: int, highest: int | None, holds: Callable[[int], bool]) -> int:
+    """The greatest number of which all allowed extents near the traced one are multiples."""
+    end = traced + _WINDOW if highest is None else min(highest, traced + _WINDOW)
+    if end == traced or holds(traced + 1):
+        return 1
+    allowed = [traced, *(extent for extent in range(traced + 2, end + 1) if holds(extent))]
+    return reduce(math.gcd, allowed) if len(allowed) > 1 else 1
+
+
+def _boundary(inside: int, end: int, holds: Callable[[int], bool]) -> int:
+    """The last of the numbers from `inside` to `end` up to which `holds` is true, by bisection."""
+    if inside == end or holds(end):
+        return end
+    outside = end
+    while abs(outside - inside) > 1:
+        middle = (inside + outside) // 2
+        if holds(middle):
+            inside = middle
+        else:
+            outside = middle
+    return inside
+
+
+def _holds(guard: Any, symbol: Any, extent: int, values: Mapping[Any, int], integer: Any) -> bool:
+    """Whether a guard holds for an extent, at some extents of the other symbols in it."""
+    others = [other for other in guard.free_symbols if other is not symbol and other != symbol]
+    for chosen in product(*([values[other], values[other] + 1, values[other] * 2] for other in others[:3])):
+        replaced = {symbol: integer(extent)}
+        replaced.update({other: integer(value) for other, value in zip(others, chosen, strict=False)})
+        try:
+            if str(guard.xreplace(replaced)) != "False":
+                return True
+        except (ZeroDivisionError, ArithmeticError, ValueError, AssertionError):
+            continue
+    return False
+
+
+def _both(first: AxisRange, second: AxisRange, name: str) -> AxisRange:
+    """The extents that lie in both ranges."""
+    limits = [limit for limit in (first.maximum, second.maximum) if limit is not None]
+    found = AxisRange(
+        max(first.minimum, second.minimum),
+        min(limits, default=None),
+        math.lcm(first.multiple, second.multiple),
+    )
+    if found.maximum is not None and found.maximum < found.minimum:
+        raise ExportError(f"axis {name!r} cannot be dynamic: no extent suits all inputs that share it")
+    return found

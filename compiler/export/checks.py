@@ -1,0 +1,249 @@
+"""Does the exported file compute what the original does, also at other extents of every dynamic axis?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
+
+from ...artifact import Check
+from ...errors import ExportError, ModelError
+from ...model.example import CHECK_EXTENTS, Example
+from ...model.input_notes import AxisRange
+from ...progress import Progress
+from ...shapes import Feeds
+from ..check import OnnxReference, Outputs, compare_outputs
+from .axes import Axes
+from .original import Original
+
+_FEW = 16  # a first axis traced with no more is a batch: 1 and 3 are what is checked
+_BEYOND = 4096  # extents beyond a limit that are tried, at most
+_LOWERED = 3  # steps by which a minimum is lowered, at most
+
+
+@dataclass
+class Comparison:
+    """Runs the original and the file on the same feeds.
+
+    Attributes:
+        original: The model.
+        session: The file.
+        names: Names of the outputs.
+        axes: The dynamic axes, and the extents that the file is for.
+        traced: Whether the file is a trace, in which Python's branches are frozen.
+        lowest_db: Ratio that is enough where both sides round to integers.
+        progress: Told of every check.
+        ranges: Axis name to its extents, as far as the checks found them.
+        warnings: What could not be checked, and what differs beyond the ranges.
+    """
+
+    original: Original
+    session: OnnxReference
+    names: Sequence[str]
+    axes: Axes
+    traced: bool
+    lowest_db: float | None
+    progress: Progress
+    ranges: dict[str, AxisRange] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ranges = dict(self.axes.ranges)
+
+    @property
+    def example(self) -> Example:
+        """The feeds that checks start from: of the data where there is any."""
+        example, data = self.original.example, self.original.data
+        return example if data is None else replace(example, feeds=data, made=frozenset())
+
+    def run(self) -> Iterator[Check]:
+        """Yield a check for each dynamic axis, or of the traced extents, and one of the data.
+
+        Raises:
+            ModelError: If a comparison fails.
+            ExportError: If the file is right up to a limit that the model does not have.
+        """
+        checked = False
+        for names in self.axes.equal:
+            for check in self._axis(names):
+                checked = True
+                yield check
+        if not checked or self.traced:
+            self.progress("compare with PyTorch")
+            yield self.compare("same outputs as PyTorch", self.original.example.feeds)
+        if self.traced and not self.original.data:
+            other = self.original.example.at({}, seed=1)
+            yield self.compare("same outputs as PyTorch on other values", _varied(other))
+        if self.original.data is not None:
+            yield self.compare("same outputs as PyTorch on the data", self.original.data)
+
+    def compare(self, subject: str, feeds: Feeds) -> Check:
+        """Compare once.
+
+        Raises:
+            ModelError: If the original raises, or the file differs or raises.
+        """
+        reference = self.original.outputs(feeds)
+        check = self._compare(subject, reference, feeds)
+        if not check.passed:
+            self._refuse(check, feeds)
+        return check
+
+    def _compare(self, subject: str, reference: Outputs, feeds: Feeds) -> Check:
+        try:
+            found = self.session(feeds)
+        except ModelError as error:
+            return Check(subject, False, error.message)
+        return compare_outputs(subject, self.names, [(reference, found)], lowest_db=self.lowest_db)
+
+    def _axis(self, names: frozenset[str]) -> Iterator[Check]:
+        """Checks of one axis, at other extents than the traced one."""
+        name = " = ".join(sorted(names))
+        limits = self._limits(names)
+        refusal = ""
+        checked = False
+        enough, fallbacks = self._extents(names, limits)
+        for extent in (*enough, *fallbacks):
+            if checked and extent in fallbacks:
+                break
+            feeds = self.example.at(dict.fromkeys(names, extent))
+            try:
+                reference = self.original.outputs(feeds)
+            except ModelError as error:
+                refusal = refusal or error.message
+                if extent == 1:
+                    self._set_minimum(names, 2)
+                continue
+            self.progress(f"compare with PyTorch at {name} {extent}")
+            check = self._compare(f"same outputs as PyTorch at {name} {extent}", reference, feeds)
+            if not check.passed and extent == 1 and names & self.axes.assumed:
+                self._set_minimum(names, 2)  # PyTorch assumed that the axis is never 1
+                continue
+            if not check.passed:
+                self._refuse(check, feeds)
+            checked = True
+            yield check
+        if not checked:
+            self.warnings.append(
+                f"axis {name!r} was not checked at another extent: {refusal or 'it has none'}"
+            )
+        self._look_beyond(names)
+
+    def _extents(self, names: frozenset[str], limits: AxisRange) -> tuple[list[int], list[int]]:
+        """Extents to check, and others for when the original takes none of these."""
+        traced = self.example.extents[next(iter(names))]
+        first = all(
+            axis == 0
+            for tensor in self.example.inputs
+            for axis, name in tensor.dynamic_axes.items()
+            if name in names
+        )
+        step = limits.multiple
+        grown = traced + max(traced // 2 // step * step, step)
+        others = [grown, traced + step, traced * 2, max(traced // 2 // step, 1) * step, traced + 3 * step]
+        enough = list(CHECK_EXTENTS) if first and traced <= _FEW else others[: 3 if self.traced else 1]
+        if names & self.axes.assumed and 1 not in enough:
+            enough.append(1)
+        allowed = [
+            extent for extent in dict.fromkeys(enough) if extent != traced and _allowed(extent, limits)
+        ]
+        rest = [
+            extent
+            for extent in dict.fromkeys([*others, limits.nearest(1), limits.nearest(traced * 4)])
+            if extent != traced and extent not in allowed and _allowed(extent, limits)
+        ]
+        return allowed, rest
+
+    def _limits(self, names: frozenset[str]) -> AxisRange:
+        return next((self.ranges[name] for name in names if name in self.ranges), AxisRange())
+
+    def _set_minimum(self, names: frozenset[str], minimum: int) -> None:
+        for name in names:
+            known = self.ranges.get(name, AxisRange())
+            self.ranges[name] = AxisRange(minimum, known.maximum, known.multiple)
+
+    def _look_beyond(self, names: frozenset[str]) -> None:
+        """What the file computes where PyTorch does not vouch for it: beyond limits that nobody asked for.
+
+        A limit is mostly the model's own, which then raises. Where it does not, and computes something else,
+        the limit is that of a branch in Python, which the file has frozen. Where the file computes the same,
+        PyTorch was too careful: it assumes that no extent inside the model is 1.
+        """
+        limits = self._limits(names)
+        ranges = self.original.example.ranges
+        asked = next((ranges[name] for name in names if name in ranges), AxisRange())
+        step = limits.multiple
+        if limits.maximum is not None and asked.maximum != limits.maximum:
+            self._try_beyond(names, limits.maximum + step)
+        for _ in range(_LOWERED):
+            least = self._limits(names).minimum
+            if least - step < max(asked.minimum, 2) or self._try_beyond(names, least - step) != "equal":
+                break
+            self._set_minimum(names, least - step)
+        name, between = " = ".join(sorted(names)), self.example.extents[next(iter(names))] + 1
+        if step > 1 and self._look(names, between) == "differs":
+            self.warnings.append(
+                f"axis {name!r}: the model takes other extents than multiples of {limits.multiple}, too; "
+                "there this file computes something else"
+            )
+
+    def _try_beyond(self, names: frozenset[str], extent: int) -> str:
+        found = self._look(names, extent) if extent <= _BEYOND else "refused"
+        if found == "differs":
+            name, limits = " = ".join(sorted(names)), self._limits(names)
+            raise ExportError(
+                f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
+                f"branches on its extent, and the file is right for {spelled(limits)} alone",
+                hint=f"say so in --input: {name}={limits.minimum}..{limits.maximum or ''}",
+            )
+        return found
+
+    def _look(self, names: frozenset[str], extent: int) -> str:
+        """Whether outputs at an extent are "equal", or one "differs", or either side has "refused"."""
+        feeds = self.example.at(dict.fromkeys(names, extent))
+        try:
+            reference, found = self.original.outputs(feeds), self.session(feeds)
+        except ModelError:
+            return "refused"
+        equal = compare_outputs("", self.names, [(reference, found)], lowest_db=self.lowest_db).passed
+        return "equal" if equal else "differs"
+
+    def _refuse(self, check: Check, feeds: Feeds) -> NoReturn:
+        message = f"{self.original.label}: the exported file failed '{check.name}': {check.detail}"
+        if self.original.is_random(feeds):
+            raise ModelError(
+                f"{message}; the model itself is random: two runs on one input differ",
+                hint="take the randomness out of forward(), or leave it out of the exported part",
+            )
+        made = sorted(self.original.example.made) if self.original.data is None else []
+        raise ModelError(
+            message,
+            hint="branches of Python on values or extents are frozen at export"
+            + (
+                f"; {', '.join(made)} {'is' if len(made) == 1 else 'are'} made up: return (module, example) "
+                "from the function, or give --data, if the model takes no such input"
+                if made
+                else ""
+            ),
+        )
+
+
+def spelled(limits: AxisRange) -> str:
+    """Return a range as words: "32 to 512 in multiples of 8"."""
+    end = "or more" if limits.maximum is None else f"to {limits.maximum}"
+    return f"{limits.minimum} {end}" + (f", multiples of {limits.multiple}" if limits.multiple > 1 else "")
+
+
+def open_session(path: Path) -> OnnxReference:
+    """Return a plain session of the file."""
+    return OnnxReference(path)
+
+
+def _allowed(extent: int, limits: AxisRange) -> bool:
+    return extent >= 1 and limits.nearest(extent) == extent
+
+
+def _varied(feeds: Feeds) -> Feeds:
+    """Other values of floats; integers stay, which may be indices."""
+    return {name: -array if array.dtype.kind == "f" else array for name, array in feeds.items()}

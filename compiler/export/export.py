@@ -1,0 +1,173 @@
+"""`qcompile export`: a model source becomes one checked ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ...artifact import Artifact, Check, commit, writing
+from ...errors import ExportError, InvalidOption
+from ...model.example import name_outputs
+from ...model.graph import graph_precision
+from ...model.input_notes import write_notes
+from ...model.onnx_file import load_checked, load_onnx, model_io, opset
+from ...model.outputs import is_plain
+from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
+from ...model.source import Source, parse_source
+from ...progress import Progress, silent
+from ...shapes import TensorInfo
+from ..int8.placement import Target
+from ..qat.onnx_translations import TRAINED_FOR, register_operators
+from .axes import rename_axes
+from .capture import require_axes
+from .checks import Comparison, open_session, spelled
+from .manifest import axis_options, export_manifest, input_notes
+from .onnx_source import take_onnx
+from .original import Original, kept_mode, prepared
+from .write import TensorsOut, edit_in_place, finish, lower_to, write_model
+
+DEFAULT_OPSET = 20
+OPSETS = range(13, 24)
+_LOWEST_DB = 30.0  # of a model with trained scales against PyTorch's rounding of the same
+
+
+def export(
+    model: str | Source | Any,
+    output: str | Path,
+    *,
+    inputs: Sequence[str | TensorInfo] = (),
+    outputs: Sequence[str] = (),
+    dynamic: Sequence[str] = (),
+    opset_version: int = DEFAULT_OPSET,
+    target: Target | None = None,
+    data: str | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Export a model to ONNX, check the file, and compare its outputs with the original's.
+
+    Args:
+        model: A MODEL spelling (`model.source`) or an `nn.Module`, which keeps the mode that it is in.
+        output: The .onnx file to write.
+        inputs: `NAME:SHAPE[:DTYPE]` each, in the order of `forward`; named axes are dynamic, and may have
+            extents: `x:[batch,3,height=32..512,width=64]` (`shapes`). Inputs of an example with nested
+            structures are named by path: `batch.image`, `features_0`.
+        outputs: Names for the outputs.
+        dynamic: `INPUT:AXIS=NAME` each.
+        opset_version: ONNX opset to export to.
+        target: What the Q/DQ of a model that was trained with it is completed for; what `qat.prepare` was
+            told, or "onnxruntime", by default. A float model is the same for all.
+        data: Samples (`calibration.batches`) in place of made input: for tracing, where the model has no
+            example, and for every comparison.
+        progress: Told of every step.
+
+    Returns:
+        The ONNX file and its manifest. `options["axes"]` has the range of every dynamic axis, which the
+        file has, too (`model.input_notes`); `options["exporter"]` is "dynamo", or "torchscript" where
+        PyTorch's exporter could not and its older one could, which a warning says.
+
+    Raises:
+        ExportError: If PyTorch cannot express the model in ONNX, naming operator and module; or an axis
+            cannot be dynamic.
+        ModelError: If the model raises on its input, or the file fails the checker, or computes something
+            else at any extent that was checked.
+    """
+    output = Path(output)
+    if opset_version not in OPSETS:
+        raise InvalidOption(f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
+    source = parse_source(model) if isinstance(model, str) else model
+    if isinstance(source, Source) and source.kind == "onnx":
+        return take_onnx(source, output, data)
+    progress("load the model")
+    if isinstance(source, Source) and source.kind == "pt2":
+        register_operators()  # it may hold them
+    with ExitStack() as stack:
+        if isinstance(source, Source):
+            loaded, label = load_torch(source), source.spec
+        else:
+            stack.enter_context(kept_mode(source))
+            was_training, label = computes_otherwise_in_training(source), type(source).__name__
+            loaded = LoadedModel(evaluated(source), None, was_training)
+        _require_converted(loaded.module, label)
+        original = stack.enter_context(prepared(loaded, label, inputs, dynamic, data))
+        names = name_outputs(outputs, original.reference)
+        chosen = target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
+        return _export(original, names, output, opset_version, chosen, progress)
+
+
+def _export(
+    original: Original,
+    names: Sequence[str],
+    output: Path,
+    opset_version: int,
+    target: Target,
+    progress: Progress,
+) -> Artifact:
+    loaded, example, label = original.loaded, original.example, original.label
+    with writing(output) as path:
+        progress("export to ONNX")
+        plain = is_plain(original.reference)
+        module = loaded.module if plain else TensorsOut(loaded.module, example)
+        written = write_model(module, example, names, opset_version, path, label, flat=not plain)
+        lower_to(path, opset_version, label)
+        finish(path, target)
+        edit_in_place(path, lambda proto: rename_axes(proto, written.axes, example))
+        progress("check the ONNX file")
+        proto = load_checked(path)
+        require_axes(example, model_io(proto).inputs, label)
+        if opset(proto) != opset_version:
+            raise ExportError(
+                f"{label}: opset {opset_version} was asked for; the exporter wrote {opset(proto)}",
+                hint=f"give --opset {opset(proto)}",
+            )
+        comparison = Comparison(
+            original,
+            open_session(path),
+            names,
+            written.axes,
+            traced=bool(written.reason),
+            lowest_db=_LOWEST_DB if graph_precision(proto) == "int8" else None,
+            progress=progress,
+        )
+        checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *comparison.run()]
+        ranges = comparison.ranges
+        edit_in_place(path, lambda proto: write_notes(proto, input_notes(example, ranges)))
+        options = {
+            "model": label,
+            "opset": opset_version,
+            "exporter": written.exporter,
+            "axes": axis_options(example, ranges),
+        }
+        warnings = [
+            *original.warnings,
+            *_of_exporter(written.reason, label),
+            *(
+                f"axis {name!r} takes {spelled(limits)}"
+                for name, limits in ranges.items()
+                if limits != example.ranges.get(name)
+            ),
+            *comparison.warnings,
+        ]
+        manifest = commit(path, export_manifest(load_onnx(path), options, checks, warnings))
+    return Artifact(output, manifest)
+
+
+def _of_exporter(reason: str, label: str) -> list[str]:
+    if not reason:
+        return []
+    return [
+        "exported by PyTorch's TorchScript-based exporter; the newer one could not: "
+        + reason.removeprefix(f"{label}: ")
+    ]
+
+
+def _require_converted(module: Any, label: str) -> None:
+    """A model in training rounds by Python code, which ONNX has no form for."""
+    from ..qat.fake_quantize import FakeQuantize
+
+    if any(isinstance(part, FakeQuantize) for part in module.modules()):
+        raise ExportError(
+            f"{label}: holds fake quantization that is still in training",
+            hint="export qcompile.qat.convert(model)",
+        )

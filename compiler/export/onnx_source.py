@@ -1,0 +1,38 @@
+"""An ONNX file given as MODEL: it is checked and copied, and the road starts from it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ...artifact import Artifact, Check, commit, writing
+from ...calibration import Data
+from ...model.made_input import made_feeds
+from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
+from ...model.source import Source
+from ..check import OnnxReference
+from .manifest import export_manifest
+
+
+def take_onnx(source: Source, output: Path, data: str | None) -> Artifact:
+    """Check and copy an ONNX file.
+
+    Raises:
+        ModelError: If the checker refuses it, or it does not run.
+    """
+    proto = load_checked(source.file)
+    with writing(output) as path:
+        if external_files(source.file, load_onnx(source.file, external_data=False)):
+            save_onnx(proto, path)  # the side file gets the new name
+        else:
+            shutil.copyfile(source.file, path)
+        check_onnx(path)
+        inputs = model_io(proto).inputs
+        feeds = next(iter(Data(data, inputs))).feeds if data else made_feeds(inputs)
+        OnnxReference(path)(feeds)
+        checks = [
+            Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"),
+            Check("runs in ONNX Runtime", True, "the data" if data else "one made input"),
+        ]
+        manifest = commit(path, export_manifest(proto, {"model": source.spec, "opset": opset(proto)}, checks))
+    return Artifact(output, manifest)

@@ -1,0 +1,220 @@
+"""Write a PyTorch model as an ONNX file: by PyTorch's exporter, and by the older one where that cannot."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
+from ...model.example import Example
+from ...model.onnx_file import load_onnx, opset, save_onnx
+from ...model.outputs import flat_tensors
+from ...model.pytorch import import_torch
+from ...progress import quiet
+from ..int8.placement import Target
+from ..opset.lower import lower_opset
+from ..qat.finish_qdq import finish_qdq
+from ..qat.onnx_translations import onnx_translations
+from .axes import Axes, plain_axes
+from .capture import capture
+from .failure import explain_export_failure
+
+_LOWEST_EXPORTED = 18  # below that, PyTorch's exporter has onnx.version_converter try, which gives up early
+_HIGHEST_TRACED = 20  # the TorchScript-based exporter knows no newer opset
+
+Exporter = Literal["dynamo", "torchscript"]
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a file was written: by which exporter, with what axes, and why not by the first."""
+
+    exporter: Exporter
+    axes: Axes
+    reason: str = ""
+
+
+def write_model(
+    module: Any,
+    example: Example,
+    names: Sequence[str],
+    opset_version: int,
+    path: Path,
+    label: str,
+    *,
+    flat: bool = False,
+) -> Written:
+    """Write the model.
+
+    Args:
+        module: The model.
+        example: Its inputs.
+        names: Names of the outputs.
+        opset_version: The opset to reach; the file may have another one (`lower_to`).
+        path: The file.
+        label: The model's spelling.
+        flat: Whether the module is `TensorsOut` of the model, which takes tensors by position.
+
+    Raises:
+        ExportError: If neither exporter can, with the first one's reason.
+    """
+    torch = import_torch()
+    if flat:
+        example = replace(example, by_name=False)
+    if isinstance(module, torch.jit.ScriptModule):
+        # The dynamo exporter traces Python; a TorchScript archive has none left.
+        try:
+            _write_traced(module, example, names, opset_version, path)
+        except Exception as error:
+            raise explain_export_failure(error, label) from error
+        return Written("torchscript", plain_axes(example))
+    try:
+        return Written("dynamo", _write_captured(module, example, names, opset_version, path))
+    except Exception as error:  # whatever PyTorch raises, it is explained
+        explained = explain_export_failure(error, label)
+        if not _may_be_traced(module, example, explained):
+            raise explained from error
+        try:
+            said = _write_traced(
+                module if flat else TensorsOut(module, example), example, names, opset_version, path
+            )
+        except Exception:
+            raise explained from error
+        if said and explained.data.get("reason") == "values":
+            raise explained from error  # the trace holds one way of a branch on values
+        return Written("torchscript", plain_axes(example), explained.message)
+
+
+def TensorsOut(module: Any, example: Example) -> Any:  # noqa: N802
+    """Return a module of tensors by position, which returns a tuple of tensors."""
+    torch = import_torch()
+
+    class Flat(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+            self.training = False
+
+        def forward(self, *tensors: Any) -> tuple[Any, ...]:
+            if example.by_name:
+                named = dict(zip([tensor.name for tensor in example.inputs], tensors, strict=True))
+                outputs = self.inner(**named)
+            else:
+                outputs = self.inner(*tensors)
+            return tuple(tensor for _, tensor in flat_tensors(outputs))
+
+    return Flat()
+
+
+def lower_to(path: Path, opset_version: int, label: str) -> None:
+    """Bring what was exported to the opset that was asked for, where that is an older one.
+
+    Raises:
+        ExportError: If an operator has no older form.
+    """
+    proto = load_onnx(path)
+    if opset(proto) <= opset_version:
+        return
+    try:
+        save_onnx(lower_opset(proto, opset_version), path)
+    except UnsupportedOperator as error:
+        raise ExportError(
+            f"{label}: opset {opset_version} was asked for; the exporter reached {opset(proto)}: "
+            f"{error.message}",
+            hint=f"give --opset {opset(proto)}; an operator has no older form",
+        ) from error
+
+
+def finish(path: Path, target: Target) -> None:
+    """Complete the Q/DQ of a model that was trained with it."""
+    proto = load_onnx(path)
+    if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
+        save_onnx(finish_qdq(proto, target), path)
+
+
+def edit_in_place(path: Path, edit: Callable[[Any], None]) -> None:
+    """Change the graph of a file; weights beside it stay where they are."""
+    proto = load_onnx(path, external_data=False)
+    edit(proto)
+    path.write_bytes(proto.SerializeToString())
+
+
+def _write_captured(
+    module: Any, example: Example, names: Sequence[str], opset_version: int, path: Path
+) -> Axes:
+    torch = import_torch()
+    with quiet(), torch.no_grad():
+        captured = capture(module, example)
+        program = torch.onnx.export(
+            captured.program, dynamo=True, verbose=False, output_names=list(names),
+            input_names=[tensor.name for tensor in example.inputs],
+            custom_translation_table=_translations(captured.program),
+            opset_version=max(opset_version, _LOWEST_EXPORTED),
+        )  # fmt: skip
+        program.save(str(path), external_data=_is_large(module))
+    return captured.axes
+
+
+def _write_traced(
+    module: Any, example: Example, names: Sequence[str], opset_version: int, path: Path
+) -> list[str]:
+    """Write by the TorchScript-based exporter; returns what its tracer said of values that it froze."""
+    torch = import_torch()
+    tensors = Example(example.inputs, example.feeds, by_name=False).arguments(example.feeds)[0]
+    with quiet(), warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
+        torch.onnx.export(
+            module, tensors, str(path), dynamo=False, output_names=list(names),
+            input_names=[tensor.name for tensor in example.inputs],
+            dynamic_axes={tensor.name: tensor.dynamic_axes for tensor in example.inputs},
+            opset_version=min(opset_version, _HIGHEST_TRACED),
+        )  # fmt: skip
+    return [str(item.message) for item in said if issubclass(item.category, torch.jit.TracerWarning)]
+
+
+def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool:
+    """Whether the older exporter may do: the first one failed for no fault of the model or the request."""
+    if not isinstance(reason, ExportError):
+        return False
+    if any("quantized_decomposed" in str(type(part)) for part in module.modules()):
+        return False
+    if reason.data.get("reason") == "axis":
+        return all(takes_other_extents(module, example, name) for name in example.extents)
+    return True
+
+
+def takes_other_extents(module: Any, example: Example, name: str) -> bool:
+    """Whether the original runs with another extent of an axis than the traced one, and than 1."""
+    traced = example.extents[name]
+    return any(runs(module, example, {name: extent}) for extent in (traced * 2, traced + 1, traced // 2))
+
+
+def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
+    """Whether the original runs with these extents of some axes."""
+    if any(extent < 2 for extent in extents.values()):
+        return False
+    try:
+        with quiet():
+            example.call(module, example.at(extents))
+    except Exception:  # whatever the model raises is its answer
+        return False
+    return True
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of what an exporter raised."""
+    return error.message if isinstance(error, QCompileError) else first_line(error)
+
+
+def _translations(captured: Any) -> dict[Any, Any] | None:
+    """How the operators of a model with trained scales are written; None where it has none."""
+    quantized = any("quantized_decomposed" in str(node.target) for node in captured.graph.nodes)
+    return onnx_translations() if quantized else None
+
+
+def _is_large(module: Any) -> bool:
+    total = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    return bool(total > (1 << 31) - (1 << 26))

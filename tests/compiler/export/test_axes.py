@@ -1,0 +1,186 @@
+"""Dynamic axes: their ranges as PyTorch finds them, checked at other extents, and kept in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qcompile.artifact import Artifact
+from qcompile.compiler import export
+from qcompile.errors import ExportError, InvalidOption, ModelError
+from qcompile.model.input_notes import AxisRange, InputNote, read_notes
+
+
+class Halves(nn.Module):
+    """Halves and doubles an image, as a U-Net does: takes even extents alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        small = nn.functional.max_pool2d(x, 2)
+        return torch.cat([nn.functional.interpolate(small, scale_factor=2.0), x], 1)
+
+
+class Windows(nn.Module):
+    """Sums windows of 8 steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], x.shape[1] // 8, 8).sum(2)
+
+
+class Positions(nn.Module):
+    """Adds one of 16 stored places to each step of a sequence: raises on 17."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(1, 16, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.places[:, : x.shape[1]]
+
+
+class OtherWhenLarge(nn.Module):
+    """Computes something else from the fifth sample on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] < 5 else x * 3
+
+
+class Sum(nn.Module):
+    """Adds two inputs of one shape."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
+class Recurrent(nn.Module):
+    """PyTorch's exporter makes the length of a GRU static."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]  # type: ignore[no-any-return]
+
+
+class NeverOne(nn.Module):
+    """Two steps at least: raises on one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] == 1:
+            raise ValueError("one step is no sequence")
+        return x[:, 1:] - x[:, :-1]
+
+
+def axes_of(artifact: Artifact) -> dict[str, dict[str, object]]:
+    axes = artifact.manifest.options["axes"]
+    assert isinstance(axes, dict)
+    return axes
+
+
+def test_an_image_model_takes_the_extents_that_pytorch_found_and_says_so(tmp_path: Path) -> None:
+    artifact = export(Halves(), tmp_path / "m.onnx", inputs=["x:[batch,1,height=16,width=12]"])
+    assert artifact.manifest.io is not None
+    assert str(artifact.manifest.io.inputs[0]) == "x:[batch,1,height,width]:float32"
+    axes = axes_of(artifact)
+    assert axes["batch"] == {"min": 1, "max": None, "multiple": 1, "traced": 2}
+    for name, traced in (("height", 16), ("width", 12)):
+        assert (axes[name]["multiple"], axes[name]["max"], axes[name]["traced"]) == (2, None, traced)
+    assert any("'height' takes" in text and "multiples of 2" in text for text in artifact.manifest.warnings)
+    names = [check.name for check in artifact.manifest.checks]
+    assert "same outputs as PyTorch at height 24" in names
+    assert "same outputs as PyTorch at width 18" in names
+    assert artifact.manifest.options["exporter"] == "dynamo"
+
+
+def test_the_file_keeps_what_is_known_of_its_inputs(tmp_path: Path) -> None:
+    export(Windows(), tmp_path / "m.onnx", inputs=["x:[n,steps=24..96]"])
+    note = read_notes(onnx.load(tmp_path / "m.onnx"))["x"]
+    assert note == InputNote((2, 24), {1: AxisRange(24, 96, 8)})
+
+
+def test_a_note_is_written_for_a_static_input_too(tmp_path: Path) -> None:
+    export(nn.ReLU(), tmp_path / "m.onnx", inputs=["input:2x3"])
+    assert read_notes(onnx.load(tmp_path / "m.onnx")) == {"input": InputNote((2, 3))}
+
+
+def test_the_limit_of_a_table_is_the_axis_maximum(tmp_path: Path) -> None:
+    artifact = export(Positions(), tmp_path / "m.onnx", inputs=["x:[n,length=8,2]"])
+    assert axes_of(artifact)["length"] == {"min": 1, "max": 16, "multiple": 1, "traced": 8}
+
+
+def test_a_branch_on_an_extent_is_exported_for_the_range_that_was_asked_for(tmp_path: Path) -> None:
+    artifact = export(OtherWhenLarge(), tmp_path / "m.onnx", inputs=["x:[n=2..4,2]"])
+    assert axes_of(artifact)["n"] == {"min": 2, "max": 4, "multiple": 1, "traced": 2}
+    assert not artifact.manifest.warnings
+
+
+def test_a_branch_on_an_extent_names_the_range_that_would_do(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="branches on its extent") as caught:
+        export(OtherWhenLarge(), tmp_path / "m.onnx", inputs=["x:[n,2]"])
+    assert "n=1..4" in caught.value.hint
+
+
+def test_axes_that_the_model_adds_are_one_axis_and_move_together(tmp_path: Path) -> None:
+    artifact = export(Sum(), tmp_path / "m.onnx", inputs=["a:[n,3]", "b:[m,3]"])
+    assert "same outputs as PyTorch at m = n 3" in [check.name for check in artifact.manifest.checks]
+    assert artifact.manifest.io is not None
+    assert [tensor.shape for tensor in artifact.manifest.io.inputs] == [("n", 3), ("m", 3)]
+
+
+def test_what_the_new_exporter_makes_static_is_exported_by_the_older_one_and_says_so(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    artifact = export(Recurrent(), tmp_path / "m.onnx", inputs=["x:[batch,length=6,3]"])
+    manifest = artifact.manifest
+    assert manifest.options["exporter"] == "torchscript"
+    assert "TorchScript-based exporter" in manifest.warnings[0]
+    assert "length" in manifest.warnings[0]
+    assert manifest.io is not None
+    assert manifest.io.inputs[0].shape == ("batch", "length", 3)
+    checked = [check.name for check in manifest.checks]
+    assert {"same outputs as PyTorch at batch 1", "same outputs as PyTorch at length 9"} <= set(checked)
+    assert "same outputs as PyTorch on other values" in checked
+
+
+def test_an_extent_that_the_model_itself_refuses_is_no_failure_of_the_export(tmp_path: Path) -> None:
+    artifact = export(NeverOne(), tmp_path / "m.onnx", inputs=["x:[4,steps=6]"])
+    assert axes_of(artifact)["steps"]["min"] != 1
+    assert "same outputs as PyTorch at steps 9" in [check.name for check in artifact.manifest.checks]
+
+
+def test_extents_that_are_not_given_are_tried_until_the_model_takes_them(tmp_path: Path) -> None:
+    artifact = export(nn.Conv1d(1, 1, 40), tmp_path / "m.onnx", inputs=["input:[batch,1,time]"])
+    assert axes_of(artifact)["time"] == {"min": 40, "max": None, "multiple": 1, "traced": 64}
+
+
+def test_two_extents_to_trace_one_axis_with_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="axis 'n': traced with 4 in one input, 6 in another"):
+        export(Sum(), tmp_path / "m.onnx", inputs=["a:[n=4,3]", "b:[n=6,3]"])
+
+
+def test_data_is_what_is_traced_and_compared_in_place_of_made_input(tmp_path: Path) -> None:
+    class Positive(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.log() if bool(torch.all(x > 0)) else x.new_full(x.shape, float("nan"))
+
+    class Logarithm(nn.Module):
+        """Raises on what data never holds."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not torch.compiler.is_exporting() and bool((x <= 0).any()):
+                raise ValueError("no logarithm")
+            return x.log()
+
+    del Positive
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).uniform(1, 2, (5, 7)).astype(np.float32))
+    with pytest.raises(ModelError, match=r"on made input x \(2x16\)") as caught:
+        export(Logarithm(), tmp_path / "m.onnx", inputs=["x:[batch,steps]"])
+    assert "--data" in caught.value.hint
+    artifact = export(
+        Logarithm(), tmp_path / "m.onnx", inputs=["x:[batch,steps]"], data=str(tmp_path / "data.npz")
+    )
+    assert axes_of(artifact)["steps"]["traced"] == 7

@@ -1,0 +1,193 @@
+"""Inputs and outputs inside structures, caches, training mode and random models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qcompile.compiler import export
+from qcompile.errors import ExportError, InvalidOption, ModelError
+
+SOURCE = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+@dataclass
+class Batch:
+    image: torch.Tensor
+    sizes: tuple
+
+class Mixed(nn.Module):
+    def forward(self, batch, scale, flip=True):
+        total = batch.image * scale["factor"] + batch.sizes[0] - batch.sizes[1]
+        return {"total": total if flip else -total, "inner": {"first": total.sum(-1)}, "absent": None}
+
+def mixed():
+    batch = Batch(torch.rand(2, 3), (torch.rand(2, 1), torch.rand(2, 1)))
+    return Mixed(), (batch, {"factor": torch.full((2, 1), 2.0)}, False)
+
+class OfDict(nn.Module):
+    def forward(self, batch):
+        return batch["image"] + batch["meta"]["age"]
+
+def of_dict():
+    return OfDict(), {"image": torch.rand(2, 3), "meta": {"age": torch.rand(2, 1)}}
+
+class Left(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.9)
+
+    def forward(self, x):
+        return self.drop(x)
+
+def left_in_training():
+    return Left(), torch.rand(2, 3)
+
+def odd():
+    return Left().eval(), {"x": object()}
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """A file of models with examples."""
+    path = tmp_path / "models.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def run(path: Path, **feeds: Any) -> dict[str, Any]:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def test_inputs_and_outputs_in_structures_are_named_by_path(source: str, tmp_path: Path) -> None:
+    artifact = export(f"{source}:mixed", tmp_path / "m.onnx")
+    assert artifact.manifest.io is not None
+    names = ["batch.image", "batch.sizes_0", "batch.sizes_1", "scale.factor"]
+    assert [tensor.name for tensor in artifact.manifest.io.inputs] == names
+    ones = np.ones((2, 1), np.float32)
+    feeds = dict(zip(names, (np.ones((2, 3), np.float32), ones, 3 * ones, 5 * ones), strict=True))
+    outputs = run(artifact.path, **feeds)
+    assert list(outputs) == ["total", "inner.first"]
+    np.testing.assert_array_equal(outputs["total"], np.full((2, 3), -(5 + 1 - 3), np.float32))
+
+
+def test_an_axis_of_an_input_in_a_structure_is_made_dynamic_by_its_path(source: str, tmp_path: Path) -> None:
+    artifact = export(
+        f"{source}:of_dict", tmp_path / "m.onnx", inputs=["batch.image:[n,3]", "batch.meta.age:[n,1]"]
+    )
+    image, age = np.ones((5, 3), np.float32), np.ones((5, 1), np.float32)
+    np.testing.assert_array_equal(
+        run(artifact.path, **{"batch.image": image, "batch.meta.age": age})["output"], image + 1
+    )
+
+
+def test_an_input_that_no_path_leads_to_is_refused_with_those_there_are(source: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"inputs are batch\.image, batch\.meta\.age"):
+        export(f"{source}:of_dict", tmp_path / "m.onnx", inputs=["image:[n,3]"])
+
+
+def test_an_example_with_foreign_objects_is_refused_with_their_place(source: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="example: x is object"):
+        export(f"{source}:odd", tmp_path / "m.onnx")
+
+
+def test_a_model_in_training_mode_is_exported_in_evaluation_mode_with_a_word(
+    source: str, tmp_path: Path
+) -> None:
+    artifact = export(f"{source}:left_in_training", tmp_path / "m.onnx")
+    assert any("training mode" in text for text in artifact.manifest.warnings)
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(run(artifact.path, x=x)["output"], x)
+
+
+def test_a_module_that_is_given_keeps_its_mode(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()).eval())
+    artifact = export(module, tmp_path / "m.onnx", inputs=["input:2x3"])
+    assert [part.training for part in module.modules()] == [True, True, False, False]
+    assert any("training mode" in text for text in artifact.manifest.warnings)
+    assert not export(module.eval(), tmp_path / "m.onnx", inputs=["input:2x3"]).manifest.warnings
+
+
+class Memory:
+    """A cache, as text models return it: no tensor."""
+
+
+class Cached(nn.Module):
+    """Returns a cache beside its output, unless its configuration says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"logits": x * 2, "cache": Memory()} if self.config.use_cache else {"logits": x * 2}
+
+
+def test_a_cache_is_left_out_where_the_configuration_allows_it_and_comes_back(tmp_path: Path) -> None:
+    model = Cached()
+    artifact = export(model, tmp_path / "m.onnx", inputs=["x:[n,3]"])
+    assert artifact.manifest.io is not None
+    assert [tensor.name for tensor in artifact.manifest.io.outputs] == ["logits"]
+    assert any("use_cache=False" in text for text in artifact.manifest.warnings)
+    assert model.config.use_cache
+
+
+def test_any_other_object_among_the_outputs_is_named_with_its_place(tmp_path: Path) -> None:
+    model = Cached()
+    del model.config.use_cache
+    model.forward = lambda x: {"logits": x, "state": {"inner": Memory()}}  # type: ignore[method-assign]
+    with pytest.raises(ExportError, match=r"returned Memory \(output state\.inner\)") as caught:
+        export(model, tmp_path / "m.onnx", inputs=["x:2x3"])
+    assert "wrap the model" in caught.value.hint
+
+
+@dataclass
+class Found:
+    """What a detector returns."""
+
+    boxes: Tensor
+    scores: list[Tensor]
+
+
+def test_a_dataclass_that_pytorch_does_not_know_is_taken_apart(tmp_path: Path) -> None:
+    class Detector(nn.Module):
+        def forward(self, x: Tensor) -> Found:
+            return Found(x * 4, [x.sum(1), x.mean(1)])
+
+    artifact = export(Detector(), tmp_path / "m.onnx", inputs=["x:[n,3]"])
+    assert list(run(artifact.path, x=np.ones((2, 3), np.float32))) == ["boxes", "scores_0", "scores_1"]
+
+
+def test_a_random_model_is_told_from_a_wrong_export(tmp_path: Path) -> None:
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.rand_like(x)
+
+    with pytest.raises(ModelError, match="the model itself is random"):
+        export(Noise(), tmp_path / "m.onnx", inputs=["x:2x3"])
+
+
+def test_a_wrong_export_of_a_steady_model_names_the_made_input(tmp_path: Path) -> None:
+    class Frozen(nn.Module):
+        """A branch on a value, which a trace freezes."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if torch.compiler.is_exporting() else x * 3
+
+    with pytest.raises(ModelError, match="failed 'same outputs as PyTorch'") as caught:
+        export(Frozen(), tmp_path / "m.onnx", inputs=["x:2x3"])
+    assert "random" not in caught.value.message
+    assert "x is made up" in caught.value.hint
