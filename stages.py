@@ -180,12 +180,14 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
             correct_bias=one.correct_bias,
             weights=WeightOptions(one.block_size, one.rounding, one.form),
             data=located(recipe, recipe.data.calibration),
+            allow_loss=one.allow_loss,
             progress=progress,
         )
 
     key = {
         "model": model.digest,
         "ranges": ranges.digest if ranges else "",
+        "allow_loss": one.allow_loss,
         "target": one.target,
         "precision": one.precision,
         "mode": one.mode,

@@ -15,7 +15,7 @@ from ..calibration.tensorrt_cache import is_cache, read_cache
 from ..errors import InvalidOption, QuantizationError
 from ..model.graph import graph_precision
 from ..model.judgement import judge_outputs
-from ..model.made_input import MadeInput
+from ..model.made_input import run_on
 from ..model.onnx_file import (
     add_external_data,
     check_onnx,
@@ -186,11 +186,8 @@ def _compare(request: Request, path: Path) -> tuple[Check, str]:
     """
     data, inputs = request.data, model_io(request.model).inputs
     reference = OnnxReference(request.path)
-    if data:
-        feeds = next(iter(Data(data, inputs))).feeds
-        outputs = reference(feeds)
-    else:
-        feeds, outputs = MadeInput(request.model).run(reference)
+    sample = next(iter(Data(data, inputs))).feeds if data else None
+    feeds, outputs = run_on(request.model, sample, reference)
     quantized = judged_by(request, path)
     expected = dict(zip(reference.names, outputs, strict=True))
     found = dict(zip(quantized.names, quantized(feeds), strict=True))

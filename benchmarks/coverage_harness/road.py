@@ -10,10 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from results_table import STAGES
+
 import qcompile
 from qcompile.errors import QCompileError
 from qcompile.progress import quiet
-from results_table import STAGES
 
 MODELS = Path(__file__).resolve().parent.parent / "coverage_models"
 _LIBRARIES = ("torch", "torch.export", "torch.onnx", "onnx", "onnxscript", "numpy", "sympy")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ...artifact import Artifact, Manifest, commit, tool_versions, writing
 from ...calibration import Data
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph import fix_initializers, graph_precision
-from ...model.made_input import made_feeds
+from ...model.made_input import run_on
 from ...model.onnx_file import add_external_data, check_onnx, digest_model, load_onnx, model_io, save_onnx
 from ...progress import Progress, silent
-from ...shapes import Feeds
 from ..activations import channel_amax
 from ..check import OnnxReference, compare_outputs
 from .equalize import equalizable, equalize
@@ -80,8 +79,11 @@ def balance(
     with writing(output) as path:
         save_onnx(proto, path)
         check_onnx(path)
-        feeds = next(iter(given)).feeds if given is not None else made_feeds(io.inputs)
-        check = _compare(model, path, feeds)
+        sample = next(iter(given)).feeds if given is not None else None
+        before = OnnxReference(model)
+        feeds, expected = run_on(proto, sample, before)
+        balanced = OnnxReference(path)(feeds)
+        check = compare_outputs("same outputs as before", before.names, [(expected, balanced)])
         if not check.passed:
             raise QuantizationError(f"{model}: balanced, it computes something else: {check.detail}")
         manifest = commit(
@@ -100,8 +102,3 @@ def balance(
             ),
         )
     return Artifact(output, manifest)
-
-
-def _compare(model: Path, path: Path, feeds: Feeds) -> Check:
-    before, after = OnnxReference(model), OnnxReference(path)
-    return compare_outputs("same outputs as before", before.names, [(before(feeds), after(feeds))])
