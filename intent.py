@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .artifact import Artifact
 from .engines.tensorrt.options import TensorRTOptions
+from .model.pt2_archive import trusting
 from .preparation import Intent, Shapes, prepared
 from .progress import Progress, silent
 
@@ -97,6 +98,7 @@ def build(
     data: str | None = None,
     calibration_cache: Path | None = None,
     options: TensorRTOptions | None = None,
+    trust: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
     """Build an artifact for a target and prove that its precision was reached.
@@ -107,6 +109,7 @@ def build(
         output: File to write.
         allow_fallback: Keep an artifact that did not reach the precision, with a warning.
         calibration_cache: Where to write the scales that TensorRT's own calibrator found.
+        trust: Load a `.pt2` that runs code when it is loaded all the same.
         progress: Told of every step.
 
     Returns:
@@ -120,9 +123,14 @@ def build(
         model, target, precision, ranges, method, gpus, min_shapes or {}, opt_shapes or {}, max_shapes or {},
         inputs, threads, rest, layers or {}, calibrator, data, options,
     )  # fmt: skip
-    return build_intent(
-        intent, output, allow_fallback=allow_fallback, calibration_cache=calibration_cache, progress=progress
-    )
+    with trusting(trust):
+        return build_intent(
+            intent,
+            output,
+            allow_fallback=allow_fallback,
+            calibration_cache=calibration_cache,
+            progress=progress,
+        )
 
 
 def build_intent(

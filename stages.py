@@ -227,9 +227,8 @@ def build_stage(
         from .intent import build
         from .model.outline import read_outline
 
-        ranges_of = shapes | (
-            default_shapes(read_outline(Path(model)).io.inputs, recipe.bench) if covers else {}
-        )
+        inputs = read_outline(Path(model)).io.inputs if covers else ()
+        ranges_of = shapes | default_shapes(inputs, recipe.bench)
         return build(
             model,
             path,
@@ -279,7 +278,7 @@ def bench_stage(
     output: Path,
     why_not: Mapping[str, str],
 ) -> Stage:
-    """Every artifact that was built is measured against the baseline; the others have a row that says why not.
+    """Every artifact that was built is measured against the baseline; rows of the others say why not.
 
     A baseline that was not built is replaced by the MODEL itself.
     """

@@ -24,6 +24,7 @@ from ..model.onnx_file import (
     opset,
     save_onnx,
 )
+from ..model.pt2_archive import trusting
 from ..model.pytorch import LoadedModel, evaluated, import_torch, load_torch
 from ..model.source import Source, parse_source
 from ..progress import Progress, quiet, silent
@@ -51,6 +52,7 @@ def export(
     opset_version: int = DEFAULT_OPSET,
     target: Target | None = None,
     data: str | None = None,
+    trust: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
     """Export a model to ONNX, check the file, and compare its outputs with the original's.
@@ -65,6 +67,7 @@ def export(
         target: What the Q/DQ of a model that was trained with it is completed for; what `qat.prepare` was
             told, or "onnxruntime", by default. A float model is the same for all.
         data: Samples (`calibration.batches`) whose first batch is compared too.
+        trust: Load a `.pt2` that runs code when it is loaded all the same.
         progress: Told of every step.
 
     Returns:
@@ -83,7 +86,8 @@ def export(
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
         register_operators()  # it may hold them
-    loaded = load_torch(source) if isinstance(source, Source) else LoadedModel(evaluated(source), None)
+    with trusting(trust):
+        loaded = load_torch(source) if isinstance(source, Source) else LoadedModel(evaluated(source), None)
     label = source.spec if isinstance(source, Source) else type(source).__name__
     _require_converted(loaded.module, label)
     example = make_example(loaded, inputs, dynamic)
