@@ -36,7 +36,7 @@ _trusted: ContextVar[bool] = ContextVar("qcompile_trusted", default=False)
 
 _OLD_PICKLES = ("serialized_state_dict.json", "serialized_constants.json")
 _OBJECTS = ("custom_obj_", "opaque_obj_")
-_TAKES_WEIGHTS_ALONE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_WEIGHTS_ALONE, _ANYTHING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
 
@@ -64,14 +64,13 @@ def program_checked(path: Path) -> Iterator[None]:
         yield
         return
     check_program(path)
-    before = os.environ.get(_TAKES_WEIGHTS_ALONE)
-    os.environ[_TAKES_WEIGHTS_ALONE] = "1"  # should another PyTorch unpickle what this one does not
+    before = {name: os.environ.pop(name, None) for name in (_WEIGHTS_ALONE, _ANYTHING)}
+    os.environ[_WEIGHTS_ALONE] = "1"  # should another PyTorch unpickle what this one does not
     try:
         yield
     finally:
-        os.environ.pop(_TAKES_WEIGHTS_ALONE)
-        if before is not None:
-            os.environ[_TAKES_WEIGHTS_ALONE] = before
+        del os.environ[_WEIGHTS_ALONE]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def check_program(path: Path) -> None:

@@ -210,11 +210,14 @@ def test_archives_that_are_none_are_refused_without_a_traceback(saved: Path, tmp
 
 
 def test_the_second_lock_is_put_back(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    name, other = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
     monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(other, "1")
     with program_checked(saved):
         assert os.environ[name] == "1"
+        assert other not in os.environ
     assert name not in os.environ
+    assert os.environ[other] == "1"
 
 
 def test_every_verb_that_takes_a_model_refuses_it(saved: Path, tmp_path: Path) -> None:
