@@ -9,7 +9,8 @@
 | `model.onnx`               | an ONNX file                                               |
 
 The function takes no argument and returns the module, or `(module, example)` where the example is a
-tuple or a dict of tensors. Nothing here unpickles a checkpoint: a file of pickled weights is refused.
+tuple or a dict of tensors. Nothing here unpickles a checkpoint: a file of pickled weights is refused, and
+so is a `.pt2` that holds more than weights and operators (`pt2_archive`).
 """
 
 from __future__ import annotations
