@@ -10,7 +10,8 @@
 
 The function takes no argument and returns the module, or `(module, example)` where the example is a
 tuple or a dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose
-inputs are then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of pickled weights is refused.
+inputs are then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of
+pickled weights is refused.
 """
 
 from __future__ import annotations
