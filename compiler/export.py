@@ -29,6 +29,7 @@ from ..model.source import Source, parse_source
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, TensorInfo
 from .check import OnnxReference, Outputs, compare_outputs
+from .embedding_bags import bags_without_loops
 from .failure import explain_export_failure
 from .int8.placement import Target
 from .opset.lower import lower_opset
@@ -134,7 +135,7 @@ def _write(
         "output_names": list(names),
     }
     try:
-        with quiet():
+        with quiet(), bags_without_loops():
             if isinstance(loaded.module, torch.jit.ScriptModule):
                 # The dynamo exporter traces Python; a TorchScript archive has none left.
                 torch.onnx.export(
