@@ -51,7 +51,7 @@ def transformed(body: str, shape: str, opset: int, **stored: NDArray[np.generic]
 
 CASES = {
     "real": (OPSET_17, "n,16,1", 17, {"length": np.array(16)}),
-    "padded": (OPSET_17, "n,12,2", 17, {"length": np.array(16)}),
+    "padded": (OPSET_17, "n,12,1", 17, {"length": np.array(16)}),
     "cut": (OPSET_17.replace(", onesided = 1", ""), "n,20,2", 17, {"length": np.array(16)}),
     "inverse": (OPSET_17.replace("onesided", "inverse"), "n,16,2", 17, {"length": np.array(16)}),
     "another axis": ("y = DFT(x, , axis)", "n,8,3,2", 20, {"axis": np.array(1)}),
