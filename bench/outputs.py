@@ -20,8 +20,8 @@ from ..errors import DataError, EngineUnavailable, InvalidOption
 from ..model.graph import graph_precision
 from ..model.made_input import MadeInput, made_feeds
 from ..model.onnx_file import load_onnx, model_io
-from ..model.session import make_session, run_session, session_options
 from ..model.pt2_archive import check_program
+from ..model.session import make_session, run_session, session_options
 from ..model.source import parse_source
 from ..shapes import Feeds, ModelIO, TensorInfo, parse_input, samples_in
 from .arrays import load_arrays, save_arrays

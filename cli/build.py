@@ -72,9 +72,7 @@ if TYPE_CHECKING:
     type=click.Choice(["ours", "native", "entropy", "minmax"]),
     help="TensorRT 8.5 to 10: read our scales (--ranges), or calibrate by itself (--data), instead of Q/DQ.",
 )
-@click.option(
-    "--data", help="Samples to judge INT8 and check the artifact on, or for --calibrator."
-)
+@click.option("--data", help="Samples to judge INT8 and check the artifact on, or for --calibrator.")
 @click.option("--calibration-cache", type=click.Path(path_type=Path), help="Keep the scales it found.")
 @click.option("--allow-fallback", is_flag=True, help="Keep an artifact that missed its precision.")
 @click.option("--strict", is_flag=True, help="Fail where one layer missed its precision.")
