@@ -10,10 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from results_table import STAGES
+
 import qcompile
 from qcompile.errors import QCompileError
 from qcompile.progress import quiet
-from results_table import STAGES
 
 MODELS = Path(__file__).resolve().parent.parent / "coverage_models"
 _LIBRARIES = ("torch", "torch.export", "torch.onnx", "onnx", "onnxscript", "numpy", "sympy")
@@ -75,7 +76,7 @@ def walk(architecture: Any, folder: Path, report: Report) -> None:
             passed.add(stage)
 
 
-def check_module(architecture: Any, folder: Path, report: Report) -> None:
+def check_module(architecture: Any, _folder: Path, report: Report) -> None:
     """Make the module, run its example and its samples, and look whether a classifier's output is one."""
     import torch
 
@@ -181,15 +182,14 @@ class Road:
         """Compare the ONNX Runtime artifact with the float model on the data."""
         found = qcompile.diff(str(self.float), str(self.built / "cpu.onnx"), data=self.data, threads=1)
         outputs = [
-            {"output": one.output, "passed": one.passed, "criterion": one.criterion, "agreement": one.agreement,
-             "snr_db": round(float(one.snr_db), 2)}
+            {"output": one.output, "passed": one.passed, "criterion": one.criterion,
+             "agreement": one.agreement, "snr_db": round(float(one.snr_db), 2)}
             for one in found.outputs
         ]  # fmt: skip
         if not found:
             failed = [one for one in outputs if not one["passed"]]
             text = "; ".join(
-                f"{one['output']!r} {one['snr_db']} dB, argmax {one['agreement']} ({one['criterion']})"
-                for one in failed
+                "{output!r} {snr_db} dB, argmax {agreement} ({criterion})".format(**one) for one in failed
             )
             raise Differs(f"outputs differ: {text}")
         return {"outputs": outputs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -215,7 +216,7 @@ class Generator(nn.Module):
         self.enter = nn.Linear(16, widths[0] * 16)
         self.up = nn.Sequential(*(
             nn.Sequential(nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in zip(widths, widths[1:], strict=False)
+            for a, b in pairwise(widths)
         ))  # fmt: skip
         self.out = nn.ConvTranspose2d(widths[-1], 3, 4, 2, 1)
 
@@ -325,8 +326,9 @@ ARCHITECTURES = (
           Input("edge_index", (2, "edges"), _edges)),
     _case("graph_attention", "classifier", GraphAttention, Input("nodes", ("batch", 16, 8), normal),
           Input("adjacency", ("batch", 16, 16), _adjacent)),
-    _case("dict_input", "classifier", NestedInput, Input("image", ("batch", 3, 32, 32), normal),
-          Input("table", ("batch", 6), normal), wrap=lambda tensors: ({**tensors},)),
+    _case("dict_input", "classifier", NestedInput, Input("batch.image", ("batch", 3, 32, 32), normal),
+          Input("batch.table", ("batch", 6), normal),
+          wrap=lambda tensors: ({name.removeprefix("batch."): tensor for name, tensor in tensors.items()},)),
     _case("control_flow", "classifier", Branches, *image("x", 32)),
     _case("fft", "classifier", Spectrum, Input("signal", ("batch", 64), normal)),
     _case("spatial_transformer", "classifier", SpatialTransformer, *image("x", 32)),

@@ -19,8 +19,8 @@ class TextRecognizer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 16, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 1, 1), nn.BatchNorm2d(32),
-            nn.ReLU(), nn.MaxPool2d((2, 1)), nn.Conv2d(32, 32, (4, 1), (4, 1)), nn.ReLU(),
+            nn.Conv2d(1, 16, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 1, 1),
+            nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d((2, 1)), nn.Conv2d(32, 32, (4, 1), (4, 1)), nn.ReLU(),
         )  # fmt: skip
         self.lstm, self.out = nn.LSTM(64, 32, batch_first=True, bidirectional=True), nn.Linear(64, 20)
 
@@ -55,7 +55,7 @@ class AttentionDecoder(nn.Module):
         self.out = nn.Linear(32, 100)
 
     def forward(self, token: Tensor, state: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Take int64 [n], float32 [n, 32] and [n, length, 64]; return logits [n, 100] and the state [n, 32]."""
+        """Take int64 [n], float32 [n, 32], [n, length, 64]; return logits [n, 100] and the state [n, 32]."""
         scores = self.score((self.key(memory) + self.query(state)[:, None]).tanh())
         context = (scores.softmax(1) * memory).sum(1)
         state = self.cell(torch.cat([self.embedding(token), context], -1), state)
@@ -230,7 +230,8 @@ ARCHITECTURES = (
     _case("text_cnn", "classifier", TextCnn, _TOKENS),
     _case("wavenet", "audio generation", WaveNet, _SERIES),
     _case("tcn", "classifier", Tcn, _SERIES),
-    _case("transformer_encoder", "classifier", Transformer, _TOKENS, Input("mask", ("batch", "length"), padded_mask)),
+    _case("transformer_encoder", "classifier", Transformer, _TOKENS,
+          Input("mask", ("batch", "length"), padded_mask)),
     _case("nbeats", "forecasting", Forecaster, Input("past", ("batch", 32), normal)),
     _case("denoiser", "image generation", Denoiser, Input("image", ("batch", 3, 16, 16), normal),
           Input("step", ("batch",), integers(1000))),

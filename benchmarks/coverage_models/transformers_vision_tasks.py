@@ -1,4 +1,4 @@
-"""Vision models of transformers that do not classify: segmentation, detection, depth, image and text together."""
+"""Vision models of transformers that do not classify: segmentation, detection, depth, image and text."""
 
 from __future__ import annotations
 
