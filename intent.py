@@ -94,6 +94,7 @@ def build(
     layers: Mapping[str, str] | None = None,
     allow_fallback: bool = False,
     strict: bool = False,
+    allow_loss: bool = False,
     calibrator: str = "",
     data: str | None = None,
     calibration_cache: Path | None = None,
@@ -109,6 +110,7 @@ def build(
         allow_fallback: Keep an artifact that did not reach the precision, with a warning.
         strict: Fail where one planned layer missed the precision. Without it, layers that miss less than 10%
             of the planned multiply-adds are a warning.
+        allow_loss: Keep INT8 that loses more on the data than `diff` lets pass.
         calibration_cache: Where to write the scales that TensorRT's own calibrator found.
         progress: Told of every step.
 
@@ -121,7 +123,7 @@ def build(
     """
     intent = Intent(
         model, target, precision, ranges, method, gpus, min_shapes or {}, opt_shapes or {}, max_shapes or {},
-        inputs, threads, rest, layers or {}, calibrator, data, options, strict,
+        inputs, threads, rest, layers or {}, calibrator, data, options, strict, allow_loss,
     )  # fmt: skip
     return build_intent(
         intent, output, allow_fallback=allow_fallback, calibration_cache=calibration_cache, progress=progress

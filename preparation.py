@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from .errors import InvalidOption
 from .progress import Progress
+from .shapes import Feeds
 
 if TYPE_CHECKING:
     from .engines.base import BuildRequest, Engine, Precision
@@ -51,7 +52,9 @@ class Intent:
         calibrator: How INT8 gets its scales where TensorRT has weak types (8.5 to 10). Empty: as Q/DQ in
             the graph. "ours": TensorRT reads ours, from `ranges`. "entropy", "minmax": TensorRT's own
             calibrators run the float graph on `data`; "native" is "entropy".
-        data: Samples for TensorRT's own calibrators.
+        allow_loss: Whether INT8 is kept that loses more on the data than `diff` lets pass.
+        data: Samples. TensorRT's own calibrators learn from them; otherwise static INT8 is chosen and judged
+            on them, and the artifact is checked on them instead of made input.
         options: TensorRT's own options.
         strict: Whether one layer that misses the precision fails the build. The runtime is then not asked
             which layers to leave in float.
@@ -74,6 +77,7 @@ class Intent:
     data: str | None = None
     options: TensorRTOptions | None = None
     strict: bool = False
+    allow_loss: bool = False
 
 
 @contextmanager
@@ -96,11 +100,13 @@ def prepared(
         if intent.calibrator:
             _check_calibrator(intent, precision, calibration_cache)
             calibration = _native(intent)
-        elif intent.data is not None or calibration_cache is not None:
-            raise InvalidOption("--data and --calibration-cache are for --calibrator native or minmax")
+        elif calibration_cache is not None:
+            raise InvalidOption("--calibration-cache is for --calibrator native or minmax")
         elif engine.takes == "onnx":
             needed = engine.graph_precision(precision)
-            graph = _typed(intent, needed, rest_in_graph(engine, rest), Path(folder), progress)
+            again = needed == "int8" and not intent.strict  # then the data waits for the last plan
+            data = None if again else intent.data
+            graph = _typed(intent, needed, rest_in_graph(engine, rest), Path(folder), progress, data=data)
         if engine.takes == "onnx":
             graph = _fitted(intent, Path(graph), engine, Path(folder), progress)
         request = BuildRequest(
@@ -120,6 +126,7 @@ def prepared(
             tf32=intent.precision == "best",
             layers=_forced(intent, engine, precision),
             options=intent.options,
+            sample=_sample(intent) if engine.takes == "onnx" else None,
         )
         if graph != str(intent.model) and precision == "int8" and not (intent.calibrator or intent.strict):
             request = _planned_again(intent, request, engine, Path(folder))
@@ -148,6 +155,10 @@ def _planned_again(intent: Intent, request: BuildRequest, engine: Engine, folder
         graph = _typed(intent, "int8", rest, folder, request.progress, left_in_float=left)
         graph = _fitted(intent, Path(graph), engine, folder, request.progress)
         again = replace(again, model=graph)
+    if intent.data is not None:
+        rest = rest_in_graph(engine, intent.rest)
+        graph = _typed(intent, "int8", rest, folder, request.progress, left_in_float=left, data=intent.data)
+        again = replace(again, model=_fitted(intent, Path(graph), engine, folder, request.progress))
     return replace(again, planned=planned, left_in_float=left)
 
 
@@ -247,6 +258,7 @@ def _typed(
     progress: Progress,
     *,
     left_in_float: Mapping[str, str] = MappingProxyType({}),
+    data: str | None = None,
 ) -> str:
     """Return an ONNX file of the needed precision: the given one, or one made from it."""
     from .compiler import quantize
@@ -284,9 +296,21 @@ def _typed(
         layers=intent.layers,
         target=graph_target(intent.target),
         rest=rest if static else "fp32",
+        data=data,
+        allow_loss=intent.allow_loss,
         progress=progress,
     )
     return str(typed)
+
+
+def _sample(intent: Intent) -> Feeds | None:
+    """The first batch of the data, to check the artifact on."""
+    from .calibration import Data
+    from .model.outline import read_outline
+
+    if intent.data is None or intent.calibrator:
+        return None
+    return next(iter(Data(intent.data, read_outline(Path(intent.model)).io.inputs))).feeds
 
 
 def _forced(intent: Intent, engine: Engine, precision: Precision) -> dict[str, str]:

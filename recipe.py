@@ -91,6 +91,7 @@ class ArtifactSection:
     max_shapes: tuple[str, ...] = ()
     allow_fallback: bool = False
     strict: bool = False
+    allow_loss: bool = False
     calibrator: str = ""
     tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
 

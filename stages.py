@@ -180,12 +180,14 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
             correct_bias=one.correct_bias,
             weights=WeightOptions(one.block_size, one.rounding, one.form),
             data=located(recipe, recipe.data.calibration),
+            allow_loss=one.allow_loss,
             progress=progress,
         )
 
     key = {
         "model": model.digest,
         "ranges": ranges.digest if ranges else "",
+        "allow_loss": one.allow_loss,
         "target": one.target,
         "precision": one.precision,
         "mode": one.mode,
@@ -281,7 +283,7 @@ def bench_stage(
     output: Path,
     why_not: Mapping[str, str],
 ) -> Stage:
-    """Every artifact that was built is measured against the baseline; the others have a row that says why not.
+    """Measure what was built against the baseline; what was not built has a row that says why.
 
     A baseline that was not built is replaced by the MODEL itself.
     """

@@ -72,10 +72,13 @@ if TYPE_CHECKING:
     type=click.Choice(["ours", "native", "entropy", "minmax"]),
     help="TensorRT 8.5 to 10: read our scales (--ranges), or calibrate by itself (--data), instead of Q/DQ.",
 )
-@click.option("--data", help="Samples for TensorRT's own calibrator.")
+@click.option(
+    "--data", help="Samples to judge INT8 and check the artifact on, or for --calibrator."
+)
 @click.option("--calibration-cache", type=click.Path(path_type=Path), help="Keep the scales it found.")
 @click.option("--allow-fallback", is_flag=True, help="Keep an artifact that missed its precision.")
 @click.option("--strict", is_flag=True, help="Fail where one layer missed its precision.")
+@click.option("--allow-loss", is_flag=True, help="Keep INT8 that loses more on --data than diff lets pass.")
 @click.option("--dry-run", is_flag=True, help="Parse, check, and say what would be built.")
 @tensorrt_options
 @command_options
@@ -97,6 +100,7 @@ def build(
     threads: int,
     allow_fallback: bool,
     strict: bool,
+    allow_loss: bool,
     calibrator: str | None,
     data: str | None,
     calibration_cache: Path | None,
@@ -126,6 +130,7 @@ def build(
         data=data,
         options=tensorrt,
         strict=strict,
+        allow_loss=allow_loss,
     )
     if dry_run:
         _present_plan(session, plan_intent(intent, progress=session.progress), output)

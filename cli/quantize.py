@@ -102,6 +102,17 @@ from .session import Session, command_options, examples, layer_precisions, split
     default=True,
     help="Static INT8 takes its mean error on --data off the biases (on).",
 )
+@click.option(
+    "--balance/--no-balance",
+    default=True,
+    help="Static INT8 evens channels out where the outputs on --data gain by it (on).",
+)
+@click.option(
+    "--max-damage",
+    type=float,
+    metavar="DB",
+    help="Static INT8 leaves layers in float, worst first, until the outputs on --data reach DB.",
+)
 @click.option("--data", help="Samples to measure the signal-to-noise ratio on, and to learn from.")
 @click.option(
     "--allow-loss", is_flag=True, help="Keep a result that loses more on --data than diff lets pass."
@@ -126,6 +137,8 @@ def quantize(
     rounding: str,
     form: str | None,
     correct_bias: bool,
+    balance: bool,
+    max_damage: float | None,
     data: str | None,
     allow_loss: bool,
 ) -> None:
@@ -148,6 +161,8 @@ def quantize(
         rest=rest,
         weights=WeightOptions(block_size, rounding, form or ""),
         correct_bias=correct_bias,
+        balance=balance,
+        max_damage=max_damage,
         weight_type=weight_type,  # type: ignore[arg-type]
         data=data,
         allow_loss=allow_loss,

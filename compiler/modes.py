@@ -34,6 +34,7 @@ from .lstm_products import closed_lstms, open_lstms, quantize_states
 from .opset.raised import in_newer_opset
 from .prepare import prepared
 from .request import HALVES, Outcome, Request
+from .search import best_static
 from .weight_only.hessians import collect_hessians
 from .weight_only.rewrite import gptq_inputs, quantize_weights
 
@@ -55,7 +56,7 @@ def carry_out(request: Request) -> Outcome:
     if request.precision in HALVES:
         return _half(request)
     by_mode: dict[str, Callable[[Request], Outcome]] = {
-        "static": _static,
+        "static": lambda asked: best_static(asked, _static),
         "dynamic": _dynamic,
         "weights": _weights,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..calibration.tensorrt_cache import is_cache, read_cache
 from ..errors import InvalidOption, QuantizationError
 from ..model.graph import graph_precision
 from ..model.judgement import judge_outputs
-from ..model.made_input import MadeInput
+from ..model.made_input import run_on
 from ..model.onnx_file import (
     add_external_data,
     check_onnx,
@@ -24,13 +23,12 @@ from ..model.onnx_file import (
     digest_model,
     load_onnx,
     model_io,
-    save_onnx,
 )
 from ..progress import Progress, silent
 from .check import OnnxReference
-from .half.emulate import in_float32
 from .int8.placement import Target
 from .int8.static import Processor
+from .judge import reference as judged_by
 from .modes import carry_out
 from .request import HALVES, Mode, Precision, Request, WeightOptions, check_options, check_ranges
 
@@ -52,6 +50,8 @@ def quantize(
     correct_bias: bool = True,
     weights: WeightOptions | None = None,
     weight_type: Literal["int8", "uint8"] = "int8",
+    balance: bool = True,
+    max_damage: float | None = None,
     data: str | None = None,
     allow_loss: bool = False,
     progress: Progress = silent,
@@ -74,7 +74,11 @@ def quantize(
         rest: What static INT8 or FP8 leaves in float becomes this: "fp32", "fp16" or "bf16".
         correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
         weight_type: Of dynamic INT8: "int8" or "uint8".
-        weights: Block size, rounding and form, for mode "weights".
+        weights: Block size, rounding and form, for mode "weights"; static INT8 takes the rounding.
+        balance: Whether static INT8 is tried on the model with its channels evened out, too, where there is
+            data; it is kept where the outputs gain by it.
+        max_damage: Static INT8 leaves layers in float, the most damaging first, until the outputs'
+            signal-to-noise ratio on the data is at least this, in dB.
         data: Samples to measure the signal-to-noise ratio on; made input otherwise. The correction of
             biases and GPTQ learn from them.
         allow_loss: Keep a result that loses more on the data than `diff` lets pass, with a warning.
@@ -101,6 +105,7 @@ def quantize(
     request = Request(
         model, proto, digest, target, precision, mode, processor, loaded, method, exclude, only,
         layers or {}, rest, weights or WeightOptions(), correct_bias, data, progress, weight_type,
+        balance=balance, max_damage=max_damage,
     )  # fmt: skip
     check_ranges(request)
     if data is not None:
@@ -159,6 +164,8 @@ def _options(request: Request) -> dict[str, Any]:
         "only": list(request.only),
         "layers": dict(request.layers),
         "rest": request.rest if static else "",
+        "balance": static and request.balance and request.data is not None,
+        "max_damage": request.max_damage if static else None,
         "correct_bias": static and request.correct_bias and request.data is not None,
         "weight_type": request.weight_type if integer and request.mode == "dynamic" else "",
         "weights": asdict(request.weights) if request.mode == "weights" else {},
@@ -171,17 +178,6 @@ def _method(method: str | None, ranges: Ranges | None) -> str:
     return "as in the cache" if ranges.fixed else str(method or ranges.method)
 
 
-def _reference(request: Request, path: Path) -> OnnxReference:
-    """What runs the result: ONNX Runtime's CPU, which has next to no kernels for bfloat16."""
-    optimize = request.target == "onnxruntime"
-    if "bf16" not in (request.precision, request.rest, *request.layers.values()):
-        return OnnxReference(path, optimize=optimize)
-    with tempfile.TemporaryDirectory(prefix="qcompile-emulated-") as folder:
-        emulated = Path(folder) / path.name
-        save_onnx(in_float32(load_onnx(path)), emulated)
-        return OnnxReference(emulated, optimize=optimize)
-
-
 def _compare(request: Request, path: Path) -> tuple[Check, str]:
     """Signal-to-noise ratio against the float model, and what `diff` would not let pass, in words.
 
@@ -190,12 +186,9 @@ def _compare(request: Request, path: Path) -> tuple[Check, str]:
     """
     data, inputs = request.data, model_io(request.model).inputs
     reference = OnnxReference(request.path)
-    if data:
-        feeds = next(iter(Data(data, inputs))).feeds
-        outputs = reference(feeds)
-    else:
-        feeds, outputs = MadeInput(request.model).run(reference)
-    quantized = _reference(request, path)
+    sample = next(iter(Data(data, inputs))).feeds if data else None
+    feeds, outputs = run_on(request.model, sample, reference)
+    quantized = judged_by(request, path)
     expected = dict(zip(reference.names, outputs, strict=True))
     found = dict(zip(quantized.names, quantized(feeds), strict=True))
     for name, array in found.items():

@@ -51,6 +51,7 @@ class BuildRequest:
         options: TensorRT's own.
         planned: Names of the layers that were to be quantized before the runtime was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
+        sample: Real input to check the artifact on; made input otherwise.
     """
 
     model: str
@@ -71,6 +72,12 @@ class BuildRequest:
     options: TensorRTOptions | None = None
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
+    sample: Feeds | None = None
+
+    @property
+    def sampled(self) -> str:
+        """What the artifact is checked on, in words."""
+        return "one made input" if self.sample is None else "the data"
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,17 @@ def made_feeds(
     return feeds
 
 
+def run_on(
+    model: onnx.ModelProto, sample: Feeds | None, run: Callable[[Feeds], Result]
+) -> tuple[Feeds, Result]:
+    """Run a model on a real sample, or on made input where there is none; return the input and what it gave.
+
+    Raises:
+        QCompileError: What `run` raised.
+    """
+    return MadeInput(model).run(run) if sample is None else (sample, run(sample))
+
+
 class MadeInput:
     """Makes input for one ONNX model.
 

@@ -13,7 +13,7 @@ from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...model.executed import missed_nodes
 from ...model.graph import count_weighted, holds_half, weighted_nodes
-from ...model.made_input import made_feeds
+from ...model.made_input import run_on
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
 from ...model.session import make_session, optimize_file, session_options
 from ...shapes import Feeds, ModelIO
@@ -66,7 +66,7 @@ class OnnxRuntime(Engine):
         after = load_onnx(request.output)
         runner = self.open(str(request.output), threads=request.threads)
         with runner:
-            runner.infer(made_feeds(runner.io.inputs))
+            run_on(before, request.sample, runner.infer)
         counts = count_weighted(after, as_executed=True)
         asked = weighted_nodes(before).get(request.precision, [])
         layers = _planned(asked, after, request.precision)
@@ -79,7 +79,7 @@ class OnnxRuntime(Engine):
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device=processor(),
             packages=("onnxruntime", "onnx"),
-            checks=[Check("runs after loading again", True, "one made input")],
+            checks=[Check("runs after loading again", True, request.sampled)],
             layers=layers,
         )
 
