@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -109,6 +110,8 @@ def _run(todo: list[Any], options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    for _signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_signal, signal.default_int_handler)  # in the background, too
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -197,7 +197,7 @@ class Road:
     def _build(self, file: Path, name: str, *, target: str = "tensorrt-rtx", **options: Any) -> Any:
         if target == "tensorrt-rtx":
             options |= {"gpus": ["sm86"], **self.architecture.profile()}
-        return qcompile.build(file, self.built / name, target=target, **options)
+        return qcompile.build(file, self.built / name, target=target, data=self.data, **options)
 
 
 def _kept(artifact: Any) -> dict[str, Any]:
