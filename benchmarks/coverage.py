@@ -6,32 +6,32 @@
     python benchmarks/coverage.py --results coverage.jsonl --table
     python benchmarks/coverage.py --check-models
 
-Each architecture of `coverage_models/`, small and with random weights, is exported, simplified, calibrated, built
-for ONNX Runtime and OpenVINO in INT8 and for TensorRT-RTX in FP16 and INT8, and the INT8 outputs are compared
-with the float model's: the whole road is that every stage passed. Nothing is downloaded. Each runs in a process
-of its own, forked from one that has the libraries loaded. Results are appended line by line; what is finished is
-skipped the next time, so the benchmark can be ended and run again at will.
+Each architecture of `coverage_models/`, small and with random weights, is exported, simplified, calibrated,
+built for ONNX Runtime and OpenVINO in INT8 and for TensorRT-RTX in FP16 and INT8, and the INT8 outputs are
+compared with the float model's. An architecture goes the whole road when every stage passes. Nothing is
+downloaded. Each runs in a process of its own, forked from one that has the libraries loaded. Results are
+appended line by line; what is finished is skipped the next time, so the benchmark can be ended and run again.
 """
 
 from __future__ import annotations
 
-import os
-
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[_name] = "1"  # no pool of threads may exist when a process is forked
-os.environ.update(ORT_DISABLE_TELEMETRY="1", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
-
 import argparse
+import os
+import signal
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[_name] = "1"  # no pool of threads may exist when a process is forked
+os.environ.update(ORT_DISABLE_TELEMETRY="1", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+
 HERE = Path(__file__).resolve().parent
 # Not the folder itself: this file has the name of a package that others import where it is installed.
 sys.path[:1] = [str(HERE / "coverage_models"), str(HERE / "coverage_harness")]
 
-from results_table import as_markdown, latest, progress_line, read_rows, write_row
+from results_table import as_markdown, latest, progress_line, read_rows, write_row  # noqa: E402
 
 
 def main() -> int:
@@ -110,6 +110,8 @@ def _run(todo: list[Any], options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    for _signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_signal, signal.default_int_handler)  # in the background, too
     try:
         sys.exit(main())
     except KeyboardInterrupt:

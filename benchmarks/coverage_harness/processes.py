@@ -1,4 +1,4 @@
-"""One process for each architecture, forked from this one, with a limit of time; a crash ends nothing else."""
+"""One process for each architecture, forked from this one, with a time limit; a crash ends nothing else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Child:
 def run_all(
     architectures: Sequence[Any], work: Work, *, jobs: int, limit_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each architecture as it is finished; on an interrupt the processes at work are ended."""
+    """Yield a row for each architecture as it is finished; an interrupt ends the processes at work."""
     waiting, running = list(reversed(architectures)), list[Child]()
     try:
         while waiting or running:

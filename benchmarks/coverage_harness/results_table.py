@@ -62,11 +62,9 @@ def finished_row(
     stages = {record["stage"]: record for record in records if "stage" in record}
     for record in stages.values():
         if record["result"] == "started":  # and never ended
-            record |= {"result": "failed", "error": end.split(":")[0], "message": end or "ended without a word",
-                       "defect": end != "timeout", "traceback": list(log)}  # fmt: skip
+            record |= _ended(end or "ended without a word", log)
     if end and all(record["result"] in ("passed", "not reached") for record in stages.values()):
-        stages["process"] = {"stage": "process", "result": "failed", "error": "crash", "message": end,
-                             "defect": True, "traceback": list(log)}  # fmt: skip
+        stages["process"] = {"stage": "process", **_ended(end, log)}
     for record in stages.values():
         if record["result"] == "failed":
             record["cause"] = cause(first_line(record), architecture.key)
@@ -79,6 +77,16 @@ def finished_row(
         "stages": stages,
         "seconds": round(elapsed_s, 1),
         "memory_mb": next((record["memory_mb"] for record in records if "memory_mb" in record), None),
+    }
+
+
+def _ended(end: str, log: Sequence[str]) -> dict[str, Any]:
+    return {
+        "result": "failed",
+        "error": end.split(":")[0],
+        "message": end,
+        "defect": end != "timeout",
+        "traceback": list(log),
     }
 
 

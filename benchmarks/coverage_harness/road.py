@@ -76,7 +76,7 @@ def walk(architecture: Any, folder: Path, report: Report) -> None:
             passed.add(stage)
 
 
-def check_module(architecture: Any, folder: Path, report: Report) -> None:
+def check_module(architecture: Any, _folder: Path, report: Report) -> None:
     """Make the module, run its example and its samples, and look whether a classifier's output is one."""
     import torch
 
@@ -182,15 +182,14 @@ class Road:
         """Compare the ONNX Runtime artifact with the float model on the data."""
         found = qcompile.diff(str(self.float), str(self.built / "cpu.onnx"), data=self.data, threads=1)
         outputs = [
-            {"output": one.output, "passed": one.passed, "criterion": one.criterion, "agreement": one.agreement,
-             "snr_db": round(float(one.snr_db), 2)}
+            {"output": one.output, "passed": one.passed, "criterion": one.criterion,
+             "agreement": one.agreement, "snr_db": round(float(one.snr_db), 2)}
             for one in found.outputs
         ]  # fmt: skip
         if not found:
             failed = [one for one in outputs if not one["passed"]]
             text = "; ".join(
-                f"{one['output']!r} {one['snr_db']} dB, argmax {one['agreement']} ({one['criterion']})"
-                for one in failed
+                "{output!r} {snr_db} dB, argmax {agreement} ({criterion})".format(**one) for one in failed
             )
             raise Differs(f"outputs differ: {text}")
         return {"outputs": outputs}
@@ -198,7 +197,7 @@ class Road:
     def _build(self, file: Path, name: str, *, target: str = "tensorrt-rtx", **options: Any) -> Any:
         if target == "tensorrt-rtx":
             options |= {"gpus": ["sm86"], **self.architecture.profile()}
-        return qcompile.build(file, self.built / name, target=target, **options)
+        return qcompile.build(file, self.built / name, target=target, data=self.data, **options)
 
 
 def _kept(artifact: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the coverage benchmark knows of an architecture: how it is made, what it takes, which axes are dynamic."""
+"""What the coverage benchmark knows of an architecture: how it is made and what it takes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Architecture:
 
         torch.manual_seed(0)
         module = self.module().eval()
-        settle(module, [self._call(self.feeds(seed, batch=8)) for seed in (1, 2)])
+        if "batch" in self.dynamic_axes:
+            settle(module, [self._call(self.feeds(seed, batch=8)) for seed in (1, 2)])
         return module, self._call(self.feeds(0))
 
     def feeds(self, seed: int, **extents: int) -> dict[str, NDArray[Any]]:
@@ -98,7 +99,7 @@ class Architecture:
         }
 
     def samples(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield batches; every second one has larger axes than the example, where more than the batch is free."""
+        """Yield batches; every second one has its dynamic axes, but the batch, at their largest."""
         free = self.dynamic_axes - {"batch"}
         for seed in range(BATCHES):
             larger = {axis: self.range(axis)[2] for axis in free} if seed % 2 else {}
@@ -143,7 +144,7 @@ class Architecture:
 
 
 def settle(module: Any, batches: Sequence[Any]) -> None:
-    """Give BatchNorm the statistics of samples, as training leaves them: else random weights let signals fade."""
+    """Give BatchNorm the statistics of samples, as training does: random weights let signals fade."""
     import torch
 
     norms = [part for part in module.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]

@@ -9,6 +9,7 @@ from itertools import chain, zip_longest
 
 import hand_written
 import hand_written_sequences
+import hand_written_structures
 import timm_models
 import torchvision_detection
 import torchvision_models
@@ -22,7 +23,7 @@ from architecture import Architecture
 FAMILIES = (
     transformers_text, transformers_generative, transformers_vision, transformers_vision_tasks,
     transformers_audio, timm_models, torchvision_models, torchvision_detection, hand_written,
-    hand_written_sequences,
+    hand_written_sequences, hand_written_structures,
 )  # fmt: skip
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from architecture import Architecture, Input, integers, normal, padded_mask, smooth
+from architecture import Input, integers, normal, padded_mask, smooth
+from hand_written import case
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,8 +18,8 @@ class TextRecognizer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 16, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 1, 1), nn.BatchNorm2d(32),
-            nn.ReLU(), nn.MaxPool2d((2, 1)), nn.Conv2d(32, 32, (4, 1), (4, 1)), nn.ReLU(),
+            nn.Conv2d(1, 16, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, 1, 1),
+            nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d((2, 1)), nn.Conv2d(32, 32, (4, 1), (4, 1)), nn.ReLU(),
         )  # fmt: skip
         self.lstm, self.out = nn.LSTM(64, 32, batch_first=True, bidirectional=True), nn.Linear(64, 20)
 
@@ -55,7 +54,7 @@ class AttentionDecoder(nn.Module):
         self.out = nn.Linear(32, 100)
 
     def forward(self, token: Tensor, state: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Take int64 [n], float32 [n, 32] and [n, length, 64]; return logits [n, 100] and the state [n, 32]."""
+        """Take int64 [n], float32 [n, 32], [n, length, 64]; return logits [n, 100] and the state [n, 32]."""
         scores = self.score((self.key(memory) + self.query(state)[:, None]).tanh())
         context = (scores.softmax(1) * memory).sum(1)
         state = self.cell(torch.cat([self.embedding(token), context], -1), state)
@@ -216,24 +215,21 @@ class KeywordSpotter(nn.Module):
         return self.head(self.gru(x.transpose(1, 2))[1][-1])
 
 
-def _case(name: str, task: str, module: Any, *inputs: Input, **more: Any) -> Architecture:
-    return Architecture(name, "hand", task, module, inputs, **more)
-
-
 ARCHITECTURES = (
-    _case("crnn_ctc", "text recognition", TextRecognizer, Input("image", ("batch", 1, 32, "width"), smooth)),
-    _case("seq2seq_encoder", "encoder", Seq2SeqEncoder, _TOKENS),
-    _case("attention_decoder", "text generation", AttentionDecoder, Input("token", ("batch",), integers(100)),
+    case("crnn_ctc", "text recognition", TextRecognizer, Input("image", ("batch", 1, 32, "width"), smooth)),
+    case("seq2seq_encoder", "encoder", Seq2SeqEncoder, _TOKENS),
+    case("attention_decoder", "text generation", AttentionDecoder, Input("token", ("batch",), integers(100)),
           Input("state", ("batch", 32), normal), Input("memory", ("batch", "length", 64), normal)),
-    _case("lstm", "classifier", Lstm, _TOKENS),
-    _case("embedding_bag", "classifier", WordBag, Input("tokens", ("batch", 16), integers(100))),
-    _case("text_cnn", "classifier", TextCnn, _TOKENS),
-    _case("wavenet", "audio generation", WaveNet, _SERIES),
-    _case("tcn", "classifier", Tcn, _SERIES),
-    _case("transformer_encoder", "classifier", Transformer, _TOKENS, Input("mask", ("batch", "length"), padded_mask)),
-    _case("nbeats", "forecasting", Forecaster, Input("past", ("batch", 32), normal)),
-    _case("denoiser", "image generation", Denoiser, Input("image", ("batch", 3, 16, 16), normal),
+    case("lstm", "classifier", Lstm, _TOKENS),
+    case("embedding_bag", "classifier", WordBag, Input("tokens", ("batch", 16), integers(100))),
+    case("text_cnn", "classifier", TextCnn, _TOKENS),
+    case("wavenet", "audio generation", WaveNet, _SERIES),
+    case("tcn", "classifier", Tcn, _SERIES),
+    case("transformer_encoder", "classifier", Transformer, _TOKENS,
+          Input("mask", ("batch", "length"), padded_mask)),
+    case("nbeats", "forecasting", Forecaster, Input("past", ("batch", 32), normal)),
+    case("denoiser", "image generation", Denoiser, Input("image", ("batch", 3, 16, 16), normal),
           Input("step", ("batch",), integers(1000))),
-    _case("keyword_spotter", "classifier", KeywordSpotter, Input("sound", ("batch", 1, "time"), normal),
+    case("keyword_spotter", "classifier", KeywordSpotter, Input("sound", ("batch", 1, "time"), normal),
           axes={"time": (1024, 2048, 4096)}),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Image classifiers of timm: the smallest of each family, or one made smaller with the family's own options."""
+"""Image classifiers of timm: the smallest of each family, or one made smaller by its own options."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _OPTIONS: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_clas
 
 
 class Heads(nn.Module):
-    """Backbone, feature pyramid and heads of a one-stage detector; decoding of boxes is left to the application."""
+    """Backbone, feature pyramid and heads of a one-stage detector; the application decodes the boxes."""
 
     def __init__(self, detector: Any) -> None:
         super().__init__()

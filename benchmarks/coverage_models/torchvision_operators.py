@@ -1,4 +1,4 @@
-"""torchvision beside a PyTorch that its operators were not built for: two of them are defined in Python first.
+"""torchvision beside a PyTorch that its operators were not built for: two are defined in Python first.
 
 Import this before torchvision. Elsewhere its own operators are loaded, and nothing happens here.
 """

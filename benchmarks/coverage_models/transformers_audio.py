@@ -54,7 +54,7 @@ ARCHITECTURES = (
          *_TOKENS),
         {**_WHISPER, "input_feat_per_channel": 16, "conv_channels": 32, "max_source_positions": 64}),
     row("clap_audio", "embedding", "ClapAudio", "ClapAudioModelWithProjection",
-        (Input("input_features", ("batch", 1, 64, 64), normal),),
+        (Input("input_features", ("batch", 1, 256, 16), normal),),
         {"spec_size": 64, "num_mel_bins": 16, "patch_size": 4, "patch_stride": [4, 4], "patch_embeds_hidden_size": 16,
          "depths": [2, 2], "num_attention_heads": [2, 4], "hidden_size": 32, "window_size": 4,
          "projection_dim": 32, "enable_fusion": False}),

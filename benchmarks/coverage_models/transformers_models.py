@@ -1,4 +1,4 @@
-"""How a row of the tables of transformers becomes a module: two class names and the options of the configuration."""
+"""How a row of the tables of transformers becomes a module: class names and a configuration's options."""
 
 from __future__ import annotations
 

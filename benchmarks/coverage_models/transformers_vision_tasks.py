@@ -1,4 +1,4 @@
-"""Vision models of transformers that do not classify: segmentation, detection, depth, image and text together."""
+"""Vision models of transformers that do not classify: segmentation, detection, depth, image and text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ ARCHITECTURES = (
          "decoder_intermediate_size": 64}),
     row("owlvit", "detection", "OwlViT", "OwlViTForObjectDetection",
         (Input("input_ids", ("batch", 16), integers(200, least=4)), *image(_PIXELS, 64),
-         Input("attention_mask", ("batch", 16), padded_mask)), _PAIR),
+         Input("attention_mask", ("batch", 16), padded_mask)), {**_PAIR, "projection_dim": 64}),
     row("swin2sr", "super-resolution", "Swin2SR", "Swin2SRForImageSuperResolution", image(_PIXELS, 64),
         {"image_size": 64, "patch_size": 1, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 2],
          "window_size": 8, "upscale": 2, "upsampler": "pixelshuffle"}),
