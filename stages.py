@@ -210,7 +210,10 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
 def build_stage(
     recipe: Recipe, one: ArtifactSection, model: str, digest: str, ranges: Made | None = None
 ) -> Stage:
-    """A graph, or the MODEL itself, becomes what a runtime loads; `ranges` are for TensorRT's calibrator."""
+    """A graph, or the MODEL itself, becomes what a runtime loads.
+
+    `ranges` are for TensorRT's calibrator, and for a float graph that the build quantizes.
+    """
     from .calibration import Data
     from .engines.gpu import find_gpu
     from .engines.processor import processor
@@ -219,7 +222,7 @@ def build_stage(
     kinds = ("min_shapes", "opt_shapes", "max_shapes")
     shapes = {kind: parse_shapes(getattr(one, kind), option=kind) for kind in kinds}
     tensorrt = one.target.startswith("tensorrt")
-    native = one.calibrator not in ("", "ours")
+    learns = one.calibrator not in ("", "ours") or one.asks_runtime
     gpu = find_gpu() if tensorrt and not one.gpus else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
 
@@ -248,7 +251,11 @@ def build_stage(
             calibrator=one.calibrator,
             ranges=ranges.path if ranges else None,
             method=one.method or None if ranges else None,
-            data=located(recipe, recipe.data.calibration) if native else None,
+            data=located(recipe, recipe.data.calibration) if learns else None,
+            exclude=one.exclude if one.asks_runtime else (),
+            only=one.only if one.asks_runtime else (),
+            correct_bias=one.correct_bias,
+            allow_loss=one.allow_loss,
             options=located_options(recipe, one.tensorrt) if tensorrt else None,
             progress=progress,
         )
@@ -259,7 +266,8 @@ def build_stage(
         "precision": one.precision,
         "rest": one.rest,
         "layers": one.layers,
-        "calibrator": (one.calibrator, ranges.digest if ranges else "", data.digest() if native else ""),
+        "calibrator": (one.calibrator, ranges.digest if ranges else "", data.digest() if learns else ""),
+        "quantize": (one.exclude, one.only, one.correct_bias, one.allow_loss) if one.asks_runtime else (),
         "tensorrt": one.tensorrt.as_json(),
         "gpus": one.gpus,
         "shapes": {kind: sorted(found.items()) for kind, found in shapes.items()},
