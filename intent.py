@@ -96,9 +96,6 @@ def build(
     allow_fallback: bool = False,
     strict: bool = False,
     allow_loss: bool = False,
-    exclude: Sequence[str] = (),
-    only: Sequence[str] = (),
-    correct_bias: bool = True,
     calibrator: str = "",
     data: str | None = None,
     calibration_cache: Path | None = None,
@@ -116,7 +113,6 @@ def build(
         strict: Fail where one planned layer missed the precision. Without it, layers that miss less than 10%
             of the planned multiply-adds are a warning.
         allow_loss: Keep INT8 that loses more on the data than `diff` lets pass.
-        exclude, only, correct_bias: Of static INT8, as `compiler.quantize`.
         calibration_cache: Where to write the scales that TensorRT's own calibrator found.
         trust: Load a `.pt2` that runs code when it is loaded all the same.
         progress: Told of every step.
@@ -131,7 +127,6 @@ def build(
     intent = Intent(
         model, target, precision, ranges, method, gpus, min_shapes or {}, opt_shapes or {}, max_shapes or {},
         inputs, threads, rest, layers or {}, calibrator, data, options, strict, allow_loss,
-        exclude, only, correct_bias,
     )  # fmt: skip
     with trusting(trust):
         return build_intent(

@@ -166,7 +166,7 @@ class _Run:
             by_types = one.precision in ("fp16", "bf16") and one.target in ("onnxruntime", "tensorrt-rtx")
             ranges = ranges if one.needs_ranges else None
             typed = one.precision in ("int8", "int4", "fp8", "best") or by_types
-            if typed and not one.calibrator and not one.asks_runtime:
+            if typed and not one.calibrator:
                 model = self._do(quantize_stage(self.recipe, one, model, ranges))
                 one, ranges = replace(one, layers=()), None  # the graph holds what they say
             stage = build_stage(self.recipe, one, str(model.path), model.digest, ranges)

@@ -52,8 +52,6 @@ class Intent:
         calibrator: How INT8 gets its scales where TensorRT has weak types (8.5 to 10). Empty: as Q/DQ in
             the graph. "ours": TensorRT reads ours, from `ranges`. "entropy", "minmax": TensorRT's own
             calibrators run the float graph on `data`; "native" is "entropy".
-        exclude, only: Names, globs or operator types of nodes that static INT8 leaves in float, or is for.
-        correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
         allow_loss: Whether INT8 is kept that loses more on the data than `diff` lets pass.
         data: Samples. TensorRT's own calibrators learn from them; otherwise static INT8 is chosen and judged
             on them, and the artifact is checked on them instead of made input.
@@ -80,9 +78,6 @@ class Intent:
     options: TensorRTOptions | None = None
     strict: bool = False
     allow_loss: bool = False
-    exclude: Sequence[str] = ()
-    only: Sequence[str] = ()
-    correct_bias: bool = True
 
 
 @contextmanager
@@ -297,9 +292,7 @@ def _typed(
         precision=needed,  # type: ignore[arg-type]  # fp32 and tf32 are never needed of a graph
         ranges=intent.ranges if static else None,
         method=intent.method if static else None,
-        exclude=[*intent.exclude, *map(exactly, left_in_float)],
-        only=intent.only,
-        correct_bias=intent.correct_bias,
+        exclude=list(map(exactly, left_in_float)),
         layers=intent.layers,
         target=graph_target(intent.target),
         rest=rest if static else "fp32",

@@ -103,11 +103,6 @@ class ArtifactSection:
         return static and self.calibrator in ("", "ours")
 
     @property
-    def asks_runtime(self) -> bool:
-        """Whether its build quantizes the float graph, and asks the runtime what it computes in integers."""
-        return self.target == "openvino" and self.precision == "int8" and self.mode == "static"
-
-    @property
     def layer_precisions(self) -> dict[str, str]:
         """`layers` as name, glob or operator type to precision."""
         return {name: precision for name, _, precision in (text.rpartition("=") for text in self.layers)}

@@ -210,10 +210,7 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
 def build_stage(
     recipe: Recipe, one: ArtifactSection, model: str, digest: str, ranges: Made | None = None
 ) -> Stage:
-    """A graph, or the MODEL itself, becomes what a runtime loads.
-
-    `ranges` are for TensorRT's calibrator, and for a float graph that the build quantizes.
-    """
+    """A graph, or the MODEL itself, becomes what a runtime loads; `ranges` are for TensorRT's calibrator."""
     from .calibration import Data
     from .engines.gpu import find_gpu
     from .engines.processor import processor
@@ -222,7 +219,7 @@ def build_stage(
     kinds = ("min_shapes", "opt_shapes", "max_shapes")
     shapes = {kind: parse_shapes(getattr(one, kind), option=kind) for kind in kinds}
     tensorrt = one.target.startswith("tensorrt")
-    learns = one.calibrator not in ("", "ours") or one.asks_runtime
+    native = one.calibrator not in ("", "ours")
     gpu = find_gpu() if tensorrt and not one.gpus else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
 
@@ -251,11 +248,7 @@ def build_stage(
             calibrator=one.calibrator,
             ranges=ranges.path if ranges else None,
             method=one.method or None if ranges else None,
-            data=located(recipe, recipe.data.calibration) if learns else None,
-            exclude=one.exclude if one.asks_runtime else (),
-            only=one.only if one.asks_runtime else (),
-            correct_bias=one.correct_bias,
-            allow_loss=one.allow_loss,
+            data=located(recipe, recipe.data.calibration) if native else None,
             options=located_options(recipe, one.tensorrt) if tensorrt else None,
             progress=progress,
         )
@@ -266,8 +259,7 @@ def build_stage(
         "precision": one.precision,
         "rest": one.rest,
         "layers": one.layers,
-        "calibrator": (one.calibrator, ranges.digest if ranges else "", data.digest() if learns else ""),
-        "quantize": (one.exclude, one.only, one.correct_bias, one.allow_loss) if one.asks_runtime else (),
+        "calibrator": (one.calibrator, ranges.digest if ranges else "", data.digest() if native else ""),
         "tensorrt": one.tensorrt.as_json(),
         "gpus": one.gpus,
         "shapes": {kind: sorted(found.items()) for kind, found in shapes.items()},

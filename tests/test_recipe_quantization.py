@@ -64,13 +64,14 @@ def test_openvino_int8_with_its_rest_told_while_it_loads(
     pytest.importorskip("openvino")
     on_processor("avx512_bf16")
     report = qcompile.run(recipe(f'{OPENVINO}\nrest = "{rest}"\nexclude = ["gemm"]'))
-    assert list(report.stages) == ["export", "calibrate", "build-ov"]  # the build asks the runtime
+    assert list(report.stages) == ["export", "calibrate", "quantize-ov", "build-ov"]
     manifest = manifests(report)["ov"]
     assert (manifest.target, manifest.precision, manifest.options["rest"]) == ("openvino", "int8", rest)
     assert manifest.proof["reached_in_precision"] == manifest.proof["planned_in_precision"] == 2
+    path, graph = graph_of(report, "ov")
+    assert (graph.target, graph.options["rest"]) == ("openvino", "fp32")
     halves = (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
-    built = onnx.load(report.artifacts["ov"])
-    assert not any(tensor.data_type in halves for tensor in built.graph.initializer)
+    assert not any(tensor.data_type in halves for tensor in onnx.load(path).graph.initializer)
 
 
 def test_int4_weights_need_no_calibration(recipe: WriteRecipe) -> None:
