@@ -19,7 +19,6 @@ from .original import Original
 
 _FEW = 16  # a first axis traced with no more is a batch: 1 and 3 are what is checked
 _BEYOND = 4096  # extents beyond a limit that are tried, at most
-_LOWERED = 3  # steps by which a minimum is lowered, at most
 
 
 @dataclass
@@ -176,11 +175,16 @@ class Comparison:
         step = limits.multiple
         if limits.maximum is not None and asked.maximum != limits.maximum:
             self._try_beyond(names, limits.maximum + step)
-        for _ in range(_LOWERED):
-            least = self._limits(names).minimum
-            if least - step < max(asked.minimum, 2) or self._try_beyond(names, least - step) != "equal":
-                break
-            self._set_minimum(names, least - step)
+        below, least = max(asked.minimum, 2) - 1, limits.minimum
+        if least - step > below and self._try_beyond(names, least - step) == "equal":
+            least -= step
+            while (least - 1) // step * step > below:  # by bisection: each side runs a few times
+                middle = max((below + least) // 2 // step * step, step)
+                if middle > below and self._look(names, middle) == "equal":
+                    least = middle
+                else:
+                    below = max(middle, below + 1)
+            self._set_minimum(names, least)
         name, between = " = ".join(sorted(names)), self.example.extents[next(iter(names))] + 1
         if step > 1 and self._look(names, between) == "differs":
             self.warnings.append(
