@@ -184,3 +184,20 @@ def test_data_is_what_is_traced_and_compared_in_place_of_made_input(tmp_path: Pa
         Logarithm(), tmp_path / "m.onnx", inputs=["x:[batch,steps]"], data=str(tmp_path / "data.npz")
     )
     assert axes_of(artifact)["steps"]["traced"] == 7
+
+
+def test_a_made_up_length_that_leaves_one_frame_is_made_larger(tmp_path: Path) -> None:
+    class Frames(nn.Module):
+        """Has one frame up to 99 steps, which it treats otherwise than several."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Conv1d(1, 1, 50, 50)
+
+        def forward(self, x: Tensor) -> Tensor:
+            frames = self.inner(x)
+            return frames if frames.shape[2] == 1 else frames - frames.mean(2, keepdim=True)
+
+    artifact = export(Frames(), tmp_path / "m.onnx", inputs=["x:[batch,1,time]"])
+    assert axes_of(artifact)["time"] == {"min": 100, "max": None, "multiple": 1, "traced": 128}
+    assert any("below 100" in text for text in artifact.manifest.warnings)
