@@ -14,7 +14,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from . import telemetry
 from .version import __version__
+
+telemetry.switch_off()  # before any runtime is imported, in workers, too
 
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .artifact import Artifact
 from .engines.tensorrt.options import TensorRTOptions
+from .model.pt2_archive import trusting
 from .preparation import Intent, Shapes, prepared
 from .progress import Progress, silent
 
@@ -93,10 +94,13 @@ def build(
     rest: str = "fp32",
     layers: Mapping[str, str] | None = None,
     allow_fallback: bool = False,
+    strict: bool = False,
+    allow_loss: bool = False,
     calibrator: str = "",
     data: str | None = None,
     calibration_cache: Path | None = None,
     options: TensorRTOptions | None = None,
+    trust: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
     """Build an artifact for a target and prove that its precision was reached.
@@ -106,7 +110,11 @@ def build(
             rest, layers, calibrator, data, options: As in `Intent`.
         output: File to write.
         allow_fallback: Keep an artifact that did not reach the precision, with a warning.
+        strict: Fail where one planned layer missed the precision. Without it, layers that miss less than 10%
+            of the planned multiply-adds are a warning.
+        allow_loss: Keep INT8 that loses more on the data than `diff` lets pass.
         calibration_cache: Where to write the scales that TensorRT's own calibrator found.
+        trust: Load a `.pt2` that runs code when it is loaded all the same.
         progress: Told of every step.
 
     Returns:
@@ -118,11 +126,16 @@ def build(
     """
     intent = Intent(
         model, target, precision, ranges, method, gpus, min_shapes or {}, opt_shapes or {}, max_shapes or {},
-        inputs, threads, rest, layers or {}, calibrator, data, options,
+        inputs, threads, rest, layers or {}, calibrator, data, options, strict, allow_loss,
     )  # fmt: skip
-    return build_intent(
-        intent, output, allow_fallback=allow_fallback, calibration_cache=calibration_cache, progress=progress
-    )
+    with trusting(trust):
+        return build_intent(
+            intent,
+            output,
+            allow_fallback=allow_fallback,
+            calibration_cache=calibration_cache,
+            progress=progress,
+        )
 
 
 def build_intent(
@@ -138,7 +151,11 @@ def build_intent(
 
     with prepared(intent, Path(output), calibration_cache, progress) as request:
         return build_engine(
-            intent.target, request, allow_fallback=allow_fallback, calibration_cache=calibration_cache
+            intent.target,
+            request,
+            allow_fallback=allow_fallback,
+            strict=intent.strict,
+            calibration_cache=calibration_cache,
         )
 
 

@@ -2,6 +2,9 @@
 
 export ─ simplify ─┬─ calibrate ─┐
                    └─────────────┴─ quantize, build (per artifact) ─ bench ─ report
+
+An artifact that cannot be built is a row that says why; the others go on. Where the calibration fails, so do
+the artifacts that need ranges. An error of another stage ends the run.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from .errors import EngineUnavailable
+from .errors import EngineUnavailable, QCompileError, UsageError
+from .model.pt2_archive import trusting
 from .model.source import digest_source, parse_source
 from .progress import Progress, silent
 from .recipe import ArtifactSection, Recipe, read_recipe
@@ -38,7 +42,7 @@ class StageListener(Protocol):
     """Told of every stage when it is over."""
 
     def __call__(self, stage: str, state: str, seconds: float, /) -> None:
-        """`state` is "done" or "skipped"."""
+        """`state` is "done", "skipped" or "failed"."""
 
 
 @dataclass
@@ -47,8 +51,9 @@ class RunReport:
 
     Attributes:
         output: Folder of the artifacts.
-        stages: Stage to "done" or "skipped", in order.
-        artifacts: Artifact name to its file.
+        stages: Stage to "done", "skipped" or "failed", in order.
+        artifacts: Artifact name to its file, of those that were built.
+        failures: Artifact name to why it was not; a later run tries it again.
         results: What was measured; None for a recipe without `[bench]`.
         page: The report of it.
         why_no_page: Why there is none.
@@ -57,6 +62,7 @@ class RunReport:
     output: Path
     stages: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
+    failures: dict[str, QCompileError] = field(default_factory=dict)
     results: Results | None = None
     page: Path | None = None
     why_no_page: str = ""
@@ -80,17 +86,17 @@ def run(
         listener: Told of every stage when it is over.
 
     Returns:
-        What was done and what was skipped.
+        What was done, what was skipped, and what failed: `failures` is empty where every artifact is built.
 
     Raises:
         RecipeError: If the recipe is wrong.
-        QCompileError: Of the stage that failed; what was done before stays done.
+        QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     folder = Path(output) if output is not None else recipe.folder / recipe.output
     store = Store(folder)
-    with store.locked():
+    with store.locked(), trusting(recipe.model.trust):
         report = _Run(recipe, store, again, progress, listener).drive()
         store.forget_old()
     return report
@@ -122,14 +128,33 @@ class _Run:
             model = self._do(simplify_stage(recipe, model))
         if recipe.calibrate.balance:
             model = self._do(balance_stage(recipe, model))
-        ranges = None
-        if any(one.needs_ranges for one in recipe.artifact):
-            checkpoint = self.store.folder / "calibrate.checkpoint"
-            ranges = self._do(calibrate_stage(recipe, model, checkpoint))
-        built = {one.name: self._artifact(one, model, ranges) for one in recipe.artifact}
+        ranges = self._ranges(model)
+        built: dict[str, Made] = {}
+        for one in recipe.artifact:
+            if one.name not in self.report.failures:
+                try:
+                    built[one.name] = self._artifact(one, model, ranges)
+                except QCompileError as error:
+                    self.report.failures[one.name] = error
         if recipe.bench:
             self._bench(built, ranges)
         return self.report
+
+    def _ranges(self, model: Made) -> Made | None:
+        """Ranges where an artifact needs them; without them, those artifacts fail."""
+        needing = [one.name for one in self.recipe.artifact if one.needs_ranges]
+        if not needing:
+            return None
+        checkpoint = self.store.folder / "calibrate.checkpoint"
+        try:
+            return self._do(calibrate_stage(self.recipe, model, checkpoint))
+        except UsageError:
+            raise  # the recipe is wrong
+        except QCompileError as error:
+            if len(needing) == len(self.recipe.artifact):
+                raise
+            self.report.failures |= dict.fromkeys(needing, error)
+            return None
 
     def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
         from .engines.registry import engine
@@ -145,13 +170,18 @@ class _Run:
                 model = self._do(quantize_stage(self.recipe, one, model, ranges))
                 one, ranges = replace(one, layers=()), None  # the graph holds what they say
             stage = build_stage(self.recipe, one, str(model.path), model.digest, ranges)
+        made = self._do(stage)
         self.report.artifacts[one.name] = self.store.output / stage.file
-        return self._do(stage)
+        return made
 
     def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
         from .bench import load_results
 
-        stage = bench_stage(self.recipe, self.source, self.source_digest, built, self.store.output)
+        why_not = {
+            name: f"{error.message}; {error.hint}" if error.hint else error.message
+            for name, error in self.report.failures.items()
+        }
+        stage = bench_stage(self.recipe, self.source, self.source_digest, built, self.store.output, why_not)
         measured = self._do(stage)
         self.report.results = load_results(measured.path)
         try:
@@ -168,14 +198,28 @@ class _Run:
             self.progress(f"{stage.name}: {text}", done, total)
 
         again = any(stage.name == wanted or stage.name.startswith(f"{wanted}-") for wanted in self.again)
-        stored = self.store.run(
-            stage.name,
-            {**stage.key, "file": stage.file},
-            lambda folder: stage.work(folder / stage.file, told),
-            again=again,
-        )
-        state = "skipped" if stored.was_done else "done"
+        try:
+            stored = self.store.run(
+                stage.name,
+                {**stage.key, "file": stage.file},
+                lambda folder: self._work(stage, folder, told),
+                again=again,
+            )
+        except QCompileError:
+            self._note(stage, "failed", start)
+            raise
+        self._note(stage, "skipped" if stored.was_done else "done", start)
+        return Made(stored.folder / stage.file, stored.files[stage.file])
+
+    def _work(self, stage: Stage, folder: Path, told: Progress) -> None:
+        try:
+            stage.work(folder / stage.file, told)
+        except QCompileError as error:
+            # The folder has another name each time, and is gone: say where the file would be.
+            error.message = error.message.replace(str(folder), str(self.store.output))
+            raise
+
+    def _note(self, stage: Stage, state: str, start: float) -> None:
         self.report.stages[stage.name] = state
         if self.listener:
             self.listener(stage.name, state, time.monotonic() - start)
-        return Made(stored.folder / stage.file, stored.files[stage.file])

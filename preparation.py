@@ -9,12 +9,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .errors import InvalidOption
 from .progress import Progress
+from .shapes import Feeds
 
 if TYPE_CHECKING:
     from .engines.base import BuildRequest, Engine, Precision
@@ -26,6 +28,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 CALIBRATORS = ("ours", "native", "entropy", "minmax")
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
 _QUANTIZED = ("int8", "fp8")
+_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,12 @@ class Intent:
         calibrator: How INT8 gets its scales where TensorRT has weak types (8.5 to 10). Empty: as Q/DQ in
             the graph. "ours": TensorRT reads ours, from `ranges`. "entropy", "minmax": TensorRT's own
             calibrators run the float graph on `data`; "native" is "entropy".
-        data: Samples for TensorRT's own calibrators.
+        allow_loss: Whether INT8 is kept that loses more on the data than `diff` lets pass.
+        data: Samples. TensorRT's own calibrators learn from them; otherwise static INT8 is chosen and judged
+            on them, and the artifact is checked on them instead of made input.
         options: TensorRT's own options.
+        strict: Whether one layer that misses the precision fails the build. The runtime is then not asked
+            which layers to leave in float.
     """
 
     model: str | Path
@@ -69,6 +76,8 @@ class Intent:
     calibrator: str = ""
     data: str | None = None
     options: TensorRTOptions | None = None
+    strict: bool = False
+    allow_loss: bool = False
 
 
 @contextmanager
@@ -91,14 +100,16 @@ def prepared(
         if intent.calibrator:
             _check_calibrator(intent, precision, calibration_cache)
             calibration = _native(intent)
-        elif intent.data is not None or calibration_cache is not None:
-            raise InvalidOption("--data and --calibration-cache are for --calibrator native or minmax")
+        elif calibration_cache is not None:
+            raise InvalidOption("--calibration-cache is for --calibrator native or minmax")
         elif engine.takes == "onnx":
             needed = engine.graph_precision(precision)
-            graph = _typed(intent, needed, rest_in_graph(engine, rest), Path(folder), progress)
+            again = needed == "int8" and not intent.strict  # then the data waits for the last plan
+            data = None if again else intent.data
+            graph = _typed(intent, needed, rest_in_graph(engine, rest), Path(folder), progress, data=data)
         if engine.takes == "onnx":
             graph = _fitted(intent, Path(graph), engine, Path(folder), progress)
-        yield BuildRequest(
+        request = BuildRequest(
             graph,
             output,
             precision,
@@ -115,7 +126,40 @@ def prepared(
             tf32=intent.precision == "best",
             layers=_forced(intent, engine, precision),
             options=intent.options,
+            sample=_sample(intent) if engine.takes == "onnx" else None,
         )
+        if graph != str(intent.model) and precision == "int8" and not (intent.calibrator or intent.strict):
+            request = _planned_again(intent, request, engine, Path(folder))
+        yield request
+
+
+def _planned_again(intent: Intent, request: BuildRequest, engine: Engine, folder: Path) -> BuildRequest:
+    """Ask the runtime which quantized layers it computes in float, and quantize again without them.
+
+    Their Q/DQ would only cost conversions. Without them others may miss, so it is asked again, at most
+    `_ROUNDS` times; what misses then is weighed by the proof.
+    """
+    from .model.graph import weighted_nodes
+    from .model.outline import read_outline
+
+    left: dict[str, str] = {}
+    planned = [node.name for node in weighted_nodes(read_outline(Path(request.model)).model)["int8"]]
+    again = request
+    for _ in range(_ROUNDS):
+        request.progress("ask which layers run in float")
+        missed = engine.missed_layers(again)
+        if not missed or len(left) + len(missed) >= len(planned):
+            break  # where all would be left out there is nothing to build: the proof says so
+        left |= missed
+        rest = rest_in_graph(engine, intent.rest)
+        graph = _typed(intent, "int8", rest, folder, request.progress, left_in_float=left)
+        graph = _fitted(intent, Path(graph), engine, folder, request.progress)
+        again = replace(again, model=graph)
+    if intent.data is not None:
+        rest = rest_in_graph(engine, intent.rest)
+        graph = _typed(intent, "int8", rest, folder, request.progress, left_in_float=left, data=intent.data)
+        again = replace(again, model=_fitted(intent, Path(graph), engine, folder, request.progress))
+    return replace(again, planned=planned, left_in_float=left)
 
 
 def _decided(intent: Intent, engine: Engine) -> tuple[Precision, str]:
@@ -206,9 +250,19 @@ def _native(intent: Intent) -> Calibration:
     return Calibration("entropy", scales=scales.encode())
 
 
-def _typed(intent: Intent, needed: Precision, rest: str, folder: Path, progress: Progress) -> str:
+def _typed(
+    intent: Intent,
+    needed: Precision,
+    rest: str,
+    folder: Path,
+    progress: Progress,
+    *,
+    left_in_float: Mapping[str, str] = MappingProxyType({}),
+    data: str | None = None,
+) -> str:
     """Return an ONNX file of the needed precision: the given one, or one made from it."""
     from .compiler import quantize
+    from .compiler.choice import exactly
     from .compiler.int8.placement import graph_target
 
     model, found = Path(intent.model), _found(intent)
@@ -238,12 +292,25 @@ def _typed(intent: Intent, needed: Precision, rest: str, folder: Path, progress:
         precision=needed,  # type: ignore[arg-type]  # fp32 and tf32 are never needed of a graph
         ranges=intent.ranges if static else None,
         method=intent.method if static else None,
+        exclude=list(map(exactly, left_in_float)),
         layers=intent.layers,
         target=graph_target(intent.target),
         rest=rest if static else "fp32",
+        data=data,
+        allow_loss=intent.allow_loss,
         progress=progress,
     )
     return str(typed)
+
+
+def _sample(intent: Intent) -> Feeds | None:
+    """The first batch of the data, to check the artifact on."""
+    from .calibration import Data
+    from .model.outline import read_outline
+
+    if intent.data is None or intent.calibrator:
+        return None
+    return next(iter(Data(intent.data, read_outline(Path(intent.model)).io.inputs))).feeds
 
 
 def _forced(intent: Intent, engine: Engine, precision: Precision) -> dict[str, str]:
@@ -274,6 +341,14 @@ def _fitted(intent: Intent, graph: Path, engine: Engine, folder: Path, progress:
         retyped = folder / f"retyped-{graph.name}"
         save_onnx(set_io_types(load_onnx(graph), types), retyped)
         graph = retyped
+    if "DFT" in engine.lacks:
+        from .compiler.dft import dft_to_products
+
+        model = load_onnx(graph)
+        if dft_to_products(model):
+            written = folder / f"products-{graph.name}"
+            save_onnx(model, written)
+            graph = written
     highest = engine.highest_opset()
     if highest is not None and opset(load_onnx(graph, external_data=False)) > highest:
         from .compiler.opset.fit import fit_opset

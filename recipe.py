@@ -19,6 +19,7 @@ from .artifact import require_file
 from .engines.gpu import parse_devices
 from .engines.tensorrt.options import TensorRTOptions
 from .errors import InvalidOption, RecipeError, UsageError
+from .recipe_batches import find_contradiction
 from .shapes import parse_dynamic_axis, parse_input, parse_shapes
 
 if sys.version_info >= (3, 11):
@@ -46,6 +47,7 @@ class ModelSection:
     opset: int = 20
     depends: tuple[str, ...] = ()
     simplify: bool = True
+    trust: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class ArtifactSection:
     opt_shapes: tuple[str, ...] = ()
     max_shapes: tuple[str, ...] = ()
     allow_fallback: bool = False
+    strict: bool = False
+    allow_loss: bool = False
     calibrator: str = ""
     tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
 
@@ -248,6 +252,9 @@ def _check(recipe: Recipe) -> None:
             read(spelled)
         except UsageError as error:
             raise _error(path, "model", error.message, error.hint) from error
+    contradiction = find_contradiction(recipe.model, recipe.artifact, recipe.bench)
+    if contradiction:
+        raise _error(path, *contradiction)
 
 
 def _is_plain(name: str) -> bool:

@@ -17,6 +17,7 @@ from .engines.tensorrt.options import TensorRTOptions
 from .model.source import Source, digest_source, parse_source
 from .progress import Progress
 from .recipe import BASELINE, ArtifactSection, Recipe
+from .recipe_batches import default_shapes, has_shapes, measured_batches
 from .shapes import parse_shapes
 
 RESULTS = "results.json"
@@ -179,12 +180,14 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
             correct_bias=one.correct_bias,
             weights=WeightOptions(one.block_size, one.rounding, one.form),
             data=located(recipe, recipe.data.calibration),
+            allow_loss=one.allow_loss,
             progress=progress,
         )
 
     key = {
         "model": model.digest,
         "ranges": ranges.digest if ranges else "",
+        "allow_loss": one.allow_loss,
         "target": one.target,
         "precision": one.precision,
         "mode": one.mode,
@@ -220,20 +223,26 @@ def build_stage(
     gpu = find_gpu() if tensorrt and not one.gpus else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
 
+    covers = tensorrt and not has_shapes(one)
+
     def work(path: Path, progress: Progress) -> object:
         from .intent import build
+        from .model.outline import read_outline
 
+        inputs = read_outline(Path(model)).io.inputs if covers else ()
+        ranges_of = shapes | default_shapes(inputs, recipe.bench)
         return build(
             model,
             path,
             target=one.target,
             precision=one.precision,
             gpus=one.gpus,
-            min_shapes=shapes["min_shapes"],
-            opt_shapes=shapes["opt_shapes"],
-            max_shapes=shapes["max_shapes"],
+            min_shapes=ranges_of["min_shapes"],
+            opt_shapes=ranges_of["opt_shapes"],
+            max_shapes=ranges_of["max_shapes"],
             inputs=recipe.model.inputs,
             allow_fallback=one.allow_fallback,
+            strict=one.strict,
             rest=one.rest,
             layers=one.layer_precisions,
             calibrator=one.calibrator,
@@ -254,19 +263,29 @@ def build_stage(
         "tensorrt": one.tensorrt.as_json(),
         "gpus": one.gpus,
         "shapes": {kind: sorted(found.items()) for kind, found in shapes.items()},
+        "batches": measured_batches(recipe.bench) if covers else {},
         "inputs": recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
         "processor": {} if one.gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
         "allow_fallback": one.allow_fallback,
+        "strict": one.strict,
         "tools": tool_versions("torch", "tensorrt", "tensorrt-rtx", *_ONNX_TOOLS),
     }
     return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
 
 
 def bench_stage(
-    recipe: Recipe, source: Source, source_digest: str, built: Mapping[str, Made], output: Path
+    recipe: Recipe,
+    source: Source,
+    source_digest: str,
+    built: Mapping[str, Made],
+    output: Path,
+    why_not: Mapping[str, str],
 ) -> Stage:
-    """Every artifact is measured against the baseline."""
+    """Measure what was built against the baseline; what was not built has a row that says why.
+
+    A baseline that was not built is replaced by the MODEL itself.
+    """
     from .calibration import Data
     from .engines.gpu import find_gpu, parse_devices
     from .engines.processor import processor
@@ -278,15 +297,27 @@ def bench_stage(
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     artifacts = {BASELINE: source.absolute}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
+    baseline = BASELINE if section.baseline in why_not else section.baseline
 
     def work(path: Path, progress: Progress) -> object:
         from .bench import benchmark
-        from .bench.results import BenchInterrupted, save_results
+        from .bench.results import BenchInterrupted, Entry, save_results
+
+        unbuilt = [
+            Entry(one.name, "", one.target, one.precision, _runs_on(one), "failed", why_not[one.name])
+            for one in recipe.artifact
+            if one.name in why_not
+        ]
+        if baseline != section.baseline:
+            unbuilt[0].warnings.append(
+                f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
+            )
 
         try:
             return benchmark(
                 artifacts,
-                baseline=section.baseline,
+                baseline=baseline,
+                unbuilt=unbuilt,
                 output=path,
                 history=output / RESULTS,
                 batch_size=section.batch_size,
@@ -313,6 +344,7 @@ def bench_stage(
 
     key = {
         "artifacts": {name: made.digest for name, made in built.items()},
+        "failures": dict(why_not),
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
@@ -355,6 +387,10 @@ def located_options(recipe: Recipe, options: TensorRTOptions) -> TensorRTOptions
     kept = options.timing_cache in ("auto", "off")
     cache = options.timing_cache if kept else str(recipe.folder / options.timing_cache)
     return replace(options, plugins=plugins, timing_cache=cache)
+
+
+def _runs_on(one: ArtifactSection) -> str:
+    return " ".join(("GPU", ", ".join(one.gpus))).strip() if one.target.startswith("tensorrt") else "CPU"
 
 
 def _shown(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, QCompileError
+from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
 from ..shapes import format_shape, samples_in
@@ -59,6 +60,7 @@ def benchmark(
     trust: bool = False,
     command: Sequence[str] = (),
     recipe: str | None = None,
+    unbuilt: Sequence[Entry] = (),
     progress: Progress = silent,
 ) -> Results:
     """Measure artifacts against a baseline.
@@ -86,6 +88,7 @@ def benchmark(
         trust: Run files that are not what their manifests say, and engines without one, all the same.
         command: Words that repeat this run, for the results.
         recipe: Text of the recipe it belongs to, for the results.
+        unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
         progress: Told of every step.
 
     Returns:
@@ -108,9 +111,10 @@ def benchmark(
         devices=numbers,
     )  # fmt: skip
     threads = threads or usable_cores()
-    io = shared_io(subjects, inputs)
-    feeds = timing_feeds(io, data, batch_size=batch_size)
-    swept = {size: timing_feeds(io, data, batch_size=size) for size in batch_sizes}
+    with trusting(trust):
+        io = shared_io(subjects, inputs)
+    feeds = timing_feeds(io, data, subjects=subjects, batch_size=batch_size)
+    swept = {size: timing_feeds(io, data, subjects=subjects, batch_size=size) for size in batch_sizes}
     entries = {subject.name: entry_of(subject) for subject in subjects}
     timed: dict[str, Timed] = {}
     surroundings = {**environment(threads, gpu), "before": state(gpu)}
@@ -152,7 +156,7 @@ def benchmark(
     note_sizes(list(entries.values()), base)
     results = Results(
         base,
-        list(entries.values()),
+        [*entries.values(), *unbuilt],
         surroundings,
         {
             "threads": threads,

@@ -7,7 +7,7 @@ What counts as equal depends on the precision, unless tolerances are given for a
 | fp32      | each element within 1e-3 relative, or 1e-4 of the output's largest magnitude          |
 | fp16      | each element within 1e-2 relative, or 1e-2 of the output's largest magnitude          |
 | bf16      | each element within 5e-2 relative, or 5e-2 of the output's largest magnitude          |
-| int8      | signal-to-noise ratio of at least 15 dB, and the same argmax in at least 95% of rows  |
+| int8      | by what the output is: classes, an embedding or a signal, see `model.judgement`      |
 
 TF32 is judged as FP16, whose mantissa it has; FP8 and INT4 as INT8. INT8 has steps of a 256th of the range:
 no element-wise tolerance says whether it is good.
@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidOption
 from ..model.fidelity import fidelity
+from ..model.judgement import RULES, SNR_DB, RowTally, Rule
+from ..model.pt2_archive import trusting
 from ..progress import Progress, quiet, silent
 from ..shapes import samples_in
 from .outputs import Subject, collect_outputs, describe, feeds_for, paired, shared_io
@@ -34,8 +36,6 @@ RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 BY_SIGNAL = ("fp8", "int8", "int4")
 _COARSER = (*RTOL, *BY_SIGNAL)
-SNR_DB = 15.0
-AGREEMENT = 0.95
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ class OutputDifference:
         output: Its name.
         passed: Polygraphy's verdict on every batch, and the agreement for INT8.
         criterion: What was required, in words.
-        max_abs_error, snr_db, agreement: What was found, over all batches.
+        max_abs_error, snr_db: What was found, over all batches.
+        agreement: Of classes: the share of rows with the same argmax.
+        cosine: Of embeddings: the mean cosine of the rows.
+        rule: What the output was taken for: "classes", "embedding" or "signal".
     """
 
     output: str
@@ -68,6 +71,8 @@ class OutputDifference:
     max_abs_error: float
     snr_db: float
     agreement: float | None
+    cosine: float | None = None
+    rule: Rule = "signal"
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ def diff(
     inputs: Sequence[str] = (),
     samples: int = 64,
     tolerances: Tolerances | None = None,
+    rules: Mapping[str, Rule] | None = None,
     threads: int = 0,
     trust: bool = False,
     progress: Progress = silent,
@@ -109,6 +115,7 @@ def diff(
         inputs: `NAME:SHAPE[:DTYPE]` where neither side declares its inputs.
         samples: Use at most this many.
         tolerances: Limits instead of the defaults.
+        rules: Output name to "classes", "embedding" or "signal", where it is not what it looks like.
         threads: Threads of each side; 0 lets it choose.
         trust: Run files that are not what their manifests say, and engines without one, all the same.
         progress: Told of every step.
@@ -120,13 +127,15 @@ def diff(
         DataError, WorkerError, EngineUnavailable: If one side cannot run.
     """
     subjects = [describe(one, trust=trust) for one in (reference, artifact)]
-    feeds = list(feeds_for(shared_io(subjects, inputs), data, samples=samples))
+    with trusting(trust):
+        io = shared_io(subjects, inputs)
+    feeds = list(feeds_for(io, data, subjects=subjects, samples=samples))
     found = []
     for subject in subjects:
         progress(f"run {subject.name}")
         found.append(collect_outputs(subject, feeds, subjects, threads=threads))
     count = sum(samples_in(batch) for batch in feeds)
-    outputs = judge(found[0], found[1], _precision(subjects), tolerances or Tolerances())
+    outputs = judge(found[0], found[1], _precision(subjects), tolerances, rules)
     return Difference(reference, artifact, _precision(subjects), count, outputs)
 
 
@@ -135,6 +144,7 @@ def judge(
     found: Sequence[Outputs],
     precision: str,
     tolerances: Tolerances | None = None,
+    rules: Mapping[str, Rule] | None = None,
 ) -> list[OutputDifference]:
     """Compare outputs batch by batch with Polygraphy.
 
@@ -146,13 +156,33 @@ def judge(
     tolerances = tolerances or Tolerances()
     found = [paired(a, b) for a, b in zip(reference, found, strict=True)]
     names = list(reference[0])
-    for limits in (tolerances.atol, tolerances.rtol, tolerances.snr_db):
+    rules = rules or {}
+    for limits in (tolerances.atol, tolerances.rtol, tolerances.snr_db, rules):
         for name in limits:
             if name and name not in names:
+                kind = "rule" if limits is rules else "tolerance"
                 raise InvalidOption(
-                    f"tolerance for {name!r}: no such output; the outputs are {', '.join(names)}"
+                    f"{kind} for {name!r}: no such output; the outputs are {', '.join(names)}"
                 )
-    return [_judge_output(name, reference, found, precision, tolerances) for name in names]
+    tallies = {name: RowTally(name, rules.get(name, rules.get(""))) for name in names}
+    return [_judge_output(tallies[name], reference, found, precision, tolerances) for name in names]
+
+
+def parse_rules(texts: Sequence[str], *, option: str) -> dict[str, Rule]:
+    """Read `OUTPUT:RULE` or `RULE`, for what outputs are.
+
+    Raises:
+        InvalidOption: If a rule is unknown.
+    """
+    rules: dict[str, Rule] = {}
+    for text in texts:
+        name, _, rule = text.rpartition(":")
+        if rule not in RULES:
+            raise InvalidOption(
+                f"{option} {text!r}: {', '.join(RULES)}, or OUTPUT:RULE, is required", option=option
+            )
+        rules[name] = RULES[RULES.index(rule)]
+    return rules
 
 
 def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
@@ -176,12 +206,13 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
 
 
 def _judge_output(
-    name: str,
+    tally: RowTally,
     reference: Sequence[Outputs],
     found: Sequence[Outputs],
     precision: str,
     tolerances: Tolerances,
 ) -> OutputDifference:
+    name = tally.name
     expected = [batch[name] for batch in reference]
     output = [batch[name] for batch in found]
     for a, b in zip(expected, output, strict=True):
@@ -191,15 +222,13 @@ def _judge_output(
             )
     total = fidelity(np.concatenate([a.ravel() for a in expected]),
                      np.concatenate([b.ravel() for b in output]))  # fmt: skip
-    agreement = _agreement(expected, output)
-    by_signal = precision in BY_SIGNAL and not tolerances.given(name)
-    if by_signal or (_limit(tolerances.snr_db, name) is not None):
-        limit = _limit(tolerances.snr_db, name) or SNR_DB
-        passed = _polygraphy_snr(expected, output, limit)
-        criterion = f"SNR ≥ {limit:g} dB"
-        if by_signal and agreement is not None:
-            passed = passed and agreement >= AGREEMENT
-            criterion += f", same argmax in ≥ {AGREEMENT:.0%}"
+    for a, b in zip(expected, output, strict=True):
+        tally.add(a, b)
+    limit = _limit(tolerances.snr_db, name)
+    if limit is not None:
+        passed, criterion = _polygraphy_snr(expected, output, limit), f"SNR ≥ {limit:g} dB"
+    elif precision in BY_SIGNAL and not tolerances.given(name):
+        passed, criterion = tally.verdict(loud=_polygraphy_snr(expected, output, SNR_DB))
     else:
         kind = precision if precision in RTOL else "fp32"
         rtol = _limit(tolerances.rtol, name)
@@ -208,7 +237,9 @@ def _judge_output(
             rtol, atol = RTOL[kind], ATOL_SHARE[kind] * total.max_abs
         passed = _polygraphy_simple(expected, output, atol or 0.0, rtol or 0.0)
         criterion = f"atol {atol or 0.0:.3g}, rtol {rtol or 0.0:g}"
-    return OutputDifference(name, passed, criterion, total.max_abs_error, total.snr_db, agreement)
+    return OutputDifference(
+        name, passed, criterion, total.max_abs_error, total.snr_db, tally.agreement, tally.cosine, tally.rule
+    )
 
 
 def _polygraphy_simple(
@@ -237,13 +268,6 @@ def _compare(first: list[NDArray[Any]], second: list[NDArray[Any]], compare: Any
     results.add([{"output": array} for array in second], runner_name="second")
     with quiet(), G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         return bool(Comparator.compare_accuracy(results, compare_func=compare))
-
-
-def _agreement(expected: list[NDArray[Any]], output: list[NDArray[Any]]) -> float | None:
-    if expected[0].ndim < 2 or expected[0].shape[-1] < 2:
-        return None
-    same = [a.argmax(-1) == b.argmax(-1) for a, b in zip(expected, output, strict=True)]
-    return float(np.mean(np.concatenate([rows.ravel() for rows in same])))
 
 
 def _limit(limits: Mapping[str, float], name: str) -> float | None:

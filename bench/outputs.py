@@ -18,10 +18,13 @@ from ..engines.load import engine_of
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, InvalidOption
 from ..model.graph import graph_precision
-from ..model.made_input import made_feeds
+from ..model.made_input import MadeInput, made_feeds
 from ..model.onnx_file import load_onnx, model_io
+from ..model.pt2_archive import check_program
+from ..model.session import make_session, run_session, session_options
 from ..model.source import parse_source
 from ..shapes import Feeds, ModelIO, TensorInfo, parse_input, samples_in
+from .arrays import load_arrays, save_arrays
 from .interpreters import Interpreters
 from .process import Worker
 
@@ -44,6 +47,7 @@ class Subject:
         device: Where it is run: "cpu", or the GPU as "cuda:0".
         places: Where it could be: what was optimized for a processor runs on no GPU.
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
+        made: Makes input for it; None where it is no ONNX file.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Subject:
     device: str = "cpu"
     places: tuple[Place, ...] = ("cpu",)
     layers_by_precision: dict[str, Any] | None = None
+    made: MadeInput | None = None
 
 
 def describe(
@@ -79,11 +84,13 @@ def describe(
     path = Path(artifact)
     if not trust and path.is_file() and manifest_path(path).is_file():
         load_artifact(path)  # the digest, before anything is executed
+    if path.suffix.lower() == ".pt2" and not trust:
+        check_program(path)  # its worker will trust it
     manifest = read_manifest(path) if path.is_file() else None
-    io, precision, runs_on, layers = None, "fp32", "CPU", None
+    io, precision, runs_on, layers, made = None, "fp32", "CPU", None, None
     if path.suffix == ".onnx":
         proto = load_onnx(path)
-        io, precision = model_io(proto), graph_precision(proto)
+        io, precision, made = model_io(proto), graph_precision(proto), MadeInput(proto)
     if manifest:
         io = manifest.io or io
         precision = manifest.precision or precision
@@ -107,6 +114,7 @@ def describe(
         places=places,
         python=pythons.python(runtime) if pythons else "",
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
+        made=made,
     )
 
 
@@ -141,6 +149,7 @@ def feeds_for(
     io: ModelIO,
     data: str | None,
     *,
+    subjects: Sequence[Subject] = (),
     samples: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[Feeds]:
@@ -148,15 +157,37 @@ def feeds_for(
 
     Raises:
         DataError: If the data does not fit.
+        ModelError: If no input can be made up that the model takes.
     """
     if data is not None:
         for batch in Data(data, io.inputs, batch_size=batch_size, limit=samples):
             yield batch.feeds
         return
-    yield made_feeds(io.inputs, extent=batch_size or min(samples or 8, 8))
+    size = batch_size or min(samples or 8, 8)
+    subject = next((one for one in subjects if one.made and one.made.inputs == io.inputs), None)
+    if subject is None or subject.made is None:
+        yield made_feeds(io.inputs, extent=size)
+        return
+    try_extents(subject.made, Path(subject.artifact))
+    yield subject.made.feeds(size)
 
 
-def timing_feeds(io: ModelIO, data: str | None, *, batch_size: int | None = None) -> Feeds:
+def try_extents(made: MadeInput, path: Path) -> None:
+    """Where only a trial tells which extents suit a model, let ONNX Runtime try them.
+
+    Raises:
+        ModelError: If it takes none.
+    """
+    if not made.is_guess:
+        return
+    session = make_session(path, session_options(optimize=False))
+    names = [value.name for value in session.get_outputs()]
+    made.run(lambda feeds: run_session(session, names, feeds, str(path)))
+
+
+def timing_feeds(
+    io: ModelIO, data: str | None, *, subjects: Sequence[Subject] = (), batch_size: int | None = None
+) -> Feeds:
     """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches.
 
     Raises:
@@ -169,7 +200,7 @@ def timing_feeds(io: ModelIO, data: str | None, *, batch_size: int | None = None
             f"batch size {batch_size}: the first axis of the model is fixed at {min(fixed)}",
             hint="leave --batch-size out, or export with a dynamic batch: --input 'x:[batch,...]'",
         )
-    batches = feeds_for(io, data, batch_size=batch_size)
+    batches = feeds_for(io, data, subjects=subjects, batch_size=batch_size)
     if batch_size is None or data is None:
         return next(batches)
     parts: list[Feeds] = []
@@ -227,8 +258,7 @@ def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.n
             path, output = Path(folder) / "feeds.npz", Path(folder) / "outputs.npz"
             save_feeds(batch, path)
             worker.ask("infer", path=str(path), output=str(output))
-            with np.load(output, allow_pickle=False) as arrays:
-                yield {name: arrays[name] for name in arrays.files}
+            yield load_arrays(output)
 
 
 def paired(
@@ -250,7 +280,7 @@ def paired(
 
 def save_feeds(feeds: Feeds, path: Path) -> None:
     """Write feeds for a worker."""
-    np.savez(path, allow_pickle=False, **feeds)
+    save_arrays(path, feeds)
 
 
 def _example_io(subjects: Sequence[Subject]) -> ModelIO | None:

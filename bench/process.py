@@ -8,32 +8,19 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ..errors import InvalidOption, QCompileError, WorkerError
+from .worker_command import worker_command
 
 DEFAULT_TIMEOUT_S = 600.0
 _LAST_LINES = 5
 _LAST_BYTES = 1 << 16
 _GRACE_S = 2.0
-
-# Another interpreter need not have qcompile installed: it runs the files of this one.
-_BOOTSTRAP = """
-import importlib.util, runpy, sys
-spec = importlib.util.spec_from_file_location(
-    "qcompile", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]]
-)
-module = importlib.util.module_from_spec(spec)
-sys.modules["qcompile"] = module
-spec.loader.exec_module(module)
-runpy.run_module("qcompile.bench.worker", run_name="__main__", alter_sys=True)
-"""
 
 
 class Worker:
@@ -58,7 +45,7 @@ class Worker:
         self._began = time.perf_counter()
         try:
             self._process = subprocess.Popen(
-                _command(python),
+                worker_command("qcompile.bench.worker", python=python),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -199,12 +186,6 @@ class Worker:
         said = self.last_output()
         shown = "; it said:\n    " + said.replace("\n", "\n    ") if said else ""
         return WorkerError(f"worker of {self.name} {what}{shown}", artifact=self.name, output=said)
-
-
-def _command(python: str) -> list[str]:
-    if not python or python == sys.executable:
-        return [sys.executable, "-m", "qcompile.bench.worker"]
-    return [python, "-c", _BOOTSTRAP, str(Path(__file__).resolve().parents[1])]
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.fidelity import decibels
-from .diff import AGREEMENT, ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB
+from ..model.judgement import SNR_DB, RowTally
+from .diff import ATOL_SHARE, BY_SIGNAL, RTOL
 from .metrics import Outputs
 
 
@@ -23,18 +24,17 @@ class _Running:
         max_abs_error, max_abs: Largest error, and largest magnitude of the reference.
         atol: Smallest absolute tolerance for which every element passes by it or the relative one.
         worst_snr_db: Of one batch.
-        same, rows: Rows with the same argmax over the last axis, of so many.
+        rows: What its rows are, and how they agree.
         mismatch: Shapes that differ, in words.
     """
 
+    rows: RowTally
     noise: float = 0.0
     signal: float = 0.0
     max_abs_error: float = 0.0
     max_abs: float = 0.0
     atol: float = 0.0
     worst_snr_db: float = math.inf
-    same: int = 0
-    rows: int = 0
     mismatch: str = ""
 
     def add(self, expected: NDArray[Any], found: NDArray[Any], rtol: float) -> None:
@@ -52,9 +52,7 @@ class _Running:
         self.max_abs = max(self.max_abs, float(size.max(initial=0.0)))
         # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
         self.atol = max(self.atol, float(error[error > rtol * size].max(initial=0.0)))
-        if expected.ndim >= 2 and expected.shape[-1] >= 2:
-            self.same += int((expected.argmax(-1) == found.argmax(-1)).sum())
-            self.rows += expected[..., 0].size
+        self.rows.add(expected, found)
 
     @property
     def snr_db(self) -> float:
@@ -63,8 +61,8 @@ class _Running:
 
     @property
     def agreement(self) -> float | None:
-        """Share of rows with the same argmax; None where there are no rows."""
-        return self.same / self.rows if self.rows and not self.mismatch else None
+        """Share of rows with the same argmax; None where the output is no classes."""
+        return None if self.mismatch else self.rows.agreement
 
 
 class RunningDifference:
@@ -82,7 +80,7 @@ class RunningDifference:
     def add(self, reference: Outputs, outputs: Outputs) -> None:
         """Add a batch; the names are the reference's (see `paired`)."""
         for name, expected in reference.items():
-            running = self._outputs.setdefault(name, _Running())
+            running = self._outputs.setdefault(name, _Running(RowTally(name)))
             running.add(expected, outputs[name], RTOL[self._kind])
 
     def as_json(self) -> dict[str, Any]:
@@ -107,16 +105,14 @@ class RunningDifference:
             return False
         if not self._by_signal:
             return running.atol <= ATOL_SHARE[self._kind] * running.max_abs
-        agreement = running.agreement
-        return running.worst_snr_db >= SNR_DB and (agreement is None or agreement >= AGREEMENT)
+        return running.rows.verdict(loud=running.worst_snr_db >= SNR_DB)[0]
 
     def _criterion(self, running: _Running) -> str:
         if running.mismatch:
             return running.mismatch
         if not self._by_signal:
             return f"atol {ATOL_SHARE[self._kind] * running.max_abs:.3g}, rtol {RTOL[self._kind]:g}"
-        rows = f", same argmax in ≥ {AGREEMENT:.0%}" if running.rows else ""
-        return f"SNR ≥ {SNR_DB:g} dB{rows}"
+        return running.rows.verdict(loud=running.worst_snr_db >= SNR_DB)[1]
 
 
 def _as_numbers(expected: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

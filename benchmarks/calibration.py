@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import qcompile
+
 START = time.perf_counter()  # before anything heavy is imported
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "build/benchmarks"
@@ -71,7 +73,6 @@ def floor(model: str, count: int, path: Path) -> None:
 
 def qcompile_calibrate(model: str, count: int, path: Path) -> None:
     """Calibrate."""
-    import qcompile
 
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "model.ranges"
@@ -80,7 +81,6 @@ def qcompile_calibrate(model: str, count: int, path: Path) -> None:
 
 def qcompile_quantize(model: str, count: int, path: Path) -> None:
     """Calibrate and quantize for ONNX Runtime."""
-    import qcompile
 
     with tempfile.TemporaryDirectory() as folder:
         ranges, output = Path(folder) / "model.ranges", Path(folder) / "int8.onnx"

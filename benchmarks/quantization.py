@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+import qcompile
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 FOLDER = ROOT / "build/benchmarks/quantization"
@@ -93,7 +95,6 @@ def evaluation(row: Row) -> list[dict[str, np.ndarray[Any, Any]]]:
 
 def prepare(row: Row) -> dict[str, tuple[str, Path | str]]:
     """Make every artifact once; return its name to how it is run and what."""
-    import qcompile
 
     base = FOLDER / row.model
     model, ranges = base.with_suffix(".onnx"), base.with_suffix(".ranges")
@@ -130,7 +131,6 @@ def _once(base: Path, suffix: str, make: Callable[[Path], object]) -> Path:
 
 def ours(row: Row, model: Path, ranges: Path, target: str, path: Path) -> None:
     """Quantize and build by qcompile."""
-    import qcompile
 
     graph = path.with_suffix(".graph.onnx")
     qcompile.quantize(model, graph, ranges=ranges, target=target, data=data(row))  # type: ignore[arg-type]
@@ -216,7 +216,6 @@ def runner(kind: str, what: str, threads: int) -> Callable[[dict[str, Any]], Cal
         compiled = openvino.Core().compile_model(what, "CPU", settings)
         request = compiled.create_infer_request()
         return lambda feeds: lambda: list(request.infer(feeds, share_inputs=True).values())
-    import qcompile
 
     loaded = qcompile.load(what, threads=threads)
     names = [tensor.name for tensor in loaded.io.outputs]

@@ -67,13 +67,15 @@ class Data:
         seen = 0
         for found in self._read():
             batch = self._in_order(found)
-            if self.limit is not None and seen + batch.samples > self.limit:
+            # Where one input has an axis of samples of a fixed extent, another's first axis is time.
+            samples = self.batch_size if self.is_fixed and batch.samples else batch.samples
+            if self.limit is not None and seen + samples > self.limit:
                 if self.is_fixed or not batch.can_be_split():
                     break
-                batch = batch.head(self.limit - seen)
+                batch, samples = batch.head(self.limit - seen), self.limit - seen
             check_feeds(self.inputs, batch.feeds, batch.where)
-            seen += batch.samples
-            if batch.samples:
+            seen += samples
+            if samples:
                 yield batch
             if self.limit is not None and seen >= self.limit:
                 break

@@ -28,4 +28,9 @@ def balance(session: Session, model: Path, output: Path, data: str | None, sampl
 
     artifact = balance_model(model, output, data=data, samples=samples, progress=session.progress)
     proof = artifact.manifest.proof
-    present_artifact(session, artifact, ", ".join(f"{name}: {count}" for name, count in proof.items()))
+    smoothed, left = proof.get("smoothed", {}), proof.get("left alone", {})
+    counts = {"equalized pairs": proof["equalized pairs"], "smoothed": len(smoothed), "left alone": len(left)}
+    lines = [", ".join(f"{name}: {count}" for name, count in counts.items())]
+    lines += [f"smoothed: {name} ({how})" for name, how in smoothed.items()]
+    lines += [f"left alone: {name} ({reason})" for name, reason in left.items()]
+    present_artifact(session, artifact, *lines)

@@ -20,6 +20,7 @@ SAMPLES, SAMPLES_OF_LAYERS = 64, 8
         "qcompile diff model.py:build model.int8.onnx --data data.py:evaluation",
         "qcompile diff model.onnx model.fp16.onnx --atol logits:1e-2 --rtol 1e-2",
         "qcompile diff model.onnx model.int8.onnx --snr 20",
+        "qcompile diff model.onnx model.int8.onnx --judge features:signal --judge scores:classes",
         "qcompile diff model.onnx model.int8.onnx --layers --data data.npz -o layers.json",
     ),
 )
@@ -32,8 +33,14 @@ SAMPLES, SAMPLES_OF_LAYERS = 64, 8
 @click.option("--atol", multiple=True, metavar="[OUTPUT:]NUMBER", help="Absolute tolerance.")
 @click.option("--rtol", multiple=True, metavar="[OUTPUT:]NUMBER", help="Relative tolerance.")
 @click.option("--snr", multiple=True, metavar="[OUTPUT:]DB", help="Least signal-to-noise ratio.")
+@click.option("--judge", "rules", multiple=True, metavar="[OUTPUT:]RULE",
+              help="What an output is: classes, embedding or signal.")  # fmt: skip
 @click.option("--threads", type=int, default=0, help="Threads of each side; 0 lets it choose.")
-@click.option("--trust", is_flag=True, help="Run files that have no manifest or differ from it.")
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Run files that have no manifest or differ from it, and a .pt2 that runs code.",
+)
 @click.option("--layers", is_flag=True, help="Find the first tensor that diverges.")
 @click.option("--taps", type=int, help="With --layers: tensors read in one run; as memory allows by default.")
 @click.option("--threshold", type=float, metavar="DB",
@@ -52,6 +59,7 @@ def diff(
     atol: tuple[str, ...],
     rtol: tuple[str, ...],
     snr: tuple[str, ...],
+    rules: tuple[str, ...],
     threads: int,
     trust: bool,
     layers: bool,
@@ -63,11 +71,12 @@ def diff(
     """Compare the outputs of ARTIFACT with REFERENCE's by Polygraphy; exit code 1 on a mismatch.
 
     Defaults: fp32 within 1e-3 relative or 1e-4 of the largest value, fp16 1e-2 and 1e-2, int8 a
-    signal-to-noise ratio of 15 dB and the same argmax in 95% of rows.
+    signal-to-noise ratio of 15 dB, and of classes the same argmax in 95% of rows; of embeddings (rows of
+    length 1) a mean cosine of 0.98.
 
     With --layers: tensor by tensor against an ONNX REFERENCE, few at a time; exit code 1 if one diverges.
     """
-    of_outputs = {"--input": inputs, "--atol": atol, "--rtol": rtol, "--snr": snr}
+    of_outputs = {"--input": inputs, "--atol": atol, "--rtol": rtol, "--snr": snr, "--judge": rules}
     of_layers = {"--taps": taps, "--threshold": threshold, "--output": output, "--save-results": save_results}
     if layers:
         _refuse(of_outputs, "belongs to the comparison of outputs", "leave it out, or --layers")
@@ -86,7 +95,7 @@ def diff(
         )
     _refuse(of_layers, "belongs to the comparison of layers", "give --layers too")
     from ..bench import diff as compare
-    from ..bench.diff import Tolerances, parse_tolerances
+    from ..bench.diff import Tolerances, parse_rules, parse_tolerances
 
     difference = compare(
         reference,
@@ -99,6 +108,7 @@ def diff(
             parse_tolerances(rtol, option="--rtol"),
             parse_tolerances(snr, option="--snr"),
         ),
+        rules=parse_rules(rules, option="--judge"),
         threads=threads,
         trust=trust,
         progress=session.progress,

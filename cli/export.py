@@ -39,6 +39,7 @@ from .session import Session, command_options, examples
     help="For a model trained with fake quantization: what its Q/DQ is for.",
 )
 @click.option("--data", help="Samples to trace with and to compare outputs on, in place of made input.")
+@click.option("--trust", is_flag=True, help="Load a .pt2 that runs code when it is loaded.")
 @command_options
 def export(
     session: Session,
@@ -50,6 +51,7 @@ def export(
     opset: int,
     target: str | None,
     data: str | None,
+    trust: bool,
 ) -> None:
     """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
 
@@ -66,6 +68,7 @@ def export(
         opset_version=opset,
         target=target,  # type: ignore[arg-type]
         data=data,
+        trust=trust,
         progress=session.progress,
     )
     present_artifact(session, artifact)

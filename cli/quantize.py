@@ -102,7 +102,21 @@ from .session import Session, command_options, examples, layer_precisions, split
     default=True,
     help="Static INT8 takes its mean error on --data off the biases (on).",
 )
+@click.option(
+    "--balance/--no-balance",
+    default=True,
+    help="Static INT8 evens channels out where the outputs on --data gain by it (on).",
+)
+@click.option(
+    "--max-damage",
+    type=float,
+    metavar="DB",
+    help="Static INT8 leaves layers in float, worst first, until the outputs on --data reach DB.",
+)
 @click.option("--data", help="Samples to measure the signal-to-noise ratio on, and to learn from.")
+@click.option(
+    "--allow-loss", is_flag=True, help="Keep a result that loses more on --data than diff lets pass."
+)
 @command_options
 def quantize(
     session: Session,
@@ -123,7 +137,10 @@ def quantize(
     rounding: str,
     form: str | None,
     correct_bias: bool,
+    balance: bool,
+    max_damage: float | None,
     data: str | None,
+    allow_loss: bool,
 ) -> None:
     """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert it to FP16 or BF16."""
     from ..compiler import quantize as quantize_model
@@ -144,8 +161,11 @@ def quantize(
         rest=rest,
         weights=WeightOptions(block_size, rounding, form or ""),
         correct_bias=correct_bias,
+        balance=balance,
+        max_damage=max_damage,
         weight_type=weight_type,  # type: ignore[arg-type]
         data=data,
+        allow_loss=allow_loss,
         progress=session.progress,
     )
     present_artifact(session, artifact, *_details(artifact.manifest.proof, precision))

@@ -9,7 +9,7 @@ import click
 
 from .present import present_results
 from .session import Session, command_options, examples, split
-from .tables import add_row, bytes_text, make_table
+from .tables import DASH, add_row, bytes_text, make_table
 
 
 @click.command(
@@ -28,7 +28,7 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
     from ..pipeline import run as run_recipe
 
     def listener(stage: str, state: str, seconds: float, /) -> None:
-        if state == "done" or session.verbose:
+        if state != "skipped" or session.verbose:
             session.note(f"{state:>7}  {stage}  {seconds:.1f} s")
 
     report = run_recipe(
@@ -44,6 +44,7 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
             "output": str(report.output),
             "stages": report.stages,
             "artifacts": {name: str(path) for name, path in report.artifacts.items()},
+            "failures": {name: error.as_json() for name, error in report.failures.items()},
             "results": results.as_json() if results else None,
             "report": str(report.page) if report.page else None,
         }
@@ -52,6 +53,8 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
         present_results(session, results)
     elif not session.quiet:
         session.table(_artifacts_table(report))
+    if session.quiet or not results:  # else the table's rows have said it
+        session.warn(f"{name}: not built: {error}" for name, error in report.failures.items())
     if all(state == "skipped" for state in report.stages.values()):
         session.note("nothing changed: every stage was done already (--again bench measures again)")
     if report.page:
@@ -59,11 +62,14 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
     elif report.why_no_page:
         session.note(f"no report: {report.why_no_page}")
     session.say(f"artifacts and results.json: {report.output}")
-    return 1 if results and any(entry.status == "failed" for entry in results.entries) else 0
+    failed = results and any(entry.status == "failed" for entry in results.entries)
+    return 1 if failed or report.failures else 0
 
 
 def _artifacts_table(report: Any) -> Any:
     table = make_table("", "artifact", "file", "size")
     for name, path in report.artifacts.items():
         add_row(table, name, path.name, bytes_text(path.stat().st_size))
+    for name in report.failures:
+        add_row(table, name, "failed", DASH)
     return table

@@ -198,16 +198,17 @@ def difference_table(difference: Difference) -> Table:
     table = make_table(
         f"{difference.artifact} against {difference.reference}: {difference.samples} samples, "
         f"judged as {difference.precision}",
-        "output", "verdict", "SNR", "largest error", "same argmax", "required",
+        "output", "verdict", "SNR", "largest error", "same argmax, cosine", "required",
     )  # fmt: skip
     for output in difference.outputs:
+        alike = output.agreement if output.cosine is None else output.cosine
         add_row(
             table,
             output.output,
             "pass" if output.passed else "MISMATCH",
             "equal" if output.snr_db == float("inf") else f"{output.snr_db:.1f} dB",
             f"{output.max_abs_error:.3g}",
-            DASH if output.agreement is None else f"{output.agreement:.2%}",
+            DASH if alike is None else f"{alike:.2%}" if output.cosine is None else f"{alike:.4f}",
             output.criterion,
         )
     return table

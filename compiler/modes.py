@@ -23,9 +23,10 @@ from .choice import exactly, matching
 from .half.precision import to_half
 from .int8.bias_correction import correct_biases
 from .int8.dynamic import quantize_dynamic
-from .int8.executed import require_executed
+from .int8.executed import executed, require_executed
 from .int8.finish import keep_norms_apart
 from .int8.float8 import LOWEST_OPSET, to_float8
+from .int8.gemms import join_biases
 from .int8.placement import Placement, plan
 from .int8.static import activation_limits, quantize_static
 from .int8.tables import large_tables, quantize_tables
@@ -33,6 +34,7 @@ from .lstm_products import closed_lstms, open_lstms, quantize_states
 from .opset.raised import in_newer_opset
 from .prepare import prepared
 from .request import HALVES, Outcome, Request
+from .search import best_static
 from .weight_only.hessians import collect_hessians
 from .weight_only.rewrite import gptq_inputs, quantize_weights
 
@@ -54,7 +56,7 @@ def carry_out(request: Request) -> Outcome:
     if request.precision in HALVES:
         return _half(request)
     by_mode: dict[str, Callable[[Request], Outcome]] = {
-        "static": _static,
+        "static": lambda asked: best_static(asked, _static),
         "dynamic": _dynamic,
         "weights": _weights,
     }
@@ -142,7 +144,9 @@ def _static(request: Request) -> Outcome:
     ready = prepared(model)
     layers = _layers(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
-    left |= matching(ready.graph, request.exclude)
+    left |= {**matching(ready.graph, request.exclude), **request.in_float}
+    if request.target == "onnxruntime":
+        join_biases(ready, exclude=left)
     opens = request.target == "tensorrt" and request.precision == "int8"
     opened = open_lstms(ready, exclude=left) if opens else []
     placement = plan(ready, request.target, exclude=map(exactly, left), only=request.only, float8=float8)
@@ -173,14 +177,24 @@ def _static(request: Request) -> Outcome:
         "lstms": {"opened": opened, "state_products": states},
     }
 
+    warnings = [*_unfused(request.model), *missed]
+
     def write(path: Path) -> None:
         save_onnx(result, path)
-        if request.target == "onnxruntime":
-            request.progress("look at what ONNX Runtime executes")
-            signed = request.processor == "arm"
-            proof["as_executed"] = require_executed(path, planned, signed=signed)
+        if request.target != "onnxruntime":
+            return
+        request.progress("look at what ONNX Runtime executes")
+        counts, in_float = executed(path, planned, signed=request.processor == "arm")
+        if in_float and not request.in_float:  # as they are they only cost conversions: plan without them
+            again = _static(replace(request, in_float=in_float))
+            again.write(path)
+            proof.update(again.proof)
+            warnings[:] = again.warnings
+            return
+        warnings.extend(require_executed(path, planned, in_float))
+        proof["as_executed"] = counts
 
-    return Outcome(write, proof, [*_unfused(request.model), *missed])
+    return Outcome(write, proof, warnings)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,9 +13,9 @@ from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data, Ranges, load_ranges
 from ..calibration.tensorrt_cache import is_cache, read_cache
 from ..errors import InvalidOption, QuantizationError
-from ..model.fidelity import fidelity, worst
 from ..model.graph import graph_precision
-from ..model.made_input import made_feeds
+from ..model.judgement import judge_outputs
+from ..model.made_input import run_on
 from ..model.onnx_file import (
     add_external_data,
     check_onnx,
@@ -24,18 +23,14 @@ from ..model.onnx_file import (
     digest_model,
     load_onnx,
     model_io,
-    save_onnx,
 )
 from ..progress import Progress, silent
-from ..shapes import Feeds
 from .check import OnnxReference
-from .half.emulate import in_float32
 from .int8.placement import Target
 from .int8.static import Processor
+from .judge import reference as judged_by
 from .modes import carry_out
 from .request import HALVES, Mode, Precision, Request, WeightOptions, check_options, check_ranges
-
-_POOR_SNR_DB = 10.0
 
 
 def quantize(
@@ -55,7 +50,10 @@ def quantize(
     correct_bias: bool = True,
     weights: WeightOptions | None = None,
     weight_type: Literal["int8", "uint8"] = "int8",
+    balance: bool = True,
+    max_damage: float | None = None,
     data: str | None = None,
+    allow_loss: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
     """Quantize an ONNX file for a target, or convert it to FP16 or BF16.
@@ -76,9 +74,14 @@ def quantize(
         rest: What static INT8 or FP8 leaves in float becomes this: "fp32", "fp16" or "bf16".
         correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
         weight_type: Of dynamic INT8: "int8" or "uint8".
-        weights: Block size, rounding and form, for mode "weights".
+        weights: Block size, rounding and form, for mode "weights"; static INT8 takes the rounding.
+        balance: Whether static INT8 is tried on the model with its channels evened out, too, where there is
+            data; it is kept where the outputs gain by it.
+        max_damage: Static INT8 leaves layers in float, the most damaging first, until the outputs'
+            signal-to-noise ratio on the data is at least this, in dB.
         data: Samples to measure the signal-to-noise ratio on; made input otherwise. The correction of
             biases and GPTQ learn from them.
+        allow_loss: Keep a result that loses more on the data than `diff` lets pass, with a warning.
         progress: Told of every step.
 
     Returns:
@@ -87,7 +90,7 @@ def quantize(
 
     Raises:
         CalibrationError: If ranges are missing, or belong to another model.
-        QuantizationError: If less was quantized than planned, or the result computes NaN.
+        QuantizationError: If less was quantized than planned, the result computes NaN, or loses too much.
         InvalidOption: If the options contradict each other.
     """
     model, output = Path(model), Path(output)
@@ -102,6 +105,7 @@ def quantize(
     request = Request(
         model, proto, digest, target, precision, mode, processor, loaded, method, exclude, only,
         layers or {}, rest, weights or WeightOptions(), correct_bias, data, progress, weight_type,
+        balance=balance, max_damage=max_damage,
     )  # fmt: skip
     check_ranges(request)
     if data is not None:
@@ -116,13 +120,15 @@ def quantize(
         warnings = list(outcome.warnings)
         check_onnx(path)
         progress("compare with the float model")
-        check, snr_db = _compare(request, path)
-        if not check.passed:
-            raise QuantizationError(f"{model}: {check.detail}", hint="exclude the layers concerned")
-        if data is not None and snr_db < _POOR_SNR_DB:
-            warnings.append(
-                f"only {check.detail}: much of the signal is lost; try another --method or --exclude"
+        check, poor = _compare(request, path)
+        if poor and not (allow_loss or data is None):
+            raise QuantizationError(
+                f"{model}: {poor}",
+                hint="try another --method, --exclude or --layer, or qcompile tune; --allow-loss keeps it",
             )
+        if poor:
+            ask = "" if data is not None else "; made input may lie outside the ranges, give --data to know"
+            warnings.append(f"{poor}{ask}")
         manifest = commit(
             path,
             Manifest(
@@ -158,6 +164,8 @@ def _options(request: Request) -> dict[str, Any]:
         "only": list(request.only),
         "layers": dict(request.layers),
         "rest": request.rest if static else "",
+        "balance": static and request.balance and request.data is not None,
+        "max_damage": request.max_damage if static else None,
         "correct_bias": static and request.correct_bias and request.data is not None,
         "weight_type": request.weight_type if integer and request.mode == "dynamic" else "",
         "weights": asdict(request.weights) if request.mode == "weights" else {},
@@ -170,30 +178,32 @@ def _method(method: str | None, ranges: Ranges | None) -> str:
     return "as in the cache" if ranges.fixed else str(method or ranges.method)
 
 
-def _reference(request: Request, path: Path) -> OnnxReference:
-    """What runs the result: ONNX Runtime's CPU, which has next to no kernels for bfloat16."""
-    optimize = request.target == "onnxruntime"
-    if "bf16" not in (request.precision, request.rest, *request.layers.values()):
-        return OnnxReference(path, optimize=optimize)
-    with tempfile.TemporaryDirectory(prefix="qcompile-emulated-") as folder:
-        emulated = Path(folder) / path.name
-        save_onnx(in_float32(load_onnx(path)), emulated)
-        return OnnxReference(emulated, optimize=optimize)
+def _compare(request: Request, path: Path) -> tuple[Check, str]:
+    """Signal-to-noise ratio against the float model, and what `diff` would not let pass, in words.
 
-
-def _compare(request: Request, path: Path) -> tuple[Check, float]:
-    """Signal-to-noise ratio against the float model; fails on NaN that was not there before."""
+    Raises:
+        QuantizationError: On NaN or infinity that was not there before.
+    """
     data, inputs = request.data, model_io(request.model).inputs
-    feeds: Feeds = next(iter(Data(data, inputs))).feeds if data else made_feeds(inputs)
     reference = OnnxReference(request.path)
-    quantized = _reference(request, path)
-    expected = dict(zip(reference.names, reference(feeds), strict=True))
+    sample = next(iter(Data(data, inputs))).feeds if data else None
+    feeds, outputs = run_on(request.model, sample, reference)
+    quantized = judged_by(request, path)
+    expected = dict(zip(reference.names, outputs, strict=True))
     found = dict(zip(quantized.names, quantized(feeds), strict=True))
     for name, array in found.items():
         broken = array.dtype.kind == "f" and not np.isfinite(array).all()
         if broken and np.isfinite(expected[name]).all():
-            return Check("finite outputs", False, f"output {name!r} became NaN or infinite"), -np.inf
-    name, value = worst({name: fidelity(expected[name], found[name]) for name in expected})
+            raise QuantizationError(
+                f"{request.path}: output {name!r} became NaN or infinite",
+                hint="exclude the layers concerned",
+                tensor=name,
+            )
+    judged = judge_outputs({n: [a] for n, a in expected.items()}, {n: [a] for n, a in found.items()})
     on = "the data" if data else "made input"
-    detail = f"{value.snr_db:.1f} dB at output {name!r} on {on}"
-    return Check("signal-to-noise ratio", True, detail), value.snr_db
+    failed = [f"output {one.output!r} has {one.found} on {on}; {one.criterion} is required"
+              for one in judged if not one.passed]  # fmt: skip
+    poor = "; ".join(failed) if request.precision in ("int8", "fp8", "int4") else ""
+    lowest = min(judged, key=lambda one: one.snr_db)
+    detail = f"{lowest.snr_db:.1f} dB at output {lowest.output!r} on {on}"
+    return Check("signal-to-noise ratio", not (poor and data), detail), poor

@@ -53,6 +53,11 @@ class Request:
         ranges: Observed ranges, for static INT8, and for values beyond float16.
         method: Another method than the ranges file's own.
         weight_type: Of dynamic INT8: "int8" or "uint8".
+        in_float: Names of nodes that the runtime was found to compute in float, each with the reason: they
+            are not quantized.
+        balance: Whether static INT8 is tried on the balanced model too, where there is data.
+        max_damage: Static INT8 takes layers back to float until the outputs' signal-to-noise ratio on the
+            data is at least this, in dB.
         exclude, only: Names, globs or operator types of nodes.
         layers: Name, glob or operator type to "fp32", "fp16", "bf16" or "int8"; the last that names a node
             decides.
@@ -81,6 +86,9 @@ class Request:
     data: str | None = None
     progress: Progress = silent
     weight_type: Literal["int8", "uint8"] = "int8"
+    in_float: Mapping[str, str] = field(default_factory=dict)
+    balance: bool = True
+    max_damage: float | None = None
 
     def samples(self, limit: int) -> Data:
         """The first samples of the data.

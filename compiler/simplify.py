@@ -7,8 +7,9 @@ the outputs are equal.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data
 from ..errors import EngineUnavailable, first_line
 from ..model.graph import graph_precision
-from ..model.made_input import made_feeds
+from ..model.made_input import MadeInput
 from ..model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
 from ..model.outline import fingerprint
 from ..progress import Progress, quiet, silent
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import onnx
 
 _DATA_BATCHES = 2
+_FOREIGN = ["fuse_attention", "fuse_gqa"]
+"""Passes of onnxsim that write `com.microsoft.Attention` and its kin, which only ONNX Runtime knows."""
 
 
 def simplify(
@@ -58,8 +61,7 @@ def simplify(
     before = load_onnx(model)
     check_onnx(model)
     reference = OnnxReference(model)
-    feeds = list(_feeds(before, data))
-    expected = [reference(item) for item in feeds]
+    feeds, expected = _references(before, data, reference)
     progress("simplify")
     with writing(output) as path:
         after, checks, warnings = _attempt(model, before, path, feeds, expected, reference.names)
@@ -98,6 +100,7 @@ def _attempt(
         restore_io(before, after)
         save_onnx(after, path)
         check_onnx(path)
+        _require_own_operators(before, after)
         same_io = _same_io(model_io(before), model_io(after))
         found = [OnnxReference(path)(item) for item in feeds] if same_io.passed else []
     except EngineUnavailable:
@@ -118,7 +121,7 @@ def _attempt(
 def _run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
     onnxsim = _import_onnxsim()
     with quiet():
-        simplified, ok = onnxsim.simplify(model)
+        simplified, ok = onnxsim.simplify(model, skipped_optimizers=_FOREIGN)
     if not ok:
         raise RuntimeError("its own check of the outputs failed")
     return simplified
@@ -130,7 +133,7 @@ def _run_onnxsim_on_file(file: Path, folder: Path) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         output = Path(scratch) / file.name
         with quiet():
-            _, ok = onnxsim.simplify(str(file), output_path=str(output))
+            _, ok = onnxsim.simplify(str(file), output_path=str(output), skipped_optimizers=_FOREIGN)
         if not ok:
             raise RuntimeError("its own check of the outputs failed")
         return load_onnx(output)
@@ -148,8 +151,21 @@ def _import_onnxsim() -> Any:
     return onnxsim
 
 
+def _require_own_operators(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """A simplified file is for every runtime: no operator of one alone may have come."""
+    known = {(node.domain, node.op_type) for node in before.graph.node}
+    foreign = {(n.domain, n.op_type) for n in after.graph.node if n.domain not in ("", "ai.onnx")} - known
+    if foreign:
+        raise RuntimeError(f"it wrote {', '.join(f'{domain}.{name}' for domain, name in sorted(foreign))}")
+
+
 def restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """Write the declared shapes of inputs and outputs back: names of dynamic axes may have gone."""
+    """Write the declared shapes of inputs and outputs, and the file's notes, back as they were.
+
+    Names of dynamic axes may have gone, and onnxsim writes a diary of its own into the metadata.
+    """
+    del after.metadata_props[:]
+    after.metadata_props.extend(before.metadata_props)
     stored = {tensor.name for tensor in after.graph.initializer}
     for values, originals in (
         (after.graph.input, before.graph.input),
@@ -176,18 +192,19 @@ def _same_io(before: ModelIO, after: ModelIO) -> Check:
     return Check(name, True, f"{len(before.inputs)} in, {len(before.outputs)} out")
 
 
-def _feeds(model: onnx.ModelProto, data: str | None) -> Iterator[Feeds]:
-    inputs = model_io(model).inputs
+def _references(
+    model: onnx.ModelProto, data: str | None, reference: OnnxReference
+) -> tuple[list[Feeds], list[Any]]:
+    """Input of two batch sizes, so that an axis that was folded to a constant is found out; what it gives."""
     if data is None:
-        # Two extents, so that a batch axis that was folded to a constant is found out.
-        yield made_feeds(inputs, seed=0, extent=1)
-        if any(tensor.dynamic_axes for tensor in inputs):
-            yield made_feeds(inputs, seed=1, extent=3)
-        return
-    for index, batch in enumerate(Data(data, inputs)):
-        if index == _DATA_BATCHES:
-            return
-        yield batch.feeds
+        made = MadeInput(model)
+        pairs = [made.run(reference)]
+        if made.has_batch:
+            pairs.append(made.run(reference, 3, seed=1))
+        return [feeds for feeds, _ in pairs], [outputs for _, outputs in pairs]
+    batches = itertools.islice(Data(data, model_io(model).inputs), _DATA_BATCHES)
+    feeds = [batch.feeds for batch in batches]
+    return feeds, [reference(item) for item in feeds]
 
 
 def _manifest(

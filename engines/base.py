@@ -49,6 +49,9 @@ class BuildRequest:
         tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
         layers: Name of a node to the precision it must have, where the runtime chooses types.
         options: TensorRT's own.
+        planned: Names of the layers that were to be quantized before the runtime was asked.
+        left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
+        sample: Real input to check the artifact on; made input otherwise.
     """
 
     model: str
@@ -67,6 +70,29 @@ class BuildRequest:
     tf32: bool = False
     layers: Mapping[str, str] = field(default_factory=dict)
     options: TensorRTOptions | None = None
+    planned: Sequence[str] = ()
+    left_in_float: Mapping[str, str] = field(default_factory=dict)
+    sample: Feeds | None = None
+
+    @property
+    def sampled(self) -> str:
+        """What the artifact is checked on, in words."""
+        return "one made input" if self.sample is None else "the data"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The layers that an artifact should compute in its precision, by name.
+
+    Attributes:
+        names: All of them.
+        missed: Name to what computes it instead, for those that did not reach it.
+        unreported: Name to why that is not known, for those of which the runtime does not tell.
+    """
+
+    names: Sequence[str]
+    missed: Mapping[str, str] = field(default_factory=dict)
+    unreported: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,6 +108,7 @@ class BuildOutcome:
         device: What it was built for.
         packages: Whose versions matter.
         versions: Package to version, where the runtime tells its own better than its package does.
+        layers: The planned layers by name; None where the runtime names none.
         calibration_cache: What TensorRT's own calibrator wrote.
         checks: Verifications that were carried out.
         warnings: What the user should know.
@@ -98,6 +125,7 @@ class BuildOutcome:
     warnings: Sequence[str] = ()
     calibration_cache: bytes = b""
     versions: Mapping[str, str] = field(default_factory=dict)
+    layers: Planned | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +219,8 @@ class Engine(ABC):
     """Where it runs: the first unless it is told otherwise."""
     takes_profiles: bool = False
     """Whether GPUs, optimization profiles and TensorRT's options mean anything to it."""
+    lacks: frozenset[str] = frozenset()
+    """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
     """What it can be asked for."""
 
@@ -215,10 +245,11 @@ class Engine(ABC):
         """Return the precision the ONNX graph itself must have for the intent."""
 
     def check_precision(self, precision: Precision, rest: str) -> None:  # noqa: B027 (most take all of theirs)
-        """Refuse a precision that the version here does not have, before any work.
+        """Refuse a precision that the version or the processor here does not have, before any work.
 
         Raises:
             InvalidOption: Naming the version.
+            IntentNotReached: Naming the processor, where it would be emulated.
         """
 
     def highest_opset(self) -> int | None:
@@ -233,6 +264,23 @@ class Engine(ABC):
             EngineUnavailable: If it cannot build here.
             BuildError: If the runtime refuses the model, naming node and operator.
         """
+
+    def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
+        """Return the quantized layers of a graph that this runtime would compute in float here.
+
+        It is asked before the build, so that the graph is quantized again without them. An engine that tells
+        only what it has built returns nothing.
+
+        Args:
+            request: With the quantized graph; nothing is written to its output.
+
+        Returns:
+            Name of each node to what computes it.
+
+        Raises:
+            BuildError: If the runtime refuses the model.
+        """
+        return {}
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         """Check a request as `build` does, without building, and return what would be built.

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from ..artifact import Artifact, Manifest, commit, tool_versions, write_text, writing
 from ..errors import EngineUnavailable, IntentNotReached, InvalidOption
+from ..model.multiply_adds import multiply_adds, named, shares
+from ..model.onnx_file import load_onnx
 from ..model.outline import fingerprint
 from ..model.source import digest_source, parse_source
-from .base import BuildOutcome, BuildRequest, Engine
+from .base import BuildRequest, Engine
 from .registry import engine
-
-_SHOWN = 8
+from .weigh import Weighed, weigh
 
 
 def build_engine(
@@ -19,6 +20,7 @@ def build_engine(
     request: BuildRequest,
     *,
     allow_fallback: bool = False,
+    strict: bool = False,
     calibration_cache: Path | None = None,
 ) -> Artifact:
     """Build with the engine `target` from a graph that has the right precision already.
@@ -27,6 +29,7 @@ def build_engine(
         target: Name of the engine.
         request: What to build; its `output` is the final path.
         allow_fallback: Hand the artifact out although its precision was not reached, with a warning.
+        strict: Fail where one planned layer missed the precision, however small its share is.
         calibration_cache: Where to write what the engine's own calibrator found.
 
     Returns:
@@ -42,16 +45,14 @@ def build_engine(
     final = Path(request.output)
     with writing(final) as path:
         outcome = chosen.build(_at(request, path))
-        warnings = list(outcome.warnings)
-        missed = _missed(request.precision, outcome)
-        if missed and not allow_fallback:
+        found = weigh(request.precision, outcome, _multiply_adds(chosen, request.model), strict=strict)
+        if found.failure and not allow_fallback:
             raise IntentNotReached(
-                f"{request.source or request.model} for {target}: {missed}",
-                hint="choose another precision or target, or give --allow-fallback",
-                proof=dict(outcome.proof),
+                f"{request.source or request.model} for {target}: {found.failure}",
+                hint=_way_out(found),
+                proof={**outcome.proof, **found.proof},
             )
-        if missed:
-            warnings.append(missed)
+        warnings = [*outcome.warnings, *_left_out(request), *filter(None, [found.failure]), *found.warnings]
         manifest = commit(
             path,
             Manifest(
@@ -78,6 +79,8 @@ def build_engine(
                 },
                 proof={
                     **outcome.proof,
+                    **found.proof,
+                    "left_in_float": dict(request.left_in_float),
                     "planned_in_precision": outcome.planned,
                     "reached_in_precision": outcome.reached,
                 },
@@ -131,33 +134,36 @@ def require_builder(target: str) -> Engine:
     return chosen
 
 
-def _missed(precision: str, outcome: BuildOutcome) -> str:
-    layers = outcome.proof.get("layers_by_precision")
-    computes = any(layers.values()) if isinstance(layers, dict) else True
-    none_needed = precision == "fp32" and not computes
-    if outcome.reached < max(outcome.planned, 1) and not none_needed:
+def _multiply_adds(chosen: Engine, model: str) -> dict[str, int]:
+    """Node name to its multiply-adds, where there is a graph to count them in."""
+    if chosen.takes != "onnx":
+        return {}
+    return multiply_adds(load_onnx(Path(model), external_data=False))
+
+
+def _left_out(request: BuildRequest) -> list[str]:
+    """What was taken out of the plan, because the runtime was asked and computes it in float."""
+    left = request.left_in_float
+    if not left:
+        return []
+    share, counted = shares(
+        [*left, *(name for name in request.planned if name not in left)],
+        multiply_adds(load_onnx(Path(request.model), external_data=False)),
+    )
+    total = sum(share[name] for name in left)
+    return [
+        f"{len(left)} of {len(share)} layers stay in float, {total:.1%} of their {counted}: "
+        f"{named(left, share)}"
+    ]
+
+
+def _way_out(found: Weighed) -> str:
+    if found.proof.get("missed"):
         return (
-            f"{precision} was asked for; {outcome.reached} of {outcome.planned} layers that compute "
-            f"reached it ({_layers(outcome)}){_fell_back(outcome)}"
+            "leave the layers that missed in float (--exclude in quantize, or --layer NAME=fp32), choose "
+            "another precision or target, or give --allow-fallback"
         )
-    return ""
-
-
-def _fell_back(outcome: BuildOutcome) -> str:
-    found = outcome.proof.get("fell_back")
-    if not isinstance(found, dict) or not found:
-        return ""
-    shown = [f"{name} ({why})" for name, why in list(found.items())[:_SHOWN]]
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"; fell back: {', '.join(shown)}{more}"
-
-
-def _layers(outcome: BuildOutcome) -> str:
-    layers = outcome.proof.get("layers_by_precision")
-    if not isinstance(layers, dict):
-        return "no layers were found"
-    found = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
-    return ", ".join(found) or "no layer computes"
+    return "choose another precision or target, or give --allow-fallback"
 
 
 def _digest(model: str) -> str:

@@ -6,8 +6,7 @@ file's `metadata_props` under `qcompile.inputs`, as JSON, and every later stage 
 
     {"image": {"example": [2, 3, 64, 64], "axes": {"2": {"min": 32, "max": 512, "multiple": 8}}}}
 
-Files from elsewhere have no such entry, and a damaged one is taken for none: it decides nothing but made
-input.
+Files from elsewhere have no such entry, and a damaged one is taken for none: made input is all it decides.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ KEY = "qcompile.inputs"
 
 @dataclass(frozen=True)
 class AxisRange:
-    """The extents that a dynamic axis takes: `minimum` to `maximum` (None: no limit), by a `multiple`."""
+    """The extents that an axis takes: `minimum` to `maximum` (None: no limit) in steps of `multiple`."""
 
     minimum: int = 1
     maximum: int | None = None

@@ -9,6 +9,9 @@ from pathlib import Path
 # Before any library reads them: tests share two cores with each other.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
+# Before any test imports a runtime: importing it switches their telemetry off.
+import qcompile  # noqa: F401  # isort: skip
+
 import numpy as np
 import onnx
 import pytest
@@ -154,6 +157,22 @@ def build() -> nn.Module:
 """
 
 
+HALVES = {"avx512_bf16", "amx_bf16", "bf16", "avx512_fp16", "amx_fp16", "asimdhp"}
+"""Instruction sets for 16 bits, on x86 and ARM."""
+
+
+@pytest.fixture
+def on_processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`on_processor("avx512_bf16")` lets this process run on an x86 processor that has these for 16 bits."""
+    from qcompile.engines import processor
+
+    def change(*features: str) -> None:
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
+        monkeypatch.setattr(processor, "_read_cpuinfo", lambda: ({"avx2", "avx512f", *features}, "Some CPU"))
+
+    return change
+
+
 @pytest.fixture(scope="session")
 def light_models() -> dict[str, Path]:
     """The ONNX package's light_*.onnx: real architectures of old opsets, made by other exporters."""
@@ -164,6 +183,23 @@ def light_models() -> dict[str, Path]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--slow` runs the tests that take more than a few seconds each."""
     parser.addoption("--slow", action="store_true", help="run slow tests too")
+    parser.addoption(
+        "--without-halves", action="store_true", help="as on a processor with no arithmetic in 16 bits"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take instruction sets away where that was asked for."""
+    if config.getoption("--without-halves"):
+        from qcompile.engines import processor
+
+        read = processor._read_cpuinfo
+
+        def without() -> tuple[set[str], str]:
+            features, name = read()
+            return features - HALVES, name
+
+        processor._read_cpuinfo = without
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ from ..artifact import write_json, write_text
 from ..calibration import Batch, Data, Ranges, load_ranges, parse_method
 from ..compiler import export, simplify
 from ..compiler.int8.placement import graph_target
+from ..compiler.sensitivity import Damage, rank_layers
 from ..engines.build import require_builder
 from ..engines.registry import engine
 from ..errors import EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
@@ -24,7 +25,6 @@ from .costs import slower_layers
 from .metric import read_metric
 from .recipe_file import recipe_text
 from .search import fewest_in_float, pareto
-from .sensitivity import Damage, rank_layers
 from .trials import Trial, Workbench, as_table
 
 CPU_TARGETS = ("onnxruntime", "openvino")

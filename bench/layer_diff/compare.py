@@ -76,10 +76,11 @@ def layer_diff(
     left, right = reference_side(reference, trust=trust), artifact_side(artifact, trust=trust)
     casts = input_casts(left, right)
     progress("pair tensors")
+    assert left.outline is not None, "`reference_side` takes ONNX files alone"
     pairs = _pairs(left, right)
     remove_stale(Path(tempfile.gettempdir()), _TEMPORARY)
     with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY}{os.getpid()}-") as folder:
-        found = write_samples(left.io, data, Path(folder) / "samples", limit=samples)
+        found = write_samples(left.outline, data, Path(folder) / "samples", limit=samples)
         runs = Taps(left, right, pairs, found, threads=threads, casts=casts, progress=progress)
         comparison = _Comparison(runs, taps or len(pairs.pairs), threshold_db, keep=results is not None)
         comparison.run()

@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import IO, Any
 from ... import errors
 from ...errors import QCompileError, WorkerError
 from ...progress import Progress
+from ..worker_command import worker_command
 
 SILENCE_S = 600.0
 """Longest wait for one batch."""
@@ -93,7 +93,7 @@ def _watch(path: Path, job: Job, log: IO[bytes], name: str, text: str, progress:
     if job.threads:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
     process = subprocess.Popen(
-        [sys.executable, "-m", "qcompile.bench.layer_diff.worker", str(path)],
+        worker_command("qcompile.bench.layer_diff.worker", str(path)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,

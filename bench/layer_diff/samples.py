@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from ...calibration import Data
 from ...errors import DataError
 from ...model.graph import infer_shapes, without_weights
-from ...model.made_input import made_feeds
-from ...shapes import Feeds, ModelIO, samples_in
+from ...model.made_input import MadeInput
+from ...model.outline import Outline
+from ...shapes import Feeds, samples_in
+from ..arrays import load_array, save_arrays
+from ..outputs import try_extents
 
 if TYPE_CHECKING:
     import onnx
@@ -38,12 +41,10 @@ class Samples:
 
     def read(self, number: int, name: str) -> NDArray[Any]:
         """Return one input of a batch."""
-        with np.load(self.folder / f"{number}.npz", allow_pickle=False) as arrays:
-            found: NDArray[Any] = arrays[name]
-        return found
+        return load_array(self.folder / f"{number}.npz", name)
 
 
-def write_samples(io: ModelIO, data: str | None, folder: Path, *, limit: int) -> Samples:
+def write_samples(reference: Outline, data: str | None, folder: Path, *, limit: int) -> Samples:
     """Write the samples one by one where the model allows it: what is tapped at once stays small.
 
     Raises:
@@ -53,26 +54,24 @@ def write_samples(io: ModelIO, data: str | None, folder: Path, *, limit: int) ->
     where: list[str] = []
     count = 0
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, feeds in _batches(io, data, limit):
+    for name, feeds in _batches(reference, data, limit):
         shapes = shapes or {key: array.shape for key, array in feeds.items()}
         _check_plain(feeds, name)
-        np.savez(folder / f"{len(where)}.npz", allow_pickle=False, **feeds)
+        save_arrays(folder / f"{len(where)}.npz", feeds)
         where.append(name)
         count += samples_in(feeds)
     return Samples(folder, tuple(where), count, shapes)
 
 
-def _batches(io: ModelIO, data: str | None, limit: int) -> Any:
+def _batches(reference: Outline, data: str | None, limit: int) -> Any:
     if data is not None:
-        for batch in Data(data, io.inputs, batch_size=1, limit=limit):
+        for batch in Data(data, reference.io.inputs, batch_size=1, limit=limit):
             yield batch.where, batch.feeds
         return
-    only_batch = all(set(tensor.dynamic_axes) <= {0} for tensor in io.inputs)
-    for seed in range(limit if only_batch else 1):
-        yield (
-            f"made input {seed + 1}",
-            made_feeds(io.inputs, seed=seed, extent=1 if only_batch else min(limit, 8)),
-        )
+    made = MadeInput(reference.model)
+    try_extents(made, reference.path)
+    for seed in range(limit):
+        yield f"made input {seed + 1}", made.feeds(seed=seed)
 
 
 def _check_plain(feeds: Feeds, where: str) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import QCompileError
+from ..arrays import load_arrays
 from ..worker import peak_memory_bytes
 from .forms import Form
 from .tally import PIECE, Tally
@@ -105,8 +106,8 @@ def _compare_file(tally: Tally, folder: Path, number: int, array: NDArray[Any], 
 
 
 def _feeds(job: Mapping[str, Any], number: int) -> dict[str, Any]:
-    with np.load(Path(job["feeds"]) / f"{number}.npz", allow_pickle=False) as arrays:
-        return {name: arrays[name].astype(job["cast"].get(name, arrays[name].dtype)) for name in arrays.files}
+    arrays = load_arrays(Path(job["feeds"]) / f"{number}.npz")
+    return {name: array.astype(job["cast"].get(name, array.dtype)) for name, array in arrays.items()}
 
 
 def answers(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ...artifact import Artifact, Manifest, commit, tool_versions, writing
 from ...calibration import Data
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph import fix_initializers, graph_precision
-from ...model.made_input import made_feeds
+from ...model.made_input import run_on
 from ...model.onnx_file import add_external_data, check_onnx, digest_model, load_onnx, model_io, save_onnx
 from ...progress import Progress, silent
-from ...shapes import Feeds
 from ..activations import channel_amax
 from ..check import OnnxReference, compare_outputs
 from .equalize import equalizable, equalize
+from .rows import observe_rows
 from .smooth import smooth, smoothable
 
 DEFAULT_SAMPLES = 32
@@ -68,16 +68,22 @@ def balance(
         )
     else:
         progress("largest value of each channel")
-        axes = {**dict.fromkeys(smoothable(proto), -1), **equalizable(proto)}
+        axes = equalizable(proto)
         amax = channel_amax(model, axes, given, progress=progress) if axes else {}
-        proof = {"equalized pairs": equalize(proto, amax), **smooth(proto, amax)}
+        pairs = equalize(proto, amax)
+        rows = observe_rows(proto, model, smoothable(proto), given, progress=progress)
+        done = smooth(proto, rows)
+        proof = {"equalized pairs": pairs, "smoothed": done.places, "left alone": done.left_alone}
     if not (proof["equalized pairs"] or proof.get("smoothed")):
         warnings.append("nothing in this model could be balanced")
     with writing(output) as path:
         save_onnx(proto, path)
         check_onnx(path)
-        feeds = next(iter(given)).feeds if given is not None else made_feeds(io.inputs)
-        check = _compare(model, path, feeds)
+        sample = next(iter(given)).feeds if given is not None else None
+        before = OnnxReference(model)
+        feeds, expected = run_on(proto, sample, before)
+        balanced = OnnxReference(path)(feeds)
+        check = compare_outputs("same outputs as before", before.names, [(expected, balanced)])
         if not check.passed:
             raise QuantizationError(f"{model}: balanced, it computes something else: {check.detail}")
         manifest = commit(
@@ -96,8 +102,3 @@ def balance(
             ),
         )
     return Artifact(output, manifest)
-
-
-def _compare(model: Path, path: Path, feeds: Feeds) -> Check:
-    before, after = OnnxReference(model), OnnxReference(path)
-    return compare_outputs("same outputs as before", before.names, [(before(feeds), after(feeds))])

@@ -87,6 +87,14 @@ def equalizable(model: onnx.ModelProto) -> dict[str, int]:
     return {pair.between: pair.axis for pair in _Chains(model.graph).pairs()}
 
 
+def equalized_tensors(model: onnx.ModelProto) -> list[str]:
+    """Return the tensors that hold other values once `equalize` has scaled them: those of `equalizable`, and
+    all that lie between the layers.
+    """
+    store_constants(model.graph)
+    return [name for pair in _Chains(model.graph).pairs() for name in pair.path]
+
+
 class _Layer:
     """A layer's stored weights, and the factors that its channels will get.
 
@@ -147,12 +155,13 @@ class _Layer:
 
 @dataclass
 class _Pair:
-    """Two layers, the tensor that the second reads, and the axis of its channels."""
+    """Two layers, the tensor that the second reads, the axis of its channels, and all tensors in between."""
 
     first: _Layer
     second: _Layer
     between: str
     axis: int
+    path: tuple[str, ...]
 
     def scale(self, factors: Floats) -> None:
         """Divide the first's outputs by the factors, and multiply what reads them."""
@@ -219,14 +228,17 @@ class _Chains:
             if first is None:
                 continue
             tensor = self._with_bias(node)
+            path = list(dict.fromkeys([str(node.output[0]), tensor]))
             passed = _BY_CHANNEL if node.op_type == "Conv" else _BY_ROW
             while (reader := self._only_reader(tensor)) is not None and reader.op_type in passed:
                 tensor = reader.output[0]
+                path.append(tensor)
             second = self._layer(reader) if reader is not None and reader.input[0] == tensor else None
             if second is None or reader is None or first.outputs != second.inputs:
                 continue
             if (node.op_type == "Conv") == (reader.op_type == "Conv"):  # else channels are another axis
-                found.append(_Pair(first, second, tensor, 1 if node.op_type == "Conv" else -1))
+                axis = 1 if node.op_type == "Conv" else -1
+                found.append(_Pair(first, second, tensor, axis, tuple(path)))
         return found
 
     def _layer(self, node: onnx.NodeProto) -> _Layer | None:

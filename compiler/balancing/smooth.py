@@ -1,163 +1,240 @@
-"""SmoothQuant: outlier channels of a LayerNormalization move into the weights behind it.
+"""SmoothQuant: outlier channels of activations move into the weights that multiply them.
 
-    LayerNormalization(gain, bias) ─ MatMul(w)      becomes      (gain/s, bias/s) ─ MatMul(s·w)
+    x ─ MatMul(w)      becomes      x/s ─ MatMul(s·w)
 
-A Transformer's normalized activations have a few channels that are far larger than the rest, always the
-same ones. They take the one scale of the tensor for themselves; weights, with a scale per output channel,
-have room to spare (Xiao et al. 2022, arXiv 2211.10438). Factors are powers of two, so that the float model
-computes the very same numbers as before.
+A Transformer's activations have a few channels that are far larger than the rest, always the same ones.
+They take the one scale of the tensor for themselves; weights, with a scale per output channel, have room to
+spare (Xiao et al. 2022, arXiv 2211.10438). Factors are powers of two, so that the float model computes the
+very same numbers as before. `places` finds where factors can move, and what takes the 1/s; the strength is
+searched for each place by itself, as the paper searches it for the model: the one with the least error of
+the products on observed rows.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption, ModelError
-from ...model.graph import captured_names, consumers, int_attribute, set_values
+from ...model.graph import name_nodes, set_values
+from ..int8.weights import channel_scales, quantize_channels
 from ..prepare import store_constants
+from .places import Place, find_places
+from .rows import Rows
 
 if TYPE_CHECKING:
     import onnx
 
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Strengths that are tried, beside none at all: how much of the difficulty moves into the weights."""
+
+LEAST_GAIN_DB = {True: 0.1, False: 1.0}
+"""What a place must gain where its factors fold, and where they cost a multiplication."""
 
 _LARGEST_FACTOR = 2.0**12
 
-Amax = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
 
 
-def smooth(model: onnx.ModelProto, channel_amax: Amax, alpha: float = 0.5) -> dict[str, int]:
-    """Smooth in place every LayerNormalization that MatMul and Gemm alone read.
+@dataclass
+class Smoothed:
+    """What was done to a model.
 
-    `s_j = max|X_j|^alpha / max|W_j|^(1-alpha)` (equation 4 of the paper), X the normalized activations and
-    W_j all weights that read channel j. Where anything else reads the tensor, as the residual Add of BERT,
-    the factor has nowhere to go without a pass over the activations, and it is left alone.
+    Attributes:
+        places: Tensor to what was done there: "alpha 0.5, into 'gain', 3.1 dB".
+        left_alone: Node to the reason why the tensor that it reads keeps its channels.
+        rescaled: Tensors that hold other values than before, or are new: their ranges are to be observed.
+    """
+
+    places: dict[str, str] = field(default_factory=dict)
+    left_alone: dict[str, str] = field(default_factory=dict)
+    rescaled: list[str] = field(default_factory=list)
+
+
+def smooth(
+    model: onnx.ModelProto,
+    observed: Mapping[str, Rows],
+    alphas: Sequence[float] = ALPHAS,
+    *,
+    symmetric: bool = False,
+) -> Smoothed:
+    """Smooth every place that gains by it, in place.
+
+    `s_j = max|X_j|^alpha / max|W_j|^(1-alpha)` (equation 4 of the paper), X the activations and W_j all
+    weights that read channel j. A place is left as it is where no strength lowers the error of its products
+    by `LEAST_GAIN_DB`.
 
     Args:
         model: The float model; its function is kept to the last bit, but for subnormal numbers.
-        channel_amax: Name of the normalized tensor to the largest magnitude of each channel, [channels].
-        alpha: How much of the difficulty moves from activations to weights, 0 to 1.
-
-    Returns:
-        "smoothed" and "left alone", the numbers of LayerNormalizations in front of products.
+        observed: What the tensors of `smoothable` held.
+        alphas: The strengths to try, 0 to 1.
+        symmetric: Whether activations will be symmetric int8 (TensorRT), or uint8 with a zero point.
 
     Raises:
-        InvalidOption: If alpha is not between 0 and 1.
+        InvalidOption: If an alpha is not between 0 and 1.
         ModelError: If a tensor has another number of channels than was observed.
     """
-    if not 0.0 <= alpha <= 1.0:
-        raise InvalidOption(f"alpha {alpha}: 0 to 1 is required")
+    for alpha in alphas:
+        if not 0.0 <= alpha <= 1.0:
+            raise InvalidOption(f"alpha {alpha}: 0 to 1 is required")
     store_constants(model.graph)
-    groups, elsewhere = _groups(model.graph)
+    name_nodes(model.graph)
+    places, left = find_places(model)
+    result = Smoothed(left_alone=left)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    done = 0
-    for norm, readers in groups:
-        if norm.output[0] in channel_amax:
-            _smooth_group(norm, readers, stored, channel_amax[norm.output[0]], alpha)
-            done += 1
-    return {"smoothed": done, "left alone": elsewhere}
+    made = {name for node in model.graph.node for name in node.output}
+    for place in places:
+        rows = observed.get(place.tensor)
+        if rows is None:
+            reason = "it was not observed" if place.tensor in made else "it reads an input of the model"
+            result.left_alone |= dict.fromkeys(place.products, reason)
+            continue
+        if len(rows.low) != place.channels:
+            raise ModelError(
+                f"tensor {place.tensor!r}: {len(rows.low)} channels observed; {place.channels} are read",
+                hint="observe the model that is smoothed",
+                tensor=place.tensor,
+            )
+        matrices = _matrices(place, stored)
+        alpha, factors, gain_db = best_factors(rows, matrices, alphas, symmetric=symmetric)
+        least = LEAST_GAIN_DB[place.folds]
+        if gain_db < least:
+            reason = f"smoothing gains {max(gain_db, 0):.1f} dB there; {least} dB is required"
+            result.left_alone |= dict.fromkeys(place.products, reason)
+            continue
+        taker, rescaled = _move(model, place, factors, stored)
+        result.places[place.tensor] = f"alpha {alpha}, {taker}, {gain_db:.1f} dB"
+        result.rescaled += rescaled
+    return result
 
 
 def smoothable(model: onnx.ModelProto) -> set[str]:
-    """Return the names of the normalized tensors that `smooth` takes."""
+    """Return the names of the tensors that `smooth` may rescale."""
     store_constants(model.graph)
-    return {norm.output[0] for norm, _ in _groups(model.graph)[0]}
+    name_nodes(model.graph)
+    made = {name for node in model.graph.node for name in node.output}
+    return {place.tensor for place in find_places(model)[0]} & made
 
 
-_Groups = list[tuple["onnx.NodeProto", list["onnx.NodeProto"]]]
+def best_factors(
+    rows: Rows, matrices: Sequence[NDArray[Any]], alphas: Sequence[float], *, symmetric: bool
+) -> tuple[float, Floats, float]:
+    """Return the strength with the least error, its factors [channels], and the gain over none, in dB.
 
-
-def _groups(graph: onnx.GraphProto) -> tuple[_Groups, int]:
-    """LayerNormalizations with the products behind them, and how many more are in front of products."""
-    readers_of = consumers(graph)
-    inputs = {value.name for value in graph.input}
-    stored = {t.name: t for t in graph.initializer if t.name not in inputs and t.data_type in (1, 11)}
-    kept = {value.name for value in graph.output}
-    kept |= {name for node in graph.node for name in captured_names(node)}
-    reads = Counter(name for node in graph.node for name in node.input)
-    found: _Groups = []
-    elsewhere = 0
-    for norm in graph.node:
-        if norm.op_type != "LayerNormalization" or int_attribute(norm, "axis", -1) != -1:
-            continue
-        name, parameters = norm.output[0], [parameter for parameter in norm.input[1:] if parameter]
-        own = all(p in stored and reads[p] == 1 and p not in kept for p in parameters)
-        channels = stored[parameters[0]].dims[0] if own else 0
-        taken, others = _products(name, readers_of, kept)
-        fit = [_takes(product, channels, stored, reads, kept) for product in taken]
-        if fit and all(fit) and own and not others and len(norm.output) == 1:
-            found.append((norm, taken))
-        elif fit:
-            elsewhere += 1
-    return found, elsewhere
-
-
-def _products(
-    name: str, readers_of: Mapping[str, list[onnx.NodeProto]], kept: set[str]
-) -> tuple[list[onnx.NodeProto], bool]:
-    """The products that a tensor is the left operand of, and whether anything else reads it.
-
-    A Reshape in between lets rows be rows: a product behind it that reads as many channels reads the same.
+    Args:
+        rows: What flows in.
+        matrices: The weights, each [channels, outputs].
+        alphas: Strengths to try.
+        symmetric: As `smooth`.
     """
-    found: list[onnx.NodeProto] = []
-    others = name in kept
-    for reader in readers_of.get(name, ()):
-        if reader.op_type in ("MatMul", "Gemm") and list(reader.input).index(name) == 0:
-            found.append(reader)
-        elif reader.op_type == "Reshape" and reader.input[0] == name:
-            inner, more = _products(reader.output[0], readers_of, kept)
-            found += inner
-            others = others or more
-        else:
-            others = True
-    return found, others
+    peaks = np.max([np.abs(matrix).max(axis=1, initial=0.0) for matrix in matrices], axis=0)
+    exact = [rows.rows @ matrix for matrix in matrices]
+    none = np.ones(len(rows.low))
+    plain = product_error(rows, matrices, exact, none, symmetric=symmetric)
+    best, chosen, least = 0.0, none, plain
+    for alpha in alphas:
+        tried = smoothing_factors(rows.amax.astype(np.float64), peaks.astype(np.float64), alpha)
+        error = product_error(rows, matrices, exact, tried, symmetric=symmetric)
+        if error < least:
+            best, chosen, least = alpha, tried, error
+    if least >= plain:
+        return 0.0, none, 0.0
+    return best, chosen, float(10 * np.log10(plain / max(least, np.finfo(np.float64).tiny)))
 
 
-def _takes(
-    node: onnx.NodeProto, channels: int, stored: Mapping[str, Any], reads: Mapping[str, int], kept: set[str]
-) -> bool:
-    """Whether a node multiplies so many channels by a stored matrix that it alone reads."""
-    weight = node.input[1]
-    own = weight in stored and reads[weight] == 1 and weight not in kept
-    if not own or len(stored[weight].dims) != 2 or int_attribute(node, "transA", 0):
-        return False
-    return bool(stored[weight].dims[int_attribute(node, "transB", 0)] == channels)
+def product_error(
+    rows: Rows,
+    matrices: Sequence[NDArray[Any]],
+    exact: Sequence[NDArray[Any]],
+    factors: Floats,
+    *,
+    symmetric: bool,
+) -> float:
+    """Return the squared error of products of eight bits, by the power of each, summed over the matrices."""
+    low, high = min(float((rows.low / factors).min()), 0.0), max(float((rows.high / factors).max()), 0.0)
+    values = rows.rows / factors.astype(np.float32)
+    if symmetric:
+        scale = max(-low, high) / 127 or 1.0
+        values = np.clip(np.round(values / scale), -127, 127) * np.float32(scale)
+    else:
+        scale = (high - low) / 255 or 1.0
+        zero = round(-low / scale)
+        values = (np.clip(np.round(values / scale) + zero, 0, 255) - zero) * np.float32(scale)
+    total = 0.0
+    for matrix, expected in zip(matrices, exact, strict=True):
+        scaled = np.ascontiguousarray(matrix * factors[:, None].astype(np.float32))
+        scales = channel_scales(scaled, 1)
+        error = values.astype(np.float32) @ (quantize_channels(scaled, scales, 1) * scales) - expected
+        power = float(np.square(expected, dtype=np.float64).sum())
+        total += float(np.square(error, dtype=np.float64).sum()) / (power or 1.0)
+    return total
 
 
-def _smooth_group(
-    norm: onnx.NodeProto,
-    readers: list[onnx.NodeProto],
-    stored: Mapping[str, onnx.TensorProto],
-    amax: NDArray[Any],
-    alpha: float,
-) -> None:
-    from onnx import numpy_helper
-
-    weights = {reader.input[1]: 1 if int_attribute(reader, "transB", 0) else 0 for reader in readers}
-    values = {name: numpy_helper.to_array(stored[name]) for name in weights}
-    channels = next(values[name].shape[axis] for name, axis in weights.items())
-    if amax.shape != (channels,):
-        raise ModelError(
-            f"tensor {norm.output[0]!r}: {amax.shape} channels observed; {channels} are read",
-            hint="observe the model that is smoothed",
-            tensor=norm.output[0],
-        )
-    peaks = [np.abs(values[name]).max(axis=1 - axis, initial=0.0) for name, axis in weights.items()]
-    factors = _factors(amax.astype(np.float64), np.max(peaks, axis=0).astype(np.float64), alpha)
-    for name, axis in weights.items():
-        grid = factors[:, None] if axis == 0 else factors[None, :]
-        set_values(stored[name], values[name] * grid)
-    for name in filter(None, norm.input[1:]):
-        set_values(stored[name], numpy_helper.to_array(stored[name]) / factors)
-
-
-def _factors(amax: NDArray[np.float64], peaks: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """The powers of two next to `s`; 1 where a channel, or what reads it, is all zeros."""
+def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
+    """Return the powers of two next to `s`; 1 where a channel, or what reads it, is all zeros."""
     live = (amax > 0) & (peaks > 0)
     logs = np.zeros_like(amax)
     logs[live] = alpha * np.log2(amax[live]) - (1 - alpha) * np.log2(peaks[live])
     return np.clip(np.exp2(np.round(logs)), 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
+
+
+def _matrices(place: Place, stored: Mapping[str, onnx.TensorProto]) -> list[NDArray[Any]]:
+    from onnx import numpy_helper
+
+    arrays = [(numpy_helper.to_array(stored[name]), axis) for name, axis in place.weights]
+    return [array.T if axis else array for array, axis in arrays]
+
+
+def _move(
+    model: onnx.ModelProto, place: Place, factors: Floats, stored: dict[str, onnx.TensorProto]
+) -> tuple[str, list[str]]:
+    """Multiply the weights by the factors, divide what they read; return what did that, and what changed."""
+    for name, axis in place.weights:
+        _scale(stored[name], factors, axis)
+    for name in place.vectors:
+        _scale(stored[name], 1 / factors, 0)
+    if place.columns is not None:
+        _scale(stored[place.columns[0]], 1 / factors, place.columns[1])
+        return f"into the columns of {place.columns[0]!r}", list(place.rescaled)
+    if place.vectors:
+        return f"into {', '.join(map(repr, place.vectors))}", list(place.rescaled)
+    return "by a multiplication", _insert_mul(model, place, factors)
+
+
+def _scale(tensor: onnx.TensorProto, factors: Floats, axis: int) -> None:
+    from onnx import numpy_helper
+
+    values = numpy_helper.to_array(tensor)
+    shape = [-1 if index == axis else 1 for index in range(values.ndim)]
+    set_values(tensor, values * factors.reshape(shape).astype(values.dtype))
+
+
+def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[str]:
+    """Let the products, and the Reshapes in front of them, read the tensor times 1/s; return what changed."""
+    from onnx import helper, numpy_helper
+
+    graph, smoothed = model.graph, f"{place.tensor}/smoothed"
+    graph.initializer.append(
+        numpy_helper.from_array((1 / factors).astype(np.float32), f"{place.tensor}/factors")
+    )
+    graph_nodes = {node.name: node for node in graph.node}
+    pending = [graph_nodes[name] for name in place.products]
+    made_by = {name: node for node in graph.node for name in node.output}
+    rescaled = [smoothed]
+    while pending:
+        node = pending.pop()
+        if node.input[0] == place.tensor:
+            node.input[0] = smoothed
+        elif node.input[0] not in rescaled:
+            rescaled.append(str(node.input[0]))
+            pending.append(made_by[node.input[0]])
+    node = helper.make_node(
+        "Mul", [place.tensor, f"{place.tensor}/factors"], [smoothed], name=f"{place.tensor}/smooth"
+    )
+    position = next(i for i, n in enumerate(graph.node) if place.tensor in n.output)
+    graph.node.insert(position + 1, node)
+    return rescaled

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...artifact import Artifact, Check, commit, writing
 from ...calibration import Data
-from ...model.made_input import made_feeds
+from ...model.made_input import run_on
 from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
 from ...model.source import Source
 from ..check import OnnxReference
@@ -27,9 +27,8 @@ def take_onnx(source: Source, output: Path, data: str | None) -> Artifact:
         else:
             shutil.copyfile(source.file, path)
         check_onnx(path)
-        inputs = model_io(proto).inputs
-        feeds = next(iter(Data(data, inputs))).feeds if data else made_feeds(inputs)
-        OnnxReference(path)(feeds)
+        sample = next(iter(Data(data, model_io(proto).inputs))).feeds if data else None
+        run_on(proto, sample, OnnxReference(path))
         checks = [
             Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"),
             Check("runs in ONNX Runtime", True, "the data" if data else "one made input"),

@@ -27,6 +27,7 @@ from ..activations import run_samples
 from ..opset.raised import raise_in_place
 from ..prepare import prepared
 from .float8 import stored_weight
+from .gemms import join_biases
 
 if TYPE_CHECKING:
     import onnx
@@ -62,12 +63,18 @@ def correct_biases(
     """
     corrected = copy_model(quantized)
     reference = prepared(load_onnx(float_model_path))
+    gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
+    join_biases(reference, exclude={node.name for node in reference.graph.node} - gemms - _adds(reference))
     raise_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
     errors = _measure(reference, corrected, layers, Path(float_model_path), data, limit, progress)
     for layer in layers:
         layer.bias.add(errors[layer.node.name])
     return corrected, len(layers)
+
+
+def _adds(model: onnx.ModelProto) -> set[str]:
+    return {node.name for node in model.graph.node if node.op_type == "Add"}
 
 
 @dataclass
@@ -82,7 +89,8 @@ class _Bias:
 
         values = numpy_helper.to_array(self.tensor)
         if self.scale is None:
-            total = values + correction.reshape(values.shape)
+            # One number for all channels becomes one for each.
+            total = values + (correction if values.size == 1 else correction.reshape(values.shape))
         else:
             steps = np.round(correction / self.scale.astype(np.float64))
             total = np.clip(values + steps, _INT32.min, _INT32.max)

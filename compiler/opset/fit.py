@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writin
 from ...calibration import Data
 from ...errors import ModelError
 from ...model.graph import graph_precision
-from ...model.made_input import made_feeds
+from ...model.made_input import MadeInput
 from ...model.onnx_file import (
     check_onnx,
     count_operators,
@@ -20,7 +21,7 @@ from ...model.onnx_file import (
     save_onnx,
 )
 from ...progress import Progress, silent
-from ...shapes import Feeds, ModelIO
+from ...shapes import Feeds
 from ..check import OnnxReference, compare_outputs
 from .lower import lower_opset
 
@@ -90,8 +91,7 @@ def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
         DataError: If the data does not fit.
     """
     reference, found = OnnxReference(model), OnnxReference(converted)
-    feeds = list(_feeds(model_io(load_onnx(model, external_data=False)), data))
-    pairs = [(reference(item), found(item)) for item in feeds]
+    pairs = [(reference(item), found(item)) for item in _feeds(model, data, reference)]
     check = compare_outputs("same outputs as before", reference.names, pairs)
     if not check.passed:
         raise ModelError(
@@ -102,14 +102,14 @@ def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
     return check
 
 
-def _feeds(io: ModelIO, data: str | None) -> Iterator[Feeds]:
+def _feeds(model: Path, data: str | None, reference: OnnxReference) -> Iterator[Feeds]:
+    proto = load_onnx(model, external_data=False)
     if data is None:
-        # Two extents, so that an axis that was taken for a constant is found out.
-        yield made_feeds(io.inputs, seed=0, extent=1)
-        if any(tensor.dynamic_axes for tensor in io.inputs):
-            yield made_feeds(io.inputs, seed=1, extent=3)
+        # Two batch sizes, so that an axis that was taken for a constant is found out.
+        made = MadeInput(proto)
+        yield made.run(reference)[0]
+        if made.has_batch:
+            yield made.feeds(3, seed=1)
         return
-    for index, batch in enumerate(Data(data, io.inputs)):
-        if index == _DATA_BATCHES:
-            return
+    for batch in itertools.islice(Data(data, model_io(proto).inputs), _DATA_BATCHES):
         yield batch.feeds

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
+from ...model.executed import missed_nodes
 from ...model.graph import count_weighted, holds_half, weighted_nodes
-from ...model.made_input import made_feeds
+from ...model.made_input import run_on
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
 from ...model.session import make_session, optimize_file, session_options
 from ...shapes import Feeds, ModelIO
-from ..base import BuildOutcome, BuildRequest, Engine, GpuRun, Place, Precision, Runner
+from ..base import BuildOutcome, BuildRequest, Engine, GpuRun, Place, Planned, Precision, Runner
 from ..gpu import why_not_gpu
 from ..processor import missing_features, processor
+
+if TYPE_CHECKING:
+    import onnx
 
 _WARMUP, _PROFILED = 2, 10
 _SLOWER = ("SkipLayerNormFusion",)
@@ -61,17 +66,21 @@ class OnnxRuntime(Engine):
         after = load_onnx(request.output)
         runner = self.open(str(request.output), threads=request.threads)
         with runner:
-            runner.infer(made_feeds(runner.io.inputs))
+            run_on(before, request.sample, runner.infer)
         counts = count_weighted(after, as_executed=True)
+        asked = weighted_nodes(before).get(request.precision, [])
+        layers = _planned(asked, after, request.precision)
+        reached = len(asked) - len(layers.missed) - len(layers.unreported)
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
-            planned=len(weighted_nodes(before).get(request.precision, ())),
-            reached=sum(counts.get(request.precision, {}).values()),
+            planned=len(asked),
+            reached=reached if counts.get(request.precision) else 0,
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device=processor(),
             packages=("onnxruntime", "onnx"),
-            checks=[Check("runs after loading again", True, "one made input")],
+            checks=[Check("runs after loading again", True, request.sampled)],
+            layers=layers,
         )
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
@@ -129,6 +138,15 @@ class OnnxRuntime(Engine):
             if event.get("cat") == "Node" and name.endswith("_kernel_time"):
                 times.setdefault(name.removesuffix("_kernel_time"), []).append(event["dur"] / 1e3)
         return {name: statistics.median(found[_WARMUP:]) for name, found in times.items()}
+
+
+def _planned(asked: Sequence[onnx.NodeProto], after: onnx.ModelProto, precision: str) -> Planned:
+    missed, unreported = missed_nodes(asked, after, precision)
+    return Planned(
+        tuple(node.name for node in asked),
+        {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()},
+        dict.fromkeys(unreported, "ONNX Runtime's optimizer gave it another name"),
+    )
 
 
 def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 from ...artifact import Check
 from ...errors import BuildError, EngineUnavailable, QCompileError
 from ...model.fidelity import fidelity
+from ...model.input_domain import read_domains
 from ...model.made_input import made_feeds
+from ...model.outline import read_outline
 from ...model.session import make_session, run_session, session_options
 from ...shapes import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Runner
@@ -40,7 +42,8 @@ def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable
     if request.options is not None and any(kind for _, kind in request.options.tensor_formats.values()):
         return _not_run(outcome, "its inputs or outputs are in a memory format of their own")
     shapes, values = _opt_shapes(outcome)
-    feeds = {**made_feeds(outcome.io.inputs, shapes=shapes), **values}
+    domains = read_domains(read_outline(Path(request.model)).model)
+    feeds = {**made_feeds(outcome.io.inputs, shapes=shapes, domains=domains), **values}
     try:
         with open_runner() as runner:
             found = runner.infer(feeds)

@@ -11,12 +11,12 @@ import pytest
 from onnx import numpy_helper
 
 import qcompile
-from qcompile.bench.diff import Tolerances, judge, parse_tolerances
+from qcompile.bench.diff import Tolerances, judge, parse_rules, parse_tolerances
 from qcompile.errors import InvalidOption
 
 
-def rows(seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((20, 10)).astype(np.float32)
+def rows(seed: int = 0, count: int = 20) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, 10)).astype(np.float32)
 
 
 def test_equal_outputs_pass_in_every_precision() -> None:
@@ -34,7 +34,7 @@ def test_an_error_of_half_a_percent_fails_fp32_and_passes_fp16() -> None:
 
 
 def test_int8_is_judged_by_signal_and_agreement() -> None:
-    reference = rows()
+    reference = rows(count=200)
     noise = np.random.default_rng(1).standard_normal(reference.shape).astype(np.float32)
     assert judge([{"y": reference}], [{"y": reference + 0.02 * noise}], "int8")[0].passed  # 34 dB
     assert not judge([{"y": reference}], [{"y": reference + 0.5 * noise}], "int8")[0].passed  # 6 dB
@@ -96,3 +96,18 @@ def test_a_perturbed_weight_is_a_mismatch(tiny_file: Callable[..., Path]) -> Non
 def test_pytorch_against_its_export_agrees(torch_model: str, tmp_path: Path) -> None:
     artifact = qcompile.export(torch_model, tmp_path / "net.onnx", inputs=["x:[batch,3,8,8]"])
     assert qcompile.diff(torch_model, str(artifact.path))
+
+
+def test_an_output_is_judged_as_what_the_user_says_it_is() -> None:
+    reference = rows()
+    rolled = np.roll(reference, 1, axis=1) * np.float32(0.01) + reference
+    rolled[:, 0] = reference.max(axis=1) + 0.01
+    assert judge([{"pooled": reference}], [{"pooled": rolled}], "int8")[0].rule == "signal"
+    verdict = judge([{"pooled": reference}], [{"pooled": rolled}], "int8", rules={"": "classes"})[0]
+    assert verdict.rule == "classes"
+    assert not verdict.passed
+    with pytest.raises(InvalidOption, match="rule for 'z': no such output"):
+        judge([{"y": reference}], [{"y": reference}], "int8", rules={"z": "signal"})
+    with pytest.raises(InvalidOption, match="classes, embedding, signal"):
+        parse_rules(["y:best"], option="--judge")
+    assert parse_rules(["a:b:signal", "classes"], option="--judge") == {"a:b": "signal", "": "classes"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -65,15 +64,6 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     code = f"import sys, qcompile; dir(qcompile); print([n for n in {HEAVY!r} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_help_is_quick() -> None:
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "qcompile", "--help"], capture_output=True, check=True)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.2, times  # the best of five: the machine may be busy
 
 
 @pytest.mark.parametrize("command", COMMANDS)

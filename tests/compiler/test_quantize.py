@@ -152,12 +152,19 @@ def test_another_method_than_the_files_own_is_recorded_and_used(
     assert own.path.read_bytes() != other.path.read_bytes()
 
 
-def test_much_lost_signal_is_a_warning(residual: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_what_diff_would_not_let_pass_is_not_handed_out_unless_allowed(
+    residual: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
     model, ranges, data = residual
-    artifact = quantize(model, tmp_path / "q.onnx", ranges=ranges, method="percentile:5", data=str(data))
+    destroyed = {"ranges": ranges, "method": "percentile:5", "data": str(data)}
+    with pytest.raises(QuantizationError, match=r"output 'y' has \d.\d dB.* SNR ≥ 15 dB") as caught:
+        quantize(model, tmp_path / "q.onnx", **destroyed)  # type: ignore[arg-type]
+    assert "--allow-loss" in caught.value.hint
+    assert not (tmp_path / "q.onnx").exists()
+    artifact = quantize(model, tmp_path / "q.onnx", **destroyed, allow_loss=True)  # type: ignore[arg-type]
     (warning,) = artifact.manifest.warnings
-    assert "much of the signal is lost" in warning
-    assert "--method" in warning
+    assert "SNR ≥ 15 dB" in warning
+    assert [check.passed for check in artifact.manifest.checks] == [False]
 
 
 def test_ranges_of_another_model_are_refused(

@@ -10,12 +10,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
+import qcompile
 from qcompile.compiler import simplify
 from qcompile.compiler.simplify import removed_nodes
 from qcompile.errors import DataError, ModelError
+from qcompile.model.input_notes import KEY, InputNote, read_notes, write_notes
 from qcompile.model.onnx_file import load_onnx, model_io
 
 STAGE = import_module("qcompile.compiler.simplify")  # the package's attribute of that name is the function
@@ -184,3 +187,37 @@ def test_a_damaged_model_is_an_error(tmp_path: Path) -> None:
 def test_removed_nodes_counts_what_went_and_what_came() -> None:
     before, after = {"Conv": 2, "Identity": 3, "Relu": 1}, {"Conv": 2, "Relu": 2}
     assert removed_nodes(before, after) == {"Identity": 3, "Relu": -1}
+
+
+class Attention(torch.nn.Module):
+    """As MobileViT and ViT write it: three projections, a softmax and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def heads(part: torch.Tensor) -> torch.Tensor:
+            return part.view(x.shape[0], 5, 4, 4).transpose(1, 2)
+
+        query, key, value = heads(self.query(x)), heads(self.key(x)), heads(self.value(x))
+        weights = (query @ key.transpose(-1, -2) / 2.0).softmax(-1)
+        return (weights @ value).transpose(1, 2).reshape(x.shape[0], 5, 16)
+
+
+def test_a_simplified_file_holds_operators_of_onnx_alone_and_keeps_its_notes(tmp_path: Path) -> None:
+    import onnxsim
+
+    path = tmp_path / "attention.onnx"
+    qcompile.export(Attention().eval(), path, inputs=["x:[batch,5,16]"])
+    model = load_onnx(path)
+    write_notes(model, {"x": InputNote((2, 5, 16))})
+    onnx.save(model, path)
+    fused, _ = onnxsim.simplify(model)
+    assert "com.microsoft" in {node.domain for node in fused.graph.node}  # what it would write by itself
+    simplified = simplify(path, tmp_path / "simple.onnx")
+    assert not simplified.manifest.warnings
+    after = load_onnx(simplified.path)
+    assert {node.domain for node in after.graph.node} <= {"", "ai.onnx"}
+    assert [entry.key for entry in after.metadata_props] == [KEY]
+    assert read_notes(after) == {"x": InputNote((2, 5, 16))}

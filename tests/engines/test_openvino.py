@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,16 @@ import pytest
 
 import qcompile
 from qcompile.engines.load import engine_of
+from qcompile.engines.openvino.kernels import Kernel
+from qcompile.engines.openvino.runner import OpenVinoRunner
 from qcompile.engines.registry import engine
-from qcompile.errors import BuildError, DataError, IntentNotReached, QCompileError
+from qcompile.errors import ArtifactError, BuildError, DataError, IntentNotReached, QCompileError
 from qcompile.model.fidelity import fidelity
 
 pytest.importorskip("openvino")
 
 MakePath = Callable[..., Path]
+OnProcessor = Callable[..., None]
 
 
 @pytest.fixture
@@ -91,23 +95,41 @@ def test_a_float_graph_does_not_become_int8(tiny_file: MakePath, tmp_path: Path)
     assert not (tmp_path / "b.onnx").exists()
 
 
-def test_bfloat16_is_reached_where_the_processor_has_it_and_refused_elsewhere(
-    tiny_file: MakePath, tmp_path: Path
+@pytest.mark.parametrize(("precision", "rest"), [("bf16", "fp32"), ("fp16", "fp32"), ("int8", "bf16")])
+def test_a_precision_that_would_be_emulated_is_refused_before_the_build(
+    precision: str, rest: str, int8: Path, tiny_file: MakePath, tmp_path: Path, on_processor: OnProcessor
 ) -> None:
-    from qcompile.engines.processor import processor
+    """Without BF16 OpenVINO 2026.4 emulates it, reports bf16, and is 3.5 times slower than float32."""
+    on_processor("avx512_vnni")
+    model = int8 if precision == "int8" else tiny_file("residual")
+    half = rest if precision == "int8" else precision
+    with pytest.raises(IntentNotReached, match=f"Some CPU does not multiply in {half}") as caught:
+        qcompile.build(model, tmp_path / "b.onnx", target="openvino", precision=precision, rest=rest)
+    assert f"{'--rest' if rest == half else '--precision'} fp32" in caught.value.hint
+    assert not (tmp_path / "b.onnx").exists()
 
-    build = lambda: qcompile.build(  # noqa: E731
-        tiny_file("residual"), tmp_path / "b.onnx", target="openvino", precision="bf16"
-    )
-    features = processor()["features"]
-    assert isinstance(features, list)
-    if {"avx512_bf16", "amx_bf16"} & set(features):
-        layers = build().manifest.proof["layers_by_precision"]
-        assert isinstance(layers, dict)
-        assert layers["bf16"]
-    else:
-        with pytest.raises(IntentNotReached, match="bf16 was asked for"):
-            build()
+
+def test_bfloat16_is_proven_by_what_openvino_executes_where_the_processor_has_it(
+    tiny_file: MakePath, tmp_path: Path, on_processor: OnProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_processor("avx512_bf16")
+    told = {"fp32": "bf16", "bf16": "bf16"}
+    honest = OpenVinoRunner.kernels
+
+    def in_bfloat16(runner: OpenVinoRunner) -> list[Kernel]:
+        return [replace(kernel, precision=told.get(kernel.precision, "")) for kernel in honest(runner)]
+
+    model = tiny_file("residual")
+    monkeypatch.setattr(OpenVinoRunner, "kernels", in_bfloat16)  # as if this processor had it
+    built = qcompile.build(model, tmp_path / "b.onnx", target="openvino", precision="bf16")
+    assert built.manifest.proof["layers_by_precision"]["bf16"] == {"Conv": 2, "Gemm": 1}  # type: ignore[index]
+    on_processor("avx512_vnni")
+    with pytest.raises(ArtifactError, match="computes in bf16: Some CPU does not multiply in bf16"):
+        qcompile.load(built.path)
+    on_processor("avx512_bf16")
+    told["fp32"] = told["bf16"] = "fp32"  # it says that it computes in float32 all the same
+    with pytest.raises(IntentNotReached, match=r"bf16 was asked for; 0 of 3 .* \(3 in fp32\)"):
+        qcompile.build(model, tmp_path / "c.onnx", target="openvino", precision="bf16")
 
 
 def test_feeds_that_do_not_fit_are_refused_with_the_name(tiny_file: MakePath, tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ def _build(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> Bu
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
         warnings=(*prepared.log.warnings, *found.warnings, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
+        layers=found.layers,
     )
 
 

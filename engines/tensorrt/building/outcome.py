@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ....model.graph import weighted_nodes
 from ....model.outline import read_outline
-from ...base import BuildRequest
+from ...base import BuildRequest, Planned
 from ..adapter import Adapter
 from .inspector import UNTOLD, Inspection, Verdict, judge
 from .proof import ComputeLayer, by_precision
+
+if TYPE_CHECKING:
+    import onnx
 
 _BY_WEIGHTS_ALONE = "int4"
 """Products of such layers are of floats: the engine tells the floats' type."""
@@ -25,12 +29,15 @@ class Proven:
         planned: Layers that should compute in the asked precision.
         reached: Those that do.
         proof: For the manifest.
+        layers: The planned ones by name. What TensorRT does not tell of a fused block is no part of
+            `unreported`: with strong types the network's are binding, with weak ones a warning says it.
         warnings: What the user should know.
     """
 
     planned: int
     reached: int
     proof: dict[str, object]
+    layers: Planned
     warnings: Sequence[str] = ()
 
 
@@ -61,6 +68,7 @@ def prove(
     ]
     weighted = weighted_nodes(read_outline(Path(request.model)).model)
     promised = len(planned) if chooses else max(len(weighted.get(in_graph, ())), len(planned))
+    lost = {} if chooses else _lost(weighted.get(in_graph, ()), layers, planned)
     first = inspections[0].as_json() if inspections else {}
     if not inspections or wanted == _BY_WEIGHTS_ALONE:
         found = dict.fromkeys((layer.name for layer in planned), UNTOLD if chooses else wanted)
@@ -68,22 +76,49 @@ def prove(
             promised,
             0 if chooses else len(planned),
             {"layers_by_precision": _counted(layers, found, request), "typing": _typing(weak)} | first,
+            Planned((*_names(planned), *lost), lost),
         )
     verdict = judge(planned, wanted, inspections)
     told = dict.fromkeys(verdict.untold, UNTOLD if chooses else wanted)
     told |= dict.fromkeys(verdict.reached, wanted) | verdict.fell_back
+    fell_back = {name: _why(name, kind, wanted, weak) for name, kind in verdict.fell_back.items()}
     return Proven(
         promised,
         len(planned) - len(verdict.fell_back),
         {
             "layers_by_precision": _counted(layers, told, request),
             "typing": _typing(weak),
-            "fell_back": {name: _why(name, kind, wanted, weak) for name, kind in verdict.fell_back.items()},
+            "fell_back": fell_back,
             "untold": len(verdict.untold),
             **first,
         },
+        Planned((*_names(planned), *lost), {**lost, **fell_back}),
         _warnings(verdict, chooses),
     )
+
+
+def _names(layers: Sequence[ComputeLayer]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(layer.name for layer in layers))
+
+
+def _lost(
+    nodes: Sequence[onnx.NodeProto], layers: Sequence[ComputeLayer], planned: Sequence[ComputeLayer]
+) -> dict[str, str]:
+    """Nodes of the graph that the parsed network has in another precision than the graph, or not at all.
+
+    The parser may name a layer otherwise: where it has as many layers in the precision as the graph, none is
+    lost.
+    """
+    missing = len(nodes) - len(planned)
+    names, by_name = set(_names(planned)), {layer.name: layer for layer in layers}
+    lost: dict[str, str] = {}
+    absent = [node.name for node in nodes if node.name not in names]
+    for name in sorted(absent, key=lambda name: name not in by_name)[: max(missing, 0)]:
+        layer = by_name.get(name)
+        lost[name] = (
+            f"in TensorRT's network it is {layer.precision}" if layer else "not in TensorRT's network"
+        )
+    return lost
 
 
 def _counted(

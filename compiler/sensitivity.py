@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..calibration import Data, Method, Ranges
-from ..compiler.int8.placement import WRITES_FLOAT, Placement, Target, plan
-from ..compiler.int8.static import activation_limits
-from ..compiler.int8.weights import channel_scales, quantize_channels
-from ..compiler.prepare import prepared
 from ..model.graph import WEIGHTED, consumers
 from ..model.onnx_file import copy_model, save_onnx
 from ..model.session import make_session, run_session, session_options
 from ..progress import Progress, silent
+from .int8.placement import WRITES_FLOAT, Placement, Target, plan
+from .int8.static import activation_limits
+from .int8.weights import channel_scales, quantize_channels
+from .prepare import prepared
 
 if TYPE_CHECKING:
     import onnx

@@ -16,9 +16,9 @@ from written_models import model_of, outputs_of
 import qcompile
 from qcompile.calibration import Data, Ranges, load_ranges
 from qcompile.compiler.int8.placement import Target
+from qcompile.compiler.sensitivity import Damage, rank_layers
 from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
-from qcompile.tuning.sensitivity import Damage, rank_layers
 
 Floats = NDArray[np.float32]
 Feeds = dict[str, Floats]

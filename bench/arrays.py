@@ -1,0 +1,48 @@
+"""Files of arrays between a caller and its workers: `.npz`, for tensors of any name.
+
+`numpy.savez` takes names as keywords, and two are its own (`file`, `allow_pickle`); its reader takes
+`x.npy` for `x`. So a name is put between colons. What numpy wrote itself is read, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MARK = ":"
+
+
+def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays of any names; a name with `/` or `..` is a name in the archive, never a path.
+
+    Raises:
+        ValueError: If an array holds objects, which would be pickled.
+    """
+    np.savez(path, allow_pickle=False, **{f"{_MARK}{name}{_MARK}": array for name, array in arrays.items()})
+
+
+def load_arrays(path: str | Path) -> dict[str, NDArray[Any]]:
+    """Return name to array."""
+    with np.load(path, allow_pickle=False) as stored:
+        return {_name(key): stored[key] for key in stored.files}
+
+
+def load_array(path: str | Path, name: str) -> NDArray[Any]:
+    """Return one array, and read no other.
+
+    Raises:
+        KeyError: If there is none of that name.
+    """
+    with np.load(path, allow_pickle=False) as stored:
+        key = next((key for key in stored.files if _name(key) == name), name)
+        found: NDArray[Any] = stored[key]
+        return found
+
+
+def _name(key: str) -> str:
+    marked = len(key) > 1 and key.startswith(_MARK) and key.endswith(_MARK)
+    return key[1:-1] if marked else key

@@ -1,0 +1,196 @@
+"""Static INT8 as the outputs judge it: which method, balanced or not, which layers stay in float.
+
+What is best for a tensor need not be best for the model: a method that clips can destroy it, and a factor
+that helps one product may hurt another. Where samples are given, candidates are quantized in turn, and the
+one whose outputs are nearest to the float model's is kept:
+
+1. channels evened out: smoothed (`balancing.smooth`), then equalized (`balancing.equalize`);
+2. biases corrected (`int8.bias_correction`);
+3. other methods, where `auto` is asked for: minmax, percentile, entropy. A correction of biases destroys
+   some models together with a method that clips: few rows are clipped, and all get the correction;
+4. with `max_damage`, the most damaging layers in float, as many as it takes.
+
+Where there are enough samples, those that judge are not those that factors and biases are learnt from.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..calibration import Method, parse_method
+from ..errors import InvalidOption, QuantizationError
+from .balancing.in_memory import Floats, equalized, smoothed
+from .choice import exactly
+from .judge import Judge
+from .request import Outcome, Request
+from .sensitivity import rank_layers
+
+Once = Callable[[Request], Outcome]
+
+LEAST_GAIN_DB = 0.2
+"""What a later candidate must gain to replace an earlier one."""
+
+_RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
+
+
+@dataclass
+class _Search:
+    """The best request so far, what it gives, and all that was tried."""
+
+    judge: Judge
+    once: Once
+    request: Request
+    outcome: Outcome
+    snr_db: float
+    tried: list[dict[str, object]] = field(default_factory=list)
+
+    def offer(self, what: str, request: Request, *, least_db: float = LEAST_GAIN_DB) -> bool:
+        """Quantize another way; keep it where it gains. Return whether it did."""
+        outcome = self.once(request)
+        snr_db = self.judge.snr_db(outcome.write)
+        self.tried.append({"tried": what, "snr_db": round(snr_db, 2)})
+        if snr_db < self.snr_db + least_db:
+            return False
+        self.request, self.outcome, self.snr_db = request, outcome, snr_db
+        return True
+
+
+def best_static(request: Request, once: Once) -> Outcome:
+    """Return the best outcome of static quantization.
+
+    Args:
+        request: Of static INT8, with ranges. Without data, or with fixed scales, it is carried out as it is.
+        once: Carries a request out.
+
+    Raises:
+        InvalidOption: If `max_damage` is asked for without data.
+        QuantizationError: If `max_damage` cannot be met, or `once` raises it.
+    """
+    if request.max_damage is not None and request.data is None:
+        raise InvalidOption("--max-damage is measured on samples", hint="give --data", option="--data")
+    if request.data is None or request.ranges is None or request.ranges.fixed:
+        return once(request)
+    if request.precision != "int8":
+        return once(request)
+    with tempfile.TemporaryDirectory(prefix="qcompile-search-") as folder:
+        return _searched(request, once, Path(folder))
+
+
+def _searched(request: Request, once: Once, folder: Path) -> Outcome:
+    request.progress("quantize, and compare")
+    plain = replace(request, correct_bias=False)
+    judge, outcome = Judge(request), once(plain)
+    snr_db = judge.snr_db(outcome.write)
+    search = _Search(judge, once, plain, outcome, snr_db)
+    chosen = _method(request)
+    search.tried.append({"tried": str(chosen), "snr_db": round(snr_db, 2)})
+    balancing = _balance(search, folder) if request.balance else {}
+    if request.correct_bias:
+        search.offer("corrected biases", replace(search.request, correct_bias=True), least_db=0.0)
+    for method in _others(chosen):
+        search.offer(str(method), replace(search.request, method=str(method)))
+    kept = _take_back(search) if request.max_damage is not None else {}
+    left = search.outcome.proof.get("left_in_float")
+    proof = {**search.outcome.proof, "search": search.tried, **balancing}
+    if isinstance(left, dict):
+        proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
+    proof["method"] = str(_method(search.request))
+    outcome = search.outcome
+
+    def write(path: Path) -> None:
+        outcome.write(path)
+        proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
+
+    return Outcome(write, proof, outcome.warnings)
+
+
+def _method(request: Request) -> Method:
+    assert request.ranges is not None, "best_static asks"
+    return parse_method(request.method) if request.method else request.ranges.method
+
+
+def _others(chosen: Method) -> list[Method]:
+    """The methods beside `auto` that are tried, where that was asked for."""
+    if chosen.name != "auto":
+        return []
+    return [Method("minmax"), Method("percentile", chosen.percentile), Method("entropy")]
+
+
+def _balance(search: _Search, folder: Path) -> dict[str, object]:
+    """Offer the smoothed and the equalized model; return what the proof tells of it."""
+    request, told = search.request, dict[str, object]()
+    symmetric = request.target == "tensorrt"
+    data = request.samples(_samples(request))
+    request.progress("smooth channels")
+    floats, done = smoothed(_floats(request), data, folder / "smoothed.onnx", symmetric=symmetric)
+    if done.rescaled:
+        kept = search.offer("smoothed", _on(request, floats))
+        gained = "the outputs gain by it" if kept else "the outputs do not gain by it"
+        told["smoothed"] = done.places if kept else {}
+        told["smoothing"] = f"{len(done.places)} places: {gained}"
+    told["left_alone"] = done.left_alone
+    request = search.request
+    request.progress("equalize channels")
+    floats, pairs = equalized(_floats(request), data, folder / "equalized.onnx")
+    if pairs:
+        kept = search.offer("equalized", _on(request, floats))
+        told["equalized_pairs"] = pairs if kept else 0
+    return told
+
+
+def _floats(request: Request) -> Floats:
+    assert request.ranges is not None, "best_static asks"
+    return Floats(request.path, request.model, request.ranges)
+
+
+def _on(request: Request, floats: Floats) -> Request:
+    return replace(request, path=floats.path, model=floats.model, ranges=floats.ranges)
+
+
+def _samples(request: Request) -> int:
+    """As many samples as the ranges were observed on."""
+    assert request.ranges is not None, "best_static asks"
+    return max(request.ranges.samples, 1)
+
+
+def _take_back(search: _Search) -> dict[str, str]:
+    """Leave the most damaging layers in float until the outputs are near enough; return why they are."""
+    request, wanted = search.request, search.request.max_damage
+    assert wanted is not None
+    assert request.ranges is not None
+    if search.snr_db >= wanted:
+        return {}
+    request.progress("damage of each layer")
+    ranked = rank_layers(
+        request.model, request.target, request.ranges, request.samples(_RANKED_ON),
+        method=_method(request), exclude=[*request.exclude, *_floats_by_name(request)],
+    )  # fmt: skip
+    names = [damage.layer for damage in ranked]
+    low, high = 0, len(names)  # so many are too few; so many were never tried, or are enough
+    best = search.snr_db
+    while high - low > 1:
+        middle = (low + high) // 2
+        exclude = [*request.exclude, *map(exactly, names[:middle])]
+        search.offer(f"{middle} layers in float", replace(request, exclude=exclude), least_db=-float("inf"))
+        best = max(best, search.snr_db)
+        low, high = (low, middle) if search.snr_db >= wanted else (middle, high)
+    if high == len(names):
+        raise QuantizationError(
+            f"{request.path}: {best:.1f} dB with {low} of {len(names)} layers in float; "
+            f"--max-damage {wanted:g} is required",
+            hint="lower --max-damage, or keep the model in float",
+        )
+    if low != high and search.snr_db < wanted:
+        exclude = [*request.exclude, *map(exactly, names[:high])]
+        search.offer(f"{high} layers in float", replace(request, exclude=exclude), least_db=-float("inf"))
+    return {
+        damage.layer: f"--max-damage {wanted:g}: alone it costs {damage.snr_db:.1f} dB"
+        for damage in ranked[:high]
+    }
+
+
+def _floats_by_name(request: Request) -> list[str]:
+    return [pattern for pattern, kind in request.layers.items() if kind != "int8"]

@@ -1,0 +1,179 @@
+"""OpenVINO's builder: the file is kept as it is, compiled, and asked what became of its products."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...artifact import Check, read_manifest
+from ...errors import ArtifactError, BuildError, EngineUnavailable, IntentNotReached
+from ...model.graph import weighted_nodes
+from ...model.made_input import run_on
+from ...model.onnx_file import load_onnx, model_io, save_onnx
+from ...model.session import usable_cores
+from ...shapes import Feeds, ModelIO
+from ..base import BuildOutcome, BuildRequest, Engine, Planned, Precision, Runner
+from ..processor import processor, why_emulated
+from .kernels import UNREPORTED, Computed, computed_by
+from .runner import OpenVinoRunner, reason
+
+if TYPE_CHECKING:
+    import onnx
+
+_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+"""What OpenVINO computes float parts in. Its own choice is bfloat16 where the processor has it."""
+
+
+class OpenVino(Engine):
+    """OpenVINO's CPU plugin."""
+
+    name = "openvino"
+    suffix = ".onnx"
+    lacks = frozenset(["DFT"])  # it takes some, and fails on those of a real signal (2026.4)
+
+    def why_not_build(self) -> str:
+        try:
+            import openvino  # noqa: F401
+        except ImportError as error:
+            return f"openvino cannot be imported ({error})"
+        return ""
+
+    def fix(self) -> str:
+        return "pip install 'qcompile[openvino]'" if self.why_not_build() else ""
+
+    def graph_precision(self, precision: Precision) -> Precision:
+        # fp16 and bf16 are a hint to the runtime, which then converts the float graph by itself.
+        return precision if precision in ("int8", "int4") else "fp32"
+
+    def check_precision(self, precision: Precision, rest: str) -> None:
+        computed_in = _computed_in(precision, rest)
+        emulated = why_emulated(computed_in)
+        if emulated:
+            raise IntentNotReached(
+                f"{computed_in} for openvino: {emulated}; OpenVINO would emulate it, slower than fp32",
+                hint=f"choose {'--rest' if computed_in != precision else '--precision'} fp32, "
+                "or build on a processor that has it",
+                proof={},
+            )
+
+    def build(self, request: BuildRequest) -> BuildOutcome:
+        if request.precision == "int4":
+            raise BuildError(
+                "OpenVINO does not tell which weights it keeps in 4 bits, so that cannot be proven",
+                hint="choose --target onnxruntime or tensorrt-rtx",
+            )
+        self.check_precision(request.precision, request.rest)
+        before = load_onnx(Path(request.model))
+        save_onnx(before, request.output)
+        request.progress("compile for this processor")
+        found, nodes = self._ask(before, request.output, request), weighted_nodes(before)
+        asked = nodes["int8" if request.precision == "int8" else "fp32"]
+        told = {node.name: found[node.name] for node in asked}
+        reached = [one for one in found.values() if one.precision == request.precision]
+        return BuildOutcome(
+            kind="onnx",
+            io=model_io(before),
+            planned=len(asked),
+            reached=len(reached),
+            proof={"layers_by_precision": _counted(nodes, found)},
+            device=processor(),
+            packages=("openvino", "onnx"),
+            checks=[Check("runs after loading again", True, request.sampled)],
+            layers=Planned(
+                tuple(told),
+                {
+                    name: one.detail
+                    for name, one in told.items()
+                    if one.precision not in (request.precision, UNREPORTED)
+                },
+                {name: one.detail for name, one in told.items() if one.precision == UNREPORTED},
+            ),
+        )
+
+    def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
+        model = load_onnx(Path(request.model))
+        with tempfile.TemporaryDirectory(prefix="qcompile-ask-") as folder:
+            path = Path(folder) / "asked.onnx"
+            save_onnx(model, path)
+            found = self._ask(model, path, request)
+        return {
+            node.name: found[node.name].detail
+            for node in weighted_nodes(model)[request.precision]
+            if found[node.name].precision not in (request.precision, UNREPORTED)
+        }
+
+    def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
+        return self._opened(Path(artifact), threads)
+
+    def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
+        with self._opened(Path(artifact), threads, profile=True) as runner:
+            return runner.kernel_times(feeds)
+
+    def _opened(self, path: Path, threads: int, *, profile: bool = False) -> OpenVinoRunner:
+        missing = self.why_not_run()
+        if missing:
+            raise EngineUnavailable(missing, hint=self.fix(), engine=self.name, reason=missing)
+        precision = _as_built(path)
+        emulated = why_emulated(precision)
+        if emulated:
+            raise ArtifactError(
+                f"{path}: computes in {precision}: {emulated}",
+                hint="build it for this machine in another precision",
+                file=path,
+            )
+        return self._compiled(path, precision, threads, profile=profile)
+
+    def _ask(self, model: onnx.ModelProto, path: Path, request: BuildRequest) -> dict[str, Computed]:
+        """Compile a file, run it once, and return name to what computes each of its products."""
+        nodes = [node for kind in weighted_nodes(model).values() for node in kind]
+        precision = _computed_in(request.precision, request.rest)
+        with self._compiled(path, precision, request.threads, request.source or request.model) as runner:
+            run_on(model, request.sample, runner.infer)
+            return computed_by(model.graph, nodes, runner.kernels())
+
+    def _compiled(
+        self, path: Path, precision: str, threads: int, shown: str = "", *, profile: bool = False
+    ) -> OpenVinoRunner:
+        import openvino
+
+        core = openvino.Core()
+        try:
+            model = core.read_model(path)
+        except RuntimeError as error:
+            raise BuildError(
+                f"{shown or path}: OpenVINO refuses it: {reason(error)}",
+                hint="qcompile inspect shows its operators and opset",
+                file=path,
+            ) from error
+        settings = {
+            "INFERENCE_PRECISION_HINT": _HINTS.get(precision, "f32"),
+            "INFERENCE_NUM_THREADS": threads or usable_cores(),
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+            "PERF_COUNT": profile,
+        }
+        return OpenVinoRunner(core, model, settings, model_io(load_onnx(path, external_data=False)), path)
+
+
+def _counted(
+    nodes: Mapping[str, Sequence[onnx.NodeProto]], found: Mapping[str, Computed]
+) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {name: {} for name in ("fp32", "fp16", "bf16", "int8")}
+    for node in (node for kind in nodes.values() for node in kind):
+        layers = counts.setdefault(found[node.name].precision, {})
+        layers[node.op_type] = layers.get(node.op_type, 0) + 1
+    return counts
+
+
+def _as_built(path: Path) -> str:
+    """The precision of the float parts of an artifact; of a foreign file, float32."""
+    manifest = read_manifest(path)
+    if manifest is None:
+        return "fp32"
+    return _computed_in(manifest.precision, str(manifest.options.get("rest") or "fp32"))
+
+
+def _computed_in(precision: str, rest: str) -> str:
+    return rest if precision == "int8" else precision

@@ -1,0 +1,176 @@
+"""What decides whether an integer artifact still computes what its float model does, output by output.
+
+| an output is   | where                                                     | and passes with               |
+|----------------|-----------------------------------------------------------|-------------------------------|
+| an `embedding` | it has two axes, and every row of the reference length 1  | a mean cosine of 0.98         |
+| `classes`      | it has two axes, no name of features; or the user says so | 15 dB, the same argmax in 95% |
+| a `signal`     | it is anything else                                       | 15 dB                         |
+
+A feature map, a box or a hidden state has no argmax that means anything. The argmax of few rows is judged as
+few: it fails where an artifact that agrees in 95% of all rows would do as badly in less than 5% of such
+samples (the upper tail of the binomial distribution of its flips).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .fidelity import fidelity
+
+Rule = Literal["classes", "embedding", "signal"]
+RULES: tuple[Rule, ...] = ("classes", "embedding", "signal")
+
+SNR_DB = 15.0
+AGREEMENT = 0.95
+COSINE = 0.98
+_CHANCE = 0.05
+_UNIT = 1e-3  # by how much the length of an embedding may differ from 1
+_FEATURES = re.compile(r"embed|pool|hidden|feature|state|latent|vector|repr|mask|box|recon|image|pixel", re.I)
+
+Batches = Sequence[NDArray[Any]]
+
+
+@dataclass
+class RowTally:
+    """The rows of one output, batch by batch; nothing is kept.
+
+    Attributes:
+        name: Of the output.
+        given: What the output is, where the user said so.
+        same, rows: Rows with the same argmax over the last axis, of so many.
+        cosines: Sum of the cosines of the rows.
+    """
+
+    name: str
+    given: Rule | None = None
+    same: int = 0
+    rows: int = 0
+    cosines: float = 0.0
+    _two_axes: bool = True
+    _unit: bool = True
+    _one_hot: bool = True
+    _several: bool = True
+
+    def add(self, expected: NDArray[Any], found: NDArray[Any]) -> None:
+        """Add a batch; both of one shape."""
+        self._two_axes &= expected.ndim == 2 and expected.dtype.kind == "f"
+        self._several &= expected.ndim > 0 and expected.shape[-1] > 1
+        if not self._several or expected.dtype.kind in "OUS" or not expected.size:
+            return
+        if not self._two_axes and self.given is None:
+            return  # a signal already
+        same = expected.argmax(-1) == found.argmax(-1)
+        self.same, self.rows = self.same + int(same.sum()), self.rows + same.size
+        x, y = expected.astype(np.float64), found.astype(np.float64)
+        lengths = np.linalg.norm(x, axis=-1)
+        self._unit &= bool(np.all(np.abs(lengths - 1.0) < _UNIT))
+        self._one_hot &= bool((x.max(-1) > 1.0 - _UNIT).all())
+        scale = lengths * np.linalg.norm(y, axis=-1)
+        with np.errstate(invalid="ignore"):
+            self.cosines += float(np.sum(np.sum(x * y, axis=-1) / np.where(scale > 0, scale, 1.0)))
+
+    @property
+    def rule(self) -> Rule:
+        """What the output is taken for, see the module's table."""
+        if not self._several or not self.rows:
+            return "signal"
+        if self.given is not None:
+            return self.given
+        if not self._two_axes:
+            return "signal"
+        if self._unit and not self._one_hot:
+            return "embedding"
+        return "signal" if _FEATURES.search(self.name) else "classes"
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of rows with the same argmax; None where that means nothing."""
+        return self.same / self.rows if self.rule == "classes" else None
+
+    @property
+    def cosine(self) -> float | None:
+        """Mean cosine of the rows; None where that means nothing."""
+        return self.cosines / self.rows if self.rule == "embedding" else None
+
+    def verdict(self, *, loud: bool, snr_db: float = SNR_DB) -> tuple[bool, str]:
+        """Return whether the output passes, and what was required in words.
+
+        Args:
+            loud: Whether it has the signal-to-noise ratio that is required.
+            snr_db: Which is this one, in decibels.
+        """
+        if self.rule == "embedding":
+            return self.cosines / self.rows >= COSINE, f"embedding: mean cosine ≥ {COSINE:g}"
+        if self.rule == "signal":
+            return loud, f"signal: SNR ≥ {snr_db:g} dB"
+        enough, words = enough_agreement(self.same, self.rows)
+        return loud and enough, f"classes: SNR ≥ {snr_db:g} dB, {words}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on one output: whether it passed, what was required, and what was found."""
+
+    output: str
+    passed: bool
+    criterion: str
+    snr_db: float
+    agreement: float | None
+    cosine: float | None
+
+    @property
+    def found(self) -> str:
+        """What was found, in words."""
+        more = "" if self.agreement is None else f", same argmax in {self.agreement:.0%} of rows"
+        return f"{self.snr_db:.1f} dB{more if self.cosine is None else f', cosine {self.cosine:.3f}'}"
+
+
+def judge_outputs(reference: Mapping[str, Batches], found: Mapping[str, Batches]) -> list[Judgement]:
+    """Judge every output of an integer artifact.
+
+    Args:
+        reference: Output name to its batches, of the float model.
+        found: The artifact's, of the same names and shapes.
+
+    Raises:
+        ValueError: If shapes differ.
+    """
+    judgements = []
+    for name, expected in reference.items():
+        tally = RowTally(name)
+        for a, b in zip(expected, found[name], strict=True):
+            tally.add(a, b)
+        whole = [np.concatenate([array.ravel() for array in side]) for side in (expected, found[name])]
+        snr_db = fidelity(whole[0], whole[1]).snr_db
+        passed, criterion = tally.verdict(loud=snr_db >= SNR_DB)
+        judgements.append(Judgement(name, passed, criterion, snr_db, tally.agreement, tally.cosine))
+    return judgements
+
+
+def enough_agreement(same: int, rows: int) -> tuple[bool, str]:
+    """Return whether so many rows with the same argmax are 95%, within chance, and what was required."""
+    required = f"same argmax in ≥ {AGREEMENT:.0%} of rows"
+    if not rows or same / rows >= AGREEMENT:
+        return True, required
+    if flips_by_chance(rows - same, rows) >= _CHANCE - 1e-12:
+        return True, f"{required} ({same} of {rows}: within chance)"
+    return False, required
+
+
+def flips_by_chance(flips: int, rows: int, share: float = 1.0 - AGREEMENT) -> float:
+    """Return how likely at least so many flips are, where each of the rows flips with probability `share`."""
+    total = math.lgamma(rows + 1)
+    return math.fsum(
+        math.exp(
+            total - math.lgamma(k + 1) - math.lgamma(rows - k + 1)
+            + k * math.log(share) + (rows - k) * math.log1p(-share)
+        )
+        for k in range(flips, rows + 1)
+    )  # fmt: skip

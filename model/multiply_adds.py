@@ -1,0 +1,141 @@
+"""How many products each node of a graph computes: the size of a layer where layers are weighed.
+
+Extents come from ONNX's shape inference, with the inputs as the file's notes say (`input_notes`) and every
+other dynamic axis 1. One multiply-add is one product added to a sum:
+
+    Conv                 outputs x (input channels / groups) x kernel
+    ConvTranspose        inputs  x (output channels / groups) x kernel
+    MatMul, Gemm         outputs x inner extent
+    LSTM, GRU, RNN       steps x batch x (values of W and of R)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..shapes import TensorInfo, fill_dynamic
+from .graph import infer_shapes, int_attribute, without_weights
+from .input_notes import read_notes
+from .onnx_file import model_io
+
+if TYPE_CHECKING:
+    import onnx
+
+Shape = tuple[int, ...]
+
+ALLOWED_SHARE = 0.10
+"""Share of the planned multiply-adds that may miss the precision."""
+_SHOWN = 8
+
+
+def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
+    """Return node name to its multiply-adds, for the nodes of the main graph that multiply.
+
+    A node whose extents cannot be inferred is left out; so is one inside a subgraph.
+
+    Args:
+        model: A float graph, or one with Q/DQ; its weights need not be loaded.
+    """
+    shapes = _shapes(model)
+    found: dict[str, int] = {}
+    for node in model.graph.node:
+        count = _COUNTS.get(node.op_type)
+        if count is not None:
+            total = count(node, shapes)
+            if total is not None:
+                found[node.name] = total
+    return found
+
+
+def named(layers: Mapping[str, str], share: Mapping[str, float], shown: int = _SHOWN) -> str:
+    """Return layers with their shares and reasons, the largest first."""
+    ordered = sorted(layers, key=lambda name: -share.get(name, 0.0))
+    found = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:shown]]
+    more = f" and {len(layers) - shown} more" if len(layers) > shown else ""
+    return ", ".join(found) + more
+
+
+def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict[str, float], str]:
+    """Return the share of each layer, and what was counted: "multiply-adds", or "layers"."""
+    known = all(name in multiply_adds for name in names)
+    total = sum(multiply_adds[name] for name in names) if known else 0
+    if not total:
+        return dict.fromkeys(names, 1 / max(len(names), 1)), "layers"
+    return {name: multiply_adds[name] / total for name in names}, "multiply-adds"
+
+
+def _shapes(model: onnx.ModelProto) -> dict[str, Shape]:
+    """Tensor name to its extents, where all of them are known."""
+    light = without_weights(model)
+    examples = _examples(model)
+    for value in light.graph.input:
+        if value.name in examples:
+            for dimension, extent in zip(value.type.tensor_type.shape.dim, examples[value.name], strict=True):
+                dimension.dim_value = extent
+    # What the exporter wrote of dynamic extents would win over what is inferred from these.
+    del light.graph.value_info[:]
+    for value in light.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    inferred = {
+        name: tuple(extent for extent in shape if isinstance(extent, int))
+        for name, shape in infer_shapes(light).items()
+        if all(isinstance(extent, int) for extent in shape)
+    }
+    return inferred | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
+def _examples(model: onnx.ModelProto) -> dict[str, Shape]:
+    notes = read_notes(model)
+    return {tensor.name: _example(tensor, notes) for tensor in model_io(model).inputs}
+
+
+def _example(tensor: TensorInfo, notes: Mapping[str, object]) -> Shape:
+    filled = fill_dynamic(tensor, 1)
+    example = getattr(notes.get(tensor.name), "example", ())
+    if len(example) != len(filled):
+        return filled
+    return tuple(
+        extent if isinstance(extent, int) else int(noted)
+        for extent, noted in zip(tensor.shape, example, strict=True)
+    )
+
+
+def _convolution(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
+    weight, made = shapes.get(node.input[1]), shapes.get(node.output[0])
+    return None if weight is None or made is None else math.prod(made) * math.prod(weight[1:])
+
+
+def _transposed(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
+    weight, read = shapes.get(node.input[1]), shapes.get(node.input[0])
+    return None if weight is None or read is None else math.prod(read) * math.prod(weight[1:])
+
+
+def _product(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
+    left, made = shapes.get(node.input[0]), shapes.get(node.output[0])
+    if not left or made is None:
+        return None
+    inner = left[0] if node.op_type == "Gemm" and int_attribute(node, "transA", 0) else left[-1]
+    return math.prod(made) * inner
+
+
+def _recurrent(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
+    read = shapes.get(node.input[0])
+    weights = [shapes.get(name) for name in node.input[1:3]]
+    if read is None or len(read) != 3 or None in weights:
+        return None
+    return read[0] * read[1] * sum(math.prod(weight) for weight in weights if weight is not None)
+
+
+_COUNTS: Mapping[str, Callable[[onnx.NodeProto, Mapping[str, Shape]], int | None]] = {
+    "Conv": _convolution,
+    "ConvInteger": _convolution,
+    "ConvTranspose": _transposed,
+    "MatMul": _product,
+    "MatMulInteger": _product,
+    "Gemm": _product,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+}

@@ -1,0 +1,127 @@
+"""The coverage benchmark's own machinery: causes, tables, what is finished, processes that crash or hang."""
+
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    """Import a file of the harness, which is no package."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"coverage_harness/{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+table = load("results_table")
+processes = load("processes")
+
+
+def architecture(name: str = "hand_mlp", kind: str = "classifier") -> SimpleNamespace:
+    return SimpleNamespace(key=name, library=name.split("_")[0], kind=kind, task=kind)
+
+
+def passed() -> list[dict]:
+    return [{"stage": stage, "result": "passed"} for stage in table.STAGES]
+
+
+def failed(stage: str, message: str, *, defect: bool = False) -> dict:
+    return {"stage": stage, "result": "failed", "error": "ModelError", "message": message, "defect": defect}
+
+
+def row(records: list[dict], *, end: str = "", name: str = "hand_mlp", kind: str = "classifier") -> dict:
+    return table.finished_row(architecture(name, kind), records, end, ["Aborted"], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("/tmp/a1/model.onnx: 16 of 18 layers reached int8", "/tmp/b/model.onnx: 3 of 4 layers reached int8"),
+        ("'node_linear_3' stays in float", "'node_conv2d', 'val_7' stays in float"),
+        ("input 'x': -0.55 dB\n  hint: one", "input 'tokens': 12 dB\n  hint: two"),
+        ("shape 2x3x64x64 was found", "shape 1x8 was found"),
+    ],
+)
+def test_causes_are_equal_but_for_names_numbers_and_folders(one: str, other: str) -> None:
+    assert table.cause(one.splitlines()[0]) == table.cause(other.splitlines()[0])
+
+
+def test_causes_of_different_refusals_differ() -> None:
+    assert table.cause("3 layers reached int8") != table.cause("3 layers reached fp16")
+
+
+def test_a_row_passes_where_every_stage_passed() -> None:
+    assert row(passed())["passed"]
+    assert not row([*passed()[:-1], failed("diff", "outputs differ")])["passed"]
+
+
+def test_a_process_that_crashes_is_a_defect_of_the_stage_it_was_in() -> None:
+    records = [*passed()[:2], {"stage": "calibrate", "result": "started"}]
+    record = row(records, end="crash: SIGSEGV")["stages"]["calibrate"]
+    assert record["result"] == "failed"
+    assert record["defect"]
+    assert record["traceback"] == ["Aborted"]
+
+
+def test_a_timeout_is_no_defect() -> None:
+    record = row([{"stage": "export", "result": "started"}], end="timeout")["stages"]["export"]
+    assert record["cause"] == "timeout"
+    assert not record["defect"]
+
+
+def test_the_last_row_of_a_name_counts_and_a_line_cut_off_counts_for_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    table.write_row(file, row([failed("export", "no")]))
+    with file.open("a") as stream:
+        stream.write('{"name": "hand_ml')
+    table.write_row(file, row(passed()))
+    assert table.latest(table.read_rows(file))["hand_mlp"]["passed"]
+
+
+def test_tables_count_stages_kinds_and_causes() -> None:
+    rows = [
+        row(passed()),
+        row([failed("export", "axis 2 cannot be dynamic")], name="timm_a"),
+        row([failed("export", "axis 7 cannot be dynamic", defect=True)], name="timm_b", kind="other"),
+    ]
+    text = table.as_markdown(table.latest(rows))
+    assert "| export | 1 | 2 | 0 |" in text
+    assert "| diff | 1 | 0 | 2 |" in text
+    assert "| **all** | 1 of 2 (50%) | 0 of 1 (0%) | 1 of 3 (33%) |" in text
+    assert "| export | axis N cannot be dynamic | 2 | timm_a, timm_b |" in text
+    assert "DEFECT: timm_b, export" in text
+    assert "DEFECT: timm_a" not in text
+
+
+def _work(one: SimpleNamespace, _folder: Path, report) -> None:  # type: ignore[no-untyped-def]
+    report({"stage": "export", "result": "started"})
+    if one.key == "hand_hangs":
+        time.sleep(60)
+    if one.key == "hand_crashes":
+        os.write(1, b"the last words\n")
+        os.abort()
+    for record in passed():
+        report(record)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:This process:DeprecationWarning"
+)  # of forks beside threads, in Python 3.12
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_a_crash_and_a_hang_end_only_their_own_architecture() -> None:
+    chosen = [architecture(name) for name in ("hand_crashes", "hand_hangs", "hand_passes")]
+    rows = {row["name"]: row for row in processes.run_all(chosen, _work, jobs=3, limit_s=1.0)}
+    assert rows["hand_passes"]["passed"]
+    assert rows["hand_hangs"]["stages"]["export"]["cause"] == "timeout"
+    assert "SIGABRT" in rows["hand_crashes"]["stages"]["export"]["message"]
+    assert "the last words" in rows["hand_crashes"]["stages"]["export"]["traceback"]
