@@ -6,6 +6,7 @@ A guard is an expression over the symbols of axes that must be true, such as `Eq
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -18,23 +19,36 @@ _WINDOW = 512  # extents beyond the traced one among which a multiple shows
 _FAR = 64  # times the traced extent: what holds there holds for all
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "FloorDiv": lambda a, b: a // b,
-    "CleanDiv": lambda a, b: a // b,
-    "CeilDiv": lambda a, b: -(-a // b),
-    "Mod": lambda a, b: a % b,
-    "PythonMod": lambda a, b: a % b,
-    "ModularIndexing": lambda a, b, modulus: a // b % modulus,
+    "Add": lambda *terms: sum(terms),
+    "Mul": lambda *factors: math.prod(factors),
+    "Pow": pow,
     "Max": max,
     "Min": min,
+    "Abs": abs,
+    "Equality": operator.eq,
+    "Unequality": operator.ne,
+    "StrictLessThan": operator.lt,
+    "LessThan": operator.le,
+    "StrictGreaterThan": operator.gt,
+    "GreaterThan": operator.ge,
+    "And": lambda *parts: all(parts),
+    "Or": lambda *parts: any(parts),
+    "Not": operator.not_,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "ModularIndexing": lambda a, b, modulus: a // b % modulus,
+    "PowByNatural": pow,
     "ToFloat": float,
-    "IntTrueDiv": lambda a, b: a / b,
-    "FloatTrueDiv": lambda a, b: a / b,
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
     "FloorToInt": math.floor,
     "CeilToInt": math.ceil,
     "TruncToInt": math.trunc,
-    "RoundToInt": round,
 }
-"""What PyTorch's own symbolic functions compute (torch/utils/_sympy/functions.py)."""
+"""What the symbolic functions of sympy and PyTorch compute (torch/utils/_sympy/functions.py), by class."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +57,11 @@ class Guard:
 
     Attributes:
         symbols: The symbols in it, by name and in order.
-        value: Its value for extents of these.
+        value: Its value, given the extents of these.
     """
 
     symbols: tuple[str, ...]
-    value: Callable[..., Any]
+    value: Callable[[Sequence[int]], Any]
 
     def holds(self, symbol: str, extent: int, traced: Mapping[str, int]) -> bool:
         """Return whether it is true for an extent, at some extents of the other symbols in it.
@@ -62,29 +76,48 @@ class Guard:
 
     def _is_true(self, extents: Sequence[int]) -> bool:
         try:
-            return bool(self.value(*extents))
+            return bool(self.value(extents))
         except (ArithmeticError, ValueError):  # such as a division by a number of windows that is 0
             return False
 
 
 def read_guards(expressions: Iterable[Any], symbols: Iterable[str]) -> list[Guard]:
-    """Return the guards that are about the symbols of input axes alone.
+    """Return the guards that are about the symbols of input axes alone; a function that is not known is left.
 
     Args:
         expressions: sympy's expressions, of PyTorch's `ShapeEnv`.
         symbols: Names of the symbols of input axes.
     """
-    import sympy  # type: ignore[import-untyped]
-
     known = set(symbols)
     guards = []
     for expression in dict.fromkeys(expressions):
-        free = sorted(getattr(expression, "free_symbols", ()), key=str)
-        names = tuple(str(symbol) for symbol in free)
+        names = sorted(str(symbol) for symbol in getattr(expression, "free_symbols", ()))
         if names and set(names) <= known:
-            value = sympy.lambdify(free, expression, modules=[_FUNCTIONS, "math"])
-            guards.append(Guard(names, value))
+            value = _compiled(expression, names)
+            guards += [Guard(tuple(names), value)] if value is not None else []
     return guards
+
+
+def _compiled(expression: Any, names: Sequence[str]) -> Callable[[Sequence[int]], Any] | None:
+    """The function that an expression is of the extents of its symbols; None where a part is not known."""
+    if getattr(expression, "is_Symbol", False):
+        index = names.index(str(expression))
+        return lambda extents: extents[index]
+    if not expression.args:
+        number = _number(expression)
+        return None if number is None else lambda _: number
+    function = _FUNCTIONS.get(type(expression).__name__)
+    parts = [_compiled(part, names) for part in expression.args]
+    if function is None or None in parts:
+        return None
+    known = [part for part in parts if part is not None]
+    return lambda extents: function(*(part(extents) for part in known))
+
+
+def _number(expression: Any) -> int | float | None:
+    if getattr(expression, "is_Integer", False):
+        return int(expression)
+    return float(expression) if getattr(expression, "is_Rational", False) else None
 
 
 def allowed_extents(
