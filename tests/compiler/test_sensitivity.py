@@ -70,8 +70,9 @@ def by_hand(
     def as_stored(name: str, values: Floats) -> Floats:
         symmetric = target == "tensorrt"
         multiplied = any(n.op_type in ("MatMul", "Gemm") and n.input[0] == name for n in model.graph.node)
-        signed = target == "openvino" and not multiplied  # its products take a zero point
-        symmetric |= signed and ranges.limits(name, symmetric=False)[0] < 0
+        low, high = ranges.limits(name, symmetric=False)
+        # OpenVINO's products take a zero point; where that is in the middle, it is left out.
+        symmetric |= target == "openvino" and low < 0 and (not multiplied or low == -high)
         return fake(values, *ranges.limits(name, symmetric=symmetric), symmetric=symmetric)
 
     total, inputs = 0.0, {value.name for value in model.graph.input}
