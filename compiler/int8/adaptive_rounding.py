@@ -87,9 +87,7 @@ def round_weights(
     return len(done)
 
 
-def _fits(
-    node: onnx.NodeProto, weights: dict[str, Any], readers: dict[str, list[onnx.NodeProto]]
-) -> bool:
+def _fits(node: onnx.NodeProto, weights: dict[str, Any], readers: dict[str, list[onnx.NodeProto]]) -> bool:
     return bool(hessian_key(node)) and node.input[1] in weights and len(readers[node.input[1]]) == 1
 
 
