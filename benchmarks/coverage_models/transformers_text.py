@@ -66,8 +66,6 @@ def _classifier(name: str, family: str, options: dict[str, Any]) -> Any:
 ARCHITECTURES = (
     *(_classifier(*one) for one in _CLASSIFIERS),
     row("fnet", "classifier", "FNet", "FNetForSequenceClassification", _UNMASKED, SMALL),
-    row("nystromformer", "classifier", "Nystromformer", "NystromformerForSequenceClassification", text(axis=32),
-        {**SMALL, "num_landmarks": 8, "segment_means_seq_len": 32, "conv_kernel_size": 5}),
     row("longformer", "classifier", "Longformer", "LongformerForSequenceClassification", text(axis=32),
         {**SMALL, "attention_window": [8, 8]}),
     row("canine", "classifier", "Canine", "CanineForSequenceClassification", text(axis=32),
