@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .artifact import Artifact
 from .engines.tensorrt.options import TensorRTOptions
+from .model.pt2_archive import trusting
 from .preparation import Intent, Shapes, prepared
 from .progress import Progress, silent
 
@@ -99,6 +100,7 @@ def build(
     data: str | None = None,
     calibration_cache: Path | None = None,
     options: TensorRTOptions | None = None,
+    trust: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
     """Build an artifact for a target and prove that its precision was reached.
@@ -112,6 +114,7 @@ def build(
             of the planned multiply-adds are a warning.
         allow_loss: Keep INT8 that loses more on the data than `diff` lets pass.
         calibration_cache: Where to write the scales that TensorRT's own calibrator found.
+        trust: Load a `.pt2` that runs code when it is loaded all the same.
         progress: Told of every step.
 
     Returns:
@@ -125,9 +128,14 @@ def build(
         model, target, precision, ranges, method, gpus, min_shapes or {}, opt_shapes or {}, max_shapes or {},
         inputs, threads, rest, layers or {}, calibrator, data, options, strict, allow_loss,
     )  # fmt: skip
-    return build_intent(
-        intent, output, allow_fallback=allow_fallback, calibration_cache=calibration_cache, progress=progress
-    )
+    with trusting(trust):
+        return build_intent(
+            intent,
+            output,
+            allow_fallback=allow_fallback,
+            calibration_cache=calibration_cache,
+            progress=progress,
+        )
 
 
 def build_intent(

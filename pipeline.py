@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from .errors import EngineUnavailable, QCompileError, UsageError
+from .model.pt2_archive import trusting
 from .model.source import digest_source, parse_source
 from .progress import Progress, silent
 from .recipe import ArtifactSection, Recipe, read_recipe
@@ -95,7 +96,7 @@ def run(
         recipe = read_recipe(recipe)
     folder = Path(output) if output is not None else recipe.folder / recipe.output
     store = Store(folder)
-    with store.locked():
+    with store.locked(), trusting(recipe.model.trust):
         report = _Run(recipe, store, again, progress, listener).drive()
         store.forget_old()
     return report

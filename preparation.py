@@ -341,6 +341,14 @@ def _fitted(intent: Intent, graph: Path, engine: Engine, folder: Path, progress:
         retyped = folder / f"retyped-{graph.name}"
         save_onnx(set_io_types(load_onnx(graph), types), retyped)
         graph = retyped
+    if "DFT" in engine.lacks:
+        from .compiler.dft import dft_to_products
+
+        model = load_onnx(graph)
+        if dft_to_products(model):
+            written = folder / f"products-{graph.name}"
+            save_onnx(model, written)
+            graph = written
     highest = engine.highest_opset()
     if highest is not None and opset(load_onnx(graph, external_data=False)) > highest:
         from .compiler.opset.fit import fit_opset

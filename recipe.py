@@ -47,6 +47,7 @@ class ModelSection:
     opset: int = 20
     depends: tuple[str, ...] = ()
     simplify: bool = True
+    trust: bool = False
 
 
 @dataclass(frozen=True)

@@ -229,9 +229,8 @@ def build_stage(
         from .intent import build
         from .model.outline import read_outline
 
-        ranges_of = shapes | (
-            default_shapes(read_outline(Path(model)).io.inputs, recipe.bench) if covers else {}
-        )
+        inputs = read_outline(Path(model)).io.inputs if covers else ()
+        ranges_of = shapes | default_shapes(inputs, recipe.bench)
         return build(
             model,
             path,

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, QCompileError
+from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
 from ..shapes import format_shape, samples_in
@@ -110,7 +111,8 @@ def benchmark(
         devices=numbers,
     )  # fmt: skip
     threads = threads or usable_cores()
-    io = shared_io(subjects, inputs)
+    with trusting(trust):
+        io = shared_io(subjects, inputs)
     feeds = timing_feeds(io, data, subjects=subjects, batch_size=batch_size)
     swept = {size: timing_feeds(io, data, subjects=subjects, batch_size=size) for size in batch_sizes}
     entries = {subject.name: entry_of(subject) for subject in subjects}

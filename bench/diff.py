@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidOption
 from ..model.fidelity import fidelity
 from ..model.judgement import RULES, SNR_DB, RowTally, Rule
+from ..model.pt2_archive import trusting
 from ..progress import Progress, quiet, silent
 from ..shapes import samples_in
 from .outputs import Subject, collect_outputs, describe, feeds_for, paired, shared_io
@@ -126,7 +127,9 @@ def diff(
         DataError, WorkerError, EngineUnavailable: If one side cannot run.
     """
     subjects = [describe(one, trust=trust) for one in (reference, artifact)]
-    feeds = list(feeds_for(shared_io(subjects, inputs), data, subjects=subjects, samples=samples))
+    with trusting(trust):
+        io = shared_io(subjects, inputs)
+    feeds = list(feeds_for(io, data, subjects=subjects, samples=samples))
     found = []
     for subject in subjects:
         progress(f"run {subject.name}")

@@ -20,6 +20,7 @@ from ..errors import DataError, EngineUnavailable, InvalidOption
 from ..model.graph import graph_precision
 from ..model.made_input import MadeInput, made_feeds
 from ..model.onnx_file import load_onnx, model_io
+from ..model.pt2_archive import check_program
 from ..model.session import make_session, run_session, session_options
 from ..model.source import parse_source
 from ..shapes import Feeds, ModelIO, TensorInfo, parse_input, samples_in
@@ -83,6 +84,8 @@ def describe(
     path = Path(artifact)
     if not trust and path.is_file() and manifest_path(path).is_file():
         load_artifact(path)  # the digest, before anything is executed
+    if path.suffix.lower() == ".pt2" and not trust:
+        check_program(path)  # its worker will trust it
     manifest = read_manifest(path) if path.is_file() else None
     io, precision, runs_on, layers, made = None, "fp32", "CPU", None, None
     if path.suffix == ".onnx":

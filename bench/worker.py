@@ -146,10 +146,12 @@ class Served:
         if mode != "eager":
             from ..engines.gpu import parse_device
             from ..engines.pytorch import PyTorch
+            from ..model.pt2_archive import trusting
 
-            return PyTorch().open_in_mode(
-                request["artifact"], mode, threads=threads, io=io, device=parse_device(device or "cpu")
-            )
+            with trusting():  # the caller has looked into it
+                return PyTorch().open_in_mode(
+                    request["artifact"], mode, threads=threads, io=io, device=parse_device(device or "cpu")
+                )
         from ..engines import load
 
         # The caller has checked the digest; hashing here would count as load time.

@@ -89,7 +89,11 @@ def bench() -> None:
 )
 @click.option("--timeout", type=float, default=600.0, show_default=True,
               help="Seconds after which a worker that does not answer is given up.")  # fmt: skip
-@click.option("--trust", is_flag=True, help="Run files that have no manifest or differ from it.")
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Run files that have no manifest or differ from it, and a .pt2 that runs code.",
+)
 @command_options
 @click.pass_context
 def measure(

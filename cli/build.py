@@ -72,13 +72,12 @@ if TYPE_CHECKING:
     type=click.Choice(["ours", "native", "entropy", "minmax"]),
     help="TensorRT 8.5 to 10: read our scales (--ranges), or calibrate by itself (--data), instead of Q/DQ.",
 )
-@click.option(
-    "--data", help="Samples to judge INT8 and check the artifact on, or for --calibrator."
-)
+@click.option("--data", help="Samples to judge INT8 and check the artifact on, or for --calibrator.")
 @click.option("--calibration-cache", type=click.Path(path_type=Path), help="Keep the scales it found.")
 @click.option("--allow-fallback", is_flag=True, help="Keep an artifact that missed its precision.")
 @click.option("--strict", is_flag=True, help="Fail where one layer missed its precision.")
 @click.option("--allow-loss", is_flag=True, help="Keep INT8 that loses more on --data than diff lets pass.")
+@click.option("--trust", is_flag=True, help="Load a .pt2 that runs code when it is loaded.")
 @click.option("--dry-run", is_flag=True, help="Parse, check, and say what would be built.")
 @tensorrt_options
 @command_options
@@ -104,11 +103,13 @@ def build(
     calibrator: str | None,
     data: str | None,
     calibration_cache: Path | None,
+    trust: bool,
     dry_run: bool,
     tensorrt: TensorRTOptions | None,
 ) -> None:
     """Build MODEL for a target and prove that what came out is what was asked for."""
     from ..intent import build_intent, plan_intent
+    from ..model.pt2_archive import trusting
     from ..preparation import Intent
     from ..shapes import parse_shapes
 
@@ -135,13 +136,14 @@ def build(
     if dry_run:
         _present_plan(session, plan_intent(intent, progress=session.progress), output)
         return
-    artifact = build_intent(
-        intent,
-        output,
-        allow_fallback=allow_fallback,
-        calibration_cache=calibration_cache,
-        progress=session.progress,
-    )
+    with trusting(trust):
+        artifact = build_intent(
+            intent,
+            output,
+            allow_fallback=allow_fallback,
+            calibration_cache=calibration_cache,
+            progress=session.progress,
+        )
     proof, asked = artifact.manifest.proof, artifact.manifest.precision
     lines = [
         f"proof: {proof['reached_in_precision']} of {proof['planned_in_precision']} layers that "

@@ -36,7 +36,11 @@ SAMPLES, SAMPLES_OF_LAYERS = 64, 8
 @click.option("--judge", "rules", multiple=True, metavar="[OUTPUT:]RULE",
               help="What an output is: classes, embedding or signal.")  # fmt: skip
 @click.option("--threads", type=int, default=0, help="Threads of each side; 0 lets it choose.")
-@click.option("--trust", is_flag=True, help="Run files that have no manifest or differ from it.")
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Run files that have no manifest or differ from it, and a .pt2 that runs code.",
+)
 @click.option("--layers", is_flag=True, help="Find the first tensor that diverges.")
 @click.option("--taps", type=int, help="With --layers: tensors read in one run; as memory allows by default.")
 @click.option("--threshold", type=float, metavar="DB",

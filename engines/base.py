@@ -219,6 +219,8 @@ class Engine(ABC):
     """Where it runs: the first unless it is told otherwise."""
     takes_profiles: bool = False
     """Whether GPUs, optimization profiles and TensorRT's options mean anything to it."""
+    lacks: frozenset[str] = frozenset()
+    """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
     """What it can be asked for."""
 

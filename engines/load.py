@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..artifact import load_artifact, manifest_path, read_manifest, require_file
 from ..errors import ArtifactError, InvalidOption
+from ..model.pt2_archive import trusting
 from ..model.source import parse_source
 from ..shapes import ModelIO
 from .base import GpuRun, Runner
@@ -32,7 +33,8 @@ def load(
         artifact: A file with a manifest, an ONNX file, or a PyTorch MODEL spelling.
         threads: Threads of a CPU runtime; 0 lets it choose.
         io: Inputs and outputs of a MODEL that does not declare them.
-        trust: Load a file whose digest differs from its manifest's, or an engine without one, all the same.
+        trust: Load a file whose digest differs from its manifest's, an engine without one, or a `.pt2` that
+            runs code when it is loaded, all the same.
         device: "cpu", "cuda:1", or the number of a GPU; None: where its engine runs by itself, which is the
             processor for all but TensorRT's.
         streams, cuda_graph: Of TensorRT's engines, see `base.GpuRun`.
@@ -51,9 +53,10 @@ def load(
     found, number = engine(name), parse_device(device) if isinstance(device, str) else device
     if device == "cpu" and "cpu" not in found.places:
         raise InvalidOption(f"{text}: engine {name} runs on a GPU, not on the processor", option="--device")
-    if number is None and streams == 1 and not cuda_graph:
-        return found.open(text, threads=threads, io=io)
-    return found.open_on_gpu(text, GpuRun(number or 0, streams, cuda_graph), threads=threads, io=io)
+    with trusting(trust):
+        if number is None and streams == 1 and not cuda_graph:
+            return found.open(text, threads=threads, io=io)
+        return found.open_on_gpu(text, GpuRun(number or 0, streams, cuda_graph), threads=threads, io=io)
 
 
 def engine_of(artifact: str, *, trust: bool = False) -> str:

@@ -1,4 +1,7 @@
-"""Load a PyTorch model from any of its spellings, in evaluation mode. Nothing here unpickles a checkpoint."""
+"""Load a PyTorch model from any of its spellings, in evaluation mode. Nothing here unpickles a checkpoint.
+
+A `.pt2` that holds more than weights and operators is refused, see `pt2_archive`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineUnavailable, ModelError, first_line
 from ..progress import quiet
+from .pt2_archive import program_checked
 from .source import Source
 from .user_code import call, load_function
 
@@ -107,9 +111,12 @@ def import_torch() -> Any:
 def _load_pt2(path: Path, device: str) -> torch.nn.Module:
     torch = import_torch()
     try:
-        program = torch.export.load(path)
+        with program_checked(path), quiet():  # it logs tracebacks of what it raises as well
+            program = torch.export.load(path)
         if device == "cpu":
             return program.module()  # type: ignore[no-any-return]
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"{path}: not a program saved by torch.export.save ({first_line(error)})",

@@ -9,7 +9,9 @@
 | `model.onnx`               | an ONNX file                                               |
 
 The function takes no argument and returns the module, or `(module, example)` where the example is a
-tuple or a dict of tensors. Nothing here unpickles a checkpoint: a file of pickled weights is refused.
+tuple or a dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose
+inputs are then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of
+pickled weights is refused, and so is a `.pt2` that holds more than weights and operators (`pt2_archive`).
 """
 
 from __future__ import annotations

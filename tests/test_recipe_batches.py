@@ -1,4 +1,4 @@
-"""An engine's profile covers the batches that the recipe measures, or the recipe is refused when it is read."""
+"""An engine's profile covers the batches that the recipe measures, or the recipe is refused."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ SHAPES
 BENCH
 """
 
+ONE_TO_16 = 'max_shapes = ["x:16x3"]\nmin_shapes = ["x:1x3"]'
+FOUR_TO_16 = 'max_shapes = ["x:16x3"]\nmin_shapes = ["x:4x3"]'
+TWO_INPUTS = 'max_shapes = ["x:8x3", "y:4x3"]\nmin_shapes = ["x:1x3", "y:1x3"]'
+PROFILES = """[artifact.tensorrt]
+profiles = ["a:1x3..2x3..4x3,b:[1]..[2]..[4]", "a:8x3..8x3..8x3,b:8..8..8"]"""
+
 REFUSED = {
-    "above max": ('max_shapes = ["x:16x3"]\nmin_shapes = ["x:1x3"]', "batch_size = 32", "32; the engine 'trt' takes 1 to 16"),
-    "below min": ('max_shapes = ["x:16x3"]\nmin_shapes = ["x:4x3"]', "batch_size = 2", "2; the engine 'trt' takes 4 to 16"),
-    "opt alone": ('opt_shapes = ["x:8x3"]', "batch_size = 1", "1; the engine 'trt' takes 8 in 'x'"),
-    "a curve": ('max_shapes = ["x:8x3"]\nmin_shapes = ["x:1x3"]', "batch_sizes = [1, 9]", "batch_sizes[1]' is 9; the engine"),
-    "no profile of two": (
-        '[artifact.tensorrt]\nprofiles = ["a:1x3..2x3..4x3,b:[1]..[2]..[4]", "a:8x3..8x3..8x3,b:8..8..8"]',
-        "batch_size = 6",
-        "6; the engine 'trt' takes 1 to 4 in 'a' (artifact[0].tensorrt.profiles)",
-    ),
-    "one input of two": ('max_shapes = ["x:8x3", "y:4x3"]\nmin_shapes = ["x:1x3", "y:1x3"]', "batch_size = 8", "1 to 4 in 'y'"),
-}  # fmt: skip
+    "above max": (ONE_TO_16, "batch_size = 32", "is 32; the engine 'trt' takes 1 to 16"),
+    "below min": (FOUR_TO_16, "batch_size = 2", "is 2; the engine 'trt' takes 4 to 16"),
+    "opt alone": ('opt_shapes = ["x:8x3"]', "batch_size = 1", "is 1; the engine 'trt' takes 8 in 'x'"),
+    "a curve": (ONE_TO_16, "batch_sizes = [1, 17]", "batch_sizes[1]' is 17; the engine"),
+    "no profile": (PROFILES, "batch_size = 6", "takes 1 to 4 in 'a' (artifact[0].tensorrt.profiles)"),
+    "one input of two": (TWO_INPUTS, "batch_size = 8", "takes 1 to 4 in 'y'"),
+}
 
 
 def write(folder: Path, shapes: str, bench: str, *, inputs: str = "", target: str = "tensorrt-rtx") -> Path:

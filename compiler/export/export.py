@@ -14,6 +14,7 @@ from ...model.graph import graph_precision
 from ...model.input_notes import write_notes
 from ...model.onnx_file import load_checked, load_onnx, model_io, opset
 from ...model.outputs import is_plain
+from ...model.pt2_archive import trusting
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
 from ...model.source import Source, parse_source
 from ...progress import Progress, silent
@@ -43,6 +44,7 @@ def export(
     opset_version: int = DEFAULT_OPSET,
     target: Target | None = None,
     data: str | None = None,
+    trust: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
     """Export a model to ONNX, check the file, and compare its outputs with the original's.
@@ -60,6 +62,7 @@ def export(
             told, or "onnxruntime", by default. A float model is the same for all.
         data: Samples (`calibration.batches`) in place of made input: for tracing, where the model has no
             example, and for every comparison.
+        trust: Load a `.pt2` that runs code when it is loaded all the same.
         progress: Told of every step.
 
     Returns:
@@ -84,7 +87,8 @@ def export(
         register_operators()  # it may hold them
     with ExitStack() as stack:
         if isinstance(source, Source):
-            loaded, label = load_torch(source), source.spec
+            with trusting(trust):
+                loaded, label = load_torch(source), source.spec
         else:
             stack.enter_context(kept_mode(source))
             was_training, label = computes_otherwise_in_training(source), type(source).__name__

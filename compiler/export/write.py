@@ -14,6 +14,7 @@ from ...model.onnx_file import load_onnx, opset, save_onnx
 from ...model.outputs import flat_tensors
 from ...model.pytorch import import_torch
 from ...progress import quiet
+from ..embedding_bags import bags_without_loops
 from ..int8.placement import Target
 from ..opset.lower import lower_opset
 from ..qat.finish_qdq import finish_qdq
@@ -146,7 +147,7 @@ def _write_captured(
     module: Any, example: Example, names: Sequence[str], opset_version: int, path: Path
 ) -> Axes:
     torch = import_torch()
-    with quiet(), torch.no_grad():
+    with quiet(), torch.no_grad(), bags_without_loops():
         captured = capture(module, example)
         program = torch.onnx.export(
             captured.program, dynamo=True, verbose=False, output_names=list(names),

@@ -30,7 +30,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...calibration import Method, Ranges
-from ...model.graph import WEIGHTED, captured_names, infer_types, name_nodes, rename_inputs, subgraphs
+from ...model.graph import (
+    WEIGHTED,
+    captured_names,
+    fix_initializers,
+    infer_types,
+    name_nodes,
+    rename_inputs,
+    subgraphs,
+)
 from ...model.onnx_file import copy_model, opset
 from ..choice import matching
 from ..int8.float8 import LARGEST
@@ -67,6 +75,7 @@ def to_half(
     """
     half = half_type(dtype)
     copy = copy_model(model)
+    fix_initializers(copy)  # files before IR version 4 list them as inputs, by names that they lose here
     name_nodes(copy.graph)
     excluded = matching(copy.graph, block)
     raise_for(copy, half, excluded)

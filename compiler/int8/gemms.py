@@ -47,11 +47,11 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
         name = next((name for name in add.input if name != node.output[0]), "")
         bias = stored.get(name)
         channels = weight.dims[1]
-        fits = bias is not None and list(bias.dims) in ([channels], [1, channels])
+        fits = bias is not None and list(bias.dims) in ([channels], [1, channels], [1], [])
         if bias is None or not fits or {node.name, add.name} & set(exclude):
             continue
-        if len(readers[name]) > 1 or len(bias.dims) > 1:  # its int32 scale differs with each product
-            plain = np.ascontiguousarray(numpy_helper.to_array(bias).reshape(-1))
+        if len(readers[name]) > 1 or list(bias.dims) != [channels]:  # its int32 scale differs with each
+            plain = np.broadcast_to(numpy_helper.to_array(bias).reshape(-1), (channels,)).copy()
             name = f"{name}/{node.name}"
             graph.initializer.append(numpy_helper.from_array(plain, name))
         node.op_type = "Gemm"

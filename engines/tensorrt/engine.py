@@ -22,6 +22,7 @@ class TensorRT(Engine):
     name = "tensorrt"
     suffix = ".engine"
     takes_profiles = True
+    lacks = frozenset(["DFT"])
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from layer_faults import perturbed
 
 import qcompile
-from qcompile.bench.layer_diff import layer_diff, runs
+from qcompile.bench.layer_diff import layer_diff
 from qcompile.cli import main
 from qcompile.errors import EngineUnavailable, InvalidOption, WorkerError
 from qcompile.model.fidelity import fidelity
@@ -116,7 +117,7 @@ def test_a_process_that_dies_is_reported_with_its_last_words(
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho 'out of registers' >&2\nkill -9 $$\n")
     fake.chmod(0o755)
-    monkeypatch.setattr(runs.sys, "executable", str(fake))
+    monkeypatch.setattr(sys, "executable", str(fake))
     model = str(tiny_file("mlp"))
     with pytest.raises(WorkerError, match=r"run of mlp.onnx died .*SIGKILL, out of memory\?") as caught:
         layer_diff(model, model, samples=1)

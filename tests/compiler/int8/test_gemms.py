@@ -21,7 +21,7 @@ LAYERS = {
         {"QGemm": 2},
     ),
     "a bias of two axes": ("a = MatMul(x, w) y = Add(a, p)", {"p": (1, 8)}, {"QGemm": 1}),
-    "one number for all": ("a = MatMul(x, w) y = Add(a, p)", {"p": (1,)}, {"MatMulIntegerToFloat": 1}),
+    "one number for all": ("a = MatMul(x, w) y = Add(a, p)", {"p": (1,)}, {"QGemm": 1}),
     "a residual": ("a = MatMul(x, w) b = Add(a, x) y = MatMul(b, v)", {}, {"MatMulIntegerToFloat": 2}),
     "a value read twice": ("y = MatMul(x, w) z = Add(y, p)", {"p": (8,)}, {"MatMulIntegerToFloat": 1}),
 }

@@ -1,0 +1,92 @@
+"""Multiply-adds of every kind of layer, against a count of the products that a plain loop makes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper, parser
+
+from qcompile.model.input_notes import InputNote, write_notes
+from qcompile.model.multiply_adds import multiply_adds, named, shares
+
+
+def model_of(body: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {body}')
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in weights.items()
+    )
+    return model
+
+
+LINEAR = {
+    "MatMul": ("(float[2,3,4] x) => (float[2,3,5] y) { [a] y = MatMul(x, w) }", {"w": (4, 5)}),
+    "Gemm": ("(float[3,4] x) => (float[3,5] y) { [a] y = Gemm(x, w) }", {"w": (4, 5)}),
+    "transposed Gemm": (
+        "(float[4,3] x) => (float[3,5] y) { [a] y = Gemm<transA = 1, transB = 1>(x, w) }",
+        {"w": (5, 4)},
+    ),
+    "Conv": ("(float[2,4,5,6] x) => (float[2,3,3,4] y) { [a] y = Conv(x, w) }", {"w": (3, 4, 3, 3)}),
+    "grouped Conv": (
+        "(float[2,4,7] x) => (float[2,6,3] y) { [a] y = Conv<group = 2, strides = [2]>(x, w) }",
+        {"w": (6, 2, 3)},
+    ),
+    "ConvTranspose": (
+        "(float[2,4,3] x) => (float[2,6,7] y) { [a] y = ConvTranspose<group = 2, strides = [2]>(x, w) }",
+        {"w": (4, 3, 3)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_count_is_the_sum_of_all_outputs_on_ones(name: str) -> None:
+    """Of ones, without padding, every multiply-add adds one to one output: the outputs' sum is the count."""
+    body, weights = LINEAR[name]
+    model = model_of(body, **weights)
+    (value,) = model.graph.input
+    x = np.ones([dim.dim_value for dim in value.type.tensor_type.shape.dim], np.float32)
+    (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    assert multiply_adds(model) == {"a": int(y.sum())}
+
+
+@pytest.mark.parametrize(("operator", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrent_layers_multiply_input_and_state_in_every_step(operator: str, gates: int) -> None:
+    steps, batch, width, hidden, directions = 5, 2, 3, 4, 2
+    model = model_of(
+        f"(float[{steps},{batch},{width}] x) => (float[s,d,b,h] y) "
+        f'{{ [a] y = {operator}<hidden_size = {hidden}, direction = "bidirectional">(x, w, r) }}',
+        w=(directions, gates * hidden, width),
+        r=(directions, gates * hidden, hidden),
+    )
+    places = itertools.product(range(directions), range(steps), range(batch), range(gates), range(hidden))
+    assert multiply_adds(model) == {"a": sum(width + hidden for _ in places)}
+
+
+BODY = """(float[batch,4,height,width] x) => (float[batch,n] y) {
+    [conv] c = Conv<pads = [1,1,1,1]>(x, w) shape = Shape<end = 1>(c) rest = Constant<value_ints = [-1]>()
+    to = Concat<axis = 0>(shape, rest) [flat] f = Reshape(c, to) y = Relu(f) }"""
+
+
+def test_dynamic_axes_are_those_of_the_example_or_1() -> None:
+    model = model_of(BODY, w=(3, 4, 3, 3))
+    assert multiply_adds(model) == {"conv": 3 * 4 * 9}
+    write_notes(model, {"x": InputNote((2, 4, 8, 16))})
+    assert multiply_adds(model) == {"conv": 2 * 8 * 16 * 3 * 4 * 9}
+
+
+def test_what_cannot_be_inferred_is_left_out_and_layers_weigh_the_same() -> None:
+    text = "(float[2,4] x, int64[1] k) => (float[n,5] y) { [a] b = MatMul(x, w) s, i = TopK(b, k) [c] y = "
+    counts = multiply_adds(model_of(text + "MatMul(s, v) }", w=(4, 5), v=(2, 5)))
+    assert counts == {"a": 40}
+    assert shares(["a", "c"], counts) == ({"a": 0.5, "c": 0.5}, "layers")
+    assert shares(["a", "c"], counts | {"c": 10}) == ({"a": 0.8, "c": 0.2}, "multiply-adds")
+
+
+def test_the_largest_shares_are_named_first_and_the_rest_counted() -> None:
+    layers = {f"n{i}": "f32" for i in range(10)}
+    text = named(layers, {f"n{i}": i / 45 for i in range(10)})
+    assert text.startswith("n9 (20.0%: f32), n8 (17.8%: f32)")
+    assert text.endswith("n2 (4.4%: f32) and 2 more")
