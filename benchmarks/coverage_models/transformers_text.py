@@ -76,7 +76,7 @@ ARCHITECTURES = (
         {**_LAYOUT, "hidden_size": 96}),
     row("bert_tokens", "token classification", "Bert", "BertForTokenClassification", text(), SMALL),
     row("bert_masked", "masked tokens", "Bert", "BertForMaskedLM", text(), SMALL),
-    row("bert_answers", "question answering", "Bert", "BertForQuestionAnswering", text(), SMALL),
+    row("bert_answers", "question answering", "Bert", "BertForQuestionAnswering", text(), {**SMALL, "num_labels": 2}),
     row("dpr", "embedding", "DPR", "DPRQuestionEncoder", text(), {**SMALL, "projection_dim": 32}),
     row("clip_text", "embedding", "CLIPText", "CLIPTextModelWithProjection", text(),
         {**SMALL, "projection_dim": 32}),
