@@ -28,7 +28,7 @@ name = "bad"
 target = "tensorrt-rtx"
 precision = "fp16"
 gpus = ["sm86"]
-min_shapes = ["nobody:1x2"]
+min_shapes = ["nobody:2x2"]
 
 [[artifact]]
 name = "cpu"
@@ -83,7 +83,7 @@ def test_the_others_go_on_and_the_row_says_why(recipe: Path, capsys: pytest.Capt
     recipe.write_text(
         RECIPE.replace("tensorrt-rtx", "onnxruntime")
         .replace('precision = "fp16"\n', "")
-        .replace('gpus = ["sm86"]\nmin_shapes = ["nobody:1x2"]\n', "")
+        .replace('gpus = ["sm86"]\nmin_shapes = ["nobody:2x2"]\n', "")
     )
     mended = qcompile.run(recipe)
     assert not mended.failures
@@ -91,7 +91,7 @@ def test_the_others_go_on_and_the_row_says_why(recipe: Path, capsys: pytest.Capt
 
 
 def test_without_anything_that_can_be_built_the_model_is_measured_and_the_rows_say_why(recipe: Path) -> None:
-    wrong = 'target = "tensorrt-rtx"\ngpus = ["sm86"]\nmin_shapes = ["nobody:1x2"]'
+    wrong = 'target = "tensorrt-rtx"\ngpus = ["sm86"]\nmin_shapes = ["nobody:2x2"]'
     recipe.write_text(RECIPE.replace('target = "onnxruntime"', wrong) + BENCH)
     report = qcompile.run(recipe)
     assert list(report.failures) == ["bad", "cpu"]
@@ -110,7 +110,7 @@ def test_without_a_benchmark_the_exit_code_says_it(recipe: Path, capsys: pytest.
 
 def test_artifacts_that_need_no_ranges_outlive_the_calibration(recipe: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "calibration.npz", x=np.full((4, 4, 8, 8), np.nan, np.float32))
-    recipe.write_text(RECIPE.replace("fp16", "int8").replace('min_shapes = ["nobody:1x2"]\n', ""))
+    recipe.write_text(RECIPE.replace("fp16", "int8").replace('min_shapes = ["nobody:2x2"]\n', ""))
     report = qcompile.run(recipe)
     assert list(report.artifacts) == ["cpu"]
     assert isinstance(report.failures["bad"], DataError | CalibrationError)
