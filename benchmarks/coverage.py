@@ -55,6 +55,7 @@ def main() -> int:
     if options.check_models:
         return _check(chosen)
     rows = latest(read_rows(options.results))
+    chosen.sort(key=lambda one: "height" in one.dynamic_axes)  # these take the exporter the longest
     todo = [one for one in chosen if one.key not in rows or _again(rows[one.key], options.again)]
     print(f"{len(chosen)} chosen, {len(chosen) - len(todo)} finished before, {len(todo)} to do", flush=True)
     return _run(todo, options)

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 _NOTHING: dict[str, Any] = {"weights": None, "num_classes": 10}
 _CLASSIFIERS: tuple[tuple[str, int, dict[str, Any]], ...] = (
-    ("alexnet", 64, {}),
-    ("vgg11", 32, {}),
     ("resnet18", 64, {}),
     ("squeezenet1_1", 64, {}),
     ("googlenet", 64, {"aux_logits": False, "init_weights": True}),
@@ -37,6 +35,16 @@ def _model(name: str, **options: Any) -> Any:
     from torchvision import models
 
     return models.get_model(name, **{**_NOTHING, **options})
+
+
+def _narrow(name: str, entering: int) -> Any:
+    """A model whose three fully connected layers are 256 wide, not 4096."""
+    model = _model(name)
+    widths = iter([(entering, 256), (256, 256), (256, 10)])
+    model.classifier = nn.Sequential(
+        *(nn.Linear(*next(widths)) if isinstance(part, nn.Linear) else part for part in model.classifier)
+    )
+    return model
 
 
 def _resnet(**options: Any) -> Any:
@@ -117,6 +125,8 @@ ARCHITECTURES = (
         Architecture(name, "torchvision", "classifier", partial(_model, name, **options), image("x", size))
         for name, size, options in _CLASSIFIERS
     ),
+    Architecture("alexnet", "torchvision", "classifier", partial(_narrow, "alexnet", 9216), image("x", 64)),
+    Architecture("vgg11", "torchvision", "classifier", partial(_narrow, "vgg11", 25088), image("x", 64)),
     Architecture("resnext50_32x4d", "torchvision", "classifier", partial(_resnet, groups=32, width_per_group=4),
                  image("x", 64)),
     Architecture("wide_resnet50_2", "torchvision", "classifier", partial(_resnet, width_per_group=128),

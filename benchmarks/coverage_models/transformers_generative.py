@@ -63,8 +63,9 @@ _TRANSLATORS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("m2m100", "M2M100", "M2M100ForConditionalGeneration", _SEQ2SEQ),
     ("blenderbot", "Blenderbot", "BlenderbotForConditionalGeneration", _SEQ2SEQ),
     ("prophetnet", "ProphetNet", "ProphetNetForConditionalGeneration",
-     {**_SEQ2SEQ, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_encoder_attention_heads": 4,
-      "num_decoder_attention_heads": 4}),
+     {"vocab_size": 200, "hidden_size": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "use_cache": False,
+      "num_encoder_layers": 2, "num_decoder_layers": 2, "num_encoder_attention_heads": 4,
+      "num_decoder_attention_heads": 4, "max_position_embeddings": 64}),
 )  # fmt: skip
 
 ARCHITECTURES = (

@@ -66,8 +66,6 @@ def _classifier(name: str, family: str, options: dict[str, Any]) -> Any:
 ARCHITECTURES = (
     *(_classifier(*one) for one in _CLASSIFIERS),
     row("fnet", "classifier", "FNet", "FNetForSequenceClassification", _UNMASKED, SMALL),
-    row("nystromformer", "classifier", "Nystromformer", "NystromformerForSequenceClassification", text(axis=32),
-        {**SMALL, "num_landmarks": 8, "segment_means_seq_len": 32, "conv_kernel_size": 5}),
     row("longformer", "classifier", "Longformer", "LongformerForSequenceClassification", text(axis=32),
         {**SMALL, "attention_window": [8, 8]}),
     row("canine", "classifier", "Canine", "CanineForSequenceClassification", text(axis=32),
@@ -78,7 +76,7 @@ ARCHITECTURES = (
         {**_LAYOUT, "hidden_size": 96}),
     row("bert_tokens", "token classification", "Bert", "BertForTokenClassification", text(), SMALL),
     row("bert_masked", "masked tokens", "Bert", "BertForMaskedLM", text(), SMALL),
-    row("bert_answers", "question answering", "Bert", "BertForQuestionAnswering", text(), SMALL),
+    row("bert_answers", "question answering", "Bert", "BertForQuestionAnswering", text(), {**SMALL, "num_labels": 2}),
     row("dpr", "embedding", "DPR", "DPRQuestionEncoder", text(), {**SMALL, "projection_dim": 32}),
     row("clip_text", "embedding", "CLIPText", "CLIPTextModelWithProjection", text(),
         {**SMALL, "projection_dim": 32}),

@@ -49,22 +49,21 @@ _MODELS: tuple[tuple[str, str, str, int, dict[str, Any]], ...] = (
     ("pvt_v2", "PvtV2", "", 64, {"image_size": 64, "hidden_sizes": [16, 32, 80, 96], "depths": [1, 1, 2, 1]}),
     ("segformer_classifier", "Segformer", "", 64, {**_FOUR, "hidden_sizes": [16, 32, 80, 96]}),
     ("poolformer", "PoolFormer", "", 64, _FOUR),
-    ("cvt", "Cvt", "", 64, {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 1, 2]}),
+    ("cvt", "Cvt", "", 64, {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}),
     ("focalnet", "FocalNet", "", 64, {"image_size": 64, "embed_dim": 32, "depths": [1, 1, 2, 1],
                                      "hidden_sizes": [32, 64, 128, 256]}),
     ("hiera", "Hiera", "", 64, {"image_size": [64, 64], "embed_dim": 32, "depths": [1, 1, 2, 1],
                                "num_heads": [1, 2, 4, 8]}),
     ("swiftformer", "SwiftFormer", "", 64, {"depths": [1, 1, 2, 1], "embed_dims": [16, 32, 64, 96]}),
     ("textnet", "TextNet", "", 64, {}),
-    ("siglip_vision", "SiglipVision", "", 64, _VIT),
+    ("siglip_vision", "Siglip", "", 64, {"vision_config": _VIT}),
     ("pp_lcnet", "PPLCNet", "", 64, {}),
-    ("clip_vision", "CLIPVision", "", 64, _VIT),
+    ("clip_vision", "CLIP", "", 64, {"vision_config": _VIT}),
 )  # fmt: skip
-_WRAPPED = {"SiglipVision": "Siglip", "CLIPVision": "CLIP"}
 
 
 def _classifier(name: str, family: str, model: str, size: int, options: dict[str, Any]) -> Architecture:
-    model = model or f"{_WRAPPED.get(family, family)}ForImageClassification"
+    model = model or f"{family}ForImageClassification"
     return row(name, "classifier", family, model, image("pixel_values", size), {**options, "num_labels": 10})
 
 
