@@ -166,8 +166,9 @@ def build(
     present_artifact(session, artifact, *lines)
 
 
-def _note_layers(session: Session, proof: Mapping[str, object]) -> None:
+def _note_layers(session: Session, proof: object) -> None:
     """With -v, every layer that missed or is unreported; a message names the largest alone."""
+    assert isinstance(proof, Mapping), "a manifest's, or an error's"
     for kind in ("missed", "unreported") if session.verbose else ():
         layers = proof.get(kind)
         for name, about in layers.items() if isinstance(layers, dict) else ():
