@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,10 +158,11 @@ def build(
     present_artifact(session, artifact, *lines)
 
 
-def _note_layers(session: Session, proof: Mapping[str, object]) -> None:
+def _note_layers(session: Session, proof: object) -> None:
     """With -v, every layer that missed or is unreported; a message names the largest alone."""
-    for kind in ("missed", "unreported") if session.verbose else ():
-        layers = proof.get(kind)
+    found = proof if session.verbose and isinstance(proof, dict) else {}
+    for kind in ("missed", "unreported"):
+        layers = found.get(kind)
         for name, about in layers.items() if isinstance(layers, dict) else ():
             session.note(f"{kind}: {name}: {about['share']:.1%}: {about['reason']}")
 
