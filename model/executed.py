@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnx
 
 _RENAMED = re.compile(r"(.+?)(_token_\d+|_nchwc|/\w+Fusion\w*|_(?:quant|QuantizeLinear)\w*)$")
-"""How the optimizer names what it made of a node: `conv1_token_4`, `conv1_nchwc`, `fused mm/MatMulAddFusion`."""
+"""How the optimizer names what it made of a node: `conv1_token_4`, `conv1_nchwc`, `mm/MatMulAddFusion`."""
 
 
 def missed_nodes(
