@@ -7,7 +7,7 @@ graph stays in float. Either way the user's file is left alone: what is made of 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -134,32 +134,53 @@ def prepared(
 
 
 def _planned_again(intent: Intent, request: BuildRequest, engine: Engine, folder: Path) -> BuildRequest:
+    """Quantize again without what the runtime computes in float, as far as that was planned."""
+    from .model.graph import weighted_nodes
+    from .model.outline import read_outline
+
+    planned = [node.name for node in weighted_nodes(read_outline(Path(request.model)).model)["int8"]]
+
+    def without(in_float: Mapping[str, str], data: str | None = None) -> str:
+        rest = rest_in_graph(engine, intent.rest)
+        graph = _typed(intent, "int8", rest, folder, request.progress, left_in_float=in_float, data=data)
+        return _fitted(intent, Path(graph), engine, folder, request.progress)
+
+    graph, left = leave_in_float(engine, request, without)
+    if intent.data is not None:
+        graph = without(left, intent.data)
+    return replace(request, model=graph, planned=planned, left_in_float=left)
+
+
+def leave_in_float(
+    engine: Engine, request: BuildRequest, without: Callable[[Mapping[str, str]], str]
+) -> tuple[str, dict[str, str]]:
     """Ask the runtime which quantized layers it computes in float, and quantize again without them.
 
     Their Q/DQ would only cost conversions. Without them others may miss, so it is asked again, at most
-    `_ROUNDS` times; what misses then is weighed by the proof.
+    `_ROUNDS` times; what misses then is weighed by the proof. Where all would be left out there is nothing to
+    build: the graph stays, and the proof says so.
+
+    Args:
+        engine: The runtime.
+        request: With the quantized graph.
+        without: Quantizes without the nodes it is given, and returns the graph.
+
+    Returns:
+        The graph, and name to reason of what it leaves in float.
     """
     from .model.graph import weighted_nodes
     from .model.outline import read_outline
 
+    planned = len(weighted_nodes(read_outline(Path(request.model)).model)["int8"])
     left: dict[str, str] = {}
-    planned = [node.name for node in weighted_nodes(read_outline(Path(request.model)).model)["int8"]]
-    again = request
     for _ in range(_ROUNDS):
         request.progress("ask which layers run in float")
-        missed = engine.missed_layers(again)
-        if not missed or len(left) + len(missed) >= len(planned):
-            break  # where all would be left out there is nothing to build: the proof says so
+        missed = engine.missed_layers(request)
+        if not missed or len(left) + len(missed) >= planned:
+            break
         left |= missed
-        rest = rest_in_graph(engine, intent.rest)
-        graph = _typed(intent, "int8", rest, folder, request.progress, left_in_float=left)
-        graph = _fitted(intent, Path(graph), engine, folder, request.progress)
-        again = replace(again, model=graph)
-    if intent.data is not None:
-        rest = rest_in_graph(engine, intent.rest)
-        graph = _typed(intent, "int8", rest, folder, request.progress, left_in_float=left, data=intent.data)
-        again = replace(again, model=_fitted(intent, Path(graph), engine, folder, request.progress))
-    return replace(again, planned=planned, left_in_float=left)
+        request = replace(request, model=without(left))
+    return request.model, left
 
 
 def _decided(intent: Intent, engine: Engine) -> tuple[Precision, str]:
@@ -262,7 +283,6 @@ def _typed(
 ) -> str:
     """Return an ONNX file of the needed precision: the given one, or one made from it."""
     from .compiler import quantize
-    from .compiler.choice import exactly
     from .compiler.int8.placement import graph_target
 
     model, found = Path(intent.model), _found(intent)
@@ -292,7 +312,7 @@ def _typed(
         precision=needed,  # type: ignore[arg-type]  # fp32 and tf32 are never needed of a graph
         ranges=intent.ranges if static else None,
         method=intent.method if static else None,
-        exclude=list(map(exactly, left_in_float)),
+        in_float=left_in_float,
         layers=intent.layers,
         target=graph_target(intent.target),
         rest=rest if static else "fp32",

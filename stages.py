@@ -154,6 +154,7 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
 def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None) -> Stage:
     """The graph gets the artifact's precision, placed for its target."""
     from .calibration import Data
+    from .engines.processor import processor
 
     best = one.precision == "best"
 
@@ -161,28 +162,41 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
         from .compiler import quantize
         from .compiler.int8.placement import graph_target
         from .compiler.request import WeightOptions
+        from .engines.base import BuildRequest
         from .engines.registry import engine
-        from .preparation import rest_in_graph
+        from .preparation import leave_in_float, rest_in_graph
 
-        return quantize(
-            model.path,
-            path,
-            ranges=ranges.path if ranges else None,
-            target=graph_target(one.target),
-            precision="int8" if best else one.precision,  # type: ignore[arg-type]  # `read_recipe` checked it
-            mode=one.mode,  # type: ignore[arg-type]
-            processor=one.processor,  # type: ignore[arg-type]
-            method=one.method or None,
-            exclude=one.exclude,
-            only=one.only,
-            layers=one.layer_precisions,
-            rest=rest_in_graph(engine(one.target), "fp16" if best else one.rest),
-            correct_bias=one.correct_bias,
-            weights=WeightOptions(one.block_size, one.rounding, one.form),
-            data=located(recipe, recipe.data.calibration),
-            allow_loss=one.allow_loss,
-            progress=progress,
-        )
+        runtime = engine(one.target)
+
+        def quantized(in_float: Mapping[str, str], data: str | None = None) -> str:
+            made = quantize(
+                model.path,
+                path,
+                ranges=ranges.path if ranges else None,
+                target=graph_target(one.target),
+                precision="int8" if best else one.precision,  # type: ignore[arg-type]  # `read_recipe` checked it
+                mode=one.mode,  # type: ignore[arg-type]
+                processor=one.processor,  # type: ignore[arg-type]
+                method=one.method or None,
+                exclude=one.exclude,
+                only=one.only,
+                layers=one.layer_precisions,
+                in_float=in_float,
+                rest=rest_in_graph(runtime, "fp16" if best else one.rest),
+                correct_bias=one.correct_bias,
+                weights=WeightOptions(one.block_size, one.rounding, one.form),
+                data=data,
+                allow_loss=one.allow_loss,
+                progress=progress,
+            )
+            return str(made.path)
+
+        asked = one.target == "openvino" and one.precision == "int8" and one.mode == "static"
+        left: Mapping[str, str] = {}
+        if asked and not one.strict and not runtime.why_not_build():
+            request = BuildRequest(quantized({}), path, "int8", rest=one.rest, progress=progress)
+            left = leave_in_float(runtime, request, quantized)[1]
+        return quantized(left, located(recipe, recipe.data.calibration))
 
     key = {
         "model": model.digest,
@@ -198,6 +212,9 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
         "rest": one.rest,
         "processor": one.processor,
         "correct_bias": one.correct_bias,
+        "asked": {"strict": one.strict, **processor(), **tool_versions("openvino")}
+        if one.target == "openvino"
+        else {},
         "weights": (one.block_size, one.rounding, one.form) if one.mode == "weights" else (),
         "data": Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends).digest()
         if recipe.data.calibration

@@ -42,6 +42,7 @@ import qcompile
 from qcompile.calibration import Data
 from qcompile.compiler.activations import channel_amax
 from qcompile.compiler.balancing.equalize import equalizable, equalize
+from qcompile.compiler.balancing.rows import Rows, observe_rows
 from qcompile.compiler.balancing.smooth import smooth, smoothable
 from qcompile.compiler.int8.bias_correction import correct_biases
 from qcompile.model.fidelity import fidelity
@@ -57,7 +58,14 @@ UNTRAINED_SAMPLES = 16
 EPOCHS = 30
 
 Arrays = np.ndarray[Any, Any]
-Amax = dict[str, Arrays]
+
+
+class Seen:
+    """What calibration's samples hold at the tensors that can be balanced."""
+
+    def __init__(self, model: onnx.ModelProto, path: Path, data: Data) -> None:
+        self.amax: dict[str, Arrays] = channel_amax(path, equalizable(model), data, SAMPLES)
+        self.rows: dict[str, Rows] = observe_rows(model, path, smoothable(model), data, SAMPLES)
 
 
 # --- models that are trained here
@@ -233,23 +241,23 @@ def tokens() -> Iterator[dict[str, Arrays]]:
 # --- methods: what is done to the float model, and whether biases are corrected afterwards
 
 
-def _equalize_by_weights(model: onnx.ModelProto, _: Amax) -> str:
+def _equalize_by_weights(model: onnx.ModelProto, _: Seen) -> str:
     return f"{equalize(model)} pairs"
 
 
-def _equalize_by_activations(model: onnx.ModelProto, amax: Amax) -> str:
-    return f"{equalize(model, amax)} pairs"
+def _equalize_by_activations(model: onnx.ModelProto, seen: Seen) -> str:
+    return f"{equalize(model, seen.amax)} pairs"
 
 
-def _smooth(model: onnx.ModelProto, amax: Amax) -> str:
-    return f"{smooth(model, amax)['smoothed']} norms"
+def _smooth(model: onnx.ModelProto, seen: Seen) -> str:
+    return f"{len(smooth(model, seen.rows).places)} places"
 
 
-def _smooth_and_equalize(model: onnx.ModelProto, amax: Amax) -> str:
-    return f"{_smooth(model, amax)}, {_equalize_by_activations(model, amax)}"
+def _smooth_and_equalize(model: onnx.ModelProto, seen: Seen) -> str:
+    return f"{_smooth(model, seen)}, {_equalize_by_activations(model, seen)}"
 
 
-METHODS: dict[str, tuple[Callable[[onnx.ModelProto, Amax], str] | None, bool]] = {
+METHODS: dict[str, tuple[Callable[[onnx.ModelProto, Seen], str] | None, bool]] = {
     "none": (None, False),
     "bias correction": (None, True),
     "equalize, by weights": (_equalize_by_weights, False),
@@ -323,8 +331,7 @@ def measure(subject: Subject, calibration: str) -> None:
             proto = load_onnx(model)
             said = ""
             if transform is not None:
-                names = {**dict.fromkeys(smoothable(proto), -1), **equalizable(proto)}
-                said = transform(proto, channel_amax(model, names, subject.data(model), SAMPLES))
+                said = transform(proto, Seen(proto, model, subject.data(model)))
                 if not re.search("[1-9]", said):
                     print(f"| {method} |{' |' * 2 * len(TARGETS)} {said}: nothing changes | |", flush=True)
                     continue

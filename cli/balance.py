@@ -29,6 +29,8 @@ def balance(session: Session, model: Path, output: Path, data: str | None, sampl
     artifact = balance_model(model, output, data=data, samples=samples, progress=session.progress)
     proof = artifact.manifest.proof
     smoothed, left = proof.get("smoothed", {}), proof.get("left alone", {})
+    assert isinstance(smoothed, dict), "the manifest's own form"
+    assert isinstance(left, dict), "the manifest's own form"
     counts = {"equalized pairs": proof["equalized pairs"], "smoothed": len(smoothed), "left alone": len(left)}
     lines = [", ".join(f"{name}: {count}" for name, count in counts.items())]
     lines += [f"smoothed: {name} ({how})" for name, how in smoothed.items()]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ..errors import IntentNotReached
 from .present import present_artifact
 from .session import Session, command_options, examples, layer_precisions, split
 from .tables import bytes_text
@@ -136,14 +138,19 @@ def build(
     if dry_run:
         _present_plan(session, plan_intent(intent, progress=session.progress), output)
         return
-    with trusting(trust):
-        artifact = build_intent(
-            intent,
-            output,
-            allow_fallback=allow_fallback,
-            calibration_cache=calibration_cache,
-            progress=session.progress,
-        )
+    try:
+        with trusting(trust):
+            artifact = build_intent(
+                intent,
+                output,
+                allow_fallback=allow_fallback,
+                calibration_cache=calibration_cache,
+                progress=session.progress,
+            )
+    except IntentNotReached as error:
+        _note_layers(session, error.data.get("proof", {}))
+        raise
+    _note_layers(session, artifact.manifest.proof)
     proof, asked = artifact.manifest.proof, artifact.manifest.precision
     lines = [
         f"proof: {proof['reached_in_precision']} of {proof['planned_in_precision']} layers that "
@@ -157,6 +164,15 @@ def build(
     elif artifact.manifest.kind == "engine" and not proof.get("has_run"):
         lines.append("it has not been run: the proof is the types of the network")
     present_artifact(session, artifact, *lines)
+
+
+def _note_layers(session: Session, proof: object) -> None:
+    """With -v, every layer that missed or is unreported; a message names the largest alone."""
+    assert isinstance(proof, Mapping), "a manifest's, or an error's"
+    for kind in ("missed", "unreported") if session.verbose else ():
+        layers = proof.get(kind)
+        for name, about in layers.items() if isinstance(layers, dict) else ():
+            session.note(f"{kind}: {name}: {about['share']:.1%}: {about['reason']}")
 
 
 def _present_plan(session: Session, plan: dict[str, object], output: Path) -> None:

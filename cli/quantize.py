@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -90,7 +91,7 @@ from .session import Session, command_options, examples, layer_precisions, split
     type=click.Choice(["rtn", "gptq"]),
     default="rtn",
     show_default=True,
-    help="In --mode weights: to nearest, or against the samples of --data.",
+    help="Of weights, in --mode weights and static INT8: to nearest, or against the samples of --data.",
 )
 @click.option(
     "--form",
@@ -168,12 +169,14 @@ def quantize(
         allow_loss=allow_loss,
         progress=session.progress,
     )
-    present_artifact(session, artifact, *_details(artifact.manifest.proof, precision))
+    present_artifact(
+        session, artifact, *_details(artifact.manifest.proof, precision, verbose=session.verbose)
+    )
 
 
-def _details(proof: object, precision: str) -> list[str]:
+def _details(proof: object, precision: str, *, verbose: bool) -> list[str]:
     assert isinstance(proof, dict)
-    lines = []
+    lines = _searched(proof, verbose=verbose)
     for kind, operators in proof.get("nodes_by_precision", {}).items():
         if operators:
             found = ", ".join(f"{count} {operator}" for operator, count in operators.items())
@@ -185,4 +188,19 @@ def _details(proof: object, precision: str) -> list[str]:
     lines += [f"left in float: {name} ({reason})" for name, reason in list(left.items())[:10]]
     if len(left) > 10:
         lines.append(f"left in float: {len(left) - 10} more, see the manifest")
+    return lines
+
+
+def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
+    """What was tried, and where channels were evened out; each place where that is asked for."""
+    lines = [
+        f"tried: {one['tried']}: {one['refused'] if 'refused' in one else '{:.1f} dB'.format(one['snr_db'])}"
+        for one in proof.get("search", [])
+    ]
+    smoothed, left = proof.get("smoothed", {}), proof.get("left_alone", {})
+    if smoothed:
+        lines.append(f"smoothed: {len(smoothed)} tensors, {len(left)} products left alone")
+    if verbose:
+        lines += [f"smoothed: {name} ({how})" for name, how in smoothed.items()]
+        lines += [f"not smoothed: {name} ({reason})" for name, reason in left.items()]
     return lines

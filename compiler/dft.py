@@ -9,7 +9,8 @@ For a signal x of N values, each real (c = 1) or a pair of real and imaginary pa
     x [..., N, c] ─ Reshape [..., N c] ─ MatMul(table [N c, M 2]) ─ Reshape [..., M, 2]
 
 The inverse takes exp(+2 pi i k n / L) / L; of a onesided spectrum it gives L real numbers, for which every
-value stands for two, but the first and, where L is even, the last. Values beyond L are cut off; missing ones are 0 (ONNX, DFT).
+value stands for two, but the first and, where L is even, the last. Values beyond L are cut off; missing ones
+are 0 (ONNX, DFT).
 """
 
 from __future__ import annotations

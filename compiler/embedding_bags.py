@@ -4,7 +4,7 @@
 appends to a sequence, which neither OpenVINO nor TensorRT takes. Where the bags are the rows of a matrix of
 indices [bags, length], the same is
 
-    Gather(table, indices) [bags, length, width] ─ ReduceMean, ReduceSum or ReduceMax of axis 1 ─ [bags, width]
+    Gather(table, indices) [bags, length, width] ─ ReduceMean, -Sum or -Max of axis 1 ─ [bags, width]
 """
 
 from __future__ import annotations

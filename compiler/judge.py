@@ -17,8 +17,10 @@ from .check import OnnxReference
 from .half.emulate import in_float32
 from .request import Request
 
-JUDGED_ON = 32
-"""Samples on which candidates are compared: those after the first so many, from which they learn."""
+JUDGED_ON = 16
+"""Samples on which candidates are compared, after those from which they learn."""
+
+_LEARNT_FROM = 32
 
 
 def reference(request: Request, path: Path) -> OnnxReference:
@@ -69,15 +71,15 @@ class Judge:
 
 
 def _judging(request: Request) -> list[Feeds]:
-    """The second half of the first samples; all of them where there are too few."""
-    data = request.samples(2 * JUDGED_ON)
-    found: list[Feeds] = []
-    later: list[Feeds] = []
+    """Samples behind those that are learnt from; the last of them where there are no more."""
+    data = request.samples(_LEARNT_FROM + JUDGED_ON)
+    found: list[tuple[int, Feeds]] = []
     seen = 0
     for batch in data:
-        (later if seen >= JUDGED_ON else found).append(batch.feeds)
         seen += 1 if data.is_fixed else batch.samples
-    return later or found
+        found.append((seen, batch.feeds))
+    first = min(_LEARNT_FROM, max(seen - JUDGED_ON, 0))
+    return [feeds for last, feeds in found if last > first]
 
 
 def _powers(expected: NDArray[Any], found: NDArray[Any]) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from ..model.graph import (
 from ..model.onnx_file import load_onnx, save_onnx
 from .choice import exactly, matching
 from .half.precision import to_half
+from .int8.adaptive_rounding import round_weights
 from .int8.bias_correction import correct_biases
 from .int8.dynamic import quantize_dynamic
 from .int8.executed import executed, require_executed
@@ -162,6 +163,10 @@ def _static(request: Request) -> Outcome:
     if float8:
         to_float8(result, half_scales="fp16" in (request.rest, *request.layers.values()))
     _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.precision, ())])
+    rounded = 0
+    if request.weights.rounding == "gptq":
+        samples = request.samples(_LEARNT_ON)
+        rounded = round_weights(request.path, result, samples, _LEARNT_ON, request.progress)
     corrected = 0
     if request.correct_bias and request.data is not None:
         samples = request.samples(_CORRECTED_ON)
@@ -173,6 +178,7 @@ def _static(request: Request) -> Outcome:
         "left_in_float": dict(placement.left_in_float),
         "left_in_fp32": kept,
         "corrected_biases": corrected,
+        "rounded_weights": rounded,
         "tables": list(placement.tables),
         "lstms": {"opened": opened, "state_products": states},
     }

@@ -46,6 +46,7 @@ def quantize(
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
     layers: Mapping[str, str] | None = None,
+    in_float: Mapping[str, str] | None = None,
     rest: str = "fp32",
     correct_bias: bool = True,
     weights: WeightOptions | None = None,
@@ -71,6 +72,8 @@ def quantize(
         only: The same, for the nodes that may be quantized; empty for all.
         layers: Name, glob or operator type to the precision of those nodes: "fp32", "fp16", "bf16", or "int8"
             for some of what an earlier pattern leaves in float. The last that names a node decides.
+        in_float: Name of each node that the runtime was found to compute in float, to the reason: static INT8
+            leaves them alone.
         rest: What static INT8 or FP8 leaves in float becomes this: "fp32", "fp16" or "bf16".
         correct_bias: Whether static INT8 takes its mean error off the biases, where there is data.
         weight_type: Of dynamic INT8: "int8" or "uint8".
@@ -105,7 +108,7 @@ def quantize(
     request = Request(
         model, proto, digest, target, precision, mode, processor, loaded, method, exclude, only,
         layers or {}, rest, weights or WeightOptions(), correct_bias, data, progress, weight_type,
-        balance=balance, max_damage=max_damage,
+        in_float or {}, balance=balance, max_damage=max_damage,
     )  # fmt: skip
     check_ranges(request)
     if data is not None:

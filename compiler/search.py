@@ -4,7 +4,7 @@ What is best for a tensor need not be best for the model: a method that clips ca
 that helps one product may hurt another. Where samples are given, candidates are quantized in turn, and the
 one whose outputs are nearest to the float model's is kept:
 
-1. channels evened out: smoothed (`balancing.smooth`), then equalized (`balancing.equalize`);
+1. channels evened out: equalized (`balancing.equalize`), then smoothed (`balancing.smooth`);
 2. biases corrected (`int8.bias_correction`);
 3. other methods, where `auto` is asked for: minmax, percentile, entropy. A correction of biases destroys
    some models together with a method that clips: few rows are clipped, and all get the correction;
@@ -49,9 +49,16 @@ class _Search:
     tried: list[dict[str, object]] = field(default_factory=list)
 
     def offer(self, what: str, request: Request, *, least_db: float = LEAST_GAIN_DB) -> bool:
-        """Quantize another way; keep it where it gains. Return whether it did."""
-        outcome = self.once(request)
-        snr_db = self.judge.snr_db(outcome.write)
+        """Quantize another way; keep it where it gains. Return whether it did.
+
+        What the target does not execute as planned is no candidate; the proof says so.
+        """
+        try:
+            outcome = self.once(request)
+            snr_db = self.judge.snr_db(outcome.write)
+        except QuantizationError as error:
+            self.tried.append({"tried": what, "refused": str(error)})
+            return False
         self.tried.append({"tried": what, "snr_db": round(snr_db, 2)})
         if snr_db < self.snr_db + least_db:
             return False
@@ -119,11 +126,17 @@ def _others(chosen: Method) -> list[Method]:
 
 
 def _balance(search: _Search, folder: Path) -> dict[str, object]:
-    """Offer the smoothed and the equalized model; return what the proof tells of it."""
+    """Offer the equalized and the smoothed model; return what the proof tells of it."""
     request, told = search.request, dict[str, object]()
-    symmetric = request.target == "tensorrt"
     data = request.samples(_samples(request))
+    request.progress("equalize channels")
+    floats, pairs = equalized(_floats(request), data, folder / "equalized.onnx")
+    if pairs:
+        kept = search.offer("equalized", _on(request, floats))
+        told["equalized_pairs"] = pairs if kept else 0
+    request = search.request
     request.progress("smooth channels")
+    symmetric = request.target == "tensorrt"
     floats, done = smoothed(_floats(request), data, folder / "smoothed.onnx", symmetric=symmetric)
     if done.rescaled:
         kept = search.offer("smoothed", _on(request, floats))
@@ -131,12 +144,6 @@ def _balance(search: _Search, folder: Path) -> dict[str, object]:
         told["smoothed"] = done.places if kept else {}
         told["smoothing"] = f"{len(done.places)} places: {gained}"
     told["left_alone"] = done.left_alone
-    request = search.request
-    request.progress("equalize channels")
-    floats, pairs = equalized(_floats(request), data, folder / "equalized.onnx")
-    if pairs:
-        kept = search.offer("equalized", _on(request, floats))
-        told["equalized_pairs"] = pairs if kept else 0
     return told
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnx
 
 _RENAMED = re.compile(r"(.+?)(_token_\d+|_nchwc|/\w+Fusion\w*|_(?:quant|QuantizeLinear)\w*)$")
-"""How the optimizer names what it made of a node: `conv1_token_4`, `mm/MatMulAddFusion`, `conv1_nchwc`."""
+"""How the optimizer names what it made of a node: `conv1_token_4`, `conv1_nchwc`, `mm/MatMulAddFusion`."""
 
 
 def missed_nodes(
@@ -48,7 +48,7 @@ def missed_nodes(
 
 def _origin(node: onnx.NodeProto, names: dict[str, str]) -> str | None:
     """The planned node that a node was made of; None where no name tells."""
-    for name in (node.name, *node.output):
+    for name in (node.name.removeprefix("fused "), *node.output):
         while True:
             if name in names:
                 return names[name]

@@ -11,7 +11,9 @@ other dynamic axis 1. One multiply-add is one product added to a sum:
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,13 @@ Shape = tuple[int, ...]
 ALLOWED_SHARE = 0.10
 """Share of the planned multiply-adds that may miss the precision."""
 _SHOWN = 8
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+"""What exporters write in a dynamic extent."""
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
@@ -70,20 +79,54 @@ def _shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     """Tensor name to its extents, where all of them are known."""
     light = without_weights(model)
     examples = _examples(model)
+    symbols: dict[str, int] = {}
     for value in light.graph.input:
-        if value.name in examples:
-            for dimension, extent in zip(value.type.tensor_type.shape.dim, examples[value.name], strict=True):
-                dimension.dim_value = extent
-    # What the exporter wrote of dynamic extents would win over what is inferred from these.
-    del light.graph.value_info[:]
-    for value in light.graph.output:
-        value.type.tensor_type.ClearField("shape")
+        dimensions = value.type.tensor_type.shape.dim
+        for dimension, extent in zip(dimensions, examples.get(value.name, ()), strict=False):
+            if dimension.dim_param:
+                symbols[dimension.dim_param] = extent
+            dimension.dim_value = extent
+    _bind(light, symbols)
     inferred = {
         name: tuple(extent for extent in shape if isinstance(extent, int))
         for name, shape in infer_shapes(light).items()
         if all(isinstance(extent, int) for extent in shape)
     }
     return inferred | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
+def _bind(model: onnx.ModelProto, symbols: Mapping[str, int]) -> None:
+    """Give the exporter's notes of shapes, such as `2*batch`, their extents; drop those that have none."""
+    kept = []
+    for value in model.graph.value_info:
+        dimensions = value.type.tensor_type.shape.dim
+        extents = [_extent(one.dim_param, symbols) if one.dim_param else one.dim_value for one in dimensions]
+        if all(extents):
+            for dimension, extent in zip(dimensions, extents, strict=True):
+                dimension.dim_value = extent or 0
+            kept.append(value)
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+
+def _extent(text: str, symbols: Mapping[str, int]) -> int | None:
+    """The extent that an expression of symbols stands for; None where it is another kind of expression."""
+
+    def value_of(node: ast.expr) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name):
+            return symbols[node.id]
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            return _ARITHMETIC[type(node.op)](value_of(node.left), value_of(node.right))
+        raise KeyError(text)
+
+    try:
+        return value_of(ast.parse(text, mode="eval").body)
+    except (KeyError, SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
 
 
 def _examples(model: onnx.ModelProto) -> dict[str, Shape]:

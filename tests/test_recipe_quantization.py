@@ -10,6 +10,7 @@ import pytest
 
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
+from qcompile.engines.base import BuildRequest
 from qcompile.errors import RecipeError
 from qcompile.pipeline import RunReport
 from qcompile.recipe import read_recipe
@@ -187,3 +188,25 @@ def test_balance_needs_data_and_is_true_or_false(recipe: WriteRecipe) -> None:
     assert caught.value.data["key"] == "data.calibration"
     with pytest.raises(RecipeError, match=r"'calibrate\.balance' is a text"):
         read_recipe(recipe(INT4, more='[calibrate]\nbalance = "yes"\n'))
+
+
+def test_a_recipes_graph_is_planned_without_what_openvino_computes_in_float(
+    recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    from qcompile.engines.openvino import OpenVino
+
+    asked: list[int] = []
+
+    def missed(_: OpenVino, request: BuildRequest) -> dict[str, str]:
+        asked.append(len(onnx.load(request.model).graph.node))
+        return {"gemm": "for a test"} if len(asked) == 1 else {}
+
+    monkeypatch.setattr(OpenVino, "missed_layers", missed)
+    report = qcompile.run(recipe(OPENVINO))
+    assert len(asked) == 2
+    assert asked[1] < asked[0]  # the Q/DQ of what is left out are gone
+    assert graph_of(report, "ov")[1].proof["left_in_float"] == {"gemm": "for a test"}
+    assert manifests(report)["ov"].proof["planned_in_precision"] == 2
+    qcompile.run(recipe(f"{OPENVINO}\nstrict = true"))
+    assert len(asked) == 2  # a strict artifact is not planned again

@@ -11,6 +11,7 @@ from ..artifact import size_bytes
 from ..bench import benchmark
 from ..calibration import Batch, Ranges
 from ..compiler import quantize
+from ..compiler.choice import exactly
 from ..compiler.int8.placement import graph_target
 from ..engines.base import BuildRequest, Precision, Runner
 from ..engines.build import build_engine
@@ -99,6 +100,7 @@ class Workbench:
         self.reference = self._outputs(engine("onnxruntime").open(str(model), threads=threads))
         self.float_value = metric.value(self.reference, self.labels, self.reference)
         self.trials: dict[str, Trial] = {}
+        self.missed: dict[str, tuple[str, ...]] = {}  # what a runtime was found to compute in float
 
     def in_float(self, target: str, precision: Precision) -> Trial:
         """The float model, built for a target."""
@@ -118,15 +120,24 @@ class Workbench:
         name = f"{target}-int8" + (f"-mix{number}" if in_float else "") + (f"-{rest}" * (rest != "fp32"))
         graph = self.folder / f"{name}.graph.onnx"
         self.progress(f"quantize {name}: {len(in_float)} layers in float" if in_float else f"quantize {name}")
+        self._quantize(graph, target, in_float)
+        if target not in self.missed:
+            request = BuildRequest(str(graph), graph, "int8", threads=self.threads, rest=rest)
+            self.missed[target] = tuple(engine(target).missed_layers(request))
+            if self.missed[target]:
+                self._quantize(graph, target, in_float)  # without Q/DQ that only cost conversions
+        return self._trial(name, target, "int8", in_float, graph, rest=rest)
+
+    def _quantize(self, graph: Path, target: str, in_float: frozenset[str]) -> None:
+        missed = map(exactly, self.missed.get(target, ()))
         quantize(
             self.model,
             graph,
             ranges=self.ranges,
             target=graph_target(target),
             method=self.method,
-            exclude=[*self.exclude, *sorted(in_float)],
+            exclude=[*self.exclude, *sorted(in_float), *missed],
         )
-        return self._trial(name, target, "int8", in_float, graph, rest=rest)
 
     def time(self, trials: Sequence[Trial], *, data: str | None, batch_size: int | None, max_time_s: float,
              progress: Callable[..., None]) -> None:  # fmt: skip
@@ -169,7 +180,8 @@ class Workbench:
     ) -> Trial:
         path = self.folder / f"{name}{engine(target).suffix}"
         self.progress(f"build {name}")
-        build_engine(target, BuildRequest(str(graph), path, precision, threads=self.threads, rest=rest))
+        request = BuildRequest(str(graph), path, precision, threads=self.threads, rest=rest)
+        build_engine(target, request, allow_fallback=True)  # what it is worth is measured
         self.progress(f"accuracy of {name}")
         outputs = self._outputs(engine(target).open(str(path), threads=self.threads))
         value = self.metric.value(outputs, self.labels, self.reference)

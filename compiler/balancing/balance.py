@@ -30,9 +30,9 @@ def balance(
 ) -> Artifact:
     """Even out channels between layers by factors that cancel: one layer divides, the next multiplies.
 
-    Convolutions and products in a row are equalized (`equalize`), outliers of LayerNormalization move into
-    the weights behind it (`smooth`). Factors are powers of two: the function stays as it is. Calibrate and
-    quantize the file that is written.
+    Convolutions and products in a row are equalized (`equalize`), outlier channels of what products read
+    move into their weights (`smooth`). Factors are powers of two: the function stays as it is. Calibrate and
+    quantize the file that is written; `quantize` does the same by itself where it has data.
 
     Args:
         model: Float ONNX file, simplified.
@@ -44,7 +44,7 @@ def balance(
         progress: Told of every step.
 
     Returns:
-        The file and its manifest; `proof` counts what was balanced.
+        The file and its manifest; `proof` tells what was balanced, and why the rest was left alone.
 
     Raises:
         InvalidOption: If the graph is not float32.

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from itertools import product
 from typing import Any
 
 from ...errors import ExportError
 from ...model.example import Example
 from ...model.input_notes import AxisRange
-
-_WINDOW = 512  # extents beyond the traced one among which a multiple shows
-_FAR = 64  # times the traced extent: what holds there holds for all
+from .guards import Guard, allowed_extents, read_guards
 
 
 @dataclass(frozen=True)
@@ -43,8 +39,7 @@ def plain_axes(example: Example) -> Axes:
 def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
     """Read the dynamic axes of a captured graph.
 
-    PyTorch notes limits as guards, each an expression over the symbols of axes that must be true, such as
-    `Eq(s53, 2*(s53//2))`. They are evaluated: an extent is allowed where all guards on its axis hold.
+    An extent is allowed where all guards on its axis hold (`guards`).
 
     Args:
         program: The `ExportedProgram`.
@@ -54,11 +49,9 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
     Raises:
         ExportError: If an axis became static, or holds for the traced extent alone.
     """
-    import sympy  # type: ignore[import-untyped]
-
     expressions: dict[str, list[Any]] = {}
-    values: dict[Any, int] = {}
-    guards: list[Any] = []
+    traced: dict[str, int] = {}
+    environment: Any = None
     for tensor, axis, name, extent in _dynamic_extents(program, example):
         if isinstance(extent, int):
             raise ExportError(
@@ -68,10 +61,11 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
             )
         expression = extent.node.expr
         expressions.setdefault(name, []).append(expression)
-        guards = guards or [guard.expr for guard in extent.node.shape_env.guards]
+        environment = extent.node.shape_env
         factor = _factor(expression)
         if factor is not None:
-            values[next(iter(expression.free_symbols))] = example.extents[name] // factor
+            traced[str(next(iter(expression.free_symbols)))] = example.extents[name] // factor
+    guards = [] if proven else read_guards((guard.expr for guard in environment.guards), traced)
     names: dict[str, str] = {}
     ranges: dict[str, AxisRange] = dict(example.ranges) if proven else {}
     for name, found in expressions.items():
@@ -82,7 +76,7 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
             (symbol,) = expression.free_symbols
             names.setdefault(str(symbol), name if factor == 1 else f"({name}//{factor})")
             if not proven:
-                limits = _limits(symbol, values, guards, program.range_constraints.get(symbol), sympy.Integer)
+                limits = _limits(symbol, traced, guards, program.range_constraints.get(symbol))
                 scaled = AxisRange(
                     limits.minimum * factor,
                     None if limits.maximum is None else limits.maximum * factor,
@@ -151,66 +145,14 @@ def _equal(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
     return [frozenset(names) for names in sets]
 
 
-def _limits(symbol: Any, values: Mapping[Any, int], guards: list[Any], known: Any, integer: Any) -> AxisRange:
-    """The extents of one symbol for which all guards hold; the traced one is among them."""
-    traced = values[symbol]
+def _limits(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], known: Any) -> AxisRange:
+    """The extents of one symbol: by its range, which PyTorch knows, and by the guards."""
     lowest, highest = 1, None
     if known is not None:
-        lowest = max(int(known.lower), 1)
-        lowest = 1 if lowest == 2 else lowest  # what PyTorch assumes of every axis
+        lowest = int(known.lower)
+        lowest = 1 if lowest <= 2 else lowest  # 2 is what PyTorch assumes of every axis
         highest = int(known.upper) if known.upper.is_Integer else None
-    own = [guard for guard in dict.fromkeys(guards) if symbol in getattr(guard, "free_symbols", ())]
-    own = [guard for guard in own if guard.free_symbols <= set(values)]
-
-    def holds(extent: int) -> bool:
-        return all(_holds(guard, symbol, extent, values, integer) for guard in own)
-
-    step = _step(traced, highest, holds)
-    first = _boundary(traced // step, -(-lowest // step), lambda count: holds(count * step)) * step
-    if highest is not None:
-        last: int | None = _boundary(traced // step, highest // step, lambda n: holds(n * step)) * step
-    elif holds(traced * _FAR):
-        last = None
-    else:
-        last = _boundary(traced // step, traced * _FAR // step, lambda count: holds(count * step)) * step
-    return AxisRange(first, last, step)
-
-
-def _step(traced: int, highest: int | None, holds: Callable[[int], bool]) -> int:
-    """The greatest number of which all allowed extents near the traced one are multiples."""
-    end = traced + _WINDOW if highest is None else min(highest, traced + _WINDOW)
-    if end == traced or holds(traced + 1):
-        return 1
-    allowed = [traced, *(extent for extent in range(traced + 2, end + 1) if holds(extent))]
-    return reduce(math.gcd, allowed) if len(allowed) > 1 else 1
-
-
-def _boundary(inside: int, end: int, holds: Callable[[int], bool]) -> int:
-    """The last of the numbers from `inside` to `end` up to which `holds` is true, by bisection."""
-    if inside == end or holds(end):
-        return end
-    outside = end
-    while abs(outside - inside) > 1:
-        middle = (inside + outside) // 2
-        if holds(middle):
-            inside = middle
-        else:
-            outside = middle
-    return inside
-
-
-def _holds(guard: Any, symbol: Any, extent: int, values: Mapping[Any, int], integer: Any) -> bool:
-    """Whether a guard holds for an extent, at some extents of the other symbols in it."""
-    others = [other for other in guard.free_symbols if other is not symbol and other != symbol]
-    for chosen in product(*([values[other], values[other] + 1, values[other] * 2] for other in others[:3])):
-        replaced = {symbol: integer(extent)}
-        replaced.update({other: integer(value) for other, value in zip(others, chosen, strict=False)})
-        try:
-            if str(guard.xreplace(replaced)) != "False":
-                return True
-        except (ZeroDivisionError, ArithmeticError, ValueError, AssertionError):
-            continue
-    return False
+    return allowed_extents(str(symbol), traced, guards, lowest, highest)
 
 
 def _both(first: AxisRange, second: AxisRange, name: str) -> AxisRange:

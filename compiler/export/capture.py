@@ -49,8 +49,12 @@ def capture(module: Any, example: Example) -> Captured:
                     program = torch.export.export(
                         module, arguments, keywords, dynamic_shapes=shapes, strict=strict
                     )
-                return Captured(program, read_axes(program, example, proven=proven))
             except Exception as error:  # whatever PyTorch raises, the next way may do
+                first = first or error
+                continue
+            try:
+                return Captured(program, read_axes(program, example, proven=proven))
+            except ExportError as error:
                 first = first or error
     assert first is not None
     raise first

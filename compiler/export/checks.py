@@ -19,7 +19,6 @@ from .original import Original
 
 _FEW = 16  # a first axis traced with no more is a batch: 1 and 3 are what is checked
 _BEYOND = 4096  # extents beyond a limit that are tried, at most
-_LOWERED = 3  # steps by which a minimum is lowered, at most
 
 
 @dataclass
@@ -174,33 +173,47 @@ class Comparison:
         ranges = self.original.example.ranges
         asked = next((ranges[name] for name in names if name in ranges), AxisRange())
         step = limits.multiple
-        if limits.maximum is not None and asked.maximum != limits.maximum:
-            self._try_beyond(names, limits.maximum + step)
-        for _ in range(_LOWERED):
-            least = self._limits(names).minimum
-            if least - step < max(asked.minimum, 2) or self._try_beyond(names, least - step) != "equal":
-                break
-            self._set_minimum(names, least - step)
-        name, between = " = ".join(sorted(names)), self.example.extents[next(iter(names))] + 1
-        if step > 1 and self._look(names, between) == "differs":
+        name, beyond = " = ".join(sorted(names)), (limits.maximum or 0) + step
+        if limits.maximum not in (None, asked.maximum) and self._look(names, beyond) == "differs":
+            raise ExportError(
+                f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
+                f"branches on its extent, and the file is right for {spelled(limits)} alone",
+                hint=f"say so in --input: {name}={limits.minimum}..{limits.maximum}",
+            )
+        self._lower_minimum(names, max(asked.minimum, 2) - 1)
+        if step > 1 and self._look(names, self.example.extents[next(iter(names))] + 1) == "differs":
             self.warnings.append(
                 f"axis {name!r}: the model takes other extents than multiples of {limits.multiple}, too; "
                 "there this file computes something else"
             )
 
-    def _try_beyond(self, names: frozenset[str], extent: int) -> str:
-        found = self._look(names, extent) if extent <= _BEYOND else "refused"
+    def _lower_minimum(self, names: frozenset[str], below: int) -> None:
+        """Lower a minimum to the least extent above `below` from which on file and model agree."""
+        limits = self._limits(names)
+        step, least = limits.multiple, limits.minimum
+        if least - step <= below:
+            return
+        found = self._look(names, least - step)
         if found == "differs":
-            name, limits = " = ".join(sorted(names)), self._limits(names)
-            raise ExportError(
-                f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
-                f"branches on its extent, and the file is right for {spelled(limits)} alone",
-                hint=f"say so in --input: {name}={limits.minimum}..{limits.maximum or ''}",
+            name = " = ".join(sorted(names))
+            self.warnings.append(
+                f"axis {name!r}: below {least} this file computes something else than the model"
             )
-        return found
+        if found != "equal":
+            return
+        least -= step
+        while (least - 1) // step * step > below:  # by bisection: each side runs a few times
+            middle = max((below + least) // 2 // step * step, step)
+            if middle > below and self._look(names, middle) == "equal":
+                least = middle
+            else:
+                below = max(middle, below + 1)
+        self._set_minimum(names, least)
 
     def _look(self, names: frozenset[str], extent: int) -> str:
         """Whether outputs at an extent are "equal", or one "differs", or either side has "refused"."""
+        if extent > _BEYOND:
+            return "refused"
         feeds = self.example.at(dict.fromkeys(names, extent))
         try:
             reference, found = self.original.outputs(feeds), self.session(feeds)

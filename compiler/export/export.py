@@ -9,9 +9,9 @@ from typing import Any
 
 from ...artifact import Artifact, Check, commit, writing
 from ...errors import ExportError, InvalidOption
-from ...model.example import name_outputs
+from ...model.example import Example, name_outputs
 from ...model.graph import graph_precision
-from ...model.input_notes import write_notes
+from ...model.input_notes import AxisRange, write_notes
 from ...model.onnx_file import load_checked, load_onnx, model_io, opset
 from ...model.outputs import is_plain
 from ...model.pt2_archive import trusting
@@ -27,10 +27,11 @@ from .checks import Comparison, open_session, spelled
 from .manifest import axis_options, export_manifest, input_notes
 from .onnx_source import take_onnx
 from .original import Original, kept_mode, prepared
-from .write import TensorsOut, edit_in_place, finish, lower_to, write_model
+from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
 
 DEFAULT_OPSET = 20
 OPSETS = range(13, 24)
+_NARROW = 4  # times the traced extent
 _LOWEST_DB = 30.0  # of a model with trained scales against PyTorch's rounding of the same
 
 
@@ -108,12 +109,11 @@ def _export(
     target: Target,
     progress: Progress,
 ) -> Artifact:
-    loaded, example, label = original.loaded, original.example, original.label
+    label = original.label
     with writing(output) as path:
         progress("export to ONNX")
-        plain = is_plain(original.reference)
-        module = loaded.module if plain else TensorsOut(loaded.module, example)
-        written = write_model(module, example, names, opset_version, path, label, flat=not plain)
+        written = _write(original, names, opset_version, path)
+        example = original.example
         lower_to(path, opset_version, label)
         finish(path, target)
         edit_in_place(path, lambda proto: rename_axes(proto, written.axes, example))
@@ -155,6 +155,44 @@ def _export(
         ]
         manifest = commit(path, export_manifest(load_onnx(path), options, checks, warnings))
     return Artifact(output, manifest)
+
+
+def _write(original: Original, names: Sequence[str], opset_version: int, path: Path) -> Written:
+    """Write the file; once more with larger extents, where those that were made up leave an axis too narrow.
+
+    A length of which convolutions leave a single frame is such: the graph then holds for a single frame.
+    """
+
+    def write() -> Written:
+        plain, module = is_plain(original.reference), original.loaded.module
+        module = module if plain else TensorsOut(module, original.example)
+        return write_model(
+            module, original.example, names, opset_version, path, original.label, flat=not plain
+        )
+
+    written = write()
+    first, narrow = original.example, _too_narrow(original.example, written)
+    for other in original.others if narrow else ():
+        if all(other.extents[name] > first.extents[name] for name in narrow) and original.take(other):
+            wider = write()
+            if not _too_narrow(original.example, wider):
+                return wider
+    if original.example is not first:
+        original.take(first)
+        written = write()
+    return written
+
+
+def _too_narrow(example: Example, written: Written) -> list[str]:
+    """Axes of made up extents for which the file takes little more than these."""
+    return [
+        name
+        for name, limits in written.axes.ranges.items()
+        if name in example.guessed
+        and limits.maximum is not None
+        and limits.maximum < _NARROW * example.extents[name]
+        and limits.maximum != example.ranges.get(name, AxisRange()).maximum
+    ]
 
 
 def _of_exporter(reason: str, label: str) -> list[str]:

@@ -31,6 +31,7 @@ class Original:
         label: Its spelling, for messages.
         example: What it is traced with.
         reference: What it returned on the example.
+        others: Examples with other extents, where the extents were made up.
         data: Feeds of the user's data, if there is any.
         warnings: What the user should know of how it is run.
     """
@@ -39,6 +40,7 @@ class Original:
     label: str
     example: Example
     reference: Any
+    others: Sequence[Example] = ()
     data: Feeds | None = None
     warnings: list[str] = field(default_factory=list)
 
@@ -49,6 +51,15 @@ class Original:
             ModelError: With what it raised, and which input was made up.
         """
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
+
+    def take(self, example: Example) -> bool:
+        """Take another example in place of the first; False where the model raises on it."""
+        try:
+            self.reference = run(self.loaded, example, example.feeds, self.label)
+        except ModelError:
+            return False
+        self.example = example
+        return True
 
     def is_random(self, feeds: Feeds) -> bool:
         """Whether two runs on the same feeds differ."""
@@ -75,6 +86,7 @@ def prepared(
     feeds = next(iter(Data(data, first.inputs))).feeds if data is not None else None
     tried = examples(loaded, inputs, dynamic, feeds) if feeds is not None or first.guessed else [first]
     example, reference = _first_that_runs(loaded, tried, label)
+    others = tried[[one is example for one in tried].index(True) + 1 :]
     warnings = [TRAINING_MODE] if loaded.was_training else []
     switched: list[Any] = []
     try:
@@ -89,7 +101,7 @@ def prepared(
             reference = run(loaded, example, example.feeds, label)
             _require_tensors(reference, label)
             warnings.append("the model returns a cache; it is exported with use_cache=False")
-        yield Original(loaded, label, example, reference, feeds, warnings)
+        yield Original(loaded, label, example, reference, others, feeds, warnings)
     finally:
         for config in switched:
             config.use_cache = True

@@ -95,6 +95,7 @@ def gptq(
     search: bool = True,
     damping: float = 0.01,
     name: str = "",
+    scales: Floats | None = None,
 ) -> Rounded:
     """Return the weight rounded so that the layer's output changes least on the observed inputs.
 
@@ -110,12 +111,14 @@ def gptq(
         bits, block_size, symmetric, search: As of `round_to_nearest`.
         damping: Part of the mean of the Hessian's diagonal that is added to the diagonal.
         name: Of the weight, for messages.
+        scales: float32 [N], where a symmetric weight's are given: one for each row, whatever `block_size`.
 
     Raises:
         QuantizationError: If the Hessian has another shape, is not finite or not positive.
     """
     columns = weight.shape[1]
-    size = min(block_size or columns, columns)
+    size = columns if scales is not None else min(block_size or columns, columns)
+    middle = np.full(len(weight), 2 ** (bits - 1), np.float32)
     factor = _inverse_factor(hessian, columns, damping, name)
     left = np.array(weight.T, np.float32, order="C")  # a row per column of the weight
     codes = np.empty(left.shape, np.uint8)
@@ -123,21 +126,25 @@ def gptq(
     for start in range(0, columns, size):
         stop = min(start + size, columns)
         block = np.ascontiguousarray(left[start:stop].T)
-        scales, zeros = fit_blocks(block, bits=bits, symmetric=symmetric, search=search)
-        fitted.append((scales, zeros))
+        found, zeros = (
+            (scales, middle)
+            if scales is not None
+            else fit_blocks(block, bits=bits, symmetric=symmetric, search=search)
+        )
+        fitted.append((found, zeros))
         for first in range(start, stop, _LAZY_COLUMNS):
             last = min(first + _LAZY_COLUMNS, stop)
             errors = np.empty((last - first, left.shape[1]), np.float32)
             for column in range(first, last):
-                steps = _nearest(left[column], scales, zeros, bits)
+                steps = _nearest(left[column], found, zeros, bits)
                 codes[column] = steps
-                error = (left[column] - (steps - zeros) * scales) / factor[column, column]
+                error = (left[column] - (steps - zeros) * found) / factor[column, column]
                 left[column + 1 : last] -= factor[column, column + 1 : last, None] * error
                 errors[column - first] = error
             left[last:] -= factor[first:last, last:].T @ errors
     return Rounded(
         np.ascontiguousarray(codes.T),
-        np.stack([scales for scales, _ in fitted], axis=1),
+        np.stack([found for found, _ in fitted], axis=1),
         np.stack([zeros for _, zeros in fitted], axis=1).astype(np.uint8),
         bits,
         size,

@@ -108,7 +108,8 @@ class OpenVino(Engine):
         return self._opened(Path(artifact), threads)
 
     def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
-        with self._opened(Path(artifact), threads, profile=True) as runner:
+        runner = self._opened(Path(artifact), threads, profile=True)
+        with runner:
             return runner.kernel_times(feeds)
 
     def _opened(self, path: Path, threads: int, *, profile: bool = False) -> OpenVinoRunner:
@@ -129,7 +130,8 @@ class OpenVino(Engine):
         """Compile a file, run it once, and return name to what computes each of its products."""
         nodes = [node for kind in weighted_nodes(model).values() for node in kind]
         precision = _computed_in(request.precision, request.rest)
-        with self._compiled(path, precision, request.threads, request.source or request.model) as runner:
+        runner = self._compiled(path, precision, request.threads, request.source or request.model)
+        with runner:
             run_on(model, request.sample, runner.infer)
             return computed_by(model.graph, nodes, runner.kernels())
 

@@ -97,6 +97,7 @@ def test_the_manifest_says_what_was_done_and_how_well(
         "exclude": ["conv2"],
         "rest": "fp32",
         "correct_bias": True,
+        "balance": True,
     }
     assert given == expected | ({"processor": "vnni"} if target == "onnxruntime" else {})
     assert manifest.sources["model"] == fingerprint(model)

@@ -1,4 +1,4 @@
-"""What OpenVINO does with a plan: every product's kernel is found, and what runs in float is planned without."""
+"""What OpenVINO does with a plan: every product's kernel is found, and what runs in float is left out."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_model_of_which_nothing_would_be_integer_fails(tmp_path: Path) -> None
 
 
 def test_layers_in_one_block_are_found_in_it(tmp_path: Path) -> None:
-    """OpenVINO makes one block of a whole multilayer perceptron on some processors, and tells its widest type."""
+    """On some processors OpenVINO makes one block of a whole perceptron, and tells its widest type."""
     body = """(float[n,8] x) => (float[n,4] y) {
         [first] a = Gemm<transB = 1>(x, w, b) c = Relu(a) [second] y = Gemm<transB = 1>(c, v, d) }"""
     weights = {"w": normal(16, 8), "b": normal(16), "v": normal(4, 16), "d": normal(4)}

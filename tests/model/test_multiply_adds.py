@@ -77,6 +77,24 @@ def test_dynamic_axes_are_those_of_the_example_or_1() -> None:
     assert multiply_adds(model) == {"conv": 2 * 8 * 16 * 3 * 4 * 9}
 
 
+def test_extents_that_the_exporter_wrote_of_dynamic_axes_are_known() -> None:
+    model = model_of(
+        "(float[batch,4] x, int64[1] k) => (float[n,5] y) { s, i = TopK(x, k) [a] y = MatMul(s, w) }",
+        w=(2, 5),
+    )
+    for dimension, expected in (
+        ("2*batch + 1", 7),
+        ("batch//3", 1),
+        ("unknown", None),
+        ("max(1, batch)", None),
+    ):
+        del model.graph.value_info[:]
+        info = onnx.helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, [dimension, 2])
+        model.graph.value_info.append(info)
+        write_notes(model, {"x": InputNote((3, 4))})
+        assert multiply_adds(model) == ({} if expected is None else {"a": expected * 2 * 5})
+
+
 def test_what_cannot_be_inferred_is_left_out_and_layers_weigh_the_same() -> None:
     text = "(float[2,4] x, int64[1] k) => (float[n,5] y) { [a] b = MatMul(x, w) s, i = TopK(b, k) [c] y = "
     counts = multiply_adds(model_of(text + "MatMul(s, v) }", w=(4, 5), v=(2, 5)))

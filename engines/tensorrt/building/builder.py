@@ -12,6 +12,7 @@ from typing import Any
 from ....artifact import Check
 from ....calibration import Batch
 from ....errors import InvalidOption
+from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
 from ....shapes import ModelIO
 from ...base import BuildOutcome, BuildRequest
@@ -124,9 +125,10 @@ def _prepare(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> 
     options, path = _options(request), Path(request.model)
     gpu = None if request.gpus else find_gpu()
     timing_cache = cache_file(adapter, gpu, options.timing_cache)
-    io = model_io(load_onnx(path, external_data=False))
+    model = load_onnx(path, external_data=False)
+    io, notes = model_io(model), read_notes(model)
     if not _may_hold_shapes(io):  # else only the parsed network tells what a range is of
-        make_profiles(io.inputs, request, options.profiles)
+        make_profiles(io.inputs, request, options.profiles, notes=notes)
     log = make_log(adapter.module)
     builder = adapter.module.Builder(log)
     load_plugins(adapter, builder, log, options)
@@ -139,7 +141,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> 
         config, request.precision, weak=feeder is not None, rest=request.rest, tf32=request.tf32
     )
     adapter.set_gpus(config, list(request.gpus))
-    profiles = make_profiles(io.inputs, request, options.profiles, shape_tensors(network))
+    profiles = make_profiles(io.inputs, request, options.profiles, shape_tensors(network), notes)
     add_profiles(builder, config, profiles)
     configure(adapter, builder, config, log, options)
     use_cache(adapter, config, log, timing_cache)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....errors import InvalidOption
+from ....model.input_notes import AxisRange, InputNote
 from ....shapes import TensorInfo, fill_dynamic, format_shape, parse_shape
 from ...base import BuildRequest, Shapes
 
@@ -33,6 +34,7 @@ def make_profiles(
     request: BuildRequest,
     profiles: Sequence[str] = (),
     shape_tensors: Collection[str] = (),
+    notes: Mapping[str, InputNote] | None = None,
 ) -> list[list[InputRange]]:
     """Return a range for every dynamic input, for each profile; no profile where nothing is dynamic.
 
@@ -41,6 +43,7 @@ def make_profiles(
         request: Whose shapes make the one profile, where `profiles` is empty.
         profiles: One text each: `NAME:MIN..OPT..MAX`, inputs divided by commas.
         shape_tensors: Inputs whose values are shapes: their ranges are of these values.
+        notes: What the file says of its inputs (`model.input_notes`).
 
     Raises:
         InvalidOption: As `make_ranges`; or if a profile cannot be read, leaves a dynamic input out, or
@@ -49,7 +52,7 @@ def make_profiles(
     if profiles and (request.min_shapes or request.opt_shapes or request.max_shapes):
         raise InvalidOption("--profile: excludes --min-shapes, --opt-shapes and --max-shapes")
     if not profiles:
-        found = [make_ranges(inputs, request, shape_tensors)]
+        found = [make_ranges(inputs, request, shape_tensors, notes)]
     else:
         found = [_profile(text, index, inputs, shape_tensors) for index, text in enumerate(profiles)]
     for ranges in found:
@@ -77,7 +80,7 @@ def _profile(
     missing = [name for name in needed if name not in given["opt"]]
     if missing:
         raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="--profile")
-    return _ranges(inputs, given, shape_tensors, option)
+    return _ranges(inputs, given, shape_tensors, option, {})
 
 
 def _fixed(shape: tuple[int | str, ...], option: str, name: str) -> tuple[int, ...]:
@@ -103,30 +106,38 @@ def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange
 
 
 def make_ranges(
-    inputs: Sequence[TensorInfo], request: BuildRequest, shape_tensors: Collection[str] = ()
+    inputs: Sequence[TensorInfo],
+    request: BuildRequest,
+    shape_tensors: Collection[str] = (),
+    notes: Mapping[str, InputNote] | None = None,
 ) -> list[InputRange]:
     """Return a range for every dynamic input.
 
     A shape that is not given follows from those that are: min from opt, opt from max or min, max from
-    opt. An input whose only dynamic axis is the first gets 1, 8 and 16 when nothing is given.
+    opt. When nothing is given, a batch gets 1, 8 and 16; other axes get the ranges that the file's notes
+    have, the example's extent as opt, and twice that as max where there is no end.
 
     Raises:
         InvalidOption: Naming the input: unknown, of the wrong rank, not within its neighbours, dynamic
             in other axes than the first and without any shape, or one that holds a shape and has no values.
     """
     given = {"min": request.min_shapes, "opt": request.opt_shapes, "max": request.max_shapes}
-    return _ranges(inputs, given, shape_tensors, "")
+    return _ranges(inputs, given, shape_tensors, "", notes or {})
 
 
 def _ranges(
-    inputs: Sequence[TensorInfo], given: dict[str, Shapes], shape_tensors: Collection[str], option: str
+    inputs: Sequence[TensorInfo],
+    given: dict[str, Shapes],
+    shape_tensors: Collection[str],
+    option: str,
+    notes: Mapping[str, InputNote],
 ) -> list[InputRange]:
     names = {tensor.name: tensor for tensor in inputs}
     for kind, shapes in given.items():
         for name, shape in shapes.items():
             _check_given(kind, name, shape, names, shape_tensors, option or f"--{kind}-shapes")
     return [
-        _range(tensor, given, tensor.name in shape_tensors)
+        _range(tensor, given, tensor.name in shape_tensors, notes.get(tensor.name))
         for tensor in inputs
         if tensor.dynamic_axes or tensor.name in shape_tensors
     ]
@@ -156,7 +167,9 @@ def _check_given(
         )
 
 
-def _range(tensor: TensorInfo, given: dict[str, Shapes], of_values: bool) -> InputRange:
+def _range(
+    tensor: TensorInfo, given: dict[str, Shapes], of_values: bool, note: InputNote | None
+) -> InputRange:
     low, opt, high = (given[kind].get(tensor.name) for kind in ("min", "opt", "max"))
     if low is None and opt is None and high is None:
         if of_values:
@@ -164,12 +177,15 @@ def _range(tensor: TensorInfo, given: dict[str, Shapes], of_values: bool) -> Inp
                 f"input {tensor.name!r}: its values are a shape, and no ranges for them are given",
                 hint="give the values with --min-shapes, --opt-shapes and --max-shapes, or --profile",
             )
-        if set(tensor.dynamic_axes) != {0}:
+        noted = note is not None and len(note.example) == len(tensor.shape)
+        if set(tensor.dynamic_axes) != {0} and not noted:
             raise InvalidOption(
                 f"input {tensor.name!r}: axes {sorted(tensor.dynamic_axes)} of "
                 f"{format_shape(tensor.shape)} are dynamic and no shapes are given",
                 hint="give --min-shapes, --opt-shapes and --max-shapes",
             )
+        if noted and note is not None:
+            return _from_note(tensor, note)
         low, opt, high = (fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
     opt = opt or high or low
     assert opt is not None
@@ -182,3 +198,22 @@ def _range(tensor: TensorInfo, given: dict[str, Shapes], of_values: bool) -> Inp
                 hint=f"raise --{words[1]}-shapes or lower --{words[0]}-shapes",
             )
     return InputRange(tensor.name, low, opt, high, of_values)
+
+
+def _from_note(tensor: TensorInfo, note: InputNote) -> InputRange:
+    """The default range of an input of which the file knows what suits the model."""
+    shapes: list[tuple[int, int, int]] = []
+    for axis, extent in enumerate(tensor.shape):
+        limits, example = note.axes.get(axis, AxisRange()), note.example[axis]
+        if isinstance(extent, int):
+            shapes.append((extent, extent, extent))
+            continue
+        usual = (
+            (_DEFAULT_OPT, _DEFAULT_MAX) if axis == 0 and example <= _DEFAULT_MAX else (example, 2 * example)
+        )
+        opt, high = (limits.nearest(number) for number in usual)
+        if axis and limits.maximum is not None:
+            high = limits.nearest(limits.maximum)
+        shapes.append((limits.nearest(1), opt, high))
+    low, opts, highs = zip(*shapes, strict=True)
+    return InputRange(tensor.name, low, opts, highs)

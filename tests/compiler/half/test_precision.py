@@ -345,3 +345,16 @@ def test_an_activation_observed_beyond_65504_keeps_its_nodes_in_float32() -> Non
     assert set(kept.values()) == {"'h' reaches 7e+04, beyond float16's 65504"}
     assert len(kept) == 2
     assert set(operands(half, "MatMul")) == {TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_initializers_that_are_listed_as_inputs_become_half(dtype: Half) -> None:
+    """Files older than IR version 4 list them; a renamed one would be no input any more."""
+    made = graph(LINEAR)
+    give(made, "w", np.ones((4, 4), np.float32))
+    made.ir_version = 3
+    made.graph.input.append(onnx.helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 4]))
+    half, kept = to_half(made, dtype)
+    onnx.checker.check_model(half)
+    assert kept == {}
+    assert [value.name for value in half.graph.input] == ["x"]

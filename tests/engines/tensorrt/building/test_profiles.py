@@ -9,6 +9,7 @@ import pytest
 from qcompile.engines.base import BuildRequest, Shapes
 from qcompile.engines.tensorrt.building.profiles import InputRange, make_ranges
 from qcompile.errors import InvalidOption
+from qcompile.model.input_notes import AxisRange, InputNote
 from qcompile.shapes import TensorInfo
 
 IMAGE = TensorInfo("image", "float32", ("batch", 3, 32, 32))
@@ -144,3 +145,30 @@ def test_other_dynamic_axes_than_the_first_need_shapes() -> None:
     with pytest.raises(InvalidOption, match=r"input 'tokens': axes \[0, 1\] of \[batch,length\]") as caught:
         ranges(TOKENS)
     assert caught.value.hint == "give --min-shapes, --opt-shapes and --max-shapes"
+
+
+def noted(tensor: TensorInfo, example: tuple[int, ...], **axes: AxisRange) -> InputRange:
+    """The default range of an input whose file says what suits the model."""
+    request = BuildRequest("m.onnx", Path("m.engine"), "fp32")
+    note = InputNote(example, {tensor.shape.index(name): limits for name, limits in axes.items()})
+    (found,) = make_ranges((tensor,), request, notes={tensor.name: note})
+    return found
+
+
+def test_axes_get_the_ranges_that_the_file_knows_of() -> None:
+    found = noted(TOKENS, (2, 16), length=AxisRange(1, 512))
+    assert (found.min, found.opt, found.max) == ((1, 1), (8, 16), (16, 512))
+    pixels = TensorInfo("pixels", "float32", ("batch", 3, "height", "width"))
+    found = noted(pixels, (2, 3, 96, 64), height=AxisRange(40, None, 32), width=AxisRange(32, 100, 32))
+    assert (found.min, found.opt, found.max) == ((1, 3, 64, 32), (8, 3, 96, 64), (16, 3, 192, 96))
+
+
+def test_a_first_axis_that_is_no_batch_gets_what_suits_it() -> None:
+    sound = TensorInfo("sound", "float32", ("time",))
+    found = noted(sound, (16000,), time=AxisRange(400))
+    assert (found.min, found.opt, found.max) == ((400,), (16000,), (32000,))
+
+
+def test_a_note_of_another_rank_decides_nothing() -> None:
+    with pytest.raises(InvalidOption, match="no shapes are given"):
+        noted(TOKENS, (2,))
