@@ -24,6 +24,7 @@ from pathlib import Path
 from ..calibration import Method, parse_method
 from ..errors import InvalidOption, QuantizationError
 from ..model.judgement import SNR_DB
+from ..model.onnx_file import load_onnx, save_onnx
 from .balancing.in_memory import Floats, equalized, smoothed
 from .choice import exactly
 from .judge import Judge
@@ -110,13 +111,11 @@ def _searched(request: Request, once: Once, folder: Path) -> Outcome:
     if isinstance(left, dict):
         proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
     proof["method"] = str(_method(search.request))
-    outcome = search.outcome
-
-    def write(path: Path) -> None:
-        outcome.write(path)
-        proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
-
-    return Outcome(write, proof, [*outcome.warnings, *_told(search, kept)])
+    outcome, best = search.outcome, folder / "best.onnx"
+    outcome.write(best)  # while the folder is there: writing may plan again, from the balanced model
+    proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
+    found, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
+    return Outcome(lambda path: save_onnx(found, path), proof, warnings)
 
 
 def _kept_in_float(search: _Search) -> dict[str, str]:
