@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from .bench_stages import bench_stage, report_stage
 from .errors import EngineUnavailable, QCompileError, UsageError
 from .model.pt2_archive import trusting
 from .model.source import digest_source, parse_source
@@ -24,12 +25,10 @@ from .stages import (
     Made,
     Stage,
     balance_stage,
-    bench_stage,
     build_stage,
     calibrate_stage,
     export_stage,
     quantize_stage,
-    report_stage,
     simplify_stage,
 )
 from .store import Store

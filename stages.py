@@ -6,7 +6,6 @@ that a run in which nothing changed ends at once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,17 +13,13 @@ from typing import Any
 
 from .artifact import tool_versions
 from .engines.tensorrt.options import TensorRTOptions
-from .model.source import Source, digest_source, parse_source
+from .model.source import Source, parse_source
 from .progress import Progress
-from .recipe import BASELINE, ArtifactSection, Recipe
+from .recipe import ArtifactSection, Recipe
 from .recipe_batches import default_shapes, has_shapes, measured_batches
 from .shapes import parse_shapes
 
-RESULTS = "results.json"
-REPORT = "report.html"
-INTERRUPTED = "results.interrupted.json"
-
-_ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
+ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
         "outputs": section.outputs,
         "dynamic": section.dynamic,
         "opset": section.opset,
-        "tools": tool_versions("torch", "onnxscript", *_ONNX_TOOLS),
+        "tools": tool_versions("torch", "onnxscript", *ONNX_TOOLS),
     }
     return Stage("export", f"{recipe.name}.onnx", key, work)
 
@@ -88,7 +83,7 @@ def simplify_stage(recipe: Recipe, model: Made) -> Stage:
 
         return simplify(model.path, path, progress=progress)
 
-    key = {"model": model.digest, "tools": tool_versions("onnxsim", *_ONNX_TOOLS)}
+    key = {"model": model.digest, "tools": tool_versions("onnxsim", *ONNX_TOOLS)}
     return Stage("simplify", f"{recipe.name}.simplified.onnx", key, work)
 
 
@@ -105,7 +100,7 @@ def balance_stage(recipe: Recipe, model: Made) -> Stage:
         return balance(model.path, path, data=calibration, progress=progress)
 
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
-    key = {"model": model.digest, "data": data.digest(), "tools": tool_versions(*_ONNX_TOOLS)}
+    key = {"model": model.digest, "data": data.digest(), "tools": tool_versions(*ONNX_TOOLS)}
     return Stage("balance", f"{recipe.name}.balanced.onnx", key, work)
 
 
@@ -146,7 +141,7 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
         "method": section.method,
         "samples": section.samples,
         "targets": targets,
-        "tools": tool_versions(*_ONNX_TOOLS),
+        "tools": tool_versions(*ONNX_TOOLS),
     }
     return Stage("calibrate", f"{recipe.name}.ranges", key, work)
 
@@ -219,7 +214,7 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
         "data": Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends).digest()
         if recipe.data.calibration
         else "",
-        "tools": tool_versions(*_ONNX_TOOLS),
+        "tools": tool_versions(*ONNX_TOOLS),
     }
     return Stage(f"quantize-{one.name}", f"{one.name}.graph.onnx", key, work)
 
@@ -286,107 +281,9 @@ def build_stage(
         "gpu": gpu.as_json() if gpu else {},
         "allow_fallback": one.allow_fallback,
         "strict": one.strict,
-        "tools": tool_versions("torch", "tensorrt", "tensorrt-rtx", *_ONNX_TOOLS),
+        "tools": tool_versions("torch", "tensorrt", "tensorrt-rtx", *ONNX_TOOLS),
     }
     return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
-
-
-def bench_stage(
-    recipe: Recipe,
-    source: Source,
-    source_digest: str,
-    built: Mapping[str, Made],
-    output: Path,
-    why_not: Mapping[str, str],
-) -> Stage:
-    """Measure what was built against the baseline; what was not built has a row that says why.
-
-    A baseline that was not built is replaced by the MODEL itself.
-    """
-    from .calibration import Data
-    from .engines.gpu import find_gpu, parse_devices
-    from .engines.processor import processor
-
-    section = recipe.bench
-    assert section is not None, "the caller looks first"
-    evaluation = located(recipe, recipe.data.evaluation)
-    function = parse_source(section.metric, base=recipe.folder) if ":" in section.metric else None
-    gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
-    artifacts = {BASELINE: source.absolute}
-    artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
-    baseline = BASELINE if section.baseline in why_not else section.baseline
-
-    def work(path: Path, progress: Progress) -> object:
-        from .bench import benchmark
-        from .bench.results import BenchInterrupted, Entry, save_results
-
-        unbuilt = [
-            Entry(one.name, "", one.target, one.precision, _runs_on(one), "failed", why_not[one.name])
-            for one in recipe.artifact
-            if one.name in why_not
-        ]
-        if baseline != section.baseline:
-            unbuilt[0].warnings.append(
-                f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
-            )
-
-        try:
-            return benchmark(
-                artifacts,
-                baseline=baseline,
-                unbuilt=unbuilt,
-                output=path,
-                history=output / RESULTS,
-                batch_size=section.batch_size,
-                threads=section.threads,
-                data=evaluation,
-                evaluation=evaluation,
-                metric=function.absolute if function else section.metric,
-                precision_target=section.precision_target,
-                max_time_s=section.max_time_s,
-                batch_sizes=section.batch_sizes,
-                clients=section.clients,
-                torch_modes=section.torch_modes,
-                devices=section.devices,
-                pythons=section.python,
-                timeout_s=section.timeout_s,
-                command=("qcompile", "run", _shown(recipe.path)),
-                recipe=recipe.path.read_text(encoding="utf-8"),
-                progress=progress,
-            )
-        except BenchInterrupted as stopped:
-            # The stage is not done: what there is must not be taken for its result.
-            save_results(stopped.results, output / INTERRUPTED)
-            raise
-
-    key = {
-        "artifacts": {name: made.digest for name, made in built.items()},
-        "failures": dict(why_not),
-        "source": source_digest,
-        "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
-        "metric": digest_source(function) if function else section.metric,
-        "settings": {name: getattr(section, name) for name in section.__dataclass_fields__},
-        "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
-        "tools": tool_versions("torch", "polygraphy", *_ONNX_TOOLS),
-    }
-    return Stage("bench", RESULTS, key, work)
-
-
-def report_stage(results: Made, ranges: Made | None) -> Stage:
-    """What was measured becomes a page."""
-
-    def work(path: Path, progress: Progress) -> object:
-        from .bench.report import write_report
-
-        progress("draw")
-        return write_report(results.path, path, ranges=ranges.path if ranges else None)
-
-    key = {
-        "results": results.digest,
-        "ranges": ranges.digest if ranges else "",
-        "tools": tool_versions("matplotlib", "jinja2"),
-    }
-    return Stage("report", REPORT, key, work)
 
 
 def located(recipe: Recipe, spec: str) -> str | None:
@@ -404,13 +301,3 @@ def located_options(recipe: Recipe, options: TensorRTOptions) -> TensorRTOptions
     kept = options.timing_cache in ("auto", "off")
     cache = options.timing_cache if kept else str(recipe.folder / options.timing_cache)
     return replace(options, plugins=plugins, timing_cache=cache)
-
-
-def _runs_on(one: ArtifactSection) -> str:
-    return " ".join(("GPU", ", ".join(one.gpus))).strip() if one.target.startswith("tensorrt") else "CPU"
-
-
-def _shown(path: Path) -> str:
-    """Relative to the working folder where that is shorter: what a user would type."""
-    relative = os.path.relpath(path)
-    return relative if len(relative) < len(str(path)) else str(path)

@@ -191,8 +191,9 @@ def _static(request: Request) -> Outcome:
             return
         request.progress("look at what ONNX Runtime executes")
         counts, in_float = executed(path, planned, signed=request.processor == "arm")
-        if in_float and not request.in_float:  # as they are they only cost conversions: plan without them
-            again = _static(replace(request, in_float=in_float))
+        if in_float.keys() - request.in_float.keys():
+            # As they are they only cost conversions: plan without them. What fed them may then miss, too.
+            again = _static(replace(request, in_float={**request.in_float, **in_float}))
             again.write(path)
             proof.update(again.proof)
             warnings[:] = again.warnings

@@ -39,7 +39,8 @@ ALLOWED = {
     "stages": GROUND
     | {"model", "calibration", "compiler", "engines", "bench", "recipe", "recipe_batches", "intent"}
     | {"preparation"},
-    "pipeline": GROUND | {"model", "engines", "bench", "recipe", "store", "stages"},
+    "bench_stages": GROUND | {"model", "calibration", "engines", "bench", "recipe", "stages"},
+    "pipeline": GROUND | {"model", "engines", "bench", "recipe", "store", "stages", "bench_stages"},
     "cli": GROUND
     | {
         "model",
