@@ -126,9 +126,12 @@ def observe(
     threads: int = 0,
     checkpoint: Path | None = None,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    infinite: bool = False,
     progress: Progress = silent,
 ) -> Ranges:
     """Return the ranges of a model's float activations over samples, without writing a ranges file.
+
+    With `infinite` activations may hold infinity: a mask does not change how large the finite values are.
 
     Raises:
         DataError, CalibrationError, ModelError: As `calibrate`.
@@ -150,7 +153,7 @@ def observe(
         "taps": taps.names,
         "tools": tool_versions("onnxruntime"),
     }
-    with Workers(outline, taps, threads) as workers:
+    with Workers(outline, taps, threads, infinite=infinite) as workers:
         done = load_checkpoint(checkpoint, key) if checkpoint else None
         if done is not None:
             workers.resume(done.histograms, done.samples)

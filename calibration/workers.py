@@ -37,16 +37,18 @@ class Workers:
         model: The ONNX file.
         taps: From `choose_taps`.
         threads: Threads in all; 0 takes one per core.
+        infinite: Whether activations may hold infinity, as the scores of masked attention do: their finite
+            values are counted, some of them perhaps twice. NaN is an error all the same.
 
     Raises:
         InvalidOption: If there are fewer threads than none.
         ModelError: If ONNX Runtime refuses the model.
     """
 
-    def __init__(self, model: Outline, taps: Taps, threads: int) -> None:
+    def __init__(self, model: Outline, taps: Taps, threads: int, *, infinite: bool = False) -> None:
         if threads < 0:
             raise InvalidOption(f"threads: {threads}; at least 0 is required", option="--threads")
-        self._model, self._taps = model, taps
+        self._model, self._taps, self._infinite = model, taps, infinite
         self._threads = threads or usable_cores()
         self._stack = contextlib.ExitStack()
         self._pool: ThreadPoolExecutor | None = None
@@ -147,7 +149,7 @@ class Workers:
         return ThreadPoolExecutor(number, thread_name_prefix="qcompile-calibrate")
 
     def _add_counter(self, count: Count) -> None:
-        counter = _Counter(self._taps, count)
+        counter = _Counter(self._taps, count, infinite=self._infinite)
         self._counters.append(counter)
         self._free.put(counter)
 
@@ -172,10 +174,10 @@ class Workers:
 class _Counter:
     """The histograms of one worker."""
 
-    def __init__(self, taps: Taps, count: Count) -> None:
+    def __init__(self, taps: Taps, count: Count, *, infinite: bool) -> None:
         self.histograms = _empty(taps)
         self.bytes = 0
-        self._count = count
+        self._count, self._infinite = count, infinite
 
     def add(self, batch: Batch, observer: Observer) -> None:
         for name, array in batch.feeds.items():
@@ -186,6 +188,9 @@ class _Counter:
             try:
                 self.histograms[name].add(array, self._count)
             except NonFinite as error:
+                if self._infinite and not np.isnan(array).any():
+                    self.histograms[name].add(array[np.isfinite(array)], self._count)
+                    continue
                 raise CalibrationError(
                     f"tensor {name!r} holds {error.what} at {batch.where}, although the input is finite",
                     hint="the model overflows on this sample; check its preprocessing",

@@ -72,7 +72,7 @@ def _half(request: Request) -> Outcome:
         warnings = _unobserved(request.model, ranges)
     elif request.data is not None:
         request.progress("look for values beyond float16")
-        ranges = observe(request.path, request.samples(_LOOKED_AT))
+        ranges = observe(request.path, request.samples(_LOOKED_AT), infinite=True)
     else:
         warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
     dtype = HALVES[request.precision]

@@ -109,6 +109,7 @@ def quantize(
         model, proto, digest, target, precision, mode, processor, loaded, method, exclude, only,
         layers or {}, rest, weights or WeightOptions(), correct_bias, data, progress, weight_type,
         in_float or {}, balance=balance, max_damage=max_damage,
+        allow_loss=allow_loss,
     )  # fmt: skip
     check_ranges(request)
     if data is not None:

@@ -56,6 +56,7 @@ class Request:
         in_float: Names of nodes that the runtime was found to compute in float, each with the reason: they
             are not quantized.
         balance: Whether static INT8 is tried on the balanced model too, where there is data.
+        allow_loss: Whether a result is kept that loses more on the data than `diff` lets pass.
         max_damage: Static INT8 takes layers back to float until the outputs' signal-to-noise ratio on the
             data is at least this, in dB.
         exclude, only: Names, globs or operator types of nodes.
@@ -89,6 +90,7 @@ class Request:
     in_float: Mapping[str, str] = field(default_factory=dict)
     balance: bool = True
     max_damage: float | None = None
+    allow_loss: bool = False
 
     def samples(self, limit: int) -> Data:
         """The first samples of the data.

@@ -8,7 +8,8 @@ one whose outputs are nearest to the float model's is kept:
 2. biases corrected (`int8.bias_correction`);
 3. other methods, where `auto` is asked for: minmax, percentile, entropy. A correction of biases destroys
    some models together with a method that clips: few rows are clipped, and all get the correction;
-4. with `max_damage`, the most damaging layers in float, as many as it takes.
+4. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
+   the outputs pass.
 
 Where there are enough samples, those that judge are not those that factors and biases are learnt from.
 """
@@ -16,12 +17,14 @@ Where there are enough samples, those that judge are not those that factors and 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..calibration import Method, parse_method
 from ..errors import InvalidOption, QuantizationError
+from ..model.judgement import SNR_DB
+from ..model.onnx_file import load_onnx, save_onnx
 from .balancing.in_memory import Floats, equalized, smoothed
 from .choice import exactly
 from .judge import Judge
@@ -33,13 +36,16 @@ Once = Callable[[Request], Outcome]
 LEAST_GAIN_DB = 0.2
 """What a later candidate must gain to replace an earlier one."""
 
+_MARGIN_DB = 1.0  # above what `diff` requires, where layers are left in float for it: samples differ
+_NAMED = 5
 _RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
 
 
 @dataclass
 class _Search:
-    """The best request so far, what it gives, and all that was tried."""
+    """The best request for a model so far, what it gives, and all that was tried."""
 
+    model: Path
     judge: Judge
     once: Once
     request: Request
@@ -91,7 +97,7 @@ def _searched(request: Request, once: Once, folder: Path) -> Outcome:
     plain = replace(request, correct_bias=False)
     judge, outcome = Judge(request), once(plain)
     snr_db = judge.snr_db(outcome.write)
-    search = _Search(judge, once, plain, outcome, snr_db)
+    search = _Search(request.path, judge, once, plain, outcome, snr_db)
     chosen = _method(request)
     search.tried.append({"tried": str(chosen), "snr_db": round(snr_db, 2)})
     balancing = _balance(search, folder) if request.balance else {}
@@ -99,19 +105,42 @@ def _searched(request: Request, once: Once, folder: Path) -> Outcome:
         search.offer("corrected biases", replace(search.request, correct_bias=True), least_db=0.0)
     for method in _others(chosen):
         search.offer(str(method), replace(search.request, method=str(method)))
-    kept = _take_back(search) if request.max_damage is not None else {}
+    kept = _kept_in_float(search)
     left = search.outcome.proof.get("left_in_float")
     proof = {**search.outcome.proof, "search": search.tried, **balancing}
     if isinstance(left, dict):
         proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
     proof["method"] = str(_method(search.request))
-    outcome = search.outcome
+    outcome, best = search.outcome, folder / "best.onnx"
+    outcome.write(best)  # while the folder is there: writing may plan again, from the balanced model
+    proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
+    found, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
+    return Outcome(lambda path: save_onnx(found, path), proof, warnings)
 
-    def write(path: Path) -> None:
-        outcome.write(path)
-        proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
 
-    return Outcome(write, proof, outcome.warnings)
+def _kept_in_float(search: _Search) -> dict[str, str]:
+    """Leave layers in float as `max_damage` asks; without it, where `diff` would not let the outputs pass.
+
+    Without it half of the layers at most: beyond that INT8 is not for this model, and the caller refuses it.
+    """
+    wanted, whole = search.request.max_damage, (search.request, search.outcome, search.snr_db)
+    if wanted is not None:
+        return _take_back(search, wanted)
+    if search.snr_db >= SNR_DB or search.request.allow_loss:
+        return {}
+    try:
+        return _take_back(search, SNR_DB + _MARGIN_DB, most=0.5)
+    except QuantizationError:
+        search.request, search.outcome, search.snr_db = whole
+        return {}
+
+
+def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
+    """A warning where layers stay in float that nobody named."""
+    if not kept or search.request.max_damage is not None:
+        return []
+    named = ", ".join(list(kept)[:_NAMED]) + (f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else "")
+    return [f"left in float, because less than {SNR_DB:g} dB would remain otherwise: {named}"]
 
 
 def _method(request: Request) -> Method:
@@ -163,11 +192,19 @@ def _samples(request: Request) -> int:
     return max(request.ranges.samples, 1)
 
 
-def _take_back(search: _Search) -> dict[str, str]:
-    """Leave the most damaging layers in float until the outputs are near enough; return why they are."""
-    request, wanted = search.request, search.request.max_damage
-    assert wanted is not None
-    assert request.ranges is not None
+def _take_back(search: _Search, wanted: float, *, most: float = 1.0) -> dict[str, str]:
+    """Leave the most damaging layers in float until the outputs are near enough; return why they are.
+
+    Args:
+        search: Whose best request it starts from.
+        wanted: Least signal-to-noise ratio, in decibels.
+        most: Share of the layers that may be left in float.
+
+    Raises:
+        QuantizationError: If that does not suffice.
+    """
+    request = search.request
+    assert request.ranges is not None, "best_static asks"
     if search.snr_db >= wanted:
         return {}
     request.progress("damage of each layer")
@@ -176,7 +213,8 @@ def _take_back(search: _Search) -> dict[str, str]:
         method=_method(request), exclude=[*request.exclude, *_floats_by_name(request)],
     )  # fmt: skip
     names = [damage.layer for damage in ranked]
-    low, high = 0, len(names)  # so many are too few; so many were never tried, or are enough
+    limit = min(int(most * len(names)) + 1, len(names))  # so many are too many
+    low, high = 0, limit  # so many are too few; so many were never tried, or are enough
     best = search.snr_db
     while high - low > 1:
         middle = (low + high) // 2
@@ -184,17 +222,17 @@ def _take_back(search: _Search) -> dict[str, str]:
         search.offer(f"{middle} layers in float", replace(request, exclude=exclude), least_db=-float("inf"))
         best = max(best, search.snr_db)
         low, high = (low, middle) if search.snr_db >= wanted else (middle, high)
-    if high == len(names):
+    if high == limit:
         raise QuantizationError(
-            f"{request.path}: {best:.1f} dB with {low} of {len(names)} layers in float; "
-            f"--max-damage {wanted:g} is required",
+            f"{search.model}: {best:.1f} dB with {low} of {len(names)} layers in float; "
+            f"{wanted:g} dB is required",
             hint="lower --max-damage, or keep the model in float",
         )
     if low != high and search.snr_db < wanted:
         exclude = [*request.exclude, *map(exactly, names[:high])]
         search.offer(f"{high} layers in float", replace(request, exclude=exclude), least_db=-float("inf"))
     return {
-        damage.layer: f"--max-damage {wanted:g}: alone it costs {damage.snr_db:.1f} dB"
+        damage.layer: f"for {wanted:g} dB: alone in INT8 it leaves {damage.snr_db:.1f} dB"
         for damage in ranked[:high]
     }
 

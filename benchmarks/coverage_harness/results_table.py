@@ -94,7 +94,7 @@ def cause(message: str, name: str = "") -> str:
     """Return the first line of a message without what differs from model to model: names, numbers, paths."""
     text = re.sub(r"(/[\w.+-]+)+/", "", message.strip().splitlines()[0])  # folders
     if name:
-        text = re.sub(rf"\w+\.py:{name}\b", "MODEL", text)
+        text = re.sub(rf"(\w+\.py:)?{name}\b", "MODEL", text)
     text = re.sub(r"'[^']*'(, '[^']*')*", "'…'", text)
     text = re.sub(r"\b(node|val|input|output|add|mul)_[A-Za-z0-9_.]*\d\w*\b", "…", text)
     text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)

@@ -55,6 +55,19 @@ def _detector(name: str, wrapper: Any, **options: Any) -> Any:
     return wrapper(get_model(name, **{**_OPTIONS, **options}))
 
 
+def _small_pyramid(name: str, wrapper: Any, **options: Any) -> Any:
+    """RetinaNet or FCOS on ResNet-18 with its feature pyramid, in place of ResNet-50."""
+    from torchvision.models import detection
+    from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+    from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnet18", weights=None, returned_layers=[2, 3, 4], extra_blocks=LastLevelP6P7(256, 256),
+        trainable_layers=5, norm_layer=nn.BatchNorm2d,
+    )  # fmt: skip
+    return wrapper(getattr(detection, name)(backbone, num_classes=5, **options))
+
+
 def _case(name: str, wrapper: Any, size: int, **options: Any) -> Architecture:
     task = "detection heads"
     return Architecture(
@@ -63,8 +76,12 @@ def _case(name: str, wrapper: Any, size: int, **options: Any) -> Architecture:
 
 
 ARCHITECTURES = (
-    _case("retinanet_resnet50_fpn", Heads, 64),
-    _case("fcos_resnet50_fpn", Heads, 64),
+    *(
+        Architecture(
+            name.lower(), "torchvision", "detection heads", partial(_small_pyramid, name, Heads), image("image", 64)
+        )
+        for name in ("RetinaNet", "FCOS")
+    ),
     _case("ssd300_vgg16", Heads, 300),
     _case("ssdlite320_mobilenet_v3_large", Heads, 128),
     _case("fasterrcnn_mobilenet_v3_large_320_fpn", Proposals, 64),
@@ -75,7 +92,7 @@ ARCHITECTURES = (
     ),
     Architecture(
         "retinanet_whole", "torchvision", "detection",
-        partial(_detector, "retinanet_resnet50_fpn", Whole, min_size=96, max_size=96),
+        partial(_small_pyramid, "RetinaNet", Whole, min_size=96, max_size=96),
         (Input("image", (3, 96, 96), unit),),
     ),
 )  # fmt: skip

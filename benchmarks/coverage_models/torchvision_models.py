@@ -125,7 +125,7 @@ ARCHITECTURES = (
         Architecture(name, "torchvision", "classifier", partial(_model, name, **options), image("x", size))
         for name, size, options in _CLASSIFIERS
     ),
-    Architecture("alexnet", "torchvision", "classifier", partial(_narrow, "alexnet", 9216), image("x", 64)),
+    Architecture("alexnet", "torchvision", "classifier", partial(_narrow, "alexnet", 9216), image("x", 224)),
     Architecture("vgg11", "torchvision", "classifier", partial(_narrow, "vgg11", 25088), image("x", 64)),
     Architecture("resnext50_32x4d", "torchvision", "classifier", partial(_resnet, groups=32, width_per_group=4),
                  image("x", 64)),

@@ -51,6 +51,8 @@ def capture(module: Any, example: Example) -> Captured:
                     )
             except Exception as error:  # whatever PyTorch raises, the next way may do
                 first = first or error
+                if "your code specialized it to be a constant" in str(error) and not proven:
+                    raise first from None  # the other tracer runs the same operators
                 continue
             try:
                 return Captured(program, read_axes(program, example, proven=proven))
