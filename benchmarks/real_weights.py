@@ -30,6 +30,9 @@ from typing import Any
 import numpy as np
 from real_networks import CALIBRATED, CALIBRATION, DIGITS, NETWORKS, ROOT, Sample, pinned
 
+# The scripts beside this one would hide packages of the same name: `coverage`, which numba imports.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+
 FOLDER = ROOT / "build/benchmarks/real"
 BLOCK_MS = 200.0
 THREADS = 2
