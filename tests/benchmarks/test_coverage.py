@@ -1,5 +1,6 @@
 """The coverage benchmark's own machinery: causes, tables, what is finished, processes that crash or hang."""
 
+import faulthandler
 import importlib.util
 import os
 import sys
@@ -109,6 +110,7 @@ def _work(one: SimpleNamespace, _folder: Path, report) -> None:  # type: ignore[
         time.sleep(60)
     if one.key == "hand_crashes":
         os.write(1, b"the last words\n")
+        faulthandler.disable()  # pytest's would fill the log
         os.abort()
     for record in passed():
         report(record)
