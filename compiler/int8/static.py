@@ -135,8 +135,11 @@ def activation_limits(
     uneven = {sources[name] for name in _with_zero_point(model, placement) if name in sources}
     limits = {source: ranges.limits(name, method, symmetric=False) for source, name in one_of.items()}
     for source, name in one_of.items():
-        if limits[source][0] < 0 and source not in uneven:
+        low, high = limits[source]
+        if low < 0 and source not in uneven:
             limits[source] = ranges.limits(name, method, symmetric=True)
+        elif low < 0 and low == -high:  # clipped on both sides: it is not to be taken for symmetric
+            limits[source] = low, high * (1 + 1e-6)
     return {name: limits[source] for name, source in sources.items()}
 
 

@@ -71,9 +71,9 @@ def by_hand(
         symmetric = target == "tensorrt"
         weighted = ("Conv", "MatMul", "Gemm")
         multiplied = any(n.op_type in weighted and n.input[0] == name for n in model.graph.node)
-        low, high = ranges.limits(name, symmetric=False)
-        # OpenVINO's products take a zero point; where that is in the middle, it is left out.
-        symmetric |= target == "openvino" and low < 0 and (not multiplied or low == -high)
+        low, _ = ranges.limits(name, symmetric=False)
+        # OpenVINO's products take a zero point.
+        symmetric |= target == "openvino" and low < 0 and not multiplied
         return fake(values, *ranges.limits(name, symmetric=symmetric), symmetric=symmetric)
 
     total, inputs = 0.0, {value.name for value in model.graph.input}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,9 +11,12 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, parser
+from written_models import model_of
 
+import qcompile
+from qcompile.calibration import load_ranges
 from qcompile.compiler.int8.placement import Target, plan
-from qcompile.compiler.int8.static import quantize_static
+from qcompile.compiler.int8.static import activation_limits, quantize_static
 from qcompile.compiler.prepare import prepared
 from qcompile.errors import CalibrationError, QuantizationError
 
@@ -237,3 +241,22 @@ def test_an_excluded_node_stays_in_float(residual: onnx.ModelProto) -> None:
     graph = Graph(quantize_static(ready, plan(ready, "tensorrt", exclude=["conv2"]), RANGES))
     assert graph.operands("conv2")[1:] == ["", ""]
     assert graph.operands("conv1")[:2] == ["DequantizeLinear", "DequantizeLinear"]
+
+
+def test_openvino_takes_what_is_clipped_on_both_sides_for_uneven_too(tmp_path: Path) -> None:
+    # A symmetric int8 Concat in front of a Conv computes nonsense there (2026.4).
+    model = model_of(
+        """(float[N,2,4,4] x, float[N,2,4,4] z) => (float[N,3,4,4] y) {
+        c = Concat<axis=1>(x, z) y = Conv(c, w) }""",
+        named=True, w=np.ones((3, 4, 1, 1), np.float32),
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    even = np.concatenate([np.full((4, 2, 4, 4), -5, np.float32), np.full((4, 2, 4, 4), 5, np.float32)])
+    np.savez(tmp_path / "d.npz", x=even, z=even)
+    qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "r", method="minmax")
+    ready = prepared(model)
+    ranges = load_ranges(tmp_path / "r")
+    low, high = activation_limits(ready, plan(ready, "openvino"), ranges, None)["c"]
+    assert low == -5
+    assert high > 5
+    assert high == pytest.approx(5, rel=1e-5)
