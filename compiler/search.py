@@ -67,8 +67,18 @@ class _Search:
         self.tried.append({"tried": what, "snr_db": round(snr_db, 2)})
         if snr_db < self.snr_db + least_db:
             return False
+        if least_db >= 0.0 and _integers(outcome) < _integers(self.outcome):
+            self.tried[-1]["refused"] = "fewer layers are computed in integers"
+            return False
         self.request, self.outcome, self.snr_db = request, outcome, snr_db
         return True
+
+
+def _integers(outcome: Outcome) -> int:
+    """How many layers of a written outcome are integer."""
+    nodes = outcome.proof["nodes_by_precision"]
+    assert isinstance(nodes, Mapping), "the proof of static quantization"
+    return sum(nodes["int8"].values())
 
 
 def best_static(request: Request, once: Once) -> Outcome:

@@ -73,14 +73,24 @@ def made_feeds(
 
 
 def run_on(
-    model: onnx.ModelProto, sample: Feeds | None, run: Callable[[Feeds], Result]
+    model: onnx.ModelProto,
+    sample: Feeds | None,
+    run: Callable[[Feeds], Result],
+    *,
+    inputs: Sequence[TensorInfo] | None = None,
 ) -> tuple[Feeds, Result]:
     """Run a model on a real sample, or on made input where there is none; return the input and what it gave.
+
+    Args:
+        model: Its graph.
+        sample: Real input.
+        run: Runs it.
+        inputs: What `run` takes, where that is not what the graph says.
 
     Raises:
         QCompileError: What `run` raised.
     """
-    return MadeInput(model).run(run) if sample is None else (sample, run(sample))
+    return MadeInput(model, inputs).run(run) if sample is None else (sample, run(sample))
 
 
 class MadeInput:
@@ -88,10 +98,11 @@ class MadeInput:
 
     Args:
         model: Its graph; the values of large weights are not needed.
+        inputs: What it takes, where the graph does not say so.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.inputs = model_io(model).inputs
+    def __init__(self, model: onnx.ModelProto, inputs: Sequence[TensorInfo] | None = None) -> None:
+        self.inputs = model_io(model).inputs if inputs is None else tuple(inputs)
         self._domains = read_domains(model)
         self._notes = read_notes(model)
         self._guess = 0

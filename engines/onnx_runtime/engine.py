@@ -66,7 +66,7 @@ class OnnxRuntime(Engine):
         after = load_onnx(request.output)
         runner = self.open(str(request.output), threads=request.threads)
         with runner:
-            run_on(before, request.sample, runner.infer)
+            run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
         counts = count_weighted(after, as_executed=True)
         asked = weighted_nodes(before).get(request.precision, [])
         layers = _planned(asked, after, request.precision)

@@ -132,7 +132,7 @@ class OpenVino(Engine):
         precision = _computed_in(request.precision, request.rest)
         runner = self._compiled(path, precision, request.threads, request.source or request.model)
         with runner:
-            run_on(model, request.sample, runner.infer)
+            run_on(model, request.sample, runner.infer, inputs=runner.io.inputs)
             return computed_by(model.graph, nodes, runner.kernels())
 
     def _compiled(

@@ -48,8 +48,8 @@ def test_the_bias_of_a_joined_product_is_corrected_as_any_other(tmp_path: Path) 
     weights = {key: normal(*shape) for key, shape in {"w": (8, 8), "v": (8, 8), **biases}.items()}
     model = written(tmp_path / "m.onnx", f"(float[n,8] x) => (float[n,8] y) {{ {nodes} }}", **weights)
     np.savez(tmp_path / "x.npz", x=normal(32, 8))
-    artifact = static(model, tmp_path)
-    assert artifact.manifest.proof["corrected_biases"] == 2
+    tried = {one["tried"]: one for one in static(model, tmp_path).manifest.proof["search"]}  # type: ignore[attr-defined]
+    assert "refused" not in tried["corrected biases"]
 
 
 def test_a_product_that_is_excluded_keeps_its_add(tmp_path: Path) -> None:
