@@ -349,6 +349,25 @@ def _wanted(intent: Intent, needed: str) -> str:
     return f"{needed} with {', '.join(intent.layers)} in another" if intent.layers else needed
 
 
+def _without_lacking(graph: Path, engine: Engine, folder: Path) -> Path:
+    """Write operators that the runtime lacks as products, where they can be."""
+    from .compiler.dft import dft_to_products
+    from .compiler.scatter_adds import scatter_adds_to_products
+    from .model.onnx_file import load_onnx, save_onnx
+    from .model.outline import read_outline
+
+    rewrites = {"DFT": dft_to_products, "ScatterND": scatter_adds_to_products}
+    held = {node.op_type for node in read_outline(graph).model.graph.node} & engine.lacks
+    if not held:
+        return graph
+    model = load_onnx(graph)
+    if not [name for operator in sorted(held) for name in rewrites[operator](model)]:
+        return graph
+    written = folder / f"products-{graph.name}"
+    save_onnx(model, written)
+    return written
+
+
 def _fitted(intent: Intent, graph: Path, engine: Engine, folder: Path, progress: Progress) -> str:
     """Give inputs and outputs the types that were asked for, and the file an opset the engine reads."""
     from .model.onnx_file import load_onnx, opset, save_onnx
@@ -361,14 +380,7 @@ def _fitted(intent: Intent, graph: Path, engine: Engine, folder: Path, progress:
         retyped = folder / f"retyped-{graph.name}"
         save_onnx(set_io_types(load_onnx(graph), types), retyped)
         graph = retyped
-    if "DFT" in engine.lacks:
-        from .compiler.dft import dft_to_products
-
-        model = load_onnx(graph)
-        if dft_to_products(model):
-            written = folder / f"products-{graph.name}"
-            save_onnx(model, written)
-            graph = written
+    graph = _without_lacking(graph, engine, folder)
     highest = engine.highest_opset()
     if highest is not None and opset(load_onnx(graph, external_data=False)) > highest:
         from .compiler.opset.fit import fit_opset

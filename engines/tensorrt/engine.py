@@ -22,7 +22,7 @@ class TensorRT(Engine):
     name = "tensorrt"
     suffix = ".engine"
     takes_profiles = True
-    lacks = frozenset(["DFT"])
+    lacks = frozenset(["DFT", "ScatterND"])  # the latter with a reduction
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
 
