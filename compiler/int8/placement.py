@@ -5,8 +5,8 @@ The target decides.
 - ONNX Runtime on x86 with VNNI multiplies uint8 activations by int8 weights and adds int32 bias; symmetric
   int8 activations are slower there than float. A product of a stored weight writes float for free, so
   what follows it stays in float; a product of two activations (attention) is faster in float.
-- OpenVINO takes uint8 where nothing is negative and symmetric int8 elsewhere, without zero points; float
-  bias; products of two activations too.
+- OpenVINO takes uint8, with a zero point where values are negative; float bias; products of two
+  activations too, in symmetric int8: with a zero point they fall to float (2026.4).
 - TensorRT wants symmetric int8 with zero_point 0, float bias, Q/DQ in front of the layers that can use
   it, and on both inputs of the adds that close a residual branch.
 
