@@ -36,7 +36,7 @@ Once = Callable[[Request], Outcome]
 LEAST_GAIN_DB = 0.2
 """What a later candidate must gain to replace an earlier one."""
 
-_MARGIN_DB = 1.0  # above what `diff` requires, where layers are left in float for it: samples differ
+_MARGIN_DB = 1.0
 _NAMED = 5
 _RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
 
@@ -136,10 +136,11 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
     wanted, whole = search.request.max_damage, (search.request, search.outcome, search.snr_db)
     if wanted is not None:
         return _take_back(search, wanted)
-    if search.snr_db >= SNR_DB or search.request.allow_loss:
+    enough = SNR_DB + _MARGIN_DB  # the samples that judge are not those that the result is checked on
+    if search.snr_db >= enough or search.request.allow_loss:
         return {}
     try:
-        return _take_back(search, SNR_DB + _MARGIN_DB, most=0.5)
+        return _take_back(search, enough, most=0.5)
     except QuantizationError:
         search.request, search.outcome, search.snr_db = whole
         return {}
