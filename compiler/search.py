@@ -151,7 +151,7 @@ def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
     if not kept or search.request.max_damage is not None:
         return []
     named = ", ".join(list(kept)[:_NAMED]) + (f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else "")
-    return [f"left in float, because less than {SNR_DB:g} dB would remain otherwise: {named}"]
+    return [f"left in float, because less than {SNR_DB + _MARGIN_DB:g} dB would remain otherwise: {named}"]
 
 
 def _method(request: Request) -> Method:
