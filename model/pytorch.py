@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EngineUnavailable, ModelError, first_line
+from ..errors import ModelError, first_line
 from ..progress import quiet
 from .pt2_archive import program_checked
 from .source import Source
+from .torch_import import import_torch as import_torch
 from .user_code import call, load_function
 
 if TYPE_CHECKING:
@@ -89,23 +90,6 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
         return module.eval()
     except NotImplementedError:
         return module
-
-
-def import_torch() -> Any:
-    """Import PyTorch.
-
-    Raises:
-        EngineUnavailable: If it is not installed.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"PyTorch cannot be imported ({error})",
-            hint="pip install 'qcompile[torch]'",
-            engine="pytorch",
-        ) from error
-    return torch
 
 
 def _load_pt2(path: Path, device: str) -> torch.nn.Module:
