@@ -187,6 +187,30 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
     return found - {""}
 
 
+def sort_nodes(graph: onnx.GraphProto) -> None:
+    """Bring nodes into an order of execution, near to their own; what subgraphs read counts, too."""
+    made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    nodes = list(graph.node)
+    needs = [
+        sorted({made_by[name] for name in {*node.input, *captured_names(node)} if name in made_by})
+        for node in nodes
+    ]
+    order: dict[int, None] = {}
+    begun: set[int] = set()  # a circle, which is no model, is left for the checker to refuse
+    for first in range(len(nodes)):
+        waiting = [first]
+        while waiting:
+            index = waiting[-1]
+            begun.add(index)
+            missing = next((other for other in needs[index] if other not in begun), None)
+            if missing is None:
+                order[waiting.pop()] = None
+            else:
+                waiting.append(missing)
+    del graph.node[:]
+    graph.node.extend(nodes[index] for index in order)
+
+
 def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, list[onnx.NodeProto]]:
     """Return the nodes that do the arithmetic, by the precision they compute in.
 

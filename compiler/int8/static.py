@@ -9,7 +9,7 @@ import numpy as np
 
 from ...calibration import Method, Ranges
 from ...errors import CalibrationError, QuantizationError, first_line
-from ...model.graph import drop_unused_initializers, producers
+from ...model.graph import drop_unused_initializers, producers, sort_nodes
 from ...progress import quiet
 from .finish import keep_norms_apart, read_floats
 from .gemms import keep_adds_apart
@@ -78,7 +78,7 @@ def quantize_static(
                 extra_options=_options(placement.target, operators, ranges),
             )
             quantizer.quantize_model()
-            quantizer.model.topological_sort()
+            sort_nodes(quantizer.model.model.graph)  # its own sort does not see what subgraphs read
     except ValueError as error:
         raise _missing_range(error, ranges) from error
     quantized: onnx.ModelProto = quantizer.model.model

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 
 from qcompile.model.graph import (
@@ -19,6 +21,7 @@ from qcompile.model.graph import (
     name_nodes,
     producers,
     rename_inputs,
+    sort_nodes,
     subgraphs,
     weighted_nodes,
     without_weights,
@@ -267,3 +270,33 @@ def test_names_made_for_nodes_keep_the_model_valid(tiny: Tiny) -> None:
     name_nodes(made.graph)
     assert len({node.name for node in made.graph.node}) == len(made.graph.node)
     onnx.checker.check_model(made)
+
+
+def test_nodes_are_sorted_by_what_they_and_their_subgraphs_read() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, bool c) => (float[2] y) {
+        y = If (c) <then_branch = one () => (float[2] a) { a = Neg(late) },
+                    else_branch = two () => (float[2] b) { b = Identity(x) }>
+        late = Relu(early)
+        early = Abs(x)
+    }"""
+    model = onnx.parser.parse_model(text)
+    sort_nodes(model.graph)
+    assert [node.op_type for node in model.graph.node] == ["Abs", "Relu", "If"]
+    onnx.checker.check_model(model)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 25))
+def test_any_order_of_nodes_becomes_one_that_runs(seed: int, count: int) -> None:
+    generator = np.random.default_rng(seed)
+    graph = onnx.GraphProto()
+    nodes = [
+        onnx.helper.make_node("Add", [f"v{one}" for one in generator.integers(0, i + 1, 2)], [f"v{i + 1}"])
+        for i in range(count)
+    ]
+    graph.node.extend(nodes[i] for i in generator.permutation(count))
+    sort_nodes(graph)
+    seen = {"v0"}
+    for node in graph.node:
+        assert set(node.input) <= seen
+        seen.update(node.output)
+    assert len(graph.node) == count
