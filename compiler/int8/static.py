@@ -78,6 +78,7 @@ def quantize_static(
                 extra_options=_options(placement.target, operators, ranges),
             )
             quantizer.quantize_model()
+            quantizer.model.topological_sort()
             sort_nodes(quantizer.model.model.graph)  # its own sort does not see what subgraphs read
     except ValueError as error:
         raise _missing_range(error, ranges) from error
