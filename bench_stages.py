@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from .artifact import tool_versions
 from .model.source import Source, digest_source, parse_source
 from .progress import Progress
 from .recipe import BASELINE, ArtifactSection, Recipe
+from .spec.decode import key as options_key
 from .stages import ONNX_TOOLS, Made, Stage, located
 
 RESULTS = "results.json"
@@ -44,17 +46,25 @@ def bench_stage(
 
     def work(path: Path, progress: Progress) -> object:
         from .bench import benchmark
-        from .bench.results import BenchInterrupted, Entry, save_results
+        from .bench.results import BenchInterrupted, save_results
+        from .bench.row import Row
 
         unbuilt = [
-            Entry(one.name, "", one.target, one.precision, _runs_on(one), "failed", why_not[one.name])
+            Row(
+                one.name,
+                "",
+                one.target,
+                one.precision,
+                _runs_on(one),
+                status="failed",
+                reason=why_not[one.name],
+            )
             for one in recipe.artifact
             if one.name in why_not
         ]
         if baseline != section.baseline:
-            unbuilt[0].warnings.append(
-                f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
-            )
+            warning = f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
+            unbuilt[0] = replace(unbuilt[0], warnings=(warning,))
 
         try:
             return benchmark(
@@ -91,7 +101,7 @@ def bench_stage(
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
-        "settings": {name: getattr(section, name) for name in section.__dataclass_fields__},
+        "settings": options_key(section),
         "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }

@@ -62,7 +62,15 @@ class UsageError(QCompileError):
 
 
 class InvalidOption(UsageError):
-    """An option has a value that cannot be used. Data: `option`."""
+    """An option has a value that cannot be used. Data: `option`, the field of `spec/` that declares it.
+
+    Messages name an option by its field between backticks; the command line spells it as it is typed.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", **data: object) -> None:
+        if "option" in data:
+            data["option"] = str(data["option"]).partition(" ")[0].strip("`")
+        super().__init__(message, hint=hint, **data)
 
 
 class MissingFile(UsageError):

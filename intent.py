@@ -1,23 +1,27 @@
 """The verbs that bring rooms together which do not know each other.
 
-`build`: the graph is brought to what the target needs (`preparation`), then built and proven (`engines/`).
+`build`: the graph is brought to what the target needs (`lowering`), then built and proven (`engines/`).
 `calibrate`: what quantization will scale (`compiler/`) is observed (`calibration/`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .artifact import Artifact
+from .building import prepared, request_for
 from .engines.tensorrt.options import TensorRTOptions
 from .model.pt2_archive import trusting
-from .preparation import Intent, Shapes, prepared
+from .preparation import Intent, Shapes
 from .progress import Progress, silent
 
 if TYPE_CHECKING:
     from .calibration import Data
+    from .compiler.request import WeightOptions
+    from .lowering import LoweredGraph
 
 
 def calibrate(
@@ -52,13 +56,13 @@ def calibrate(
         DataError, CalibrationError, ModelError, InvalidOption: As `calibration.calibrate.calibrate`.
     """
     from .calibration import calibrate as observe_and_write
-    from .compiler.int8.wanted import wanted_tensors
+    from .compiler.int8.tensors_to_calibrate import tensors_to_calibrate
     from .model.onnx_file import check_onnx
-    from .model.outline import read_outline
+    from .model.weightless import read_weightless
 
-    outline = read_outline(Path(model))
+    outline = read_weightless(Path(model))
     try:
-        wanted = wanted_tensors(outline, targets)  # type: ignore[arg-type]  # checked there
+        wanted = tensors_to_calibrate(outline, targets)  # type: ignore[arg-type]  # checked there
     except (IndexError, KeyError, TypeError, ValueError):
         check_onnx(outline.path)  # a damaged file says here what is wrong with it
         raise
@@ -100,6 +104,13 @@ def build(
     data: str | None = None,
     calibration_cache: Path | None = None,
     options: TensorRTOptions | None = None,
+    mode: str = "static",
+    processor: str = "vnni",
+    exclude: Sequence[str] = (),
+    only: Sequence[str] = (),
+    correct_bias: bool = True,
+    search: bool = True,
+    weights: WeightOptions | None = None,
     trust: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
@@ -107,7 +118,8 @@ def build(
 
     Args:
         model, target, precision, ranges, method, gpus, min_shapes, opt_shapes, max_shapes, inputs, threads,
-            rest, layers, calibrator, data, options: As in `Intent`.
+            rest, layers, calibrator, data, options, mode, processor, exclude, only, correct_bias, search,
+            weights: As in `Intent`.
         output: File to write.
         allow_fallback: Keep an artifact that did not reach the precision, with a warning.
         strict: Fail where one planned layer missed the precision. Without it, layers that miss less than 10%
@@ -126,7 +138,8 @@ def build(
     """
     intent = Intent(
         model, target, precision, ranges, method, gpus, min_shapes or {}, opt_shapes or {}, max_shapes or {},
-        inputs, threads, rest, layers or {}, calibrator, data, options, strict, allow_loss,
+        inputs, threads, rest, layers or {}, calibrator, data, options, strict, allow_loss, mode, processor,
+        exclude, only, correct_bias, search, weights,
     )  # fmt: skip
     with trusting(trust):
         return build_intent(
@@ -144,12 +157,17 @@ def build_intent(
     *,
     allow_fallback: bool = False,
     calibration_cache: Path | None = None,
+    lowered: LoweredGraph | None = None,
     progress: Progress = silent,
 ) -> Artifact:
-    """Build what an intent says, see `build`."""
+    """Build what an intent says, see `build`; from a graph that was lowered for it, where one is given."""
     from .engines.build import build_engine
 
-    with prepared(intent, Path(output), calibration_cache, progress) as request:
+    with ExitStack() as stack:
+        if lowered is None:
+            request = stack.enter_context(prepared(intent, Path(output), calibration_cache, progress))
+        else:
+            request = request_for(intent, lowered, Path(output), progress)
         return build_engine(
             intent.target,
             request,
@@ -201,15 +219,17 @@ def refit(
         raise InvalidOption(
             f"{path}: is for {manifest.target or 'no target'}; an engine of TensorRT is required"
         )
-    options = manifest.options
-    layers, formats = options.get("layers"), options.get("io_formats")
+    options, formats = manifest.options, manifest.options.get("io_formats")
+    named: dict[str, Any] = {}
+    if manifest.precision in ("fp16", "bf16"):  # else the types of its layers are in the quantized graph
+        named = {name: options[name] for name in ("layers", "exclude", "only") if name in options}
     intent = Intent(
         model,
         manifest.target,
         manifest.precision,
         rest=str(options.get("rest") or "fp32"),
-        layers=dict(layers) if isinstance(layers, dict) else {},
         options=TensorRTOptions(io_formats=tuple(formats) if isinstance(formats, list) else ()),
+        **named,
     )
     with prepared(intent, Path(output), None, progress) as request:
         return refit_plan(

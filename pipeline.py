@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +28,7 @@ from .stages import (
     build_stage,
     calibrate_stage,
     export_stage,
-    quantize_stage,
+    lower_stage,
     simplify_stage,
 )
 from .store import Store
@@ -156,19 +156,20 @@ class _Run:
             return None
 
     def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
+        from .engines.capabilities import capabilities
         from .engines.registry import engine
 
-        if engine(one.target).takes == "pytorch":
+        chosen = engine(one.target)
+        if chosen.takes == "pytorch":
             stage = build_stage(self.recipe, one, self.source.absolute, self.source_digest)
         else:
-            # The others convert a float graph themselves: TensorRT by flags where it has no strong types.
-            by_types = one.precision in ("fp16", "bf16") and one.target in ("onnxruntime", "tensorrt-rtx")
             ranges = ranges if one.needs_ranges else None
-            typed = one.precision in ("int8", "int4", "fp8", "best") or by_types
-            if typed and not one.calibrator:
-                model = self._do(quantize_stage(self.recipe, one, model, ranges))
-                one, ranges = replace(one, layers=()), None  # the graph holds what they say
-            stage = build_stage(self.recipe, one, str(model.path), model.digest, ranges)
+            try:
+                lowering = lower_stage(self.recipe, one, model, ranges, capabilities(chosen))
+            except EngineUnavailable:
+                lowering = None  # the build says why, and fails
+            graph = self._do(lowering) if lowering else None
+            stage = build_stage(self.recipe, one, str(model.path), model.digest, ranges=ranges, graph=graph)
         made = self._do(stage)
         self.report.artifacts[one.name] = self.store.output / stage.file
         return made

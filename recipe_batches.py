@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .shapes import TensorInfo, fill_dynamic, parse_dynamic_axis, parse_input, parse_shapes
+from .shapes import TensorInfo, fill_dynamic, parse_dynamic_axis, parse_input
 
 if TYPE_CHECKING:
-    from .recipe import ArtifactSection, BenchSection, ModelSection
+    from .spec.artifacts import ArtifactSection
+    from .spec.measure import BenchSection
+    from .spec.models import ModelSection
 
 DEFAULT_MAX = 16
 """Largest batch of an engine that is built without shapes."""
@@ -98,7 +100,7 @@ def _profiles(one: ArtifactSection, where: str) -> Iterator[tuple[str, list[Rang
     if one.tensorrt.profiles:
         yield f"{where}.tensorrt.profiles", [_read_profile(text) for text in one.tensorrt.profiles]
     kinds = ("min_shapes", "opt_shapes", "max_shapes")
-    low, opt, high = (parse_shapes(getattr(one, kind), option=kind) for kind in kinds)
+    low, opt, high = (one.shapes(kind) for kind in kinds)
     key = "max_shapes" if high else "opt_shapes" if opt else "min_shapes"
     ranges: Ranges = {}
     for name in {**low, **opt, **high}:

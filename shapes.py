@@ -186,7 +186,7 @@ def parse_named_shape(text: str, *, option: str = "shape") -> tuple[str, tuple[D
     return name, parse_shape(shape, option=option)
 
 
-def parse_input(text: str, *, option: str = "--input") -> TensorInfo:
+def parse_input(text: str, *, option: str = "`inputs`") -> TensorInfo:
     """Read `NAME:SHAPE[:DTYPE]`, dtype float32 unless said; axes may have extents (`height=32..512`).
 
     Raises:
@@ -255,7 +255,7 @@ def parse_shapes(texts: Iterable[str], *, option: str) -> dict[str, tuple[int, .
     return shapes
 
 
-def parse_dynamic_axis(text: str, *, option: str = "--dynamic") -> tuple[str, int, str]:
+def parse_dynamic_axis(text: str, *, option: str = "`dynamic`") -> tuple[str, int, str]:
     """Read `INPUT:AXIS[=NAME]`, such as `x:0=batch`; the name defaults to `INPUT_AXIS`.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .artifact import tool_versions
 from .engines.tensorrt.options import TensorRTOptions
@@ -18,6 +18,10 @@ from .progress import Progress
 from .recipe import ArtifactSection, Recipe
 from .recipe_batches import default_shapes, has_shapes, measured_batches
 from .shapes import parse_shapes
+
+if TYPE_CHECKING:
+    from .engines.capabilities import Capabilities
+    from .preparation import Intent
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
 
@@ -108,12 +112,12 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     """Samples become ranges."""
     from .calibration import Data
     from .compiler.int8.placement import graph_target
-    from .model.outline import read_outline
+    from .model.weightless import read_weightless
 
     section = recipe.calibrate
     data = Data(
         recipe.data.calibration,
-        read_outline(model.path).io.inputs,
+        read_weightless(model.path).io.inputs,
         batch_size=1,
         limit=section.samples or None,
         base=recipe.folder,
@@ -146,58 +150,31 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     return Stage("calibrate", f"{recipe.name}.ranges", key, work)
 
 
-def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None) -> Stage:
-    """The graph gets the artifact's precision, placed for its target."""
+def lower_stage(
+    recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None, needs: Capabilities
+) -> Stage | None:
+    """The graph gets what the artifact's engine needs; None where it stays in float."""
     from .calibration import Data
     from .engines.processor import processor
+    from .lowering import writes_types
 
-    best = one.precision == "best"
+    intent = _intent(recipe, one, str(model.path), ranges)
+    if not writes_types(intent, needs):
+        return None
 
     def work(path: Path, progress: Progress) -> object:
-        from .compiler import quantize
-        from .compiler.int8.placement import graph_target
-        from .compiler.request import WeightOptions
-        from .engines.base import BuildRequest
-        from .engines.registry import engine
-        from .preparation import leave_in_float, rest_in_graph
+        from .engines.build import require_builder
+        from .lowering import lower
 
-        runtime = engine(one.target)
+        require_builder(one.target)
+        return lower(intent, needs, path, keep=True, progress=progress)
 
-        def quantized(in_float: Mapping[str, str], data: str | None = None) -> str:
-            made = quantize(
-                model.path,
-                path,
-                ranges=ranges.path if ranges else None,
-                target=graph_target(one.target),
-                precision="int8" if best else one.precision,  # type: ignore[arg-type]  # `read_recipe` checked it
-                mode=one.mode,  # type: ignore[arg-type]
-                processor=one.processor,  # type: ignore[arg-type]
-                method=one.method or None,
-                exclude=one.exclude,
-                only=one.only,
-                layers=one.layer_precisions,
-                in_float=in_float,
-                rest=rest_in_graph(runtime, "fp16" if best else one.rest),
-                correct_bias=one.correct_bias,
-                weights=WeightOptions(one.block_size, one.rounding, one.form),
-                data=data,
-                allow_loss=one.allow_loss,
-                progress=progress,
-            )
-            return str(made.path)
-
-        asked = one.target == "openvino" and one.precision == "int8" and one.mode == "static"
-        left: Mapping[str, str] = {}
-        if asked and not one.strict and not runtime.why_not_build():
-            request = BuildRequest(quantized({}), path, "int8", rest=one.rest, progress=progress)
-            left = leave_in_float(runtime, request, quantized)[1]
-        return quantized(left, located(recipe, recipe.data.calibration))
-
+    data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
     key = {
         "model": model.digest,
         "ranges": ranges.digest if ranges else "",
-        "allow_loss": one.allow_loss,
-        "target": one.target,
+        "data": data.digest() if recipe.data.calibration else "",
+        "engine": needs.as_json(),
         "precision": one.precision,
         "mode": one.mode,
         "method": one.method,
@@ -207,83 +184,120 @@ def quantize_stage(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Ma
         "rest": one.rest,
         "processor": one.processor,
         "correct_bias": one.correct_bias,
-        "asked": {"strict": one.strict, **processor(), **tool_versions("openvino")}
-        if one.target == "openvino"
+        "search": one.search,
+        "weights": (one.block_size, one.rounding, one.form),
+        "allow_loss": one.allow_loss,
+        "io_formats": one.tensorrt.io_formats,
+        "asked": {"strict": one.strict, **processor(), **tool_versions(one.target)}
+        if needs.tells_missed
         else {},
-        "weights": (one.block_size, one.rounding, one.form) if one.mode == "weights" else (),
-        "data": Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends).digest()
-        if recipe.data.calibration
-        else "",
         "tools": tool_versions(*ONNX_TOOLS),
     }
     return Stage(f"quantize-{one.name}", f"{one.name}.graph.onnx", key, work)
 
 
 def build_stage(
-    recipe: Recipe, one: ArtifactSection, model: str, digest: str, ranges: Made | None = None
+    recipe: Recipe,
+    one: ArtifactSection,
+    model: str,
+    digest: str,
+    *,
+    ranges: Made | None = None,
+    graph: Made | None = None,
 ) -> Stage:
-    """A graph, or the MODEL itself, becomes what a runtime loads; `ranges` are for TensorRT's calibrator."""
+    """A model becomes what a runtime loads, from the graph that was lowered for it, where there is one.
+
+    Without such a graph `ranges` are for TensorRT's calibrator.
+    """
     from .calibration import Data
     from .engines.gpu import find_gpu
     from .engines.processor import processor
     from .engines.registry import engine
+    from .lowering import load_lowered
 
-    kinds = ("min_shapes", "opt_shapes", "max_shapes")
-    shapes = {kind: parse_shapes(getattr(one, kind), option=kind) for kind in kinds}
     tensorrt = one.target.startswith("tensorrt")
     native = one.calibrator not in ("", "ours")
     gpu = find_gpu() if tensorrt and not one.gpus else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
-
     covers = tensorrt and not has_shapes(one)
+    lowered = load_lowered(graph.path) if graph else None
+    intent = _intent(recipe, one, model, ranges)
+    if not native:
+        intent = replace(intent, data=None)  # it is checked on random input: other data builds nothing again
 
     def work(path: Path, progress: Progress) -> object:
-        from .intent import build
-        from .model.outline import read_outline
+        from .intent import build_intent
+        from .model.weightless import read_weightless
 
-        inputs = read_outline(Path(model)).io.inputs if covers else ()
-        ranges_of = shapes | default_shapes(inputs, recipe.bench)
-        return build(
-            model,
+        shapes: dict[str, Any] = {}
+        if covers:
+            shapes.update(default_shapes(read_weightless(Path(model)).io.inputs, recipe.bench))
+        return build_intent(
+            replace(intent, **shapes),
             path,
-            target=one.target,
-            precision=one.precision,
-            gpus=one.gpus,
-            min_shapes=ranges_of["min_shapes"],
-            opt_shapes=ranges_of["opt_shapes"],
-            max_shapes=ranges_of["max_shapes"],
-            inputs=recipe.model.inputs,
             allow_fallback=one.allow_fallback,
-            strict=one.strict,
-            rest=one.rest,
-            layers=one.layer_precisions,
-            calibrator=one.calibrator,
-            ranges=ranges.path if ranges else None,
-            method=one.method or None if ranges else None,
-            data=located(recipe, recipe.data.calibration) if native else None,
-            options=located_options(recipe, one.tensorrt) if tensorrt else None,
+            lowered=lowered,
             progress=progress,
         )
 
     key = {
         "model": digest,
+        "graph": (graph.digest, lowered.as_json()) if graph and lowered else (),
         "target": one.target,
         "precision": one.precision,
         "rest": one.rest,
         "layers": one.layers,
+        "exclude": one.exclude,
+        "only": one.only,
         "calibrator": (one.calibrator, ranges.digest if ranges else "", data.digest() if native else ""),
         "tensorrt": one.tensorrt.as_json(),
         "gpus": one.gpus,
-        "shapes": {kind: sorted(found.items()) for kind, found in shapes.items()},
+        "shapes": {
+            kind: sorted(getattr(intent, kind).items()) for kind in ("min_shapes", "opt_shapes", "max_shapes")
+        },
         "batches": measured_batches(recipe.bench) if covers else {},
         "inputs": recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
         "processor": {} if one.gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
         "allow_fallback": one.allow_fallback,
         "strict": one.strict,
-        "tools": tool_versions("torch", "tensorrt", "tensorrt-rtx", *ONNX_TOOLS),
+        "tools": tool_versions("torch", "openvino", "tensorrt", "tensorrt-rtx", *ONNX_TOOLS),
     }
     return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
+
+
+def _intent(recipe: Recipe, one: ArtifactSection, model: str, ranges: Made | None) -> Intent:
+    """What a recipe says of an artifact, with files as the recipe's folder has them."""
+    from .compiler.request import WeightOptions
+    from .preparation import Intent
+
+    tensorrt = one.target.startswith("tensorrt")
+    return Intent(
+        model,
+        one.target,
+        one.precision,
+        ranges=ranges.path if ranges else None,
+        method=one.method or None,
+        gpus=one.gpus,
+        min_shapes=parse_shapes(one.min_shapes, option="min_shapes"),
+        opt_shapes=parse_shapes(one.opt_shapes, option="opt_shapes"),
+        max_shapes=parse_shapes(one.max_shapes, option="max_shapes"),
+        inputs=recipe.model.inputs,
+        rest=one.rest,
+        layers=one.layer_precisions,
+        calibrator=one.calibrator,
+        data=located(recipe, recipe.data.calibration) if one.calibrator != "ours" else None,
+        options=located_options(recipe, one.tensorrt) if tensorrt else None,
+        strict=one.strict,
+        allow_loss=one.allow_loss,
+        mode=one.mode,
+        processor=one.processor,
+        exclude=one.exclude,
+        only=one.only,
+        correct_bias=one.correct_bias,
+        search=one.search,
+        weights=WeightOptions(one.block_size, one.rounding, one.form),
+    )
 
 
 def located(recipe: Recipe, spec: str) -> str | None:

@@ -25,6 +25,7 @@ from .bootstrap import paired_interval
 from .metrics import Metric, Scored, Truth
 from .metrics_classes import MeanIoU, TopK
 from .metrics_values import OwnMetric, Similarity, cosine, mean_squared_error
+from .row import Accuracy, ClassChange, Interval
 
 TOP_K = {"top1": 1, "top5": 5}
 METRICS = (*TOP_K, "miou", "cosine", "mse")
@@ -131,63 +132,33 @@ class Tally:
         return value
 
 
-def accuracy(tally: Tally, baseline: Tally) -> dict[str, Any]:
-    """Return the `accuracy` of an entry of `results.json`; `tally is baseline` for the baseline's own.
+def accuracy(tally: Tally, baseline: Tally) -> Accuracy:
+    """Return the accuracy of an artifact; `tally is baseline` for the baseline's own.
 
     Raises:
         DataError: If nothing counted, or a function gave as many values for one and not for the other.
     """
     metric, value = tally.metric, tally.value()
-    found: dict[str, Any] = {
-        "metric": metric.name,
-        "value": value,
-        "drop_points": float(metric.drop(baseline.value(), value)) + 0.0,
-        "low": None,
-        "high": None,
-        "samples": tally.samples,
-        "agreement": None,
-        "per_class": None,
-        "higher_is_better": metric.higher_is_better,
-    }
+    drop = float(metric.drop(baseline.value(), value)) + 0.0
     if tally is baseline:
-        return found
+        return Accuracy(
+            metric.name, value, Interval(drop), tally.samples, higher_is_better=metric.higher_is_better
+        )
     interval = paired_interval(
         baseline.statistics,
         tally.statistics,
         lambda theirs, mine: metric.drop(metric.value(theirs), metric.value(mine)),
     )
-    if interval is not None:
-        found["low"], found["high"] = interval[0] + 0.0, interval[1] + 0.0
-    found["agreement"] = tally.agreement
-    found["per_class"] = _class_changes(baseline.by_class, tally.by_class) or None
-    return found
-
-
-def unit_of(metric: str) -> str:
-    """Return what a metric's drop is counted in: "points", or its own "units"."""
-    return "points" if metric in METRICS and metric != "mse" else "units"
-
-
-def describe_drop(found: Mapping[str, Any]) -> str:
-    """Say what may be said of a drop: "no drop [-0.20, 0.40] points", "drop of 0.40..1.20 points".
-
-    Args:
-        found: The `accuracy` of an entry other than the baseline.
-    """
-    unit = unit_of(found["metric"])
-    low, high, drop = found["low"], found["high"], found["drop_points"]
-    if low is None or high is None:
-        change = "gain" if drop < 0 else "drop"
-        return f"{change} of {_figure(abs(drop), unit)} {unit}, of too few samples for an interval"
-    if low > 0:
-        return f"drop of {_figure(low, unit)}..{_figure(high, unit)} {unit}"
-    if high < 0:
-        return f"gain of {_figure(-high, unit)}..{_figure(-low, unit)} {unit}"
-    return f"no drop [{_figure(low, unit)}, {_figure(high, unit)}] {unit}"
-
-
-def _figure(value: float, unit: str) -> str:
-    return f"{round(value, 2) + 0.0:.2f}" if unit == "points" else f"{value + 0.0:.3g}"
+    low, high = (None, None) if interval is None else (interval[0] + 0.0, interval[1] + 0.0)
+    return Accuracy(
+        metric.name,
+        value,
+        Interval(drop, low, high),
+        tally.samples,
+        tally.agreement,
+        _class_changes(baseline.by_class, tally.by_class),
+        metric.higher_is_better,
+    )
 
 
 def _added(total: NDArray[np.float64] | None, part: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -202,11 +173,10 @@ def _added(total: NDArray[np.float64] | None, part: NDArray[np.float64]) -> NDAr
 
 def _class_changes(
     baseline: Mapping[int, tuple[float, int]], found: Mapping[int, tuple[float, int]]
-) -> list[dict[str, Any]]:
+) -> tuple[ClassChange, ...]:
     """The classes whose value changed most, first."""
-    rows = [
-        {"label": label, "baseline": before, "value": found[label][0], "samples": samples}
-        for label, (before, samples) in baseline.items()
+    changes = [
+        ClassChange(label, before, found[label][0], samples) for label, (before, samples) in baseline.items()
     ]
-    rows.sort(key=lambda row: (-abs(row["value"] - row["baseline"]), row["label"]))
-    return rows[:MOST_CLASSES_LISTED]
+    changes.sort(key=lambda one: (-abs(one.value - one.baseline), one.label))
+    return tuple(changes[:MOST_CLASSES_LISTED])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..engines.gpu import parse_devices
-from ..errors import InvalidOption, QCompileError
+from ..errors import InvalidOption
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
@@ -19,19 +19,20 @@ from ..shapes import format_shape, samples_in
 from .accuracy import read_metric
 from .compare import CONFIDENCE
 from .environment import environment, state
-from .extras import record_energy, record_gpu_times
-from .fleet import Fleet
+from .gpu_metrics import measure_energy, measure_gpu_latencies
 from .history import earlier_runs
 from .interpreters import parse_interpreters
-from .measure import Standing, Timed, measure
+from .measure import BenchProgress, TimingSeries, measure
 from .noise import Effort, noise
 from .outputs import save_feeds, shared_io, timing_feeds
 from .process import DEFAULT_TIMEOUT_S, Worker
-from .quality import check_evaluation, record_quality
-from .record import note_doubt, note_places, note_sizes, record_failure, record_timings
-from .results import BenchInterrupted, Entry, Results, now, save_results
-from .subjects import choose_subjects, entry_of
+from .quality import check_evaluation, measure_quality
+from .recorder import Recorder
+from .results import BenchInterrupted, Results, now, save_results
+from .row import Memory, Row
+from .subjects import choose_subjects, row_of
 from .sweep import check_counts, sweep_batches, sweep_clients
+from .worker_pool import WorkerPool
 
 DEFAULT_PRECISION_TARGET = 0.01
 DEFAULT_MAX_TIME_S = 60.0
@@ -60,7 +61,7 @@ def benchmark(
     trust: bool = False,
     command: Sequence[str] = (),
     recipe: str | None = None,
-    unbuilt: Sequence[Entry] = (),
+    unbuilt: Sequence[Row] = (),
     progress: Progress = silent,
 ) -> Results:
     """Measure artifacts against a baseline.
@@ -115,48 +116,46 @@ def benchmark(
         io = shared_io(subjects, inputs)
     feeds = timing_feeds(io, data, subjects=subjects, batch_size=batch_size)
     swept = {size: timing_feeds(io, data, subjects=subjects, batch_size=size) for size in batch_sizes}
-    entries = {subject.name: entry_of(subject) for subject in subjects}
-    timed: dict[str, Timed] = {}
+    recorder = Recorder([row_of(subject) for subject in subjects], base)
+    timed: dict[str, TimingSeries] = {}
     surroundings = {**environment(threads, gpu), "before": state(gpu)}
     stopped: KeyboardInterrupt | None = None
     try:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcompile-bench-")))
             save_feeds(feeds, folder / "feeds.npz")
-            fleet = stack.enter_context(
-                Fleet(subjects, entries, folder / "feeds.npz", base, threads=threads, timeout_s=timeout_s,
-                      progress=progress)
+            pool = stack.enter_context(
+                WorkerPool(subjects, recorder, folder / "feeds.npz", threads=threads, timeout_s=timeout_s,
+                           progress=progress)
             )  # fmt: skip
-            launch_s = fleet.start()
+            launch_s = pool.start()
             if evaluation is not None and quality is not None:
-                check_evaluation(fleet.workers[base], io, evaluation, quality)
-            timed = fleet.timed
+                check_evaluation(pool.workers[base], io, evaluation, quality)
+            timed = pool.timed
             surroundings |= _measure(
-                fleet, entries, base, samples_in(feeds), surroundings, gpu, launch_s=launch_s,
+                pool, recorder, samples_in(feeds), surroundings, gpu, launch_s=launch_s,
                 max_time_s=max_time_s, precision_target=precision_target, progress=progress,
             )  # fmt: skip
-            workers = fleet.workers
-            if (evaluation or data) is not None and entries[base].status == "measured":
+            workers = pool.workers
+            if (evaluation or data) is not None and recorder.is_measured(base):
                 progress("compare outputs")
-                record_quality(workers, entries, base, io, str(evaluation or data), quality, guarded)
-            record_gpu_times(workers, entries, guarded)
-            record_energy(workers, entries, timed, samples_in(feeds), guarded, progress)
-            sweep_batches(workers, entries, swept, folder, progress)
+                measure_quality(workers, recorder, io, str(evaluation or data), quality)
+            measure_gpu_latencies(workers, recorder)
+            measure_energy(workers, recorder, timed, samples_in(feeds), progress)
+            sweep_batches(workers, recorder, swept, folder, progress)
             if swept and clients:
-                _feed_again(workers, entries, folder / "feeds.npz")
-            sweep_clients(workers, entries, clients, samples_in(feeds), progress)
+                _feed_again(workers, recorder, folder / "feeds.npz")
+            sweep_clients(workers, recorder, clients, samples_in(feeds), progress)
     except KeyboardInterrupt as error:
         if not any(one.round_medians_ms for one in timed.values()):
             raise  # nothing to keep
         stopped = error
         unknown = "it was interrupted before anyone looked what else ran: measure again"
         surroundings = {"after": state(gpu), "noise": {"noisy": True, "reasons": [unknown]}} | surroundings
-    note_doubt(entries.values(), precision_target)
-    note_places(entries, base)
-    note_sizes(list(entries.values()), base)
+    recorder.conclude(precision_target)
     results = Results(
         base,
-        [*entries.values(), *unbuilt],
+        [*recorder.rows, *unbuilt],
         surroundings,
         {
             "threads": threads,
@@ -185,19 +184,9 @@ def benchmark(
     return results
 
 
-def guarded(entry: Entry, work: Callable[[], Any]) -> Any:
-    """Run a step of one artifact; its failure is its own, the others keep theirs."""
-    try:
-        return work()
-    except QCompileError as error:
-        record_failure(entry, error)
-        return None
-
-
 def _measure(
-    fleet: Fleet,
-    entries: Mapping[str, Entry],
-    base: str,
+    pool: WorkerPool,
+    recorder: Recorder,
     samples: int,
     surroundings: Mapping[str, Any],
     gpu: int,
@@ -209,14 +198,14 @@ def _measure(
 ) -> dict[str, Any]:
     """Rounds, and what they and others did to the machine meanwhile; returns `before`, `after`, `noise`."""
     load_average = surroundings["before"]["load_average_1min"]  # ours is in it from now on
-    timed = fleet.timed
-    fleet.mark_usage()
+    timed = pool.timed
+    pool.mark_usage()
     before, began, own_s = state(gpu), time.monotonic(), time.process_time()
     try:
         measure(
-            fleet.workers,
-            fleet.relaunch,
-            base,
+            pool.workers,
+            pool.relaunch,
+            recorder.base,
             timed,
             launch_s=launch_s,
             max_time_s=max_time_s,
@@ -224,28 +213,31 @@ def _measure(
             progress=lambda far: progress(_told(far)),
         )
     finally:  # also when it is interrupted
-        record_timings(entries, timed, base, samples)
+        recorder.timed(timed, samples)
     seconds, after = time.monotonic() - began, state(gpu)
-    fleet.count_usage()
-    for name, worker in fleet.workers.items():
+    pool.count_usage()
+    for name, worker in pool.workers.items():
         if timed[name].failure is None:
-            guarded(entries[name], partial(_record_memory, worker, entries[name]))
-    effort = Effort(seconds, fleet.cpu_s + time.process_time() - own_s, fleet.switches, fleet.cpu_s)
-    judged = noise(before, after, effort, timed[base].round_medians_ms, governor=surroundings.get("governor"))
+            memory = recorder.attempt(name, partial(_memory, worker))
+            if memory is not None:
+                recorder.memory(name, memory)
+    effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
+    base_ms = timed[recorder.base].round_medians_ms
+    judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
 
 
-def _told(far: Standing) -> str:
+def _told(far: BenchProgress) -> str:
     text = f"launch {far.launch}, round {far.round}"
     return f"{text}, widest interval {far.widest:.1%}" if far.widest < 1 else text
 
 
-def _record_memory(worker: Worker, entry: Entry) -> None:
+def _memory(worker: Worker) -> Memory:
     answer = worker.ask("memory")
-    entry.peak_memory_bytes, entry.gpu_memory_bytes = answer["peak_bytes"], answer["gpu_bytes"]
+    return Memory(answer["peak_bytes"], answer["gpu_bytes"])
 
 
-def _feed_again(workers: Mapping[str, Worker], entries: Mapping[str, Entry], path: Path) -> None:
+def _feed_again(workers: Mapping[str, Worker], recorder: Recorder, path: Path) -> None:
     for name, worker in workers.items():
-        if entries[name].status == "measured" and not entries[name].output_tail:
-            guarded(entries[name], partial(worker.ask, "feed", path=str(path)))
+        if recorder.can_be_asked(name):
+            recorder.attempt(name, partial(worker.ask, "feed", path=str(path)))

@@ -1,11 +1,11 @@
-"""Speed-up with its doubt: the ratio of paired rounds, its interval, and what may be said of it.
+"""Speed-up: the ratio of paired rounds, its interval, and the verdict that follows from the interval.
 
 In each round every artifact runs one block, so the ratio of two block medians is free of drift that hits all
 alike. What the ratios of rounds and launches say of the level is worked out in `launches`.
 
-Measuring ends when intervals are narrow, so it looks at them again and again. A verdict is held to 99%, while
-the interval that is shown and that ends the measuring is of 95%. Differences below `SMALLEST_DIFFERENCE` are
-not called one, however sure they are: nobody ships another artifact for them.
+One interval, of `CONFIDENCE`, is shown, gives the verdict and ends the measuring. It is of 99%, not of 95%,
+because measuring ends when intervals are narrow and so looks at them again and again. Differences below
+`SMALLEST_DIFFERENCE` are not called one, however sure they are: nobody ships another artifact for them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Literal
 from ..errors import InvalidOption
 from .launches import Level, half_width, level_of
 
-CONFIDENCE = 0.95
-VERDICT_CONFIDENCE = 0.99
+CONFIDENCE = 0.99
 SMALLEST_DIFFERENCE = 0.01
 FEWEST_ROUNDS = 8  # with fewer, their noise cannot be told
 
@@ -36,7 +35,7 @@ class Speedup:
         value: Geometric mean over launches of the median over rounds of baseline time / artifact time.
         low, high: Its interval at `CONFIDENCE`.
         rounds: Number of rounds that counted.
-        sure_low, sure_high: Interval at `VERDICT_CONFIDENCE`.
+        verdict: What may be said of it, see `verdict_of`.
         correlation_rounds: Autocorrelation time: 1 for independent rounds, 4 where four count as one.
         launches: Number of launches that counted.
     """
@@ -45,22 +44,21 @@ class Speedup:
     low: float
     high: float
     rounds: int
-    sure_low: float
-    sure_high: float
+    verdict: Verdict
     correlation_rounds: float = 1.0
     launches: int = 1
-
-    @property
-    def verdict(self) -> Verdict:
-        """What may be said: a difference only where it is sure, and large enough to matter."""
-        if self.sure_low > 1.0 + SMALLEST_DIFFERENCE:
-            return "faster"
-        return "slower" if self.sure_high < 1.0 / (1.0 + SMALLEST_DIFFERENCE) else "no difference"
 
     @property
     def width(self) -> float:
         """Width of the interval relative to the value: 0.02 is two percent."""
         return (self.high - self.low) / self.value
+
+
+def verdict_of(low: float, high: float) -> Verdict:
+    """Return what an interval says: a difference where all of it is beyond `SMALLEST_DIFFERENCE`."""
+    if low > 1.0 + SMALLEST_DIFFERENCE:
+        return "faster"
+    return "slower" if high < 1.0 / (1.0 + SMALLEST_DIFFERENCE) else "no difference"
 
 
 def speedup(baseline_ms: Launches, artifact_ms: Launches) -> Speedup:
@@ -70,7 +68,7 @@ def speedup(baseline_ms: Launches, artifact_ms: Launches) -> Speedup:
         InvalidOption: If they share fewer than `FEWEST_ROUNDS` rounds.
     """
     level = ratio_level(baseline_ms, artifact_ms)
-    return with_doubt(level.mean, [level])
+    return speedup_with_interval(level.mean, [level])
 
 
 def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
@@ -100,16 +98,16 @@ def logarithms(launches_ms: Launches) -> list[list[float]]:
     return [[math.log(value) for value in launch] for launch in launches_ms]
 
 
-def with_doubt(logarithm: float, levels: Sequence[Level]) -> Speedup:
+def speedup_with_interval(logarithm: float, levels: Sequence[Level]) -> Speedup:
     """Return the speed-up of a logarithm that rests on one level of ratios, or on two of latencies."""
-    shown, sure = half_width(levels, CONFIDENCE), half_width(levels, VERDICT_CONFIDENCE)
+    half = half_width(levels, CONFIDENCE)
+    low, high = math.exp(logarithm - half), math.exp(logarithm + half)
     return Speedup(
         math.exp(logarithm),
-        math.exp(logarithm - shown),
-        math.exp(logarithm + shown),
+        low,
+        high,
         min(level.rounds for level in levels),
-        math.exp(logarithm - sure),
-        math.exp(logarithm + sure),
+        verdict_of(low, high),
         max(level.correlation_rounds for level in levels),
         min(level.launches for level in levels),
     )

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidOption
-from ..model.fidelity import fidelity
+from ..model.fidelity import ErrorSums
 from ..model.judgement import RULES, SNR_DB, RowTally, Rule
 from ..model.pt2_archive import trusting
 from ..progress import Progress, quiet, silent
@@ -57,7 +57,8 @@ class OutputDifference:
 
     Attributes:
         output: Its name.
-        passed: Polygraphy's verdict on every batch, and the agreement for INT8.
+        passed: Polygraphy's verdict (tolerances on every batch, the signal-to-noise ratio on all together),
+            and the agreement for INT8.
         criterion: What was required, in words.
         max_abs_error, snr_db: What was found, over all batches.
         agreement: Of classes: the share of rows with the same argmax.
@@ -220,9 +221,9 @@ def _judge_output(
             return OutputDifference(
                 name, False, f"shape {a.shape} is required, {b.shape} found", np.inf, -np.inf, None
             )
-    total = fidelity(np.concatenate([a.ravel() for a in expected]),
-                     np.concatenate([b.ravel() for b in output]))  # fmt: skip
+    total = ErrorSums()
     for a, b in zip(expected, output, strict=True):
+        total.add(a, b)
         tally.add(a, b)
     limit = _limit(tolerances.snr_db, name)
     if limit is not None:
@@ -255,8 +256,10 @@ def _polygraphy_simple(
 def _polygraphy_snr(expected: list[NDArray[Any]], output: list[NDArray[Any]], limit: float) -> bool:
     from polygraphy.comparator import SnrCompareFunc
 
-    # The signal is the first side.
-    return _compare(expected, output, SnrCompareFunc(snr_threshold=limit))
+    # The signal is the first side. All batches are one: the verdict is on the ratio that is told, and how
+    # samples were batched does not change it.
+    first, second = (np.concatenate([batch.ravel() for batch in side]) for side in (expected, output))
+    return _compare([first], [second], SnrCompareFunc(snr_threshold=limit))
 
 
 def _compare(first: list[NDArray[Any]], second: list[NDArray[Any]], compare: Any) -> bool:

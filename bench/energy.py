@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from .nvml import find_nvml
 from .process import Worker
+from .row import Energy, NoEnergy
 
 POWERCAP = Path("/sys/class/powercap")
 RUN_S = 2.0  # NVML renews its counter some ten times a second
 
 
-def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int | None) -> dict[str, Any]:
+def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int | None) -> Energy | NoEnergy:
     """Run an artifact for two seconds between two readings of a counter.
 
     Args:
@@ -26,15 +26,15 @@ def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int 
         gpu: Number of the GPU whose counter to read; None for the processor's.
 
     Returns:
-        `{"mj_per_sample", "source"}`, or `{"unavailable": reason}`.
+        The energy, or why there is none.
     """
     read, source, why_not = rapl_counter() if gpu is None else _gpu_counter(gpu)
     if read is None:
-        return {"unavailable": why_not}
+        return NoEnergy(why_not)
     calls = max(int(RUN_S * 1e9 / call_ns), 1)
     before = read()
     worker.ask("time", iterations=calls)
-    return {"mj_per_sample": (read() - before) / (calls * samples), "source": source}
+    return Energy((read() - before) / (calls * samples), source)
 
 
 def rapl_counter(folder: Path = POWERCAP) -> tuple[Callable[[], float] | None, str, str]:

@@ -30,14 +30,14 @@ def summary(results: Results) -> dict[str, Any]:
         "created": results.created,
         "machine": machine_text(results.environment),
         "artifacts": {
-            entry.name: {
-                "median_ms": (entry.latency_ms or {}).get("median"),
-                "speedup": (entry.speedup or {}).get("value"),
-                "low": (entry.speedup or {}).get("low"),
-                "high": (entry.speedup or {}).get("high"),
-                "accuracy": (entry.accuracy or {}).get("value"),
+            row.name: {
+                "median_ms": row.latency.median_ms if row.latency else None,
+                "speedup": row.speedup.value if row.speedup else None,
+                "low": row.speedup.low if row.speedup else None,
+                "high": row.speedup.high if row.speedup else None,
+                "accuracy": row.accuracy.value if row.accuracy else None,
             }
-            for entry in results.entries
-            if entry.status == "measured"
+            for row in results.rows
+            if row.status == "measured"
         },
     }

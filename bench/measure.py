@@ -1,5 +1,5 @@
 """Launches and rounds: every artifact is started several times, and runs one block per round, in balanced
-order, until the doubt is small."""
+order, until the intervals are narrow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import QCompileError
-from .compare import FEWEST_ROUNDS, ratio_level, with_doubt
+from .compare import FEWEST_ROUNDS, ratio_level, speedup_with_interval
 from .launches import median
 from .process import Worker
 from .schedule import rounds
-from .warm_up import LIMIT_S, WarmUp, warm_up
+from .warm_up import LIMIT_S, TimedWarmUp, warm_up
 
 BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds
 FEWEST_LAUNCHES = 5  # to stop early: few can lie close together by chance, and would be believed
@@ -33,7 +33,7 @@ Workers = Mapping[str, Worker]
 
 
 @dataclass
-class Timed:
+class TimingSeries:
     """What was timed of one artifact.
 
     Attributes:
@@ -43,16 +43,16 @@ class Timed:
         launches_ms: Of each launch the median of each block.
         latencies_ms: Every timed call.
         failure: Set when it failed in the middle; it is left out of further rounds.
-        restless: Whether its threads went on spinning after a block, so that it was frozen between blocks.
+        keeps_spinning: Whether its threads went on spinning after a block, so that it was frozen in between.
     """
 
     iterations: int = 1
-    warm_up: WarmUp | None = None
-    unsettled: WarmUp | None = None
+    warm_up: TimedWarmUp | None = None
+    unsettled: TimedWarmUp | None = None
     launches_ms: list[list[float]] = field(default_factory=list)
     latencies_ms: array[float] = field(default_factory=lambda: array("d"))
     failure: QCompileError | None = None
-    restless: bool = False
+    keeps_spinning: bool = False
 
     @property
     def round_medians_ms(self) -> list[float]:
@@ -61,7 +61,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Standing:
+class BenchProgress:
     """How far measuring is: the launch, the round of it, and the widest interval; inf before there is one."""
 
     launch: int
@@ -73,12 +73,12 @@ def measure(
     workers: Workers,
     relaunch: Callable[[], Workers],
     baseline: str,
-    timed: Mapping[str, Timed],
+    timed: Mapping[str, TimingSeries],
     *,
     max_time_s: float,
     launch_s: float = 0.0,
     precision_target: float,
-    progress: Callable[[Standing], None],
+    progress: Callable[[BenchProgress], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Time loaded and fed workers against each other, launch after launch.
@@ -111,9 +111,9 @@ def measure(
         for count in itertools.count(1):
             for name in (name for name in next(orders) if name in workers):
                 _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
-            doubt = _doubt(timed, baseline)
-            progress(Standing(launch, count, doubt.widest))
-            step = budget.next_step(launch, count, doubt, timed, timed[baseline], clock())
+            uncertainty = _uncertainty(timed, baseline)
+            progress(BenchProgress(launch, count, uncertainty.widest))
+            step = budget.next_step(launch, count, uncertainty, timed, timed[baseline], clock())
             if step != "round":
                 break
         if step == "end":
@@ -126,7 +126,7 @@ _Step = Literal["round", "launch", "end"]
 
 
 @dataclass
-class _Doubt:
+class _Uncertainty:
     """The widest interval of a speed-up, the largest variance that a round leaves, and the fewest launches
     that counted; see `Level`."""
 
@@ -158,19 +158,25 @@ class _Budget:
         self.start_s, self.warm_s = (now_s if launch == 1 else self.start_s), now_s
 
     def next_step(
-        self, launch: int, count: int, doubt: _Doubt, timed: Mapping[str, Timed], base: Timed, now_s: float
+        self,
+        launch: int,
+        count: int,
+        uncertainty: _Uncertainty,
+        timed: Mapping[str, TimingSeries],
+        base: TimingSeries,
+        now_s: float,
     ) -> _Step:
         """Return what follows `count` rounds of a launch."""
         enough = max(len(one.round_medians_ms) for one in timed.values()) >= FEWEST_ROUNDS
-        counted = min(launch, doubt.launches)
-        sure = counted >= FEWEST_LAUNCHES and doubt.widest <= self.precision_target
+        counted = min(launch, uncertainty.launches)
+        sure = counted >= FEWEST_LAUNCHES and uncertainty.widest <= self.precision_target
         over = now_s - self.start_s > self.max_time_s or base.failure is not None
         if all(one.failure for one in timed.values()) or (enough and over):
             return "end"
         round_s = (now_s - self.warm_s) / count
         share_s = self.max_time_s / FEWEST_LAUNCHES
         slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
-        if not slow and count < self._best_rounds(round_s, doubt.variance):
+        if not slow and count < self._best_rounds(round_s, uncertainty.variance):
             return "round"
         if enough and sure:
             return "end"
@@ -181,12 +187,12 @@ class _Budget:
         return "end" if launch > 1 and enough else "round"
 
     def _best_rounds(self, round_s: float, variance: float) -> float:
-        """Rounds a launch that leave the least doubt for the time (Kalibera and Jones 2013, 6.3)."""
+        """Rounds a launch that leave the least uncertainty for the time (Kalibera and Jones 2013, 6.3)."""
         best = math.sqrt(variance * self.launch_s / round_s) if round_s > 0.0 else 0.0
         return max(best, _FEWEST_LAUNCH_ROUNDS)
 
 
-def ask_timing(worker: Worker, do: str, expected_s: float, **arguments: object) -> tuple[list[int], bool]:
+def ask_timing(worker: Worker, do: str, expected_s: float, **arguments: Any) -> tuple[list[int], bool]:
     """Ask for timed calls; a worker that is not at rest afterwards is frozen until it is asked again.
 
     Returns:
@@ -201,7 +207,7 @@ def ask_timing(worker: Worker, do: str, expected_s: float, **arguments: object) 
     return answer["ns"], answer["at_rest"]
 
 
-def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], timed: Timed) -> None:
+def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], timed: TimingSeries) -> None:
     """Run until warm, and learn how many calls fill a block."""
 
     longest_ns = 0
@@ -221,37 +227,37 @@ def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], time
     expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
     # The first block does not count, as little as the warm-up does: it shows whether it comes to rest.
     _, at_rest = ask_timing(worker, "time", expected_s, iterations=1)
-    timed.restless |= not at_rest
+    timed.keeps_spinning |= not at_rest
 
 
 def _patience_s(expected_s: float) -> float:
     return max(_PATIENCE * expected_s, _LEAST_PATIENCE_S)
 
 
-def _block(worker: Worker, timed: Timed) -> None:
+def _block(worker: Worker, timed: TimingSeries) -> None:
     assert timed.warm_up is not None
     expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
     durations, at_rest = ask_timing(worker, "time", expected_s, iterations=timed.iterations, discard=_DISCARD)
-    timed.restless |= not at_rest
+    timed.keeps_spinning |= not at_rest
     latencies = [ns / 1e6 for ns in durations]
     timed.latencies_ms.extend(latencies)
     timed.launches_ms[-1].append(median(latencies))
 
 
-def _doubt(timed: Mapping[str, Timed], baseline: str) -> _Doubt:
-    reference, found = timed[baseline], _Doubt()
+def _uncertainty(timed: Mapping[str, TimingSeries], baseline: str) -> _Uncertainty:
+    reference, found = timed[baseline], _Uncertainty()
     for name, one in timed.items():
         if name != baseline and one.failure is None and not reference.failure:
             if len(one.round_medians_ms) < FEWEST_ROUNDS:
-                return _Doubt(float("inf"), _ROUND_VARIANCE)
+                return _Uncertainty(float("inf"), _ROUND_VARIANCE)
             level = ratio_level(reference.launches_ms, one.launches_ms)
-            found.widest = max(found.widest, with_doubt(level.mean, [level]).width)
+            found.widest = max(found.widest, speedup_with_interval(level.mean, [level]).width)
             found.variance = max(found.variance, level.round_variance)
             found.launches = min(found.launches, level.launches)
     return found
 
 
-def _guard(timed: Timed, worker: Worker, work: Callable[[Timed], None]) -> None:
+def _guard(timed: TimingSeries, worker: Worker, work: Callable[[TimingSeries], None]) -> None:
     if timed.failure is None:
         try:
             work(timed)

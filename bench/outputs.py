@@ -18,9 +18,9 @@ from ..engines.load import engine_of
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, InvalidOption
 from ..model.graph import graph_precision
-from ..model.made_input import MadeInput, made_feeds
 from ..model.onnx_file import load_onnx, model_io
 from ..model.pt2_archive import check_program
+from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import parse_source
 from ..shapes import Feeds, ModelIO, TensorInfo, parse_input, samples_in
@@ -63,7 +63,7 @@ class Subject:
     device: str = "cpu"
     places: tuple[Place, ...] = ("cpu",)
     layers_by_precision: dict[str, Any] | None = None
-    made: MadeInput | None = None
+    made: RandomInput | None = None
 
 
 def describe(
@@ -90,7 +90,7 @@ def describe(
     io, precision, runs_on, layers, made = None, "fp32", "CPU", None, None
     if path.suffix == ".onnx":
         proto = load_onnx(path)
-        io, precision, made = model_io(proto), graph_precision(proto), MadeInput(proto)
+        io, precision, made = model_io(proto), graph_precision(proto), RandomInput(proto)
     if manifest:
         io = manifest.io or io
         precision = manifest.precision or precision
@@ -166,13 +166,13 @@ def feeds_for(
     size = batch_size or min(samples or 8, 8)
     subject = next((one for one in subjects if one.made and one.made.inputs == io.inputs), None)
     if subject is None or subject.made is None:
-        yield made_feeds(io.inputs, extent=size)
+        yield random_feeds(io.inputs, extent=size)
         return
     try_extents(subject.made, Path(subject.artifact))
     yield subject.made.feeds(size)
 
 
-def try_extents(made: MadeInput, path: Path) -> None:
+def try_extents(made: RandomInput, path: Path) -> None:
     """Where only a trial tells which extents suit a model, let ONNX Runtime try them.
 
     Raises:

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -72,12 +73,20 @@ class Worker:
         answer = self.ask("hello")
         return answer | {"started_ms": (time.perf_counter() - self._began) * 1e3}
 
-    def ask(self, do: str, *, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
+    def ask(
+        self,
+        do: str,
+        *,
+        timeout_s: float | None = None,
+        told: Callable[[int], None] | None = None,
+        **arguments: Any,
+    ) -> dict[str, Any]:
         """Send one request and return its answer.
 
         Args:
             do: Name of the request, see `worker`.
             timeout_s: Longest wait for this answer, where that is shorter than for others.
+            told: Called with how far a long request is; each time the wait begins anew.
             arguments: Of the request.
 
         Raises:
@@ -90,21 +99,27 @@ class Worker:
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
+        except OSError:
+            self._answers.put(b"")  # it has died, and perhaps that was said already
+        while "progress" in (answer := self._receive(do, wait_s)):
+            if told is not None:
+                told(answer["progress"])
+        if not answer["ok"]:
+            raise _as_error(answer, self.name, self.last_output())
+        return answer
+
+    def _receive(self, do: str, wait_s: float) -> dict[str, Any]:
+        try:
             line = self._answers.get(timeout=wait_s)
         except queue.Empty:
             self.kill()  # it would go on using the processor, and answer the next request with this one
             raise self._error(f"gave no answer to {do!r} for {wait_s:.0f} s") from None
-        except OSError:
-            line = b""
         if not line:
             raise self._error(f"died during {do!r} ({self._cause()})")
         try:
-            answer = json.loads(line)
+            return json.loads(line)  # type: ignore[no-any-return]
         except ValueError:
             raise self._error(f"answered {do!r} with {line[:80]!r}") from None
-        if not answer["ok"]:
-            raise _as_error(answer, self.name, self.last_output())
-        return answer  # type: ignore[no-any-return]
 
     def freeze(self) -> None:
         """Stop the process until it is asked again: its threads would go on spinning otherwise."""

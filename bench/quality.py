@@ -5,9 +5,8 @@ All workers run the same batch before the next is read, so what is in memory doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from ..calibration import Data
 from ..errors import DataError
@@ -16,11 +15,8 @@ from .accuracy import Tally, accuracy
 from .metrics import Metric, Outputs, Scored, Truth
 from .outputs import infer_all, paired
 from .process import Worker
-from .results import Entry
+from .recorder import Recorder
 from .running_difference import RunningDifference
-
-Guard = Callable[[Entry, Callable[[], Any]], Any]
-"""Runs a step of one artifact; its failure is written to its entry, and then the answer is None."""
 
 
 def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> None:
@@ -40,56 +36,49 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
     metric.score(outputs, outputs, Truth(batch.labels, batch.samples, batch.where))
 
 
-def record_quality(
-    workers: Mapping[str, Worker],
-    entries: Mapping[str, Entry],
-    base: str,
-    io: ModelIO,
-    data: str,
-    metric: Metric | None,
-    guard: Guard,
+def measure_quality(
+    workers: Mapping[str, Worker], recorder: Recorder, io: ModelIO, data: str, metric: Metric | None
 ) -> None:
-    """Write `accuracy` and `difference` of every entry that is measured.
+    """Measure accuracy and difference of every artifact whose row is measured.
 
     Args:
         workers: The running artifacts by name, the baseline among them.
-        entries: Their rows.
-        base: Name of the baseline.
+        recorder: Takes the figures; the failure of an artifact is its own.
         io: The inputs that the data is read for.
         data: Evaluation samples.
         metric: What accuracy is; None compares outputs alone.
-        guard: Keeps an artifact's failure to itself.
 
     Raises:
         DataError, ModelError: If the baseline's outputs have no such accuracy: data or metric are wrong.
     """
+    base = recorder.base
     names = [base, *(name for name in workers if name != base)]
-    differences = {name: RunningDifference(entries[name].precision) for name in names[1:]}
+    differences = {name: RunningDifference(recorder[name].precision) for name in names[1:]}
     tallies = {name: Tally(metric) for name in names if metric}
     for batch in Data(data, io.inputs):
         truth = Truth(batch.labels, batch.samples, batch.where)
-        reference = guard(entries[base], partial(_infer, workers[base], batch.feeds))
+        reference = recorder.attempt(base, partial(_infer, workers[base], batch.feeds))
         if reference is None:
             return  # without the baseline's outputs there is nothing to compare with
         scored = metric.score(reference, reference, truth) if metric else None
         if scored:
             tallies[base].add(scored, scored, truth.samples)
         for name in names[1:]:
-            if entries[name].status != "measured":
+            if not recorder.is_measured(name):
                 continue
             step = partial(
                 _look_at, workers[name], batch.feeds, reference, scored, truth,
                 differences[name], tallies.get(name),
             )  # fmt: skip
-            guard(entries[name], step)
+            recorder.attempt(name, step)
     for name in names:
-        entry = entries[name]
-        if entry.status != "measured":
+        if not recorder.is_measured(name):
             continue
         if name != base:
-            entry.difference = differences[name].as_json()
-        if metric:
-            entry.accuracy = guard(entry, partial(accuracy, tallies[name], tallies[base]))
+            recorder.difference(name, differences[name].result())
+        found = recorder.attempt(name, partial(accuracy, tallies[name], tallies[base])) if metric else None
+        if found is not None:
+            recorder.accuracy(name, found)
 
 
 def _look_at(

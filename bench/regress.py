@@ -1,7 +1,7 @@
 """New results against old ones: has an artifact become slower, larger, less accurate?
 
 The two runs share no rounds, so their levels are two means over launches (see `launches`), and the interval
-is that of their difference. A verdict is held to 99% and to differences above `compare.SMALLEST_DIFFERENCE`.
+is that of their difference. The verdict follows from it as in `compare`.
 
 What the interval cannot contain is that the machine itself was slower that day. `relative` compares the
 speed-ups against each run's own baseline instead: what slows both down is then left out.
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import InvalidOption
-from .compare import FEWEST_ROUNDS, Launches, Speedup, logarithms, with_doubt
+from .compare import FEWEST_ROUNDS, Launches, Speedup, logarithms, speedup_with_interval
 from .environment import machine_of, machine_text
 from .launches import level_of
-from .results import Entry, Results
+from .results import Results
+from .row import Row, Unit
 
 _SAME_SETTINGS = ("threads", "inputs")
 Kind = Literal["slower", "larger", "accuracy"]
@@ -34,16 +35,17 @@ class Limit:
     text: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Change:
     """One artifact in both results.
 
     Attributes:
         name: Of the artifact.
         old_ms, new_ms: Median latencies.
-        speedup: value, low, high, verdict of new against old: 0.95 is 5% slower. None where it cannot be.
+        speedup: Of new against old: 0.95 is 5% slower. None where it cannot be.
         size_ratio: New file by old; None for a MODEL.
-        accuracy_points: Accuracy gained, in points; negative when it was lost.
+        gain: How much better the accuracy is, in `unit`; negative where it is worse.
+        unit: Points, or units of the metric.
         reason: Why there is no comparison.
         broken: The limits that this breaks, as they were given.
     """
@@ -51,11 +53,28 @@ class Change:
     name: str
     old_ms: float | None = None
     new_ms: float | None = None
-    speedup: dict[str, Any] | None = None
+    speedup: Speedup | None = None
     size_ratio: float | None = None
-    accuracy_points: float | None = None
+    gain: float | None = None
+    unit: Unit = "points"
     reason: str = ""
-    broken: list[str] = field(default_factory=list)
+    broken: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the `--json` form; `accuracy_points` is null for a metric of other units."""
+        ratio = self.speedup
+        return {
+            "name": self.name,
+            "old_ms": self.old_ms,
+            "new_ms": self.new_ms,
+            "speedup": ratio
+            and {"value": ratio.value, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict},
+            "size_ratio": self.size_ratio,
+            "accuracy_points": self.gain if self.unit == "points" else None,
+            "accuracy_gain": self.gain,
+            "reason": self.reason,
+            "broken": list(self.broken),
+        }
 
 
 @dataclass
@@ -84,7 +103,7 @@ class Regression:
             "same_machine": self.same_machine,
             "machines": list(self.machines),
             "relative_to_baseline": self.relative,
-            "artifacts": [asdict(change) for change in self.changes],
+            "artifacts": [change.as_json() for change in self.changes],
         }
 
 
@@ -124,7 +143,7 @@ def compare_results(
             raise InvalidOption(f"results of different {name}: {first}; {second}: measure both alike")
     if relative and old.baseline != new.baseline:
         raise InvalidOption(f"results of different baselines: {old.baseline}; {new.baseline}")
-    names = dict.fromkeys([entry.name for entry in (*new.entries, *old.entries)])
+    names = dict.fromkeys([row.name for row in (*new.rows, *old.rows)])
     changes = [
         _change(name, old, new, limits, relative=relative, verdict=not across_machines) for name in names
     ]
@@ -166,69 +185,56 @@ def unpaired_speedup(old_ms: Launches, new_ms: Launches) -> Speedup:
             hint="measure longer: --max-time",
         )
     old, new = (level_of(logarithms(launches)) for launches in (old_ms, new_ms))
-    return with_doubt(old.mean - new.mean, [old, new])
+    return speedup_with_interval(old.mean - new.mean, [old, new])
 
 
 def _change(
     name: str, old: Results, new: Results, limits: Sequence[Limit], *, relative: bool, verdict: bool
 ) -> Change:
     before, after = _measured(old, name), _measured(new, name)
-    change = Change(name)
     if before is None or after is None:
-        change.reason = f"not measured in the {'old' if before is None else 'new'} results"
-        if after is None and limits:
-            change.broken.append(change.reason)
-        return change
-    change.old_ms = (before.latency_ms or {}).get("median")
-    change.new_ms = (after.latency_ms or {}).get("median")
-    if before.size_bytes and after.size_bytes:
-        change.size_ratio = after.size_bytes / before.size_bytes
-    if before.accuracy and after.accuracy and before.accuracy["metric"] == after.accuracy["metric"]:
-        change.accuracy_points = (after.accuracy["value"] - before.accuracy["value"]) * 100.0
+        reason = f"not measured in the {'old' if before is None else 'new'} results"
+        return Change(name, reason=reason, broken=(reason,) if after is None and limits else ())
+    change = Change(
+        name,
+        before.latency.median_ms if before.latency else None,
+        after.latency.median_ms if after.latency else None,
+        size_ratio=after.size_bytes / before.size_bytes if before.size_bytes and after.size_bytes else None,
+        gain=after.accuracy.gain_on(before.accuracy) if before.accuracy and after.accuracy else None,
+        unit=after.accuracy.unit if after.accuracy else "points",
+    )
     if before.device != after.device:
-        change.reason = f"ran on {before.device}, and now on {after.device}"
-        change.broken = [change.reason] if limits else []
+        reason = f"ran on {before.device}, and now on {after.device}"
+        return replace(change, reason=reason, broken=(reason,) if limits else ())
+    if not verdict:
         return change
-    if verdict:
-        _judge_speed(change, _launches(old, before, relative), _launches(new, after, relative))
-        change.broken = [limit.text for limit in limits if _breaks(change, limit)]
-    return change
-
-
-def _judge_speed(change: Change, old: Launches, new: Launches) -> None:
     try:
-        ratio = unpaired_speedup(old, new)
+        ratio = unpaired_speedup(_launches(old, before, relative), _launches(new, after, relative))
+        change = replace(change, speedup=ratio)
     except InvalidOption as error:
-        change.reason = error.message
-        return
-    change.speedup = {
-        "value": ratio.value,
-        "low": ratio.low,
-        "high": ratio.high,
-        "verdict": ratio.verdict,
-    }
+        change = replace(change, reason=error.message)
+    return replace(change, broken=tuple(limit.text for limit in limits if _breaks(change, limit)))
 
 
-def _launches(results: Results, entry: Entry, relative: bool) -> list[list[float]]:
+def _launches(results: Results, row: Row, relative: bool) -> Launches:
     if not relative:
-        return entry.launches_ms
-    base = results.entry(results.baseline).launches_ms
+        return row.launches_ms
+    base = results.row(results.baseline).launches_ms
     # A smaller ratio is a faster artifact, as with latencies. An interrupted round has some of them.
     return [
         [own / first for own, first in zip(*launch, strict=False)]
-        for launch in zip(entry.launches_ms, base, strict=False)
+        for launch in zip(row.launches_ms, base, strict=False)
     ]
 
 
 def _breaks(change: Change, limit: Limit) -> bool:
     if limit.kind == "slower":
         # Sure to be slower by that much: the whole interval is.
-        return change.speedup is not None and change.speedup["high"] < 1.0 / (1.0 + limit.amount)
+        return change.speedup is not None and change.speedup.high < 1.0 / (1.0 + limit.amount)
     if limit.kind == "larger":
         return change.size_ratio is not None and change.size_ratio > 1.0 + limit.amount
-    return change.accuracy_points is not None and -change.accuracy_points > limit.amount
+    return change.gain is not None and -change.gain > limit.amount
 
 
-def _measured(results: Results, name: str) -> Entry | None:
-    found = (entry for entry in results.entries if entry.name == name and entry.status == "measured")
-    return next(found, None)
+def _measured(results: Results, name: str) -> Row | None:
+    return next((row for row in results.rows if row.name == name and row.status == "measured"), None)

@@ -9,7 +9,7 @@ from ..engines.gpu import device_text
 from ..errors import InvalidOption
 from .interpreters import Interpreters
 from .outputs import Subject, describe, short_name
-from .results import Entry
+from .row import Row
 
 
 def choose_subjects(
@@ -74,9 +74,9 @@ def _on_devices(subject: Subject, devices: Sequence[int | None]) -> list[Subject
     ]
 
 
-def entry_of(subject: Subject) -> Entry:
+def row_of(subject: Subject) -> Row:
     """Return the row of a subject, before anything is measured."""
-    return Entry(
+    return Row(
         name=subject.name,
         artifact=subject.artifact,
         engine=subject.engine,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from ..errors import InvalidOption, QCompileError, WorkerError
 from ..progress import Progress
@@ -14,8 +15,8 @@ from ..shapes import Feeds
 from .measure import ask_timing
 from .outputs import save_feeds
 from .process import Worker
-from .record import latency_figures
-from .results import Entry
+from .recorder import Recorder, latency_of
+from .row import CurvePoint
 from .warm_up import warm_up
 
 POINT_S = 1.0
@@ -25,16 +26,16 @@ _FEWEST_CALLS = 5
 
 def sweep_batches(
     workers: Mapping[str, Worker],
-    entries: Mapping[str, Entry],
+    recorder: Recorder,
     feeds_of: Mapping[int, Feeds],
     folder: Path,
     progress: Progress,
 ) -> None:
-    """Write `batches` of every entry.
+    """Measure every artifact over batch sizes.
 
     Args:
         workers: Name to worker.
-        entries: Name to row.
+        recorder: Takes the points.
         feeds_of: Batch size to feeds.
         folder: Where feeds may be written for the workers.
         progress: Told of every batch size.
@@ -43,48 +44,35 @@ def sweep_batches(
         path = folder / f"batch-{batch_size}.npz"
         save_feeds(feeds, path)
 
-        def point(worker: Worker, path: Path = path, batch_size: int = batch_size) -> dict[str, float]:
+        def point(worker: Worker, path: Path = path, batch_size: int = batch_size) -> CurvePoint:
             worker.ask("feed", path=str(path))
             call_ns = _warm(worker)
             calls = max(int(POINT_S * 1e9 / call_ns), _FEWEST_CALLS)
             durations, _ = ask_timing(worker, "time", calls * call_ns / 1e9, iterations=calls)
-            found = latency_figures([ns / 1e6 for ns in durations])
-            return {
-                "batch_size": batch_size,
-                "median_ms": found["median"],
-                "p90_ms": found["p90"],
-                "p99_ms": found["p99"],
-                "throughput_per_s": batch_size * len(durations) / (sum(durations) / 1e9),
-            }
+            return _point(batch_size, durations, batch_size * len(durations) / (sum(durations) / 1e9))
 
         progress(f"batch size {batch_size}")
-        _each(workers, entries, f"batch size {batch_size}", "batches", point)
+        _each(workers, recorder, f"batch size {batch_size}", "batches", point)
 
 
 def sweep_clients(
     workers: Mapping[str, Worker],
-    entries: Mapping[str, Entry],
+    recorder: Recorder,
     counts: Sequence[int],
     samples: int,
     progress: Progress,
 ) -> None:
-    """Write `concurrency` of every entry: so many threads call one loaded artifact in a closed loop."""
+    """Measure every artifact over numbers of clients: threads that call one artifact in a closed loop."""
     for count in counts:
 
-        def point(worker: Worker, count: int = count) -> dict[str, float]:
+        def point(worker: Worker, count: int = count) -> CurvePoint:
             answer = worker.ask("clients", clients=count, seconds=POINT_S)
             if not answer["at_rest"]:
                 worker.freeze()
-            found = latency_figures([ns / 1e6 for ns in answer["ns"]])
-            return {
-                "clients": count,
-                "median_ms": found["median"],
-                "p99_ms": found["p99"],
-                "throughput_per_s": samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9),
-            }
+            return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
 
         progress(f"{count} clients")
-        _each(workers, entries, f"{count} clients", "concurrency", point)
+        _each(workers, recorder, f"{count} clients", "concurrency", point)
 
 
 def check_counts(values: Sequence[int], option: str) -> None:
@@ -102,23 +90,27 @@ def check_counts(values: Sequence[int], option: str) -> None:
 
 def _each(
     workers: Mapping[str, Worker],
-    entries: Mapping[str, Entry],
+    recorder: Recorder,
     what: str,
-    curve: str,
-    point: Callable[[Worker], dict[str, float]],
+    curve: Literal["batches", "concurrency"],
+    point: Callable[[Worker], CurvePoint],
 ) -> None:
     """A point that fails is a warning: the artifact's other figures stand. A dead worker is asked no more."""
     for name, worker in workers.items():
-        entry = entries[name]
-        if entry.status != "measured" or entry.output_tail:
+        if not recorder.can_be_asked(name):
             continue
         try:
-            getattr(entry, curve).append(point(worker))
+            recorder.point(name, curve, point(worker))
         except QCompileError as error:
-            entry.warnings.append(f"{what}: {error.message}")
+            recorder.warn(name, f"{what}: {error.message}")
             if isinstance(error, WorkerError):
-                entry.output_tail = str(error.data.get("output", "")) or error.message
+                recorder.died(name, error)
                 worker.kill()
+
+
+def _point(count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:
+    found = latency_of([ns / 1e6 for ns in durations_ns])
+    return CurvePoint(count, found.median_ms, found.p99_ms, throughput_per_s, found.p90_ms)
 
 
 def _warm(worker: Worker) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .launches import median
+from .row import WarmUp
 
 LIMIT_S = 10.0
 LEAST_S = 0.3
@@ -23,24 +24,10 @@ _SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True)
-class WarmUp:
-    """How an artifact warmed up.
+class TimedWarmUp(WarmUp):
+    """A warm-up, and the latency of a call at its end in nanoseconds."""
 
-    Attributes:
-        calls: Calls that were made and do not count.
-        seconds: What they took.
-        stable: Whether the latency had stopped changing; False where the limit came first.
-        call_ns: Latency of a call at the end, in nanoseconds.
-    """
-
-    calls: int
-    seconds: float
-    stable: bool
     call_ns: float
-
-    def as_json(self) -> dict[str, object]:
-        """Return the form kept in results."""
-        return {"calls": self.calls, "seconds": self.seconds, "stable": self.stable}
 
 
 def warm_up(
@@ -48,7 +35,7 @@ def warm_up(
     *,
     limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.monotonic,
-) -> WarmUp:
+) -> TimedWarmUp:
     """Call until the latency is stable.
 
     Args:
@@ -67,7 +54,7 @@ def warm_up(
         spent = clock() - begin
         stable = spent >= LEAST_S and is_stable(medians)
         if stable or spent >= limit_s:
-            return WarmUp(calls, spent, stable, min(medians[-_WINDOW:]))
+            return TimedWarmUp(calls, spent, stable, min(medians[-_WINDOW:]))
 
 
 def is_stable(medians: Sequence[float]) -> bool:

@@ -15,9 +15,11 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
 | `{"do": "infer", "path", "output"}`                    | `{}`; outputs are written to `output` (`.npz`)  |
+| `{"do": "layers", "job"}`                              | what `layer_diff.job.run_job` returns           |
 | `{"do": "memory"}`                                     | `{"peak_bytes", "gpu_bytes"}`                   |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
+In front of the answer to `layers` come lines `{"progress": N}`, N the number of batches done.
 An answer has `"ok": true`, or `"ok": false` and the error's `type`, `message` and `hint`. After a timing it
 comes once the threads of the runtime have stopped spinning, so that they do not disturb the next worker:
 `at_rest` is false where they never do.
@@ -30,6 +32,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,10 +44,15 @@ _REST_SHARE = 0.05  # of one core: a runtime that looks at its queue now and the
 _REST_STEPS = 3  # in a row: some threads sleep and spin by turns
 
 
-class Served:
-    """The artifact being served, and the feeds it is timed on."""
+class WorkerSession:
+    """The artifact being served, and the feeds it is timed on.
 
-    def __init__(self) -> None:
+    Args:
+        tell: Called with how far a long request is.
+    """
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self.tell = tell
         self.runner: Any = None
         self.request: dict[str, Any] = {}
         self.feeds: dict[str, Any] = {}
@@ -120,6 +128,11 @@ class Served:
 
         save_arrays(request["output"], self.runner.infer(load_arrays(request["path"])))
 
+    def do_layers(self, request: dict[str, Any]) -> dict[str, Any]:
+        from .layer_diff.job import run_job
+
+        return run_job(request["job"], self.tell)
+
     def do_memory(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..engines.gpu import parse_device
         from .nvml import process_memory_bytes
@@ -176,17 +189,21 @@ def peak_memory_bytes() -> int:
 
 def serve(requests: IO[str], answers: IO[str]) -> None:
     """Answer requests until they end."""
-    served = Served()
+
+    def write(reply: dict[str, Any]) -> None:
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
+
+    session = WorkerSession(lambda done: write({"progress": done}))
     for line in requests:
         try:
-            reply = {"ok": True, **served.answer(json.loads(line))}
+            reply = {"ok": True, **session.answer(json.loads(line))}
         except QCompileError as error:
             reply = {"ok": False, "type": type(error).__name__}
             reply |= {"message": error.message, "hint": error.hint}
         except Exception as error:  # whatever a runtime raises is the caller's to report
             reply = {"ok": False, "type": type(error).__name__, "message": str(error), "hint": ""}
-        answers.write(json.dumps(reply) + "\n")
-        answers.flush()
+        write(reply)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ from qcompile.compiler.balancing.smooth import smooth, smoothable
 from qcompile.compiler.int8.bias_correction import correct_biases
 from qcompile.model.fidelity import fidelity
 from qcompile.model.onnx_file import load_onnx, save_onnx
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build/benchmarks"
@@ -301,7 +301,7 @@ class Subject:
     def outputs(self, model: Path) -> tuple[Arrays, Arrays | None]:
         """The first output for all samples of the evaluation, and their labels."""
         found, labels = [], []
-        data = Data(self.evaluation, read_outline(model).io.inputs)
+        data = Data(self.evaluation, read_weightless(model).io.inputs)
         with qcompile.load(model) as runner:
             for number, batch in enumerate(data):
                 if self.trained or number >= UNTRAINED_SAMPLES:  # the first half calibrates
@@ -312,7 +312,7 @@ class Subject:
     def data(self, model: Path) -> Data:
         """The samples of the calibration."""
         limit = None if self.trained else UNTRAINED_SAMPLES
-        return Data(self.calibration, read_outline(model).io.inputs, batch_size=1, limit=limit)
+        return Data(self.calibration, read_weightless(model).io.inputs, batch_size=1, limit=limit)
 
 
 def measure(subject: Subject, calibration: str) -> None:

@@ -144,9 +144,9 @@ def ort(options: argparse.Namespace) -> None:
             max_time_s=20.0,
         )
         plain += plain_loop()  # before and behind, so that drift hits both
-        latency = results.entries[0].latency_ms
+        latency = results.rows[0].latency
         assert latency is not None
-        return {"harness_ms": latency["median"], "plain_ms": statistics.median(plain) * 1e3}
+        return {"harness_ms": latency.median_ms, "plain_ms": statistics.median(plain) * 1e3}
 
     runs = resumed(options.work / f"ort-{options.model}-{threads}.jsonl", options.benches or 9, one)
     rows = []
@@ -190,11 +190,11 @@ def judged(first: Path, second: Path, threads: int, options: argparse.Namespace)
         {"a": str(first), "b": str(second)}, baseline="a", batch_size=1, threads=threads,
         max_time_s=options.max_time,
     )  # fmt: skip
-    a, b = results.entries
+    a, b = results.rows
     ratio = speedup(a.launches_ms, b.launches_ms)
     return {
         "verdict": ratio.verdict, "value": ratio.value, "low": ratio.low, "high": ratio.high,
-        "sure_low": ratio.sure_low, "sure_high": ratio.sure_high, "rounds": ratio.rounds,
+        "rounds": ratio.rounds,
         "correlation_rounds": ratio.correlation_rounds, "seconds": time.monotonic() - start,
         "launches": ratio.launches, "a_ms": a.launches_ms, "b_ms": b.launches_ms,
         "noise": results.environment["noise"]["reasons"],

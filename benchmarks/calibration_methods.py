@@ -18,7 +18,7 @@ import numpy as np
 import qcompile
 from qcompile.calibration import Data
 from qcompile.model.fidelity import fidelity
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ("minmax", "percentile:99.9", "percentile:99.99", "entropy", "mse", "auto")
@@ -28,7 +28,7 @@ def outputs(model: Path, data: str) -> tuple[np.ndarray[Any, Any], np.ndarray[An
     """Return logits and labels of all samples."""
     logits, labels = [], []
     with qcompile.load(model) as runner:
-        for batch in Data(data, read_outline(model).io.inputs):
+        for batch in Data(data, read_weightless(model).io.inputs):
             logits.append(next(iter(runner.infer(batch.feeds).values())))
             labels.append(batch.labels)
     return np.concatenate(logits), np.concatenate(labels)

@@ -3,7 +3,7 @@
     make resnet18 && .venv/bin/python benchmarks/cpu_int8.py
 
 Measures the artifacts of `examples/resnet18/out` in one interleaved run, on 2 threads, and prints every
-ratio with its 95% interval. Nothing else should run on the machine.
+ratio with its 99% interval. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def main() -> None:
         progress=lambda text, *_: print(f"\r{text:60}", end="", file=sys.stderr),
     )
     print(f"\n{results.environment['processor']}, {options.threads} threads, batch {options.batch_size}")
-    for entry in results.entries:
-        assert entry.latency_ms is not None
-        print(f"{entry.name:18} {entry.latency_ms['median']:8.2f} ms")
-    int8 = results.entry("onnx-int8-static").launches_ms
+    for row in results.rows:
+        assert row.latency is not None
+        print(f"{row.name:18} {row.latency.median_ms:8.2f} ms")
+    int8 = results.row("onnx-int8-static").launches_ms
     for name, goal in (("eager", 6.0), ("onnx-fp32", 3.0)):
-        ratio = speedup(results.entry(name).launches_ms, int8)
+        ratio = speedup(results.row(name).launches_ms, int8)
         judged = "met" if ratio.value >= goal else "missed"
         print(
             f"INT8 against {name:10} {ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] "

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import qcompile
+from qcompile.bench.render import speedup_text
 
 ROOT = Path(__file__).resolve().parents[1]
 QAT_EPOCHS = 1
@@ -117,44 +118,44 @@ def main() -> None:
         evaluation=evaluation,
         max_time_s=options.max_time,
     )
-    values = {entry.name: entry.accuracy for entry in results.entries}
+    values = {row.name: row.accuracy for row in results.rows}
     base = values["PyTorch eager, FP32"]
     assert base is not None
     size = sum(
         tensor.numel() * tensor.element_size()
         for tensor in load(example / "model.py").build().state_dict().values()
     )
-    print(f"{options.example}, batch {options.batch_size}, 2 threads, FP32 {base['value']:.2%}")
+    print(f"{options.example}, batch {options.batch_size}, 2 threads, FP32 {base.value:.2%}")
     print("| method | latency, ms | speed-up | MB | reduction | accuracy | drop, points |")
     print("|---|---|---|---|---|---|---|")
-    for entry in results.entries:
-        assert entry.latency_ms is not None
-        assert entry.accuracy is not None
-        ratio = entry.speedup or {"value": 1.0, "low": 1.0, "high": 1.0}
-        bytes_ = entry.size_bytes or size
+    for row in results.rows:
+        assert row.latency is not None
+        assert row.accuracy is not None
+        assert row.accuracy.drop is not None
+        ratio = " ".join(speedup_text(row.speedup)) if row.speedup else "1.00×"
+        bytes_ = row.size_bytes or size
         print(
-            f"| {entry.name} | {entry.latency_ms['median']:.2f} | {ratio['value']:.2f}x "
-            f"[{ratio['low']:.2f}, {ratio['high']:.2f}] | {bytes_ / 1e6:.2f} | {size / bytes_:.1f}x | "
-            f"{entry.accuracy['value']:.2%} | {entry.accuracy['drop_points']:+.1f} |"
+            f"| {row.name} | {row.latency.median_ms:.2f} | {ratio} | {bytes_ / 1e6:.2f} | "
+            f"{size / bytes_:.1f}x | {row.accuracy.value:.2%} | {row.accuracy.drop.value:+.1f} |"
         )
     for title in alone:
         value = accuracy(built[title], evaluation)
         bytes_ = built[title].stat().st_size
         print(
             f"| {title} | | | {bytes_ / 1e6:.2f} | {size / bytes_:.1f}x | {value:.2%} | "
-            f"{(base['value'] - value) * 100:+.1f} |"
+            f"{(base.value - value) * 100:+.1f} |"
         )
 
 
 def accuracy(path: Path, evaluation: str) -> float:
     """Return the share of right answers of a graph as it is written: nothing is fused."""
     from qcompile.calibration import Data
-    from qcompile.model.outline import read_outline
     from qcompile.model.session import make_session, session_options
+    from qcompile.model.weightless import read_weightless
 
     session = make_session(path, session_options(2, optimize=False))
     right, total = 0, 0
-    for batch in Data(evaluation, read_outline(path).io.inputs):
+    for batch in Data(evaluation, read_weightless(path).io.inputs):
         assert batch.labels is not None
         right += int((session.run(None, dict(batch.feeds))[0].argmax(1) == batch.labels).sum())
         total += len(np.asarray(batch.labels))

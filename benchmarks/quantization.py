@@ -6,7 +6,7 @@
     python benchmarks/quantization.py bert --rounds 20
 
 Every artifact runs in a process of its own; rounds are interleaved in balanced order. A ratio is the median
-over rounds of two blocks of the same round, with its 95% interval. The signal-to-noise ratio is that of the
+over rounds of two blocks of the same round, with its 99% interval. The signal-to-noise ratio is that of the
 outputs against the float model, on samples that calibration has not seen. Nothing else should run meanwhile.
 """
 
@@ -77,9 +77,9 @@ def samples(row: Row, *, unseen: bool = False) -> Iterator[dict[str, np.ndarray[
         unseen: Those that are not calibrated on: the examples have others, synthetic ones come later.
     """
     from qcompile.calibration import Data
-    from qcompile.model.outline import read_outline
+    from qcompile.model.weightless import read_weightless
 
-    inputs = read_outline((FOLDER / row.model).with_suffix(".onnx")).io.inputs
+    inputs = read_weightless((FOLDER / row.model).with_suffix(".onnx")).io.inputs
     spec = data(row).replace(":calibration", ":evaluation") if unseen else data(row)
     skipped = CALIBRATION if unseen and spec == data(row) else 0
     batches = Data(spec, inputs, batch_size=1)  # a function's own batches stay as they are

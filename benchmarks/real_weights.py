@@ -9,8 +9,10 @@ All quantizers calibrate on the same samples, and are evaluated on others. A row
 is kept in build/benchmarks/real; --again makes it anew. dB is the signal-to-noise ratio of the output that
 the task reads, against FP32 over all samples of the evaluation; the metrics are those of real_networks.py.
 
-Speed is measured in processes of their own, rounds of blocks interleaved in balanced order; a ratio is the
-median over rounds of FP32's block by the block of the same round. Nothing else should run meanwhile.
+Speed is measured in processes of their own, rounds of blocks interleaved in balanced order. A ratio is the
+median over rounds of FP32's block by the block of the same round; the table has the median over launches, and
+the least and the most: two processes of one file differ for as long as they live. Nothing else should run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Subject:
         import onnx
 
         import qcompile
-        from qcompile.compiler.prepare import LOWEST_OPSET, raise_opset
+        from qcompile.compiler.prepare import LOWEST_OPSET, upgrade_opset
 
         count = CALIBRATED.get(self.name, CALIBRATION)
         for number, sample in enumerate(self.network.samples()):
@@ -87,7 +89,7 @@ class Subject:
         simple = self.folder / "simple.onnx"
         qcompile.simplify(raw, simple)
         # Scales per channel, which all of them write, begin with opset 13.
-        onnx.save(raise_opset(onnx.load(simple), LOWEST_OPSET), self.model)
+        onnx.save(upgrade_opset(onnx.load(simple), LOWEST_OPSET), self.model)
 
 
 def _read(folder: Path) -> list[Sample]:
@@ -260,6 +262,18 @@ def child(subject: Subject, who: str, path: Path) -> None:
         print(statistics.median(times), flush=True)
 
 
+def speeds(made: dict[str, Path], subject: Subject, rounds: int, launches: int) -> dict[str, list[float]]:
+    """Name to how many times as fast as FP32 on the same runtime it is, for each launch."""
+    found: dict[str, list[float]] = {who: [] for who in made}
+    for _ in range(launches):
+        times = latencies(subject, made, rounds)
+        for who, blocks in times.items():
+            base = times.get(f"{WHO[who][0]}/FP32")
+            if base is not None:
+                found[who].append(statistics.median(a / b for a, b in zip(base, blocks, strict=True)))
+    return found
+
+
 def latencies(subject: Subject, made: dict[str, Path], rounds: int) -> dict[str, list[float]]:
     """Name to the median of each round's block; every artifact in a process of its own."""
     children = {}
@@ -328,12 +342,12 @@ def rows(subject: Subject, only: str, *, again: bool) -> dict[str, dict[str, Any
     return {who: row for who, row in kept.items() if fnmatch.fnmatchcase(who, only)}
 
 
-def show(subject: Subject, found: dict[str, dict[str, Any]], rounds: int) -> None:
+def show(subject: Subject, found: dict[str, dict[str, Any]], rounds: int, launches: int) -> None:
     """Print a network's rows, with their speed where rounds are asked for."""
-    times: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     if rounds:
         made = {who: Path(row["path"]) for who, row in found.items() if "path" in row}
-        times = latencies(subject, made, rounds)
+        ratios = speeds(made, subject, rounds, launches)
     print(f"\n{subject.name}: {subject.network.what}")
     print("| runtime | who | dB | metric | times FP32's speed |\n|---|---|---|---|---|")
     for who in [who for who in WHO if who in found]:
@@ -341,10 +355,9 @@ def show(subject: Subject, found: dict[str, dict[str, Any]], rounds: int) -> Non
         if "failed" in row:
             print(f"| {runtime} | {name} | {row['failed']} | | |")
             continue
-        speed = ""
-        if who in times and f"{runtime}/FP32" in times:
-            pairs = zip(times[f"{runtime}/FP32"], times[who], strict=True)
-            speed = f"{statistics.median(a / b for a, b in pairs):.2f}"
+        speed, measured = "", ratios.get(who)
+        if measured:
+            speed = f"{statistics.median(measured):.2f} ({min(measured):.2f} to {max(measured):.2f})"
         print(f"| {runtime} | {name} | {row['db']:.1f} | {row['metric']:.1f}% | {speed} |", flush=True)
 
 
@@ -357,7 +370,8 @@ def main() -> None:
     parser.add_argument("--only", default="*", metavar="GLOB", help="rows by runtime/who, as 'openvino/*'")
     parser.add_argument("--again", action="store_true", help="make rows anew that are kept")
     parser.add_argument("--no-timing", action="store_true", help="accuracy alone")
-    parser.add_argument("--rounds", type=int, default=16, help="of blocks, for the speed")
+    parser.add_argument("--rounds", type=int, default=6, help="of blocks in each launch, for the speed")
+    parser.add_argument("--launches", type=int, default=5, help="how often each is started, for the speed")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -367,7 +381,7 @@ def main() -> None:
     for name in options.network or NETWORKS:
         subject = Subject(name)
         found = rows(subject, options.only, again=options.again)
-        show(subject, found, 0 if options.no_timing else options.rounds)
+        show(subject, found, 0 if options.no_timing else options.rounds, options.launches)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 
 import qcompile
 from qcompile.errors import QCompileError
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "build/benchmarks/rtx"
@@ -187,7 +187,7 @@ def timed_build(
 
 def profile(file: Path) -> dict[str, Any]:
     """Return the least, usual and largest shape of every input, as `build` takes them."""
-    inputs = read_outline(file).io.inputs
+    inputs = read_weightless(file).io.inputs
     kinds = ("min_shapes", "opt_shapes", "max_shapes")
     return {
         kind: {t.name: tuple(EXTENTS[n][index] if n in EXTENTS else n for n in t.shape) for t in inputs}

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..artifact import Artifact, check_output, commit, tool_versions, writing
 from ..errors import CalibrationError, InvalidOption, QCompileError
-from ..model.outline import Outline, read_outline
+from ..model.weightless import WeightlessModel, read_weightless
 from ..progress import Progress, silent
 from .batches import Data
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .manifest import ranges_manifest
+from .one_by_one import one_by_one
 from .ranges import Portion, Ranges
 from .ranges_file import save_ranges
-from .readers import Batch
 from .taps import choose_taps
 from .thresholds import parse_method
 from .workers import Workers
@@ -56,7 +56,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def calibrate(
-    model: str | Path | Outline,
+    model: str | Path | WeightlessModel,
     data: str | Data,
     output: str | Path,
     *,
@@ -75,7 +75,7 @@ def calibrate(
     alone: batches, order, shards and interruptions leave no trace in them.
 
     Args:
-        model: ONNX file, or its outline where that was read already.
+        model: ONNX file, or its weightless form where that was read already.
         data: Spelling of the samples (`batches`), or `Data`.
         output: Ranges file to write.
         method: Default method of the file: "minmax", "percentile[:NUMBER]", "entropy", "mse" or "auto".
@@ -99,14 +99,14 @@ def calibrate(
     output = Path(output)
     chosen, part = parse_method(method), parse_shard(shard)
     check_output(output)
-    outline = _outline(model)
+    weightless = _weightless(model)
     if not isinstance(data, Data):
-        data = Data(str(data), outline.io.inputs, batch_size=1, limit=samples)
+        data = Data(str(data), weightless.io.inputs, batch_size=1, limit=samples)
     beside = checkpoint or output.with_name(f".{output.name}.checkpoint")
     if not resume:
         beside.unlink(missing_ok=True)
     ranges = observe(
-        outline, data, wanted=wanted, shard=part, threads=threads, checkpoint=beside, progress=progress
+        weightless, data, wanted=wanted, shard=part, threads=threads, checkpoint=beside, progress=progress
     )
     ranges.method = chosen
     progress("choose thresholds")
@@ -118,7 +118,7 @@ def calibrate(
 
 
 def observe(
-    model: Path | Outline,
+    model: Path | WeightlessModel,
     data: Data,
     *,
     wanted: Collection[str] | None = None,
@@ -136,15 +136,15 @@ def observe(
     Raises:
         DataError, CalibrationError, ModelError: As `calibrate`.
     """
-    outline = _outline(model)
-    taps = choose_taps(outline.model, wanted)
+    weightless = _weightless(model)
+    taps = choose_taps(weightless.model, wanted)
     if not taps.names:
         raise CalibrationError(
-            f"{outline.path}: no float activation at any quantizable operator; nothing to calibrate",
-            file=outline.path,
+            f"{weightless.path}: no float activation at any quantizable operator; nothing to calibrate",
+            file=weightless.path,
         )
     progress("prepare the model")
-    ranges = Ranges(outline.fingerprint(), shared=taps.shared, skipped=taps.skipped)
+    ranges = Ranges(weightless.fingerprint(), shared=taps.shared, skipped=taps.skipped)
     identity = data.digest() + (f"[:{data.limit}]" if data.limit else "")
     key: dict[str, object] = {
         "model": ranges.model,
@@ -153,7 +153,7 @@ def observe(
         "taps": taps.names,
         "tools": tool_versions("onnxruntime"),
     }
-    with Workers(outline, taps, threads, infinite=infinite) as workers:
+    with Workers(weightless, taps, threads, infinite=infinite) as workers:
         done = load_checkpoint(checkpoint, key) if checkpoint else None
         if done is not None:
             workers.resume(done.histograms, done.samples)
@@ -171,7 +171,7 @@ def _run(data: Data, shard: Shard, workers: Workers, keeper: _Keeper, start: int
     if start:
         progress(f"continue after {workers.samples} samples", workers.samples, total)
     try:
-        for unit, batch in enumerate(_units(data, workers)):
+        for unit, batch in enumerate(one_by_one(data, workers.run)):
             if unit < start or not shard.holds(unit):
                 continue
             workers.submit(batch)
@@ -190,26 +190,8 @@ def _samples_of(shard: Shard, total: int, unit: int) -> int:
     return sum(min(unit, total - start) for start in starts)
 
 
-def _units(data: Data, workers: Workers) -> Iterator[Batch]:
-    """Yield samples one by one, so that how they were batched changes no bit of what is computed.
-
-    A batch whose samples cannot be told apart stays whole.
-    """
-    one_by_one: bool | None = None
-    for batch in data:
-        if data.is_fixed or not batch.can_be_split():
-            yield batch
-            continue
-        if one_by_one is None:
-            one_by_one = workers.can_run_one_by_one(batch)
-        if one_by_one:
-            yield from batch.split()
-        else:
-            yield batch
-
-
-def _outline(model: str | Path | Outline) -> Outline:
-    return model if isinstance(model, Outline) else read_outline(Path(model))
+def _weightless(model: str | Path | WeightlessModel) -> WeightlessModel:
+    return model if isinstance(model, WeightlessModel) else read_weightless(Path(model))
 
 
 class _Keeper:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifact import remove_stale
 from ..errors import DataError, first_line
-from ..model.graph import captured_names, holds_half
+from ..model.graph import attribute, captured_names, holds_half
 from ..model.onnx_file import load_onnx
-from ..model.outline import Outline
 from ..model.session import make_session, session_options
+from ..model.weightless import WeightlessModel
 from ..shapes import Feeds
 from .taps import Taps
 
@@ -75,7 +75,7 @@ class Observer:
 
 
 @contextlib.contextmanager
-def open_observer(model: Outline, taps: Taps, threads: int) -> Iterator[Observer]:
+def open_observer(model: WeightlessModel, taps: Taps, threads: int) -> Iterator[Observer]:
     """Yield an observer of a model.
 
     Args:
@@ -95,7 +95,7 @@ def open_observer(model: Outline, taps: Taps, threads: int) -> Iterator[Observer
     options = session_options(threads, layouts=layouts)
     weights = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
-    # The outline refers to the weights where they lie: they are mapped, not copied.
+    # The weightless model refers to the weights where they lie: they are mapped, not copied.
     remove_stale(Path(tempfile.gettempdir()), _TEMPORARY)
     with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY}{os.getpid()}-") as folder:
         if convolves and layouts:
@@ -156,7 +156,7 @@ def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str,
         node = made_by.get(value.name)
         if node is None or node.op_type != "ReorderOutput" or value.name not in outputs:
             continue
-        channels = next((a.i for a in node.attribute if a.name == "channels"), 0)
+        channels = attribute(node, "channels", 0)
         if channels % _BLOCK or not channels or node.input[0] in skipped.values():
             continue  # the last block is padded, and the padding is no value of the model
         skipped[value.name] = node.input[0]

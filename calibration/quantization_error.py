@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .histogram import BINS, Histogram
+from .qparams import INT8, UINT8, scale_and_zero_point
 
 _CENTRES = np.arange(-BINS, BINS, dtype=np.float64) + 0.5
 _CENTRES[BINS] = 0.0
@@ -119,11 +120,12 @@ def _grid(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
     """Scale [k, 1] in bins and first level [k, 1] of each candidate, and the number of levels of all."""
     if symmetric:
-        return candidates[:, None] / 127, np.full((len(candidates), 1), -127.0), 255
-    low = np.maximum(min(histogram.min, 0.0) / histogram.width, -candidates)
-    high = np.minimum(max(histogram.max, 0.0) / histogram.width, candidates)
-    scale = np.maximum(high - low, np.finfo(np.float64).tiny) / 255
-    return scale[:, None], np.rint(low / scale)[:, None], 256
+        scale, _ = scale_and_zero_point(-candidates, candidates, INT8)
+        return scale[:, None], np.full((len(candidates), 1), -float(INT8.qmax)), 2 * INT8.qmax + 1
+    low = np.maximum(histogram.min / histogram.width, -candidates)
+    high = np.minimum(histogram.max / histogram.width, candidates)
+    scale, zero_point = scale_and_zero_point(low, high, UINT8)
+    return scale[:, None], -zero_point[:, None], UINT8.qmax + 1
 
 
 def _errors_at_once(

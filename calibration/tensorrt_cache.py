@@ -16,13 +16,13 @@ from pathlib import Path
 
 from ..artifact import require_file
 from ..errors import CalibrationError, InvalidOption
-from ..model.outline import read_outline
+from ..model.weightless import read_weightless
+from .qparams import INT8
 from .ranges import Portion, Ranges
 from .thresholds import Method
 
 CALIBRATORS = ("EntropyCalibration2", "EntropyCalibration", "MinMaxCalibration")
 
-_LEVELS = 127
 _LEAST = 2.0**-149  # of float32: nothing smaller is rounded to zero
 _HEADER = re.compile(r"TRT-([0-9A-Za-z.]+)-(\w+)")
 # Names that TensorRT's ONNX parser makes up for constants and layers of its own.
@@ -72,7 +72,8 @@ def format_cache(
     for name in sorted(ranges.names()):
         if "\n" in name:
             raise CalibrationError(f"tensor {name!r}: a cache cannot hold this name", tensor=name)
-        scale = max((ranges.amax(name, method) or 1.0) / _LEVELS, _LEAST)
+        # A line encodes amax: small ones stay as they are, which `choose_qparams` would make 1.
+        scale = max((ranges.amax(name, method) or 1.0) / INT8.qmax, _LEAST)
         try:
             lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
         except OverflowError as error:
@@ -101,8 +102,8 @@ def read_cache(path: Path, model: Path) -> Ranges:
             model's: TensorRT would skip it without a word.
     """
     scales = parse_cache(_text(path), path)
-    outline = read_outline(model)
-    graph = outline.model.graph
+    weightless = read_weightless(model)
+    graph = weightless.model.graph
     known = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
     weights = {tensor.name for tensor in graph.initializer}  # TensorRT may name constants after them
     unknown = sorted(set(scales) - known - weights - {name for name in scales if _INTERNAL.search(name)})
@@ -114,10 +115,10 @@ def read_cache(path: Path, model: Path) -> Ranges:
             file=path,
             tensor=unknown[0],
         )
-    fixed = {name: scale * _LEVELS for name, scale in scales.items() if name in known}
+    fixed = {name: scale * INT8.qmax for name, scale in scales.items() if name in known}
     if not fixed:
         raise CalibrationError(f"{path}: holds no tensor of {model}", file=path)
-    return Ranges(outline.fingerprint(), {f"TensorRT's cache {path.name}": Portion(0)}, fixed=fixed)
+    return Ranges(weightless.fingerprint(), {f"TensorRT's cache {path.name}": Portion(0)}, fixed=fixed)
 
 
 def parse_cache(text: str, path: Path) -> dict[str, float]:

@@ -14,10 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import CalibrationError, DataError, InvalidOption
-from ..model.outline import Outline
 from ..model.session import usable_cores
+from ..model.weightless import WeightlessModel
 from .counting import make_count
 from .histogram import Count, Histogram, NonFinite
 from .observer import Observer, open_observer
@@ -45,7 +46,7 @@ class Workers:
         ModelError: If ONNX Runtime refuses the model.
     """
 
-    def __init__(self, model: Outline, taps: Taps, threads: int, *, infinite: bool = False) -> None:
+    def __init__(self, model: WeightlessModel, taps: Taps, threads: int, *, infinite: bool = False) -> None:
         if threads < 0:
             raise InvalidOption(f"threads: {threads}; at least 0 is required", option="--threads")
         self._model, self._taps, self._infinite = model, taps, infinite
@@ -88,6 +89,14 @@ class Workers:
         while len(self._pending) > 2 * len(self._counters):
             self._collect()
 
+    def run(self, batch: Batch) -> list[NDArray[Any]]:
+        """Return what the taps hold on a batch, which is not counted.
+
+        Raises:
+            DataError: If the model fails on it.
+        """
+        return [array for _, array in self._observer.run(batch.feeds, batch.where)]
+
     def drain(self) -> Histograms:
         """Wait for all that was submitted and return the histograms so far.
 
@@ -107,36 +116,6 @@ class Workers:
         """Go on from histograms of an earlier pass."""
         self._counters[0].histograms = histograms
         self.samples = samples
-
-    def can_run_one_by_one(self, batch: Batch) -> bool:
-        """Whether two samples give the same alone as together.
-
-        If not, the first axis is no batch axis (it may be time), or the model mixes samples. Floats are made
-        up for it: real samples may begin with zeros, or be equal, and would then tell nothing.
-        """
-        generator = np.random.default_rng(0)
-        pair = Batch(
-            {
-                name: generator.standard_normal(array.shape).astype(array.dtype)
-                if array.dtype.kind in "fV"
-                else array
-                for name, array in batch.head(2).feeds.items()
-            },
-            None,
-            batch.where,
-        )
-        try:
-            singles = [self._observer.run(sample.feeds, sample.where) for sample in pair.split()]
-        except DataError:
-            return False  # the batch is then run as it is, and fails with its own words
-        try:
-            together = self._observer.run(pair.feeds, pair.where)
-        except DataError:
-            return True
-        return all(
-            _holds_both(whole, one, other)
-            for (_, whole), (_, one), (_, other) in zip(together, *singles, strict=True)
-        )
 
     def _start(self) -> ThreadPoolExecutor:
         number = max(1, min(self._threads, IN_FLIGHT_BYTES // max(self._counters[0].bytes, 1)))
@@ -217,21 +196,3 @@ class _Counter:
 
 def _empty(taps: Taps) -> Histograms:
     return {name: Histogram() for name in taps.names}
-
-
-def _holds_both(whole: Any, one: Any, other: Any) -> bool:
-    """Whether an array holds the values of two others; or it has no batch axis, and all three are alike."""
-    arrays = [array.astype(np.float64) for array in (whole, one, other)]
-    alike = whole.size == one.size == other.size
-    if not alike and whole.size != one.size + other.size:
-        return False
-    if not whole.size or not all(np.isfinite(array).all() for array in arrays):
-        return True
-    low, high = min(one.min(), other.min()), max(one.max(), other.max())
-    tolerance = 1e-3 * max(abs(low), abs(high)) + np.finfo(np.float32).tiny
-    mean = arrays[1].mean() if alike else (arrays[1].sum() + arrays[2].sum()) / whole.size
-    return bool(
-        abs(arrays[0].min() - low) <= tolerance
-        and abs(arrays[0].max() - high) <= tolerance
-        and abs(arrays[0].mean() - mean) <= tolerance
-    )

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
+from ..spec.models import BalanceCommand
 from .present import present_artifact
-from .session import Session, command_options, examples
+from .session import Session
+from .verb import verb
 
 
-@click.command(
-    short_help="even out channels before INT8",
-    epilog=examples(
-        "qcompile balance model.onnx -o model.even.onnx --data data.py:calibration",
-        "qcompile calibrate model.even.onnx -o model.ranges --data data.py:calibration",
-    ),
+@verb(
+    BalanceCommand,
+    "qcompile balance model.onnx -o model.even.onnx --data data.py:calibration",
+    "qcompile calibrate model.even.onnx -o model.ranges --data data.py:calibration",
 )
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="ONNX file.")
-@click.option("--data", help="Samples: the largest value of each channel is found on them.")
-@click.option("--samples", type=int, default=32, show_default=True, help="Use at most so many.")
-@command_options
-def balance(session: Session, model: Path, output: Path, data: str | None, samples: int) -> None:
-    """Move what is hard to quantize from activations into weights; outputs stay the same."""
+def balance(session: Session, given: BalanceCommand) -> None:
+    """Print what was equalized, smoothed and left alone."""
     from ..compiler import balance as balance_model
 
-    artifact = balance_model(model, output, data=data, samples=samples, progress=session.progress)
+    artifact = balance_model(
+        given.model, given.output, data=given.data, samples=given.samples, progress=session.progress
+    )
     proof = artifact.manifest.proof
     smoothed, left = proof.get("smoothed", {}), proof.get("left alone", {})
     assert isinstance(smoothed, dict), "the manifest's own form"

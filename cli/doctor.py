@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import click
-
-from .session import Session, command_options, examples
+from ..spec.looking import DoctorCommand
+from .session import Session
 from .tables import add_row, make_table
+from .verb import verb
 
 
-@click.command(
-    short_help="what works here, why not, the fix",
-    epilog=examples("qcompile doctor", "qcompile doctor --json"),
-)
-@command_options
-def doctor(session: Session) -> int:
-    """Say what is installed, which targets work here, why the others do not, and the fix for each.
-
-    Exit code 1 when the installation is in a known broken state.
-    """
+@verb(DoctorCommand, "qcompile doctor", "qcompile doctor --json")
+def doctor(session: Session, _: DoctorCommand) -> int:
+    """Print the state of every target."""
     from ..engines import doctor as diagnose
 
     session.progress("look at the installation")

@@ -5,29 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
-from .session import Session, command_options, examples
+from ..spec.looking import InspectCommand
+from .session import Session
 from .tables import add_row, bytes_text, make_table, results_table
+from .verb import verb
 
 
-@click.command(
-    short_help="say what a file is",
-    epilog=examples(
-        "qcompile inspect model.onnx",
-        "qcompile inspect model.onnx --nodes",
-        "qcompile inspect model.engine",
-        "qcompile inspect model.ranges --json",
-    ),
+@verb(
+    InspectCommand,
+    "qcompile inspect model.onnx",
+    "qcompile inspect model.onnx --nodes",
+    "qcompile inspect model.engine",
+    "qcompile inspect model.ranges --json",
 )
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--nodes", is_flag=True, help="List every node of an ONNX file.")
-@command_options
-def inspect(session: Session, file: Path, nodes: bool) -> None:
-    """Say what FILE is: ONNX, engine, TorchScript, ranges, or results."""
+def inspect(session: Session, given: InspectCommand) -> None:
+    """Print what is known of a file."""
     from ..inspection import inspect as look
 
-    facts = look(file, nodes=nodes)
+    facts = look(given.file, nodes=given.nodes)
     session.json(facts)
     session.say(f"{facts['file']}: {facts['kind']}, {bytes_text(facts['size_bytes'])}")
     _SHOW.get(facts["kind"], _show_manifest)(session, facts)

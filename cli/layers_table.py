@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..figures import decibels
 from .tables import add_row, bytes_text, make_table
 
 if TYPE_CHECKING:
@@ -88,15 +89,6 @@ def unpaired(diff: LayerDiff) -> str:
     return f"without a partner: {'; '.join(parts)}" if parts else ""
 
 
-def decibels(snr_db: float | None) -> str:
-    """Return "31.2 dB"; in words where there is no such number."""
-    if snr_db is None:
-        return "not measured"
-    if math.isinf(snr_db):
-        return "equal" if snr_db > 0 else "nothing in common"
-    return f"{snr_db:.1f} dB"
-
-
 def _branches(around: Sequence[Neighbour], root: int, way: int, indent: str) -> list[str]:
     children = [i for i, one in enumerate(around) if one.under == root and one.steps * way > 0]
     lines = []
@@ -108,7 +100,8 @@ def _branches(around: Sequence[Neighbour], root: int, way: int, indent: str) -> 
 
 
 def _line(one: Neighbour, lead: str) -> str:
-    return f"{lead}{one.tensor}  {one.operator} {one.node}  {decibels(one.snr_db)}"
+    measured = "not measured" if one.snr_db is None else decibels(one.snr_db)
+    return f"{lead}{one.tensor}  {one.operator} {one.node}  {measured}"
 
 
 def _some(names: Sequence[str]) -> str:

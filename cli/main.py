@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 
 import click
 
 from ..errors import QCompileError
 from ..version import __version__
-from .balance import balance
-from .bench import bench
-from .build import build
-from .calibrate import calibrate
-from .diff import diff
-from .doctor import doctor
-from .export import export
-from .inspect import inspect
-from .package import package
-from .quantize import quantize
-from .ranges import ranges
-from .refit import refit
-from .report import report
-from .run import run
-from .session import RoadGroup
-from .simplify import simplify
-from .tune import tune
+
+_VERBS = {
+    "export": "PyTorch model to checked ONNX",
+    "simplify": "fold and fuse, outputs stay equal",
+    "balance": "even out channels before INT8",
+    "calibrate": "observe activations over samples",
+    "ranges": "look at ranges, merge shards, write TensorRT's cache",
+    "quantize": "INT8, FP8, INT4, FP16 or BF16, for a target",
+    "tune": "the fastest INT8 within an accuracy budget",
+    "build": "build for a target, prove the precision",
+    "refit": "new weights for a built engine",
+    "bench": "measure against a baseline; compare two results",
+    "diff": "compare outputs by Polygraphy",
+    "report": "one HTML file of results",
+    "run": "all of it, from one recipe",
+    "package": "lay an artifact out for a server",
+    "inspect": "say what a file is",
+    "doctor": "what works here, why not, the fix",
+}
+"""Verb to what the list of verbs says, in the order of the road. Its module is imported when it is called."""
 
 _HELP = """\
 From a trained PyTorch model to measured, verified artifacts.
@@ -43,31 +47,31 @@ Examples:
 """
 
 
-@click.group(cls=RoadGroup, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+class VerbGroup(click.Group):
+    """Lists the verbs without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of the road."""
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a verb."""
+        if cmd_name not in _VERBS:
+            return None
+        command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of verbs."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.group(cls=VerbGroup, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="qcompile")
 def group() -> None:
-    """The group; commands are added below in the order of the road."""
-
-
-for _command in (
-    export,
-    simplify,
-    balance,
-    calibrate,
-    ranges,
-    quantize,
-    tune,
-    build,
-    refit,
-    bench,
-    diff,
-    report,
-    run,
-    package,
-    inspect,
-    doctor,
-):
-    group.add_command(_command)
+    """All verbs."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..artifact import Artifact
 from .session import Session
-from .tables import bytes_text, curve_table, noise_lines, reasons, results_table, warnings
+from .tables import bytes_text, curve_table, noise_lines, reasons, results_table
 
 if TYPE_CHECKING:
     from ..bench.results import Results
@@ -30,6 +30,8 @@ def present_artifact(session: Session, artifact: Artifact, *details: str) -> Non
 
 def present_results(session: Session, results: Results) -> None:
     """Print the table of a benchmark, its curves, and what to know of them."""
+    from ..bench.render import warning_lines
+
     if not session.quiet:
         session.table(results_table(results, width=session.width))
         for table in (curve_table(results, "batches"), curve_table(results, "concurrency")):
@@ -37,4 +39,4 @@ def present_results(session: Session, results: Results) -> None:
                 session.table(table)
     for line in reasons(results):
         session.note(line)
-    session.warn([*noise_lines(results), *warnings(results)])
+    session.warn([*noise_lines(results), *warning_lines(results)])

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any
 
 import click
 
+from ..spec.recipes import RunCommand, recipe_schema
 from .present import present_results
-from .session import Session, command_options, examples, split
+from .session import Session
 from .tables import DASH, add_row, bytes_text, make_table
+from .verb import verb
 
 
-@click.command(
-    short_help="all of it, from one recipe",
-    epilog=examples(
-        "qcompile run examples/digits/recipe.toml",
-        "qcompile run recipe.toml -o /tmp/out --again bench",
-    ),
+@verb(
+    RunCommand,
+    "qcompile run examples/digits/recipe.toml",
+    "qcompile run recipe.toml -o /tmp/out --again bench",
+    "qcompile run --schema > recipe.schema.json",
 )
-@click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="In place of the recipe's.")
-@click.option("--again", multiple=True, help="Stage to carry out although nothing changed: bench, ...")
-@command_options
-def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, ...]) -> int:
-    """Carry out a RECIPE; what is done already is skipped, also after a kill."""
+def run(session: Session, given: RunCommand) -> int:
+    """Print what was done, and the table of what was measured."""
+    if given.schema:
+        click.echo(json.dumps(recipe_schema(), indent=2))
+        return 0
+    if given.recipe is None:
+        raise click.UsageError("Missing argument 'RECIPE'.")
     from ..pipeline import run as run_recipe
 
     def listener(stage: str, state: str, seconds: float, /) -> None:
@@ -32,9 +34,9 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
             session.note(f"{state:>7}  {stage}  {seconds:.1f} s")
 
     report = run_recipe(
-        recipe,
-        output=output,
-        again=tuple(split(again)),
+        given.recipe,
+        output=given.output,
+        again=given.again,
         progress=session.progress,
         listener=listener,
     )
@@ -62,7 +64,7 @@ def run(session: Session, recipe: Path, output: Path | None, again: tuple[str, .
     elif report.why_no_page:
         session.note(f"no report: {report.why_no_page}")
     session.say(f"artifacts and results.json: {report.output}")
-    failed = results and any(entry.status == "failed" for entry in results.entries)
+    failed = results and any(row.status == "failed" for row in results.rows)
     return 1 if failed or report.failures else 0
 
 

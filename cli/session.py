@@ -8,17 +8,13 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InvalidOption
-
 if TYPE_CHECKING:
     from rich.table import Table
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _LINE_EVERY_S = 2.0
 _PLAIN_WIDTH = 200
@@ -41,6 +37,20 @@ class Session:
         self._task: Any = None
         self._last_line = 0.0
         self._text, self._began, self._first = "", 0.0, 0
+        self.spelled: Callable[[str], str] = str  # a verb tells how its options are typed
+
+    @staticmethod
+    def of(function: Callable[..., int | None]) -> Callable[..., int | None]:
+        """Return the function with a session of its command's options as its first argument."""
+
+        def called(*, verbose: bool, quiet: bool, as_json: bool, **options: Any) -> int | None:
+            if verbose and quiet:
+                raise click.UsageError("-v and -q exclude each other")
+            session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
+            with session.working():
+                return function(session, **options)
+
+        return called
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Session]:
@@ -94,12 +104,12 @@ class Session:
     def note(self, text: str) -> None:
         """Print a line about the work, to standard error."""
         if not self.quiet:
-            self._above(lambda: click.echo(text, err=True))
+            self._above(lambda: click.echo(self.spelled(text), err=True))
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Print warnings, to standard error, even with `-q`."""
         for warning in warnings:
-            text = click.style("warning: ", fg="yellow", bold=True) + warning
+            text = click.style("warning: ", fg="yellow", bold=True) + self.spelled(warning)
             self._above(functools.partial(click.echo, text, err=True))
 
     def json(self, value: object) -> None:
@@ -138,43 +148,15 @@ def _pace(done: int, seconds: float, left: int) -> str:
     return f"{rate:.3g}/s{remaining}"
 
 
-def command_options(function: Command) -> Command:
-    """Add `-v`, `-q` and `--json`; the command gets a `Session` as its first argument."""
-
-    @click.option("-v", "--verbose", is_flag=True, help="Show every step; tracebacks of errors.")
-    @click.option("-q", "--quiet", is_flag=True, help="No progress, no tables.")
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
-    @functools.wraps(function)
-    def wrapper(*args: Any, verbose: bool, quiet: bool, as_json: bool, **options: Any) -> Any:
-        if verbose and quiet:
-            raise click.UsageError("-v and -q exclude each other")
-        session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
-        with session.working():
-            return function(session, *args, **options)
-
-    return wrapper  # type: ignore[return-value]
+def session_options() -> list[click.Option]:
+    """Return the options that every command has: `-v`, `-q` and `--json`."""
+    return [
+        click.Option(["-v", "--verbose"], is_flag=True, help="Show every step; tracebacks of errors."),
+        click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no tables."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of tables."),
+    ]
 
 
 def examples(*lines: str) -> str:
     """Return the epilog of a command: its examples, as they are typed."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def split(values: Sequence[str]) -> list[str]:
-    """Return the parts of `a,b` and of repeated options."""
-    return [part.strip() for value in values for part in value.split(",") if part.strip()]
-
-
-def layer_precisions(values: Sequence[str]) -> dict[str, str]:
-    """Return the parts of repeated `PATTERN=PRECISION` options.
-
-    Raises:
-        InvalidOption: If one has no pattern or no precision.
-    """
-    found = {}
-    for text in split(values):
-        pattern, equals, precision = text.rpartition("=")
-        if not (pattern and equals):
-            raise InvalidOption(f"--layer {text!r}: PATTERN=PRECISION is required, as '/head/*=fp32'")
-        found[pattern] = precision
-    return found

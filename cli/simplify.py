@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
+from ..spec.models import SimplifyCommand
 from .present import present_artifact
-from .session import Session, command_options, examples
+from .session import Session
+from .verb import verb
 
 
-@click.command(
-    short_help="fold and fuse, outputs stay equal",
-    epilog=examples(
-        "qcompile simplify model.onnx -o model.simple.onnx",
-        "qcompile simplify model.onnx -o model.simple.onnx --data samples.npz",
-    ),
+@verb(
+    SimplifyCommand,
+    "qcompile simplify model.onnx -o model.simple.onnx",
+    "qcompile simplify model.onnx -o model.simple.onnx --data samples.npz",
 )
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="ONNX file.")
-@click.option("--data", help="Samples to check the outputs on; made input otherwise.")
-@command_options
-def simplify(session: Session, model: Path, output: Path, data: str | None) -> None:
-    """Fold and fuse what an ONNX MODEL computes for nothing; outputs stay equal, axes dynamic."""
+def simplify(session: Session, given: SimplifyCommand) -> None:
+    """Print what was removed."""
     from ..compiler import simplify as simplify_model
 
-    artifact = simplify_model(model, output, data=data, progress=session.progress)
+    artifact = simplify_model(given.model, given.output, data=given.data, progress=session.progress)
     proof = artifact.manifest.proof
     removed = proof["removed"]
     assert isinstance(removed, dict)

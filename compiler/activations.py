@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..calibration.one_by_one import one_by_one
 from ..errors import CalibrationError, ModelError
 from ..model.onnx_file import copy_model, load_onnx, save_onnx
 from ..model.session import make_session, run_session, session_options
@@ -92,23 +93,14 @@ def run_samples(
     session = _session_returning(model, names)
     done, total = 0, data.total
     total = limit if total is None or (limit is not None and limit < total) else total
-    for batch in _one_by_one(data):
-        if limit is not None and done >= limit:
-            return
-        yield (
-            batch.where,
-            dict(zip(names, run_session(session, names, batch.feeds, batch.where), strict=True)),
-        )
+
+    def run(batch: Batch) -> list[NDArray[Any]]:
+        return run_session(session, names, batch.feeds, batch.where)
+
+    for batch in one_by_one(data, run, limit):
+        yield batch.where, dict(zip(names, run(batch), strict=True))
         done += batch.samples
         progress(doing, done, total)
-
-
-def _one_by_one(data: Data) -> Iterator[Batch]:
-    for batch in data:
-        if data.is_fixed or not batch.can_be_split():
-            yield batch
-        else:
-            yield from batch.split()
 
 
 def _session_returning(model: onnx.ModelProto, names: list[str]) -> Any:

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.graph import (
-    captured_names,
-    consumers,
-    drop_unused_initializers,
-    infer_shapes,
-    producers,
-    set_values,
-)
-from .prepare import store_constants
+from ..model.graph import attribute, captured_names, consumers, infer_shapes, producers
+from ..model.graph_edits import drop_unused_initializers, set_values, store_constants
 
 if TYPE_CHECKING:
     import onnx
@@ -134,7 +127,7 @@ def _merge_transpositions(view: _View, shapes: dict[str, tuple[int | str, ...]])
         _, inner, merge, first = nodes
         if not view.is_private(inner.output[0]) or not view.is_private(merge.output[0]):
             continue
-        if _perm(first) != [0, 2, 1, 3] or _perm(inner) != [0, 2, 1]:
+        if attribute(first, "perm") != [0, 2, 1, 3] or attribute(inner, "perm") != [0, 2, 1]:
             continue
         start, merged, end = (shapes.get(node.output[0], ()) for node in (first, merge, last))
         if (len(start), len(merged), len(end)) != (4, 3, 4):
@@ -191,7 +184,3 @@ def _constants_before(name: str, view: _View) -> list[str]:
         else:
             break
     return []
-
-
-def _perm(node: onnx.NodeProto) -> list[int]:
-    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), [])

@@ -1,4 +1,4 @@
-"""Does an ONNX file compute what its original computed? Run both, on real or made input."""
+"""Does an ONNX file compute what its original computed? Run both, on real or random input."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ class OnnxReference:
 
     Args:
         path: The file.
-        optimize: Whether ONNX Runtime may fuse nodes. A graph for another runtime is computed as it is
-            written: what this one would make of it says nothing of the other.
+        optimize: Whether ONNX Runtime may fuse nodes.
+        integers: Whether it may make integer kernels of Q/DQ pairs. For another runtime they are computed as
+            they are written: what this one would make of them says nothing of the other.
 
     Raises:
         EngineUnavailable: If ONNX Runtime is missing.
         ModelError: If it refuses the file.
     """
 
-    def __init__(self, path: Path, *, optimize: bool = True) -> None:
-        self._session = make_session(path, session_options(layouts=False, optimize=optimize))
+    def __init__(self, path: Path, *, optimize: bool = True, integers: bool = True) -> None:
+        options = session_options(layouts=False, optimize=optimize, integers=integers)
+        # That optimizer rounds stored floats between Q/DQ pairs once more, and by tensor.
+        without = [] if integers else ["WeightBiasQuantization"]
+        self._session = make_session(path, options, without=without)
         self.path = path
         self.names = [value.name for value in self._session.get_outputs()]
 

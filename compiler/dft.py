@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.graph import infer_shapes, infer_types, int_attribute
+from ..model.graph import attribute, constant_tensor, infer_shapes, infer_types, tensor_values
+from ..model.graph_edits import set_nodes, store
 from ..model.onnx_file import opset
 
 if TYPE_CHECKING:
@@ -46,18 +47,14 @@ def dft_to_products(model: onnx.ModelProto) -> list[str]:
 
 class _Rewriter:
     def __init__(self, model: onnx.ModelProto) -> None:
-        from onnx import numpy_helper
-
         self.graph, self.opset = model.graph, opset(model)
         self.shapes, self.types = infer_shapes(model), infer_types(model)
         self.constants: Mapping[str, NDArray[np.generic]] = {
-            tensor.name: numpy_helper.to_array(tensor)
-            for tensor in model.graph.initializer
-            if len(tensor.dims) <= 1
+            tensor.name: tensor_values(tensor) for tensor in model.graph.initializer if len(tensor.dims) <= 1
         } | {
-            node.output[0]: numpy_helper.to_array(node.attribute[0].t)
+            node.output[0]: tensor_values(tensor)
             for node in model.graph.node
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value"
+            if (tensor := constant_tensor(node)) is not None
         }
 
     def run(self) -> list[str]:
@@ -67,8 +64,7 @@ class _Rewriter:
             replaced = self._product(node) if node.op_type == "DFT" else None
             made += [node] if replaced is None else replaced
             rewritten += [node.name] if replaced is not None else []
-        del self.graph.node[:]
-        self.graph.node.extend(made)
+        set_nodes(self.graph, made)
         return rewritten
 
     def _product(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
@@ -77,7 +73,7 @@ class _Rewriter:
 
         shape = self.shapes.get(node.input[0], ())
         axis, length = self._axis(node, len(shape)), self._length(node, shape)
-        onesided, inverse = (int_attribute(node, name, 0) for name in ("onesided", "inverse"))
+        onesided, inverse = (attribute(node, name, 0) for name in ("onesided", "inverse"))
         dtype = self.types.get(node.input[0], "")
         if axis is None or length is None or dtype not in ("float32", "float16"):
             return None
@@ -90,10 +86,12 @@ class _Rewriter:
         name = node.name or node.output[0]
         swap = list(range(rank))
         swap[axis], swap[-2] = swap[-2], swap[axis]
-        self._store(f"{name}/table", table.astype(dtype))
-        self._store(f"{name}/flat", np.array([0] * (rank - 2) + [count * parts], np.int64))
+        store(self.graph, f"{name}/table", table.astype(dtype))
+        store(self.graph, f"{name}/flat", np.array([0] * (rank - 2) + [count * parts], np.int64))
         real = 1 if onesided and inverse else 2
-        self._store(f"{name}/pairs", np.array([0] * (rank - 2) + [table.shape[1] // real, real], np.int64))
+        store(
+            self.graph, f"{name}/pairs", np.array([0] * (rank - 2) + [table.shape[1] // real, real], np.int64)
+        )
         steps = [
             ("Transpose", [], {"perm": swap}),
             ("Reshape", [f"{name}/flat"], {}),
@@ -115,7 +113,7 @@ class _Rewriter:
     def _axis(self, node: onnx.NodeProto, rank: int) -> int | None:
         """The signal's axis, from 0; None where it is not known."""
         if self.opset < 20:
-            axis = int_attribute(node, "axis", 1)
+            axis = attribute(node, "axis", 1)
         elif len(node.input) > 2 and node.input[2]:
             if node.input[2] not in self.constants:
                 return None
@@ -135,11 +133,6 @@ class _Rewriter:
             return None if given is None else int(np.asarray(given).reshape(-1)[0])
         extent = shape[axis]
         return extent if isinstance(extent, int) else None
-
-    def _store(self, name: str, values: NDArray[np.generic]) -> None:
-        from onnx import numpy_helper
-
-        self.graph.initializer.append(numpy_helper.from_array(values, name))
 
 
 def dft_table(

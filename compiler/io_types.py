@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidOption
-from ..model.graph import rename_inputs, subgraphs
+from ..model.graph import subgraphs
+from ..model.graph_edits import rename_inputs
 from ..model.onnx_file import copy_model, dtype_name, model_io, opset
 
 if TYPE_CHECKING:

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.graph import drop_unused_initializers, int_attribute, subgraphs
+from ..calibration.qparams import INT8, choose_qparams, choose_weight_qparams
+from ..model.graph import attribute, subgraphs
+from ..model.graph_edits import drop_unused_initializers, set_nodes, store
 
 if TYPE_CHECKING:
     import onnx
@@ -47,7 +49,7 @@ def why_closed(node: onnx.NodeProto, stored: Container[str]) -> str | None:
     if node.op_type != "LSTM" or node.domain not in ("", "ai.onnx"):
         return None
     settings = {attribute.name for attribute in node.attribute}
-    if settings - _PLAIN or int_attribute(node, "input_forget", 0) or int_attribute(node, "layout", 0):
+    if settings - _PLAIN or attribute(node, "input_forget", 0) or attribute(node, "layout", 0):
         return "its activations, clip, input_forget or layout are not the usual ones"
     operands = [*node.input, *[""] * (8 - len(node.input))]
     if operands[4] or operands[7]:
@@ -73,8 +75,7 @@ def open_lstms(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[
         else:
             nodes.append(node)
     if opened:
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
+        set_nodes(model.graph, nodes)
         drop_unused_initializers(model.graph)
     return opened
 
@@ -93,24 +94,21 @@ def quantize_states(model: onnx.ModelProto) -> int:
                 continue
             name = product.input[1]
             weight = numpy_helper.to_array(stored[name])
-            scale = np.maximum(np.abs(weight).max(0), np.finfo(np.float32).tiny * 128) / 127
-            _store(graph, f"{name}/scale", scale.astype(np.float32))
-            _store(graph, f"{name}/zero_point", np.zeros(scale.shape, np.int8))
-            _store(graph, f"{name}/state_scale", np.array(1 / 127, np.float32))
-            _store(graph, f"{name}/state_zero_point", np.array(0, np.int8))
+            qparams, state = choose_weight_qparams(weight, 1), choose_qparams(-1, 1, INT8)
+            store(graph, f"{name}/scale", qparams.scale)
+            store(graph, f"{name}/zero_point", qparams.zero_point)
+            store(graph, f"{name}/state_scale", state.scale)
+            store(graph, f"{name}/state_zero_point", state.zero_point)
             of_weight = [f"{name}/scale", f"{name}/zero_point"]
             of_state = [f"{name}/state_scale", f"{name}/state_zero_point"]
             nodes += _pair(name, f"{name}/dequantized", of_weight, axis=1)
             pair = _pair(product.input[0], f"{product.name}/dequantized", of_state)
             product.input[:] = [f"{product.name}/dequantized", f"{name}/dequantized"]
-            rest = list(body.node)
-            del body.node[:]
-            body.node.extend([*pair, *rest])
+            set_nodes(body, [*pair, *body.node])
             done += 1
         nodes.append(node)
     if done:
-        del graph.node[:]
-        graph.node.extend(nodes)
+        set_nodes(graph, nodes)
         known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
         model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(known))
     return done
@@ -123,8 +121,8 @@ class _Opened:
         self, graph: onnx.GraphProto, node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]
     ) -> None:
         self.graph, self.node, self.stored = graph, node, stored
-        self.hidden = int_attribute(node, "hidden_size", 0)
-        way = next((a.s.decode() for a in node.attribute if a.name == "direction"), "forward")
+        self.hidden = attribute(node, "hidden_size", 0)
+        way = attribute(node, "direction", "forward")
         self.ways = ("forward", "reverse") if way == "bidirectional" else (way,)
         self.axes = f"{node.name}/axes"
 
@@ -140,7 +138,7 @@ class _Opened:
         for kind, (output, part) in enumerate(zip(self.node.output, parts, strict=False)):
             if not output:
                 continue
-            axis = _store(self.graph, f"{self.axes}/{kind}", np.array([0 if kind else 1], np.int64))
+            axis = store(self.graph, f"{self.axes}/{kind}", np.array([0 if kind else 1], np.int64))
             joined = [f"{name}/unsqueezed" for name in part]
             made += [
                 helper.make_node("Unsqueeze", [name, axis], [wide], name=wide)
@@ -155,10 +153,10 @@ class _Opened:
         from onnx import helper
 
         base = self.node.name
-        zero = _store(self.graph, f"{base}/zero", np.zeros(1, np.float32))
-        one = _store(self.graph, f"{base}/one", np.array([1], np.int64))
-        two = _store(self.graph, f"{base}/two", np.array([2], np.int64))
-        width = _store(self.graph, f"{base}/width", np.array([self.hidden], np.int64))
+        zero = store(self.graph, f"{base}/zero", np.zeros(1, np.float32))
+        one = store(self.graph, f"{base}/one", np.array([1], np.int64))
+        two = store(self.graph, f"{base}/two", np.array([2], np.int64))
+        width = store(self.graph, f"{base}/width", np.array([self.hidden], np.int64))
         shape, batch, whole = (f"{base}/{name}" for name in ("shape", "batch", "state_shape"))
         return [
             helper.make_node("Shape", [self.node.input[0]], [shape], name=shape),
@@ -170,13 +168,13 @@ class _Opened:
     def _direction(self, index: int, way: str) -> list[onnx.NodeProto]:
         from onnx import helper
 
-        weight = _store(self.graph, self._name(way, "weight"), self._value(1)[index].T)
-        state = _store(self.graph, self._name(way, "state_weight"), self._value(2)[index].T)
+        weight = store(self.graph, self._name(way, "weight"), self._value(1)[index].T)
+        state = store(self.graph, self._name(way, "state_weight"), self._value(2)[index].T)
         product, gates = self._name(way, "product"), self._name(way, "gates")
         made = [helper.make_node("MatMul", [self.node.input[0], weight], [product], name=product)]
         if len(self.node.input) > 3 and self.node.input[3]:
             both = self._value(3)[index].reshape(2, -1).sum(0)  # of the input and of the state
-            bias = _store(self.graph, self._name(way, "bias"), both)
+            bias = store(self.graph, self._name(way, "bias"), both)
             made.append(helper.make_node("Add", [product, bias], [gates], name=gates))
         else:
             gates = product
@@ -223,7 +221,7 @@ class _Opened:
         """The gates apart; with sizes, as opsets 13 to 17 and 18 both take them."""
         from onnx import helper
 
-        sizes = _store(self.graph, self._name(way, "sizes"), np.full(4, self.hidden, np.int64))
+        sizes = store(self.graph, self._name(way, "sizes"), np.full(4, self.hidden, np.int64))
         gates = [self._name(way, name) for name in "iofc"]
         return helper.make_node("Split", [self._name(way, "sum"), sizes], gates, name=gates[0], axis=1)
 
@@ -245,10 +243,3 @@ def _pair(value: str, result: str, parameters: list[str], **settings: int) -> li
         helper.make_node("QuantizeLinear", [value, *parameters], [middle], name=middle, **settings),
         helper.make_node("DequantizeLinear", [middle, *parameters], [result], name=result, **settings),
     ]
-
-
-def _store(graph: onnx.GraphProto, name: str, values: NDArray[Any]) -> str:
-    from onnx import numpy_helper
-
-    graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
-    return name

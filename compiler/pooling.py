@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..model.graph import infer_shapes
+from ..model.graph import attribute, infer_shapes
 
 if TYPE_CHECKING:
     import onnx
@@ -23,11 +23,10 @@ def pool_globally(model: onnx.ModelProto) -> int:
     for node in model.graph.node:
         if node.op_type not in _GLOBAL or len(node.output) != 1:
             continue
-        settings = {attribute.name: attribute for attribute in node.attribute}
-        window = list(settings["kernel_shape"].ints)
+        window = attribute(node, "kernel_shape")
         image = shapes.get(node.input[0], ())[2:]
         result = shapes.get(node.output[0], ())[2:]
-        padded = "pads" in settings and any(settings["pads"].ints)
+        padded = any(attribute(node, "pads", []))
         fixed = len(image) == len(window) and all(isinstance(extent, int) for extent in image)
         if padded or not fixed or any(extent != 1 for extent in result) or not result:
             continue

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import UnsupportedOperator, first_line
-from ..model.graph import consumers, fix_initializers, name_nodes, without_weights
+from ..model.graph import attribute, consumers, without_weights
+from ..model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
 from ..model.onnx_file import copy_model, opset
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     copy = copy_model(model)
     fix_initializers(copy)
-    copy = raise_opset(copy, LOWEST_OPSET)
+    copy = upgrade_opset(copy, LOWEST_OPSET)
     copy.ir_version = max(copy.ir_version, 8)
     name_nodes(copy.graph)
     sum_to_add(copy.graph)
@@ -45,7 +46,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def raise_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
+def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
     """Return the model in opset `lowest` or newer.
 
     Raises:
@@ -86,16 +87,6 @@ def sum_to_add(graph: onnx.GraphProto) -> None:
             node.op_type = "Add"
 
 
-def store_constants(graph: onnx.GraphProto) -> None:
-    """Turn the tensors of Constant nodes into initializers."""
-    for node in list(graph.node):
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            tensor = graph.initializer.add()
-            tensor.CopyFrom(node.attribute[0].t)
-            tensor.name = node.output[0]
-            graph.node.remove(node)
-
-
 def _plain_gemms(graph: onnx.GraphProto) -> None:
     """Fold alpha and beta into stored weight and bias, and give the bias one value per output channel."""
     from onnx import numpy_helper
@@ -104,11 +95,9 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if node.op_type != "Gemm" or any(name not in stored for name in node.input[1:] if name):
             continue
-        settings = {attribute.name: attribute for attribute in node.attribute}
-        alpha = settings["alpha"].f if "alpha" in settings else 1.0
-        beta = settings["beta"].f if "beta" in settings else 1.0
+        alpha, beta = (attribute(node, name, 1.0) for name in ("alpha", "beta"))
         weight = numpy_helper.to_array(stored[node.input[1]])
-        channels = weight.shape[0 if "transB" in settings and settings["transB"].i else 1]
+        channels = weight.shape[0 if attribute(node, "transB", 0) else 1]
         replaced = {1: weight * weight.dtype.type(alpha)} if alpha != 1.0 else {}
         if len(node.input) > 2 and node.input[2]:
             bias = numpy_helper.to_array(stored[node.input[2]])
@@ -118,12 +107,8 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
             if beta != 1.0 or bias.shape != (channels,):
                 replaced[2] = plain
         for index, array in replaced.items():
-            name = f"{node.input[index]}/{node.name}"
-            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-            node.input[index] = name
-        kept = [attribute for attribute in node.attribute if attribute.name not in ("alpha", "beta")]
-        del node.attribute[:]
-        node.attribute.extend(kept)
+            node.input[index] = store(graph, f"{node.input[index]}/{node.name}", array)
+        drop_attributes(node, "alpha", "beta")
 
 
 def _copy_shared_biases(graph: onnx.GraphProto) -> None:

@@ -7,15 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data, Ranges, load_ranges
 from ..calibration.tensorrt_cache import is_cache, read_cache
 from ..errors import InvalidOption, QuantizationError
 from ..model.graph import graph_precision
-from ..model.judgement import judge_outputs
-from ..model.made_input import run_on
 from ..model.onnx_file import (
     add_external_data,
     check_onnx,
@@ -25,11 +21,10 @@ from ..model.onnx_file import (
     model_io,
 )
 from ..progress import Progress, silent
-from .check import OnnxReference
 from .int8.placement import Target
 from .int8.static import Processor
-from .judge import reference as judged_by
-from .modes import carry_out
+from .judge import Judge
+from .methods import quantize_graph
 from .request import HALVES, Mode, Precision, Request, WeightOptions, check_options, check_ranges
 
 
@@ -52,6 +47,7 @@ def quantize(
     weights: WeightOptions | None = None,
     weight_type: Literal["int8", "uint8"] = "int8",
     balance: bool = True,
+    search: bool = True,
     max_damage: float | None = None,
     data: str | None = None,
     allow_loss: bool = False,
@@ -80,9 +76,11 @@ def quantize(
         weights: Block size, rounding and form, for mode "weights"; static INT8 takes the rounding.
         balance: Whether static INT8 is tried on the model with its channels evened out, too, where there is
             data; it is kept where the outputs gain by it.
+        search: Whether static INT8 is quantized in several ways where there is data, and the one with the
+            best outputs kept; otherwise it is quantized as asked for.
         max_damage: Static INT8 leaves layers in float, the most damaging first, until the outputs'
             signal-to-noise ratio on the data is at least this, in dB.
-        data: Samples to measure the signal-to-noise ratio on; made input otherwise. The correction of
+        data: Samples to measure the signal-to-noise ratio on; random input otherwise. The correction of
             biases and GPTQ learn from them.
         allow_loss: Keep a result that loses more on the data than `diff` lets pass, with a warning.
         progress: Told of every step.
@@ -109,7 +107,7 @@ def quantize(
         model, proto, digest, target, precision, mode, processor, loaded, method, exclude, only,
         layers or {}, rest, weights or WeightOptions(), correct_bias, data, progress, weight_type,
         in_float or {}, balance=balance, max_damage=max_damage,
-        allow_loss=allow_loss,
+        allow_loss=allow_loss, search=search,
     )  # fmt: skip
     check_ranges(request)
     if data is not None:
@@ -119,7 +117,7 @@ def quantize(
         raise InvalidOption(f"{model}: its graph is {found} already", hint="quantize the float model instead")
     progress(f"quantize to {precision}")
     with writing(output) as path:
-        outcome = carry_out(request)
+        outcome = quantize_graph(request)
         outcome.write(path)
         warnings = list(outcome.warnings)
         check_onnx(path)
@@ -131,7 +129,7 @@ def quantize(
                 hint="try another --method, --exclude or --layer, or qcompile tune; --allow-loss keeps it",
             )
         if poor:
-            ask = "" if data is not None else "; made input may lie outside the ranges, give --data to know"
+            ask = "" if data is not None else "; random input may lie outside the ranges, give --data to know"
             warnings.append(f"{poor}{ask}")
         manifest = commit(
             path,
@@ -168,7 +166,8 @@ def _options(request: Request) -> dict[str, Any]:
         "only": list(request.only),
         "layers": dict(request.layers),
         "rest": request.rest if static else "",
-        "balance": static and request.balance and request.data is not None,
+        "search": static and request.search and request.data is not None,
+        "balance": static and request.balance and request.search and request.data is not None,
         "max_damage": request.max_damage if static else None,
         "correct_bias": static and request.correct_bias and request.data is not None,
         "weight_type": request.weight_type if integer and request.mode == "dynamic" else "",
@@ -188,26 +187,17 @@ def _compare(request: Request, path: Path) -> tuple[Check, str]:
     Raises:
         QuantizationError: On NaN or infinity that was not there before.
     """
-    data, inputs = request.data, model_io(request.model).inputs
-    reference = OnnxReference(request.path)
-    sample = next(iter(Data(data, inputs))).feeds if data else None
-    feeds, outputs = run_on(request.model, sample, reference)
-    quantized = judged_by(request, path)
-    expected = dict(zip(reference.names, outputs, strict=True))
-    found = dict(zip(quantized.names, quantized(feeds), strict=True))
-    for name, array in found.items():
-        broken = array.dtype.kind == "f" and not np.isfinite(array).all()
-        if broken and np.isfinite(expected[name]).all():
-            raise QuantizationError(
-                f"{request.path}: output {name!r} became NaN or infinite",
-                hint="exclude the layers concerned",
-                tensor=name,
-            )
-    judged = judge_outputs({n: [a] for n, a in expected.items()}, {n: [a] for n, a in found.items()})
-    on = "the data" if data else "made input"
+    judged = Judge(request).file(path)
+    if judged.broken:
+        raise QuantizationError(
+            f"{request.path}: output {judged.broken!r} became NaN or infinite",
+            hint="exclude the layers concerned",
+            tensor=judged.broken,
+        )
+    on = "the data" if request.data else "random input"
     failed = [f"output {one.output!r} has {one.found} on {on}; {one.criterion} is required"
-              for one in judged if not one.passed]  # fmt: skip
+              for one in judged.failed]  # fmt: skip
     poor = "; ".join(failed) if request.precision in ("int8", "fp8", "int4") else ""
-    lowest = min(judged, key=lambda one: one.snr_db)
+    lowest = min(judged.outputs, key=lambda one: one.snr_db)
     detail = f"{lowest.snr_db:.1f} dB at output {lowest.output!r} on {on}"
-    return Check("signal-to-noise ratio", not (poor and data), detail), poor
+    return Check("signal-to-noise ratio", not (poor and request.data), detail), poor

@@ -57,6 +57,7 @@ class Request:
             are not quantized.
         balance: Whether static INT8 is tried on the balanced model too, where there is data.
         allow_loss: Whether a result is kept that loses more on the data than `diff` lets pass.
+        search: Whether static INT8 is quantized in several ways where there is data, and the best one kept.
         max_damage: Static INT8 takes layers back to float until the outputs' signal-to-noise ratio on the
             data is at least this, in dB.
         exclude, only: Names, globs or operator types of nodes.
@@ -91,6 +92,7 @@ class Request:
     balance: bool = True
     max_damage: float | None = None
     allow_loss: bool = False
+    search: bool = True
 
     def samples(self, limit: int) -> Data:
         """The first samples of the data.

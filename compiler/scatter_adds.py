@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..model.graph import infer_shapes, infer_types
+from ..model.graph import attribute, infer_shapes, infer_types
+from ..model.graph_edits import set_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -48,14 +49,12 @@ def scatter_adds_to_products(model: onnx.ModelProto) -> list[str]:
         model.graph.initializer.extend(made.stored)
         done.append(node.name)
     if done:
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
+        set_nodes(model.graph, nodes)
     return done
 
 
 def _adds(node: onnx.NodeProto) -> bool:
-    reductions = [attribute.s for attribute in node.attribute if attribute.name == "reduction"]
-    return node.op_type == "ScatterND" and reductions == [b"add"]
+    return node.op_type == "ScatterND" and bool(attribute(node, "reduction") == "add")
 
 
 class _Product:

@@ -26,8 +26,8 @@ from ..errors import InvalidOption, QuantizationError
 from ..model.judgement import SNR_DB
 from ..model.onnx_file import load_onnx, save_onnx
 from .balancing.in_memory import Floats, equalized, smoothed
-from .choice import exactly
-from .judge import Judge
+from .judge import Judge, Judged
+from .match_nodes import exactly
 from .request import Outcome, Request
 from .sensitivity import rank_layers
 
@@ -36,22 +36,41 @@ Once = Callable[[Request], Outcome]
 LEAST_GAIN_DB = 0.2
 """What a later candidate must gain to replace an earlier one."""
 
-_MARGIN_DB = 1.0
+_ENOUGH_DB = SNR_DB + 1.0
 _NAMED = 5
 _RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """One way to quantize, and what it gives."""
+
+    request: Request
+    outcome: Outcome
+    judged: Judged
+
+    @property
+    def integers(self) -> int:
+        """How many of its layers are integer."""
+        nodes = self.outcome.proof["nodes_by_precision"]
+        assert isinstance(nodes, Mapping), "the proof of static quantization"
+        return sum(nodes["int8"].values())
+
+
 @dataclass
 class _Search:
-    """The best request for a model so far, what it gives, and all that was tried."""
+    """The best candidate for a model so far, and all that was tried."""
 
     model: Path
     judge: Judge
     once: Once
-    request: Request
-    outcome: Outcome
-    snr_db: float
+    best: _Candidate
     tried: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def request(self) -> Request:
+        """Of the best."""
+        return self.best.request
 
     def offer(self, what: str, request: Request, *, least_db: float = LEAST_GAIN_DB) -> bool:
         """Quantize another way; keep it where it gains. Return whether it did.
@@ -60,43 +79,40 @@ class _Search:
         """
         try:
             outcome = self.once(request)
-            snr_db = self.judge.snr_db(outcome.write)
+            judged = self.judge.written(outcome.write)
         except QuantizationError as error:
             self.tried.append({"tried": what, "refused": str(error)})
             return False
-        self.tried.append({"tried": what, "snr_db": round(snr_db, 2)})
-        if snr_db < self.snr_db + least_db:
+        self.tried.append({"tried": what, "snr_db": round(judged.snr_db, 2)})
+        candidate = _Candidate(request, outcome, judged)
+        if judged.snr_db < self.best.judged.snr_db + least_db:
             return False
-        if least_db >= 0.0 and _integers(outcome) < _integers(self.outcome):
+        if least_db >= 0.0 and candidate.integers < self.best.integers:
             self.tried[-1]["refused"] = "fewer layers are computed in integers"
             return False
-        self.request, self.outcome, self.snr_db = request, outcome, snr_db
+        self.best = candidate
         return True
-
-
-def _integers(outcome: Outcome) -> int:
-    """How many layers of a written outcome are integer."""
-    nodes = outcome.proof["nodes_by_precision"]
-    assert isinstance(nodes, Mapping), "the proof of static quantization"
-    return sum(nodes["int8"].values())
 
 
 def best_static(request: Request, once: Once) -> Outcome:
     """Return the best outcome of static quantization.
 
     Args:
-        request: Of static INT8, with ranges. Without data, or with fixed scales, it is carried out as it is.
+        request: Of static INT8, with ranges. Without `search`, without data, or with fixed scales, it is
+            carried out as it is.
         once: Carries a request out.
 
     Raises:
-        InvalidOption: If `max_damage` is asked for without data.
+        InvalidOption: If `max_damage` is asked for without data or without `search`.
         QuantizationError: If `max_damage` cannot be met, or `once` raises it.
     """
     if request.max_damage is not None and request.data is None:
         raise InvalidOption("--max-damage is measured on samples", hint="give --data", option="--data")
+    if request.max_damage is not None and not request.search:
+        raise InvalidOption("max_damage: is met by a search, which is switched off", option="--max-damage")
     if request.data is None or request.ranges is None or request.ranges.fixed:
         return once(request)
-    if request.precision != "int8":
+    if request.precision != "int8" or not request.search:
         return once(request)
     with tempfile.TemporaryDirectory(prefix="qcompile-search-") as folder:
         return _searched(request, once, Path(folder))
@@ -106,22 +122,23 @@ def _searched(request: Request, once: Once, folder: Path) -> Outcome:
     request.progress("quantize, and compare")
     plain = replace(request, correct_bias=False)
     judge, outcome = Judge(request), once(plain)
-    snr_db = judge.snr_db(outcome.write)
-    search = _Search(request.path, judge, once, plain, outcome, snr_db)
+    judged = judge.written(outcome.write)
+    search = _Search(request.path, judge, once, _Candidate(plain, outcome, judged))
     chosen = _method(request)
-    search.tried.append({"tried": str(chosen), "snr_db": round(snr_db, 2)})
+    search.tried.append({"tried": str(chosen), "snr_db": round(judged.snr_db, 2)})
     balancing = _balance(search, folder) if request.balance else {}
     if request.correct_bias:
         search.offer("corrected biases", replace(search.request, correct_bias=True), least_db=0.0)
     for method in _others(chosen):
         search.offer(str(method), replace(search.request, method=str(method)))
     kept = _kept_in_float(search)
-    left = search.outcome.proof.get("left_in_float")
-    proof = {**search.outcome.proof, "search": search.tried, **balancing}
+    outcome = search.best.outcome
+    left = outcome.proof.get("left_in_float")
+    proof = {**outcome.proof, "search": search.tried, **balancing}
     if isinstance(left, dict):
         proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
     proof["method"] = str(_method(search.request))
-    outcome, best = search.outcome, folder / "best.onnx"
+    best = folder / "best.onnx"
     outcome.write(best)  # while the folder is there: writing may plan again, from the balanced model
     proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
     found, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
@@ -133,17 +150,21 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
 
     Without it half of the layers at most: beyond that INT8 is not for this model, and the caller refuses it.
     """
-    wanted, whole = search.request.max_damage, (search.request, search.outcome, search.snr_db)
+    wanted, whole = search.request.max_damage, search.best
     if wanted is not None:
-        return _take_back(search, wanted)
-    enough = SNR_DB + _MARGIN_DB  # the samples that judge are not those that the result is checked on
-    if search.snr_db >= enough or search.request.allow_loss:
+        return _take_back(search, lambda judged: judged.snr_db >= wanted, f"{wanted:g} dB")
+    if search.request.allow_loss:
         return {}
     try:
-        return _take_back(search, enough, most=0.5)
+        return _take_back(search, _passes, f"{_ENOUGH_DB:g} dB", most=0.5)
     except QuantizationError:
-        search.request, search.outcome, search.snr_db = whole
+        search.best = whole
         return {}
+
+
+def _passes(judged: Judged) -> bool:
+    """Whether `diff` will let the outputs pass; it may look at more samples."""
+    return judged.snr_db >= _ENOUGH_DB and not judged.failed
 
 
 def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
@@ -151,7 +172,7 @@ def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
     if not kept or search.request.max_damage is not None:
         return []
     named = ", ".join(list(kept)[:_NAMED]) + (f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else "")
-    return [f"left in float, because less than {SNR_DB + _MARGIN_DB:g} dB would remain otherwise: {named}"]
+    return [f"left in float, because `diff` would not let the outputs pass otherwise: {named}"]
 
 
 def _method(request: Request) -> Method:
@@ -203,12 +224,15 @@ def _samples(request: Request) -> int:
     return max(request.ranges.samples, 1)
 
 
-def _take_back(search: _Search, wanted: float, *, most: float = 1.0) -> dict[str, str]:
+def _take_back(
+    search: _Search, enough: Callable[[Judged], bool], wanted: str, *, most: float = 1.0
+) -> dict[str, str]:
     """Leave the most damaging layers in float until the outputs are near enough; return why they are.
 
     Args:
         search: Whose best request it starts from.
-        wanted: Least signal-to-noise ratio, in decibels.
+        enough: Whether outputs are near enough.
+        wanted: What that means, in words.
         most: Share of the layers that may be left in float.
 
     Raises:
@@ -216,7 +240,7 @@ def _take_back(search: _Search, wanted: float, *, most: float = 1.0) -> dict[str
     """
     request = search.request
     assert request.ranges is not None, "best_static asks"
-    if search.snr_db >= wanted:
+    if enough(search.best.judged):
         return {}
     request.progress("damage of each layer")
     ranked = rank_layers(
@@ -226,24 +250,26 @@ def _take_back(search: _Search, wanted: float, *, most: float = 1.0) -> dict[str
     names = [damage.layer for damage in ranked]
     limit = min(int(most * len(names)) + 1, len(names))  # so many are too many
     low, high = 0, limit  # so many are too few; so many were never tried, or are enough
-    best = search.snr_db
+    most_db, kept = search.best.judged.snr_db, None
     while high - low > 1:
         middle = (low + high) // 2
         exclude = [*request.exclude, *map(exactly, names[:middle])]
-        search.offer(f"{middle} layers in float", replace(request, exclude=exclude), least_db=-float("inf"))
-        best = max(best, search.snr_db)
-        low, high = (low, middle) if search.snr_db >= wanted else (middle, high)
-    if high == limit:
+        tried = replace(request, exclude=exclude)
+        made = search.offer(f"{middle} layers in float", tried, least_db=-float("inf"))
+        most_db = max(most_db, search.best.judged.snr_db)
+        if made and enough(search.best.judged):
+            high, kept = middle, search.best
+        else:
+            low = middle
+    if kept is None:
         raise QuantizationError(
-            f"{search.model}: {best:.1f} dB with {low} of {len(names)} layers in float; "
-            f"{wanted:g} dB is required",
+            f"{search.model}: {most_db:.1f} dB with {low} of {len(names)} layers in float; "
+            f"{wanted} is required",
             hint="lower --max-damage, or keep the model in float",
         )
-    if low != high and search.snr_db < wanted:
-        exclude = [*request.exclude, *map(exactly, names[:high])]
-        search.offer(f"{high} layers in float", replace(request, exclude=exclude), least_db=-float("inf"))
+    search.best = kept
     return {
-        damage.layer: f"for {wanted:g} dB: alone in INT8 it leaves {damage.snr_db:.1f} dB"
+        damage.layer: f"for {wanted}: alone in INT8 it leaves {damage.snr_db:.1f} dB"
         for damage in ranked[:high]
     }
 

@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..calibration import Data, Method, Ranges
-from ..model.graph import WEIGHTED, consumers
+from ..calibration.qparams import INT8, UINT8, choose_qparams, choose_weight_qparams, dequantize, quantize
+from ..model.graph import WEIGHTED, attribute, consumers
+from ..model.graph_edits import set_nodes, store
 from ..model.onnx_file import copy_model, save_onnx
 from ..model.session import make_session, run_session, session_options
 from ..progress import Progress, silent
 from .int8.placement import WRITES_FLOAT, Placement, Target, plan
 from .int8.static import activation_limits
-from .int8.weights import channel_scales, quantize_channels
 from .prepare import prepared
 
 if TYPE_CHECKING:
@@ -180,8 +181,7 @@ def _with_errors(
         result = operands.rounded(twin.name, written.get(layer.name, ""), nodes)
         nodes.append(helper.make_node("Sub", [result, layer.output[0]], [_error(layer.name)]))
         graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, nodes)
     return copy
 
 
@@ -211,14 +211,13 @@ class _Operands:
         if result not in self.made:
             self.made.add(result)
             values = numpy_helper.to_array(self.stored[name])
-            scales = channel_scales(values, axis)
-            shape = [-1 if index == axis else 1 for index in range(values.ndim)]
-            rounded = quantize_channels(values, scales, axis) * scales.reshape(shape)
-            self.graph.initializer.append(numpy_helper.from_array(rounded.astype(np.float32), result))
+            qparams = choose_weight_qparams(values, axis)
+            rounded = dequantize(quantize(values, qparams), qparams)
+            store(self.graph, result, rounded)
         return result
 
     def _activation(self, name: str, like: str, nodes: list[onnx.NodeProto]) -> str:
-        from onnx import helper, numpy_helper
+        from onnx import helper
 
         result = f"{name}/rounded"
         if result not in self.made:
@@ -226,30 +225,20 @@ class _Operands:
             low, high = self.limits[like]
             # `activation_limits` made symmetric what OpenVINO takes as int8.
             signed = self.target == "tensorrt" or (self.target == "openvino" and low < 0 and low == -high)
-            scale, zero_point = _scale(low, high, signed=signed)
-            for what, value in (("scale", scale), ("zero_point", zero_point)):
-                self.graph.initializer.append(numpy_helper.from_array(np.asarray(value), f"{name}/{what}"))
+            qparams = choose_qparams(low, high, INT8 if signed else UINT8)
             how = [f"{name}/scale", f"{name}/zero_point"]
+            for parameter, value in zip(how, (qparams.scale, qparams.zero_point), strict=True):
+                store(self.graph, parameter, value)
             nodes.append(helper.make_node("QuantizeLinear", [name, *how], [f"{name}/integer"]))
             nodes.append(helper.make_node("DequantizeLinear", [f"{name}/integer", *how], [result]))
         return result
-
-
-def _scale(low: float, high: float, *, signed: bool) -> tuple[np.float32, np.uint8 | np.int8]:
-    """Scale and zero_point as the quantizer chooses them: the range always holds zero."""
-    low, high = min(low, 0.0), max(high, 0.0)
-    if signed:
-        return np.float32(max(max(-low, high) / 127, np.finfo(np.float32).tiny)), np.int8(0)
-    scale = max((high - low) / 255, float(np.finfo(np.float32).tiny))
-    return np.float32(scale), np.uint8(np.clip(round(-low / scale), 0, 255))
 
 
 def _channel_axis(layer: onnx.NodeProto) -> int:
     """Axis of the output channels in a layer's weight."""
     if layer.op_type == "Conv":
         return 0
-    transposed = any(attribute.name == "transB" and attribute.i for attribute in layer.attribute)
-    return 0 if layer.op_type == "Gemm" and transposed else 1
+    return 0 if layer.op_type == "Gemm" and attribute(layer, "transB", 0) else 1
 
 
 def _with_injection(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
@@ -266,6 +255,6 @@ def _with_injection(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) ->
             node.output[0] = f"{node.name}/clean"
             nodes.append(helper.make_node("Add", [node.output[0], _delta(node.name)], [result]))
             graph.input.append(helper.make_tensor_value_info(_delta(node.name), 1, None))
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(nodes)
+    del graph.value_info[:]
+    set_nodes(graph, nodes)
     return copy

@@ -17,9 +17,9 @@ from ..artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ..calibration import Data
 from ..errors import EngineUnavailable, first_line
 from ..model.graph import graph_precision
-from ..model.made_input import MadeInput
 from ..model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
-from ..model.outline import fingerprint
+from ..model.random_input import RandomInput
+from ..model.weightless import fingerprint
 from ..progress import Progress, quiet, silent
 from ..shapes import Feeds, ModelIO
 from .attention import simplify_attention
@@ -46,7 +46,7 @@ def simplify(
     Args:
         model: ONNX file.
         output: ONNX file to write.
-        data: Samples to check the outputs on; made input otherwise.
+        data: Samples to check the outputs on; random input otherwise.
         progress: Told of every step.
 
     Returns:
@@ -197,7 +197,7 @@ def _references(
 ) -> tuple[list[Feeds], list[Any]]:
     """Input of two batch sizes, so that an axis that was folded to a constant is found out; what it gives."""
     if data is None:
-        made = MadeInput(model)
+        made = RandomInput(model)
         pairs = [made.run(reference)]
         if made.has_batch:
             pairs.append(made.run(reference, 3, seed=1))

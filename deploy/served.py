@@ -99,13 +99,13 @@ def _read_engine(path: Path, manifest: Manifest | None) -> Served:
     if manifest.target != "tensorrt":
         raise ArtifactError(
             f"{path}: built for {manifest.target}; Triton's tensorrt backend loads plans of TensorRT itself",
-            hint="build with --target tensorrt on the GPU that will serve, or package the ONNX file",
+            hint="build with `target` tensorrt on the GPU that will serve, or package the ONNX file",
             file=path,
         )
     if manifest.options.get("strip_weights"):
         raise ArtifactError(
-            f"{path}: stored without weights (--strip-weights); Triton loads whole plans",
-            hint="put the weights back first, or build without --strip-weights",
+            f"{path}: stored without weights (`strip_weights`); Triton loads whole plans",
+            hint="put the weights back first, or build without `strip_weights`",
             file=path,
         )
     io, notes = _tensorrt_io(_manifest_io(path, manifest), manifest)

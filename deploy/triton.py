@@ -96,7 +96,7 @@ def package_triton(
     """
     options = options or TritonOptions()
     if version < 1:
-        raise InvalidOption(f"--version {version}: 1 or more is required", option="--version")
+        raise InvalidOption(f"`version` {version}: 1 or more is required", option="version")
     repository = Path(repository)
     folder = model_folder(repository, name)
     others = [number for number in versions_in(folder) if number != version]
@@ -137,26 +137,26 @@ def _check_place(
     if (folder / str(version)).exists() and not overwrite:
         raise InvalidOption(
             f"{folder}: version {version} is there",
-            hint=f"give --version {max([version, *others]) + 1}, or --overwrite",
-            option="--version",
+            hint=f"give `version` {max([version, *others]) + 1}, or `overwrite`",
+            option="version",
         )
     if edited(folder / CONFIG) and not overwrite:
         raise InvalidOption(
             f"{folder / CONFIG}: was not written by qcompile, or was changed since",
-            hint="--overwrite replaces it; keep a copy of your changes",
-            option="--overwrite",
+            hint="`overwrite` replaces it; keep a copy of your changes",
+            option="overwrite",
         )
     absent = sorted(set(options.specific_versions) - {version, *others})
     if absent:
         raise InvalidOption(
-            f"--version-policy: version {', '.join(map(str, absent))} is not in {folder}",
-            option="--version-policy",
+            f"`version_policy`: version {', '.join(map(str, absent))} is not in {folder}",
+            option="version_policy",
         )
 
 
 def _check_same(served: Served, config: Config, folder: Path, version: int) -> None:
     """Refuse a model whose version beside this one could not be served by this one's configuration."""
-    hint = "give another --name: one configuration serves all versions of a model"
+    hint = "give another `name`: one configuration serves all versions of a model"
     before = _read_version(served, folder, version)
     batched = config.max_batch_size > 0
     mine, theirs = (tensor_fields(one, batched=batched) for one in (served, before))
@@ -174,8 +174,8 @@ def _check_same(served: Served, config: Config, folder: Path, version: int) -> N
     if config.max_batch_size > most:
         raise InvalidOption(
             f"{folder}: version {version} takes batches up to {most}; this one up to {config.max_batch_size}",
-            hint=f"give --max-batch-size {most}, or another --name",
-            option="--max-batch-size",
+            hint=f"give `max_batch_size` {most}, or another `name`",
+            option="max_batch_size",
         )
 
 
@@ -188,13 +188,13 @@ def _read_version(served: Served, folder: Path, version: int) -> Served:
     except QCompileError as error:
         raise InvalidOption(
             f"{folder}: version {version} cannot be compared with this one: {error.message}",
-            hint="give another --name",
+            hint="give another `name`",
         ) from error
     if before.backend is not served.backend:
         raise ArtifactError(
             f"{folder}: version {version} is for the {before.backend.name} backend; "
             f"this one is for {served.backend.name}",
-            hint="give another --name",
+            hint="give another `name`",
             file=model,
         )
     return before

@@ -34,9 +34,9 @@ def max_batch_size(served: Served, options: TritonOptions) -> tuple[int, list[st
     reason = _why_not(served)
     if reason and asked:
         raise InvalidOption(
-            f"--max-batch-size {asked}: {served.path}: {reason}",
+            f"`max_batch_size` {asked}: {served.path}: {reason}",
             hint="leave it out: every request is then a whole batch",
-            option="--max-batch-size",
+            option="max_batch_size",
         )
     if reason:
         return 0, [f"no batching: {reason}"]
@@ -45,23 +45,23 @@ def max_batch_size(served: Served, options: TritonOptions) -> tuple[int, list[st
     if unsure and asked is None:
         return 0, [
             f"no batching: the first axes are {_shown(axes)}, which may not be one batch; "
-            "--max-batch-size says that they are"
+            "`max_batch_size` says that they are"
         ]
     notes = (
-        [f"the first axes {_shown(axes)} are taken for one batch, as --max-batch-size says"] if unsure else []
+        [f"the first axes {_shown(axes)} are taken for one batch, as `max_batch_size` says"] if unsure else []
     )
     batches = profile_batches(served)
     most = max((last for _, last in batches), default=None)
     if most is not None and asked is not None and asked > most:
         raise InvalidOption(
-            f"--max-batch-size {asked}: the profiles of {served.path} end at {most}",
-            hint=f"give {most} or less, or build with larger --max-shapes",
-            option="--max-batch-size",
+            f"`max_batch_size` {asked}: the profiles of {served.path} end at {most}",
+            hint=f"give {most} or less, or build with larger `max_shapes`",
+            option="max_batch_size",
         )
     size = asked or most or DEFAULT_MAX_BATCH
     if asked is None and most is None:
         notes.append(
-            f"max_batch_size is {size}, Triton's own where nothing limits it; --max-batch-size sets it"
+            f"max_batch_size is {size}, Triton's own where nothing limits it; `max_batch_size` sets it"
         )
     gaps = _gaps(batches, size) if batches else []
     if gaps:

@@ -52,9 +52,9 @@ def make_config(served: Served, name: str, options: TritonOptions) -> Config:
         notes.append("response_cache needs a cache in the server, here of 100 MiB")
     if options.cuda_graph and backend is not TENSORRT:
         raise InvalidOption(
-            f"--cuda-graph: of Triton's backends tensorrt alone runs CUDA graphs; this is for {backend.name}",
+            f"`cuda_graph`: of Triton's backends tensorrt alone runs CUDA graphs; this is for {backend.name}",
             hint="leave it out",
-            option="--cuda-graph",
+            option="cuda_graph",
         )
     fields: dict[str, Value] = {"name": name, "backend": backend.name}
     if backend.platform:
@@ -115,10 +115,10 @@ def _instances(served: Served, options: TritonOptions) -> Message:
     kind = options.kind or ("gpu" if options.gpus else served.kind)
     if kind and kind not in served.backend.kinds:
         raise InvalidOption(
-            f"{'--gpus' if options.gpus else f'--kind {kind}'}: Triton's {served.backend.name} backend "
+            f"{'`gpus`' if options.gpus else f'`kind` {kind}'}: Triton's {served.backend.name} backend "
             f"runs on {' or '.join(served.backend.kinds)} alone",
             hint="leave it out",
-            option="--kind",
+            option="kind",
         )
     fields: dict[str, Value] = {"count": options.instances}
     if kind:  # else Triton takes the GPUs, and the CPU where there is none
@@ -135,8 +135,8 @@ def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
     given = [
         option
         for option, value in (
-            ("--preferred-batch", preferred),
-            ("--max-queue-delay-us", options.max_queue_delay_us),
+            ("`preferred_batch`", preferred),
+            ("`max_queue_delay_us`", options.max_queue_delay_us),
         )
         if value
     ]
@@ -144,7 +144,7 @@ def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
         if given:
             raise InvalidOption(
                 f"{', '.join(given)}: max_batch_size is {size}; there are no batches to form",
-                hint="leave it out, or give --max-batch-size",
+                hint="leave it out, or give `max_batch_size`",
                 option=given[0],
             )
         return None
@@ -152,7 +152,7 @@ def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
         return None
     if preferred and preferred[-1] > size:
         raise InvalidOption(
-            f"--preferred-batch {preferred[-1]}: max_batch_size is {size}", option="--preferred-batch"
+            f"`preferred_batch` {preferred[-1]}: max_batch_size is {size}", option="preferred_batch"
         )
     fields: dict[str, Value] = {}
     if preferred:

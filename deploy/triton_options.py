@@ -49,25 +49,27 @@ class TritonOptions:
     cuda_graph: bool = False
 
     def __post_init__(self) -> None:
-        _least("--max-batch-size", self.max_batch_size or 0, 0)
-        _least("--instances", self.instances, 1)
-        _least("--max-queue-delay-us", self.max_queue_delay_us, 0)
+        _least("`max_batch_size`", self.max_batch_size or 0, 0)
+        _least("`instances`", self.instances, 1)
+        _least("`max_queue_delay_us`", self.max_queue_delay_us, 0)
         for gpu in self.gpus:
-            _least("--gpus", gpu, 0)
+            _least("`gpus`", gpu, 0)
         for size in self.preferred_batch:
-            _least("--preferred-batch", size, 1)
+            _least("`preferred_batch`", size, 1)
         if self.kind not in _KINDS:
-            raise InvalidOption(f"--kind {self.kind!r}: gpu or cpu is required", option="--kind")
+            raise InvalidOption(f"`kind` {self.kind!r}: gpu or cpu is required", option="kind")
         if len(set(self.gpus)) < len(self.gpus):
-            raise InvalidOption("--gpus: a GPU is given twice", option="--gpus")
+            raise InvalidOption("`gpus`: a GPU is given twice", option="gpus")
         if self.kind == "cpu" and self.gpus:
-            raise InvalidOption("--gpus: belongs to --kind gpu; --kind cpu is given", option="--gpus")
+            raise InvalidOption("`gpus`: belongs to `kind` gpu; `kind` cpu is given", option="gpus")
         if not self.dynamic_batching and (self.preferred_batch or self.max_queue_delay_us):
             raise InvalidOption(
-                "--preferred-batch, --max-queue-delay-us: --no-dynamic-batching excludes them"
+                "`preferred_batch`, `max_queue_delay_us`: `dynamic_batching` is off, which excludes them"
             )
         if self.warm_up is False and self.warm_up_shapes:
-            raise InvalidOption("--warm-up-shapes: --no-warm-up excludes them", option="--warm-up-shapes")
+            raise InvalidOption(
+                "`warm_up_shapes`: `warm_up` is off, which excludes them", option="warm_up_shapes"
+            )
         _ = self.policy  # refuses what it cannot read
 
     @property
@@ -78,8 +80,8 @@ class TritonOptions:
             return {}
         if not match or match[2] == "0":
             raise InvalidOption(
-                f"--version-policy {self.version_policy!r}: latest[:N], all or specific:N,N is required",
-                option="--version-policy",
+                f"`version_policy` {self.version_policy!r}: latest[:N], all or specific:N,N is required",
+                option="version_policy",
             )
         if match[1]:
             return {"latest": {"num_versions": int(match[2] or 1)}}

@@ -35,13 +35,13 @@ def model_folder(repository: Path, name: str) -> Path:
     """
     if not _NAME.fullmatch(name) or not name.isprintable() or len(os.fsencode(name)) > _NAME_BYTES:
         raise InvalidOption(
-            f"--name {name!r}: is the name of a folder and part of an address; "
+            f"`name` {name!r}: is the name of a folder and part of an address; "
             "no space, slash or control character, and no dot at its beginning",
-            option="--name",
+            option="name",
         )
     for path in (repository, repository / name):
         if path.exists() and not path.is_dir():
-            raise InvalidOption(f"output {path}: is a file; a folder is required", option="--output")
+            raise InvalidOption(f"output {path}: is a file; a folder is required", option="output")
     return repository / name
 
 

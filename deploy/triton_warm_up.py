@@ -36,7 +36,7 @@ def warm_up(served: Served, options: TritonOptions, size: int) -> tuple[list[Mes
     _check_shapes(served, options, size)
     reason = _why_not(served, options, size)
     if reason and options.warm_up:
-        raise InvalidOption(f"--warm-up: {served.path}: {reason}", hint=_hint(served), option="--warm-up")
+        raise InvalidOption(f"`warm_up`: {served.path}: {reason}", hint=_hint(served), option="warm_up")
     if reason:
         return [], [f"no warm-up: {reason}{f'; {hint}' if (hint := _hint(served)) else ''}"]
     if served.profiles:
@@ -83,27 +83,27 @@ def _why_not(served: Served, options: TritonOptions, size: int) -> str:
 
 
 def _hint(served: Served) -> str:
-    return "" if served.shape_tensors else "--warm-up-shapes gives them"
+    return "" if served.shape_tensors else "`warm_up_shapes` gives them"
 
 
 def _check_shapes(served: Served, options: TritonOptions, size: int) -> None:
     if options.warm_up_shapes and served.profiles:
         raise InvalidOption(
-            "--warm-up-shapes: an engine is warmed up at the optimum of its profiles",
+            "`warm_up_shapes`: an engine is warmed up at the optimum of its profiles",
             hint="leave it out",
-            option="--warm-up-shapes",
+            option="warm_up_shapes",
         )
     tensors = {tensor.name: tensor for tensor in served.io.inputs}
     for name, shape in options.warm_up_shapes.items():
         if name not in tensors:
-            raise InvalidOption(f"--warm-up-shapes: no input {name!r}; the inputs are {', '.join(tensors)}")
+            raise InvalidOption(f"`warm_up_shapes`: no input {name!r}; the inputs are {', '.join(tensors)}")
         if not tensors[name].accepts(shape) or 0 in shape:
             raise InvalidOption(
-                f"--warm-up-shapes: {format_shape(shape)} does not fit "
+                f"`warm_up_shapes`: {format_shape(shape)} does not fit "
                 f"{name}:{format_shape(tensors[name].shape)}"
             )
     batches = {shape[0] for shape in options.warm_up_shapes.values()} if size else set()
     if len(batches) > 1 or any(batch > size for batch in batches):
         raise InvalidOption(
-            f"--warm-up-shapes: batches {', '.join(map(str, sorted(batches)))}; one up to {size} is required"
+            f"`warm_up_shapes`: batches {', '.join(map(str, sorted(batches)))}; one up to {size} is required"
         )

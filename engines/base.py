@@ -51,7 +51,9 @@ class BuildRequest:
         options: TensorRT's own.
         planned: Names of the layers that were to be quantized before the runtime was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
-        sample: Real input to check the artifact on; made input otherwise.
+        sample: Real input to check the artifact on; random input otherwise.
+        graph_options: Options that the graph was made with and does not tell, for the manifest.
+        warnings: What was found while the graph was made, for the manifest.
     """
 
     model: str
@@ -73,11 +75,13 @@ class BuildRequest:
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     sample: Feeds | None = None
+    graph_options: Mapping[str, object] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
     @property
     def sampled(self) -> str:
         """What the artifact is checked on, in words."""
-        return "one made input" if self.sample is None else "the data"
+        return "one random input" if self.sample is None else "the data"
 
 
 @dataclass(frozen=True)

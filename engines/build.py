@@ -8,8 +8,8 @@ from ..artifact import Artifact, Manifest, commit, tool_versions, write_text, wr
 from ..errors import EngineUnavailable, IntentNotReached, InvalidOption
 from ..model.multiply_adds import multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
-from ..model.outline import fingerprint
 from ..model.source import digest_source, parse_source
+from ..model.weightless import fingerprint
 from .base import BuildRequest, Engine
 from .registry import engine
 from .weigh import Weighed, weigh
@@ -52,7 +52,13 @@ def build_engine(
                 hint=_way_out(found),
                 proof={**outcome.proof, **found.proof},
             )
-        warnings = [*outcome.warnings, *_left_out(request), *filter(None, [found.failure]), *found.warnings]
+        warnings = [
+            *request.warnings,
+            *outcome.warnings,
+            *_left_out(request),
+            *filter(None, [found.failure]),
+            *found.warnings,
+        ]
         manifest = commit(
             path,
             Manifest(
@@ -74,6 +80,7 @@ def build_engine(
                     "gpus": list(request.gpus),
                     "rest": request.rest if request.precision in ("int8", "fp8") else "",
                     **({"tf32": True} if request.tf32 else {}),
+                    **request.graph_options,
                     **({"layers": dict(request.layers)} if request.layers else {}),
                     **(request.options.as_json() if request.options else {}),
                 },

@@ -14,9 +14,9 @@ from ..errors import ExportError, InvalidOption
 from ..shapes import Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from .extents import RUNGS, asked_ranges, traced_extents
 from .input_notes import AxisRange
-from .made_input import made_feeds
 from .outputs import flat_outputs, name_outputs
 from .pytorch import LoadedModel, import_torch
+from .random_input import random_feeds
 
 __all__ = ["CHECK_EXTENTS", "Example", "flat_outputs", "in_order", "make_example", "name_outputs",
            "takes_keywords"]  # fmt: skip
@@ -176,7 +176,7 @@ def _with_values(
     feeds: Feeds = {}
     missing = [t for t in tensors if all(_unfit(t, source) for source in sources)]
     if missing:
-        feeds = made_feeds(tensors, seed=seed, shapes=shapes)
+        feeds = random_feeds(tensors, seed=seed, shapes=shapes)
     for tensor in tensors:
         for source in reversed(sources):
             if not _unfit(tensor, source):

@@ -36,33 +36,84 @@ class Fidelity:
         return self.max_abs_error <= FLOAT_RTOL * self.max_abs + 1e-6
 
 
-def fidelity(reference: NDArray[Any], output: NDArray[Any]) -> Fidelity:
-    """Compare one output with its reference of the same shape.
+@dataclass
+class ErrorSums:
+    """The distance of an output from its reference, summed up piece by piece; nothing else is kept.
 
     NaN and infinities that stand at the same place are equal; anything else against them is an infinite
-    error. `snr = 10 log10(Σ ref² / Σ (ref − out)²)`.
+    error. Texts are equal (1) or not (0).
+
+    Attributes:
+        signal, noise: Sums of squares of the reference, and of the error.
+        max_abs, max_abs_error: Largest magnitude of the reference, and of the error.
+        elements: How many were compared.
+    """
+
+    signal: float = 0.0
+    noise: float = 0.0
+    max_abs: float = 0.0
+    max_abs_error: float = 0.0
+    elements: int = 0
+
+    def add(self, reference: NDArray[Any], output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Add elements of both sides, in the same order.
+
+        Returns:
+            The reference's values and the absolute errors, flat and in float64; where the reference is not
+            finite its value is 0.
+        """
+        values, error = _values_and_errors(reference, output)
+        with np.errstate(over="ignore"):
+            self.noise += float(np.dot(error, error))
+            self.signal += float(np.dot(values, values))
+        self.max_abs_error = max(self.max_abs_error, float(error.max(initial=0.0)))
+        self.max_abs = max(self.max_abs, float(np.abs(values).max(initial=0.0)))
+        self.elements += values.size
+        return values, error
+
+    def include(self, other: ErrorSums) -> None:
+        """Add what another one has summed up."""
+        self.signal, self.noise = self.signal + other.signal, self.noise + other.noise
+        self.max_abs = max(self.max_abs, other.max_abs)
+        self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
+        self.elements += other.elements
+
+    @property
+    def snr_db(self) -> float:
+        """Signal-to-noise ratio, see `decibels`."""
+        return decibels(self.signal, self.noise)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form in which a worker answers; infinities are spelled as JSON cannot, by name."""
+        return {name: value if math.isfinite(value) else "inf" for name, value in vars(self).items()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> ErrorSums:
+        """Read the form written by `as_json`."""
+        numbers: dict[str, Any] = {n: math.inf if number == "inf" else number for n, number in value.items()}
+        return ErrorSums(**numbers)
+
+
+def fidelity(reference: NDArray[Any], output: NDArray[Any]) -> Fidelity:
+    """Compare one output with its reference of the same shape; see `ErrorSums`.
+
+    `snr = 10 log10(Σ ref² / Σ (ref − out)²)`. The error of texts is the share that differs.
 
     Raises:
         ValueError: If the shapes differ.
     """
     if reference.shape != output.shape:
         raise ValueError(f"shapes differ: {reference.shape} and {output.shape}")
+    sums = ErrorSums()
+    sums.add(reference, output)
     if reference.dtype.kind in "OUS":
-        same = float(np.mean(reference == output)) if reference.size else 1.0
-        return Fidelity(1.0 - same, 1.0, math.inf if same == 1.0 else 0.0, same)
-    a, b = reference.astype(np.float64), output.astype(np.float64)
-    same_place = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(invalid="ignore"):
-        error = np.where(same_place, 0.0, np.abs(a - b))
-    error = np.where(np.isfinite(error), error, math.inf)
-    finite = np.where(np.isfinite(a), a, 0.0)
-    noise, signal = float(np.sum(error**2)), float(np.sum(finite**2))
-    return Fidelity(
-        float(error.max(initial=0.0)),
-        float(np.abs(finite).max(initial=0.0)),
-        decibels(signal, noise),
-        float(np.mean(a.argmax(-1) == b.argmax(-1))) if a.ndim and a.size else None,
-    )
+        wrong = sums.noise / sums.elements if sums.elements else 0.0
+        return Fidelity(wrong, 1.0, sums.snr_db, 1.0 - wrong)
+    agreement = None
+    if reference.ndim and reference.size:
+        a, b = reference.astype(np.float64), output.astype(np.float64)
+        agreement = float(np.mean(a.argmax(-1) == b.argmax(-1)))
+    return Fidelity(sums.max_abs_error, sums.max_abs, sums.snr_db, agreement)
 
 
 def worst(pairs: Mapping[str, Fidelity]) -> tuple[str, Fidelity]:
@@ -71,9 +122,23 @@ def worst(pairs: Mapping[str, Fidelity]) -> tuple[str, Fidelity]:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Return `10 log10(signal / noise)`; infinite without noise, -inf without signal."""
+    """Return `10 log10(signal / noise)`; `inf` without noise, `-inf` without signal or of infinite noise."""
     if noise == 0.0:
         return math.inf
-    if signal == 0.0 or math.isinf(noise):
+    if signal == 0.0 or not math.isfinite(noise):
         return -math.inf
-    return 10.0 * math.log10(signal / noise)
+    return 10.0 * (math.log10(signal) - math.log10(noise))
+
+
+def _values_and_errors(reference: NDArray[Any], output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    if reference.dtype.kind in "OUS":
+        same = np.asarray(reference == output).ravel()
+        return np.ones(same.size), 1.0 - same
+    a, b = reference.astype(np.float64).ravel(), output.astype(np.float64).ravel()
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(a - b)
+        if not math.isfinite(float(error.sum())):
+            error[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
+            error[~np.isfinite(error)] = math.inf
+            a[~np.isfinite(a)] = 0.0
+    return a, error

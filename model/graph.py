@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
 """Operators that do the arithmetic: where their precision is not reached, the intent is not."""
 
+ONNX_DOMAINS = ("", "ai.onnx")
+"""How files spell the domain of ONNX's own operators."""
+
+_CONSTANT_TYPES = {
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_float": np.float32,
+    "value_floats": np.float32,
+}
 _INTEGER = frozenset(
     """
     QLinearConv ConvInteger QLinearMatMul MatMulInteger MatMulIntegerToFloat
@@ -85,7 +94,7 @@ def constant_names(model: onnx.ModelProto) -> set[str]:
     constants = {tensor.name for tensor in model.graph.initializer}
     constants |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     for node in model.graph.node:  # in topological order, as ONNX requires
-        has_subgraph = any(attribute.HasField("g") for attribute in node.attribute)
+        has_subgraph = any(True for _ in subgraphs(node))
         random = node.op_type.startswith("Random") or node.op_type in ("Multinomial", "Bernoulli")
         if not has_subgraph and not random and all(not i or i in constants for i in node.input):
             constants.update(node.output)
@@ -106,73 +115,58 @@ def consumers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
     return readers
 
 
-def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    """Return a node's attribute that is a whole number, or its default."""
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
+def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    """Return the value of a node's attribute, or the default where the node does not have it.
+
+    Numbers, lists, tensors and graphs are returned as `onnx.helper` gives them; a string as str.
+    """
+    from onnx import helper
+
+    for item in node.attribute:
+        if item.name == name:
+            value = helper.get_attribute_value(item)
+            return value.decode() if isinstance(value, bytes) else value
+    return default
 
 
-def set_values(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
-    """Give an initializer other values; its name and its dtype stay."""
-    from onnx import helper, numpy_helper
+def tensor_values(tensor: onnx.TensorProto) -> NDArray[Any]:
+    """Return the values of a stored tensor."""
+    from onnx import numpy_helper
 
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    array = np.asarray(values, dtype, order="C")
-    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    values: NDArray[Any] = numpy_helper.to_array(tensor)
+    return values
+
+
+def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """Return what a Constant node holds; None where that is a string or sparse, or it is no Constant."""
+    from onnx import numpy_helper
+
+    if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:
+        return None
+    tensor: onnx.TensorProto | None = attribute(node, "value")
+    if tensor is not None:
+        return tensor
+    for name, dtype in _CONSTANT_TYPES.items():
+        value = attribute(node, name)
+        if value is not None:
+            return numpy_helper.from_array(np.asarray(value, dtype))
+    return None
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yield the graphs inside a node's attributes (If, Loop, Scan)."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+    for item in node.attribute:
+        if item.HasField("g"):
+            yield item.g
+        yield from item.graphs
 
 
-def name_nodes(graph: onnx.GraphProto) -> None:
-    """Give every node without a name, or with one already taken, a unique one."""
-    taken: set[str] = set()
+def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and all graphs inside its nodes."""
+    yield graph
     for node in graph.node:
-        base = node.name or f"{node.op_type}_{node.output[0] if node.output else len(taken)}"
-        name, number = base, 1
-        while name in taken:
-            number += 1
-            name = f"{base}_{number}"
-        node.name = name
-        taken.add(name)
-
-
-def fix_initializers(model: onnx.ModelProto) -> None:
-    """Take initializers off the list of inputs, where files older than IR version 4 have them."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.input if value.name not in stored]
-    if len(kept) != len(model.graph.input):
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
-        model.ir_version = max(model.ir_version, 4)
-
-
-def drop_unused_initializers(graph: onnx.GraphProto) -> None:
-    """Remove initializers that no node, subgraph or output reads."""
-    used = {value.name for value in graph.output}
-    graphs = [graph]
-    while graphs:
-        for node in graphs.pop().node:
-            used.update(node.input)
-            graphs.extend(subgraphs(node))
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    if len(kept) != len(graph.initializer):
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
-
-
-def rename_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Let every node of a graph and of its subgraphs read other names."""
-    for node in graph.node:
-        for index, name in enumerate(node.input):
-            if name in names:
-                node.input[index] = names[name]
         for inner in subgraphs(node):
-            rename_inputs(inner, names)
+            yield from every_graph(inner)
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
@@ -185,30 +179,6 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
             found |= (set(inner.input) | captured_names(inner)) - own
         found |= {value.name for value in graph.output} - own
     return found - {""}
-
-
-def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Bring nodes into an order of execution, near to their own; what subgraphs read counts, too."""
-    made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    nodes = list(graph.node)
-    needs = [
-        sorted({made_by[name] for name in {*node.input, *captured_names(node)} if name in made_by})
-        for node in nodes
-    ]
-    order: dict[int, None] = {}
-    begun: set[int] = set()  # a circle, which is no model, is left for the checker to refuse
-    for first in range(len(nodes)):
-        waiting = [first]
-        while waiting:
-            index = waiting[-1]
-            begun.add(index)
-            missing = next((other for other in needs[index] if other not in begun), None)
-            if missing is None:
-                order[waiting.pop()] = None
-            else:
-                waiting.append(missing)
-    del graph.node[:]
-    graph.node.extend(nodes[index] for index in order)
 
 
 def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, list[onnx.NodeProto]]:
@@ -234,7 +204,7 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
         if node.op_type in _INTEGER:
             found["int8"].append(node)
         elif node.op_type == "MatMulNBits" or (not as_executed and _reads_int4(node, made_by, types)):
-            bits = next((a.i for a in node.attribute if a.name == "bits"), 4)
+            bits = attribute(node, "bits", 4)
             found.setdefault("int8" if bits == 8 else "int4", []).append(node)
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
             operands = [made_by.get(name) for name in node.input[:2]]
@@ -272,11 +242,7 @@ def holds_half(model: onnx.ModelProto) -> bool:
     """Return whether any stored tensor is, or any node makes, float16: beside INT8 it is not what counts."""
     if any(dtype_name(tensor.data_type) == "float16" for tensor in model.graph.initializer):
         return True
-    return any(
-        attribute.name == "to" and dtype_name(attribute.i) == "float16"
-        for node in model.graph.node
-        for attribute in node.attribute
-    )
+    return any(dtype_name(attribute(node, "to", 0)) == "float16" for node in model.graph.node)
 
 
 def graph_precision(model: onnx.ModelProto) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..shapes import Dim, TensorInfo
-from .graph import consumers, infer_shapes, int_attribute
+from .graph import attribute, constant_tensor, consumers, infer_shapes
 from .onnx_file import model_io
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class _Trace:
 
         tensor = self.stored.get(name)
         if tensor is None and name in self.constants:
-            tensor = next((a.t for a in self.constants[name].attribute if a.name == "value"), None)
+            tensor = constant_tensor(self.constants[name])
         if tensor is None or tensor.external_data:
             return None
         values = numpy_helper.to_array(tensor)
@@ -159,7 +159,7 @@ class _Select:
 
 
 def _along_axis(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
-    shape, axis = trace.shape(node.input[0]), int_attribute(node, "axis", 0)
+    shape, axis = trace.shape(node.input[0]), attribute(node, "axis", 0)
     return (shape[axis],) if -len(shape) <= axis < len(shape) else ()
 
 
@@ -167,7 +167,7 @@ def _leading(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
     """Of tuples of indices: the extents of as many leading axes as a tuple is long."""
     shape, indices = trace.shape(node.input[0]), trace.shape(node.input[1])
     length = indices[-1] if indices and isinstance(indices[-1], int) else 1
-    first = int_attribute(node, "batch_dims", 0)
+    first = attribute(node, "batch_dims", 0)
     return shape[first : first + length]
 
 
@@ -203,5 +203,5 @@ def _keeps(node: onnx.NodeProto, name: str) -> bool:
 def _is_mask_use(use: tuple[onnx.NodeProto, str]) -> bool:
     node, name = use
     if node.op_type == "Cast":
-        return int_attribute(node, "to", 0) == 9  # TensorProto.BOOL
+        return bool(attribute(node, "to", 0) == 9)  # TensorProto.BOOL
     return node.op_type in _AS_MASK or (node.op_type == "Where" and node.input[0] == name)

@@ -6,7 +6,7 @@ file's `metadata_props` under `qcompile.inputs`, as JSON, and every later stage 
 
     {"image": {"example": [2, 3, 64, 64], "axes": {"2": {"min": 32, "max": 512, "multiple": 8}}}}
 
-Files from elsewhere have no such entry, and a damaged one is taken for none: made input is all it decides.
+Files from elsewhere have no such entry, and a damaged one is taken for none: random input is all it decides.
 """
 
 from __future__ import annotations

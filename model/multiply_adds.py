@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..shapes import TensorInfo, fill_dynamic
-from .graph import infer_shapes, int_attribute, without_weights
+from .graph import attribute, infer_shapes, without_weights
 from .input_notes import read_notes
 from .onnx_file import model_io
 
@@ -159,7 +159,7 @@ def _product(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
     left, made = shapes.get(node.input[0]), shapes.get(node.output[0])
     if not left or made is None:
         return None
-    inner = left[0] if node.op_type == "Gemm" and int_attribute(node, "transA", 0) else left[-1]
+    inner = left[0] if node.op_type == "Gemm" and attribute(node, "transA", 0) else left[-1]
     return math.prod(made) * inner
 
 

@@ -230,7 +230,7 @@ def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
     for tensor in model.graph.initializer:
         if uses_external_data(tensor):
             names.add(str(ExternalDataInfo(tensor).location))
-    names.discard(path.resolve().name)  # an outline refers to the file itself
+    names.discard(path.resolve().name)  # a weightless model refers to the file itself
     return [path.resolve().parent / name for name in sorted(names)]
 
 

@@ -12,7 +12,7 @@ import pytest
 import qcompile
 from qcompile.bench.accuracy import top_k
 from qcompile.calibration import Data
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 from qcompile.shapes import parse_input
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -53,7 +53,7 @@ def accuracy(model: Path) -> float:
     scores: list[Any] = []
     labels: list[Any] = []
     with qcompile.load(model, threads=2) as runner:
-        for batch in Data(f"{DIGITS}/data.py:evaluation", read_outline(model).io.inputs):
+        for batch in Data(f"{DIGITS}/data.py:evaluation", read_weightless(model).io.inputs):
             scores.append(runner.infer(batch.feeds)["logits"])
             labels.append(batch.labels)
     return top_k(scores, labels, 1)

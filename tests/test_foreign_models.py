@@ -14,7 +14,7 @@ import qcompile
 from qcompile.errors import QCompileError, UnsupportedOperator
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import load_onnx
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 
 SMALL = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "densenet121", "inception_v2")
 LARGE = ("bvlc_alexnet", "zfnet512", "vgg19")
@@ -22,7 +22,7 @@ LARGE = ("bvlc_alexnet", "zfnet512", "vgg19")
 
 def drive(model: Path, folder: Path) -> None:
     """Simplify, calibrate, quantize for both targets, build both, compare."""
-    (tensor,) = read_outline(model).io.inputs
+    (tensor,) = read_weightless(model).io.inputs
     x = np.random.default_rng(0).standard_normal((2, *tensor.shape[1:])).astype(np.float32)
     data = folder / "x.npz"
     np.savez(data, **{tensor.name: x})

@@ -14,7 +14,7 @@ from qcompile.engines import load, names
 from qcompile.errors import CalibrationError, EngineUnavailable, IntentNotReached, InvalidOption
 from qcompile.intent import build
 from qcompile.model.fidelity import fidelity
-from qcompile.model.outline import fingerprint
+from qcompile.model.weightless import fingerprint
 
 MakeFile = Callable[..., Path]
 GPUS = ["sm86"]

@@ -145,9 +145,9 @@ def test_a_metric_of_ones_own_is_the_recipes_and_a_change_of_it_is_noticed(
     monkeypatch.chdir(elsewhere)
     report = qcompile.run(recipe)
     assert report.results is not None
-    accuracy = report.results.entry("cpu").accuracy
+    accuracy = report.results.row("cpu").accuracy
     assert accuracy is not None
-    assert 0 <= accuracy["value"] <= 1
+    assert 0 <= accuracy.value <= 1
     metric.write_text(metric.read_text() + "# a change\n")
     done = [name for name, state in qcompile.run(recipe).stages.items() if state == "done"]
     assert done[0] == "bench"

@@ -96,9 +96,9 @@ def test_without_anything_that_can_be_built_the_model_is_measured_and_the_rows_s
     report = qcompile.run(recipe)
     assert list(report.failures) == ["bad", "cpu"]
     assert report.results is not None
-    assert [entry.status for entry in report.results.entries] == ["measured", "failed", "failed"]
+    assert [row.status for row in report.results.rows] == ["measured", "failed", "failed"]
     assert report.results.baseline == "pytorch"
-    assert "'cpu' was not built" in report.results.entry("bad").warnings[0]
+    assert "'cpu' was not built" in report.results.row("bad").warnings[0]
     assert report.page is not None
 
 

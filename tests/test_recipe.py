@@ -102,7 +102,7 @@ def test_a_full_recipe_is_read(tmp_path: Path) -> None:
 
 def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
     recipe = read_recipe(write(tmp_path, MINIMAL))
-    assert recipe.artifact == (ArtifactSection("fp32", "onnxruntime"),)
+    assert recipe.artifact == (ArtifactSection(name="fp32", target="onnxruntime"),)
     assert (recipe.bench, recipe.data.calibration, recipe.model.simplify) == (None, "", True)
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_toml_is_refused(tmp_path: Path, content: bytes) -> None:
             "artifact[0].precison",
             "did you mean artifact[0].precision?",
         ),
-        ("zzz = 1", "batch_size = 4", "bench.zzz", "known keys: batch_size, threads,"),
+        ("zzz = 1", "batch_size = 4", "bench.zzz", "known keys: threads, max_time_s,"),
         ("path = 'elsewhere'", 'output = "built"', "path", ""),
     ],
 )
@@ -198,8 +198,8 @@ def test_a_recipe_without_artifacts_is_refused(tmp_path: Path) -> None:
         ('name = "pytorch"', 'name = "dynamic"', "artifact[1].name", ""),
         ('name = "net"', 'name = "dynamic"', "artifact[1].name", ""),
         ('baseline = "fp64"', 'baseline = "int8"', "bench.baseline", ""),
-        ('inputs = ["x"]', 'inputs = ["x:[batch,3,32,32]"]', "model", "write NAME:SHAPE"),
-        ('dynamic = ["x"]', 'dynamic = ["x:2=height"]', "model", "write for instance x:0=batch"),
+        ('inputs = ["x"]', 'inputs = ["x:[batch,3,32,32]"]', "model.inputs", "write NAME:SHAPE"),
+        ('dynamic = ["x"]', 'dynamic = ["x:2=height"]', "model.dynamic", "write for instance x:0=batch"),
         ('opt_shapes = ["x:[n,3]"]', 'opt_shapes = ["x:8x3x32x32"]', "artifact[0].opt_shapes", ""),
         ('calibration = ""', 'calibration = "data.npz"', "data.calibration", ""),
     ],
@@ -235,3 +235,24 @@ def test_static_int8_without_calibration_data_is_refused(tmp_path: Path) -> None
     assert "key 'data.calibration' is missing; 'fp32' is static INT8" in error.message
     recipe = read_recipe(write(tmp_path, MINIMAL + 'precision = "int8"\nmode = "dynamic"\n'))
     assert recipe.artifact[0].mode == "dynamic"
+
+
+def test_a_recipe_of_the_version_before_is_read_with_every_key() -> None:
+    recipe = read_recipe(Path(__file__).parent / "data/recipe-0.1.0.toml")
+    (one,) = recipe.artifact
+    assert (one.name, one.precision, one.rest, one.processor, one.form) == (
+        "cpu-int8",
+        "int8",
+        "fp32",
+        "vnni",
+        "",
+    )
+    assert (one.tensorrt.as_json(), one.calibrator, one.block_size) == ({}, "", 64)
+    assert recipe.bench is not None
+    assert (recipe.bench.batch_size, recipe.bench.timeout_s) == (32, 600.0)
+    assert (recipe.calibrate.method, recipe.data.evaluation) == ("auto", "data.py:evaluation")
+
+
+def test_a_recipe_of_a_later_version_is_refused_by_its_version_alone(tmp_path: Path) -> None:
+    error = refused(tmp_path, changed("version = 2\nnew = true", instead_of="version = 1", text=MINIMAL))
+    assert error.data["key"] == "version"

@@ -114,7 +114,8 @@ def test_only_layers_and_correct_bias_reach_the_graph(recipe: WriteRecipe) -> No
 
 def test_a_changed_option_of_one_artifact_makes_that_one_again(recipe: WriteRecipe) -> None:
     qcompile.run(recipe(STATIC, INT4))
-    for option in ('only = ["Conv"]', 'layers = ["gemm=fp32"]', "correct_bias = false", 'processor = "avx2"'):
+    options = ('only = ["Conv"]', 'layers = ["gemm=fp32"]', "correct_bias = false", 'processor = "avx2"')
+    for option in (*options, 'rounding = "gptq"'):
         stages = qcompile.run(recipe(f"{STATIC}\n{option}", INT4)).stages
         done = [name for name, state in stages.items() if state == "done"]
         assert done[0] == "quantize-cpu", option
@@ -208,6 +209,7 @@ def test_a_recipes_graph_is_planned_without_what_openvino_computes_in_float(
     assert len(asked) == 2
     assert asked[1] < asked[0]  # the Q/DQ of what is left out are gone
     assert graph_of(report, "ov")[1].proof["left_in_float"] == {"gemm": "for a test"}
-    assert manifests(report)["ov"].proof["planned_in_precision"] == 2
+    proof = manifests(report)["ov"].proof
+    assert (proof["planned_in_precision"], proof["left_in_float"]) == (2, {"gemm": "for a test"})
     qcompile.run(recipe(f"{OPENVINO}\nstrict = true"))
     assert len(asked) == 2  # a strict artifact is not planned again

@@ -97,7 +97,11 @@ def test_tensorrts_own_calibrator_gets_the_calibration_data(
     ("artifact", "key", "said"),
     [
         (f'{RTX}[artifact.tensorrt]\nworkspce = "1G"', "artifact[0].tensorrt.workspce", "workspace"),
-        (f'{RTX}[artifact.tensorrt]\nworkspace = "lots"', "artifact[0].tensorrt", "--workspace 'lots'"),
+        (
+            f'{RTX}[artifact.tensorrt]\nworkspace = "lots"',
+            "artifact[0].tensorrt.workspace",
+            "is 'lots'; a size such as",
+        ),
         (f"{RTX}[artifact.tensorrt]\nrefit = 1", "artifact[0].tensorrt.refit", "true or false"),
         ('target = "openvino"\n[artifact.tensorrt]\nrefit = true', "artifact[0].tensorrt", "is for TensorRT"),
         (

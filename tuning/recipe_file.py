@@ -45,7 +45,7 @@ def recipe_text(
     if best.rest != "fp32":
         lines.append(f"rest = {_text(best.rest)}")
     if best.precision == "int8":
-        lines.append("correct_bias = false # as it was measured")
+        lines += ["correct_bias = false # as it was measured", "search = false", "allow_loss = true"]
     left = [*exclude, *sorted(best.in_float)] if best.precision == "int8" else []
     if left:
         lines += ["exclude = [", *(f"    {_text(name)}," for name in left), "]"]

@@ -39,10 +39,10 @@ def fewest_in_float(order: Sequence[str], keeps_budget: Keeps, *, tries: int = 8
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return indices of the points that no other beats in both latency (less) and value (more).
+    """Return indices of the points that no other beats in both latency (less) and quality (more).
 
     Args:
-        points: (latency_ms, value) pairs.
+        points: (latency_ms, quality) pairs.
 
     Returns:
         Indices, by growing latency. Of equal points the first stays.

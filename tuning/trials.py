@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..artifact import size_bytes
 from ..bench import benchmark
+from ..bench.accuracy import Tally
+from ..bench.metrics import Metric, Outputs, Scored, Truth
+from ..bench.outputs import paired
 from ..calibration import Batch, Ranges
-from ..compiler import quantize
-from ..compiler.choice import exactly
-from ..compiler.int8.placement import graph_target
-from ..engines.base import BuildRequest, Precision, Runner
-from ..engines.build import build_engine
+from ..engines.base import Precision, Runner
+from ..engines.capabilities import capabilities
 from ..engines.registry import engine
 from ..errors import DataError, QCompileError
+from ..intent import build_intent
+from ..lowering import lower
+from ..preparation import Intent
 from ..progress import Progress
-from .metric import Metric, Outputs
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Trial:
         in_float: Layers that were left in float, for INT8.
         rest: What they are computed in.
         path: The artifact.
-        value: Of the metric.
+        value: Of the metric: a share for metrics in points, the metric's own units otherwise.
         drop: What it lost against the float model, in the metric's unit.
         latency_ms: Median; 0 until it is measured.
         speedup: Against the float model on the same runtime as the reference.
@@ -88,8 +90,7 @@ class Workbench:
             model, ranges, batches, metric, folder,
         )  # fmt: skip
         self.method, self.exclude, self.threads, self.progress = method, tuple(exclude), threads, progress
-        self.labels = [batch.labels for batch in batches if batch.labels is not None]
-        if metric.needs_labels and len(self.labels) != len(batches):
+        if metric.needs_labels and any(batch.labels is None for batch in batches):
             raise DataError(
                 f"metric {metric.name} needs labels, and the data has none",
                 hint="yield (inputs, labels), put `labels` beside the arrays, or give --metric cosine",
@@ -97,14 +98,18 @@ class Workbench:
         if not batches:
             raise DataError("the data is empty: there is nothing to measure accuracy on")
         progress("run the float model")
-        self.reference = self._outputs(engine("onnxruntime").open(str(model), threads=threads))
-        self.float_value = metric.value(self.reference, self.labels, self.reference)
+        with engine("onnxruntime").open(str(model), threads=threads) as runner:
+            self.reference: list[Outputs] = [runner.infer(batch.feeds) for batch in batches]
+        self.scored = [
+            metric.score(outputs, outputs, Truth(batch.labels, batch.samples, batch.where))
+            for batch, outputs in zip(batches, self.reference, strict=True)
+        ]
+        self.float_value = self._value(self.scored)
         self.trials: dict[str, Trial] = {}
-        self.missed: dict[str, tuple[str, ...]] = {}  # what a runtime was found to compute in float
 
     def in_float(self, target: str, precision: Precision) -> Trial:
         """The float model, built for a target."""
-        return self._trial(f"{target}-{precision}", target, precision, frozenset(), self.model)
+        return self._trial(f"{target}-{precision}", Intent(self.model, target, precision), frozenset())
 
     def int8(self, target: str, in_float: frozenset[str] = frozenset(), *, rest: str = "fp32") -> Trial:
         """INT8 for a target with some layers left in float, computed in `rest`; made once.
@@ -118,26 +123,12 @@ class Workbench:
                 return known
         number = sum(trial.target == target and trial.precision == "int8" for trial in self.trials.values())
         name = f"{target}-int8" + (f"-mix{number}" if in_float else "") + (f"-{rest}" * (rest != "fp32"))
-        graph = self.folder / f"{name}.graph.onnx"
         self.progress(f"quantize {name}: {len(in_float)} layers in float" if in_float else f"quantize {name}")
-        self._quantize(graph, target, in_float)
-        if target not in self.missed:
-            request = BuildRequest(str(graph), graph, "int8", threads=self.threads, rest=rest)
-            self.missed[target] = tuple(engine(target).missed_layers(request))
-            if self.missed[target]:
-                self._quantize(graph, target, in_float)  # without Q/DQ that only cost conversions
-        return self._trial(name, target, "int8", in_float, graph, rest=rest)
-
-    def _quantize(self, graph: Path, target: str, in_float: frozenset[str]) -> None:
-        missed = map(exactly, self.missed.get(target, ()))
-        quantize(
-            self.model,
-            graph,
-            ranges=self.ranges,
-            target=graph_target(target),
-            method=self.method,
-            exclude=[*self.exclude, *sorted(in_float), *missed],
-        )
+        intent = Intent(
+            self.model, target, "int8", ranges=self.ranges, method=self.method, rest=rest,
+            exclude=[*self.exclude, *sorted(in_float)], correct_bias=False,
+        )  # fmt: skip
+        return self._trial(name, intent, in_float)
 
     def time(self, trials: Sequence[Trial], *, data: str | None, batch_size: int | None, max_time_s: float,
              progress: Callable[..., None]) -> None:  # fmt: skip
@@ -157,44 +148,48 @@ class Workbench:
             progress=progress,
         )
         for trial in trials:
-            entry = results.entry(trial.name)
-            if entry.latency_ms is None:
-                raise QCompileError(f"{trial.name}: could not be measured: {entry.reason}")
-            trial.latency_ms = entry.latency_ms["median"]
-            trial.speedup = entry.speedup or {
-                "value": 1.0,
-                "low": 1.0,
-                "high": 1.0,
-                "verdict": "the baseline",
+            row = results.row(trial.name)
+            if row.latency is None:
+                raise QCompileError(f"{trial.name}: could not be measured: {row.reason}")
+            trial.latency_ms, ratio = row.latency.median_ms, row.speedup
+            trial.speedup = {
+                "value": ratio.value if ratio else 1.0,
+                "low": ratio.low if ratio else 1.0,
+                "high": ratio.high if ratio else 1.0,
+                "verdict": ratio.verdict if ratio else "the baseline",
             }
 
-    def _trial(
-        self,
-        name: str,
-        target: str,
-        precision: Precision,
-        in_float: frozenset[str],
-        graph: Path,
-        *,
-        rest: str = "fp32",
-    ) -> Trial:
-        path = self.folder / f"{name}{engine(target).suffix}"
+    def _trial(self, name: str, intent: Intent, in_float: frozenset[str]) -> Trial:
+        target, chosen = intent.target, engine(intent.target)
+        intent, path = replace(intent, threads=self.threads), self.folder / f"{name}{chosen.suffix}"
+        lowered = lower(intent, capabilities(chosen), self.folder / f"{name}.graph.onnx")
         self.progress(f"build {name}")
-        request = BuildRequest(str(graph), path, precision, threads=self.threads, rest=rest)
-        build_engine(target, request, allow_fallback=True)  # what it is worth is measured
+        build_intent(intent, path, allow_fallback=True, lowered=lowered)  # what it is worth is measured
         self.progress(f"accuracy of {name}")
-        outputs = self._outputs(engine(target).open(str(path), threads=self.threads))
-        value = self.metric.value(outputs, self.labels, self.reference)
+        value = self._value(self._score(chosen.open(str(path), threads=self.threads)))
+        drop = float(self.metric.drop(self.float_value, value)) + 0.0
         trial = Trial(
-            name, target, precision, in_float, path, value, self.float_value - value,
-            size_bytes=size_bytes(path), rest=rest,
+            name, target, intent.precision, in_float, path, value, drop,
+            size_bytes=size_bytes(path), rest=intent.rest,
         )  # fmt: skip
         self.trials[name] = trial
         return trial
 
-    def _outputs(self, runner: Runner) -> list[Outputs]:
+    def _score(self, runner: Runner) -> list[Scored]:
+        """Score an artifact batch by batch; its outputs are forgotten."""
+        scored = []
         with runner:
-            return [runner.infer(batch.feeds) for batch in self.batches]
+            for batch, expected in zip(self.batches, self.reference, strict=True):
+                outputs = paired(expected, runner.infer(batch.feeds))
+                truth = Truth(batch.labels, batch.samples, batch.where)
+                scored.append(self.metric.score(outputs, expected, truth))
+        return scored
+
+    def _value(self, scored: Sequence[Scored]) -> float:
+        tally = Tally(self.metric)
+        for batch, own, reference in zip(self.batches, scored, self.scored, strict=True):
+            tally.add(own, reference, batch.samples)
+        return tally.value()
 
 
 def as_table(trials: Mapping[str, Trial]) -> list[dict[str, Any]]:

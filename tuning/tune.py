@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ..artifact import write_json, write_text
+from ..bench.accuracy import read_metric
 from ..calibration import Batch, Data, Ranges, load_ranges, parse_method
 from ..compiler import export, simplify
 from ..compiler.int8.placement import graph_target
 from ..compiler.sensitivity import Damage, rank_layers
 from ..engines.build import require_builder
 from ..engines.registry import engine
-from ..errors import EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
+from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
 from ..intent import calibrate
 from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
@@ -22,7 +23,6 @@ from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..shapes import TensorInfo
 from .costs import slower_layers
-from .metric import read_metric
 from .recipe_file import recipe_text
 from .search import fewest_in_float, pareto
 from .trials import Trial, Workbench, as_table
@@ -115,7 +115,7 @@ def tune(
         data: Samples that accuracy is measured on, with labels if the metric needs them.
         output: Folder for the artifacts, `recipe.toml`, `tune.json` and, with matplotlib, `front.svg`.
         max_drop: What may be lost, in the metric's unit: points of top1.
-        metric: "top1", "top5", "cosine" or "file.py:function"; see `metric.read_metric`.
+        metric: "top1", "top5", "miou", "cosine", "mse" or "file.py:function"; see `bench.accuracy`.
         calibration: Samples to calibrate on; those of `data` otherwise.
         targets: Engines to try; those for the CPU that are installed, if none is given.
         inputs: Inputs of a MODEL that does not declare them.
@@ -232,13 +232,13 @@ class _Run:
     def front(self) -> list[str]:
         """Names of the timed trials that no other beats."""
         timed = [trial for trial in self.bench.trials.values() if trial.latency_ms]
-        return [timed[index].name for index in pareto([(one.latency_ms, one.value) for one in timed])]
+        return [timed[index].name for index in pareto([(one.latency_ms, -one.drop) for one in timed])]
 
     def _int8(self, target: str, in_float: frozenset[str], *, rest: str = "fp32") -> Trial | None:
-        """One mix; None where the runtime would not execute it as planned, which is noted once."""
+        """One mix; None, noted once, where the runtime does not execute it as planned or outputs are NaN."""
         try:
             return self.bench.int8(target, in_float, rest=rest)
-        except (QuantizationError, IntentNotReached) as error:
+        except (QuantizationError, IntentNotReached, DataError) as error:
             note = f"{target}: some mixes cannot be made"
             if not any(known.startswith(note) for known in self.notes):
                 self.notes.append(f"{note}: {error.message}")

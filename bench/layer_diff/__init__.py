@@ -1,6 +1,6 @@
 """`qcompile diff --layers`: the first tensor that diverges, with a few taps at a time and statistics only.
 
-sides ─▶ pairing ─▶ search ◀─▶ runs ─▶ worker (tapped, tally) ─▶ outcome
+sides ─▶ pairing ─▶ search ◀─▶ runs ─▶ worker (job, tapped) ─▶ outcome
 """
 
 from .compare import layer_diff

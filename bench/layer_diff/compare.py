@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...artifact import remove_stale
 from ...errors import InvalidOption
+from ...model.fidelity import ErrorSums
 from ...progress import Progress, silent
 from .outcome import CAP_DB, THRESHOLD_DB, Layer, LayerDiff, Neighbour
 from .pairing import Pairs, pair_outputs, pair_tensors
@@ -21,7 +22,6 @@ from .polygraphy_results import require_polygraphy, save_results
 from .samples import write_samples
 from .search import Search, packed
 from .sides import Side, artifact_side, input_casts, reference_side
-from .tally import Tally
 from .taps import Taps
 
 SAMPLES = 8
@@ -84,7 +84,7 @@ def layer_diff(
         runs = Taps(left, right, pairs, found, threads=threads, casts=casts, progress=progress)
         comparison = _Comparison(runs, taps or len(pairs.pairs), threshold_db, keep=results is not None)
         comparison.run()
-        if not comparison.tallies:
+        if not comparison.errors:
             why = next(iter(runs.refused.values()), "nothing was measured")
             raise InvalidOption(f"{artifact}: no tensor can be compared with {reference}'s: {why}")
         if results is not None:
@@ -117,16 +117,16 @@ class _Comparison:
         self.threshold_db = THRESHOLD_DB[precision] if threshold_db is None else threshold_db
         cap_db = max(CAP_DB[precision], self.threshold_db + 10.0)
         self.search = Search([pair.upstream for pair in self.pairs], cap_db=cap_db)
-        self.tallies: dict[int, Tally] = {}
-        self.outputs: dict[str, Tally] = {}
+        self.errors: dict[int, ErrorSums] = {}
+        self.outputs: dict[str, ErrorSums] = {}
         self.limit = 3 + int(math.log2(runs.artifact.layers)) - keep
 
     def run(self) -> None:
         """Measure until the largest drop is that of one tensor."""
         self.outputs = self.runs.plain()
-        known = {self.runs.pairs.named(name): tally for name, tally in self.outputs.items()}
-        self._take({index: tally for index, tally in known.items() if index is not None})
-        rest = [index for index in range(len(self.pairs)) if index not in self.tallies]
+        known = {self.runs.pairs.named(name): sums for name, sums in self.outputs.items()}
+        self._take({index: sums for index, sums in known.items() if index is not None})
+        rest = [index for index in range(len(self.pairs)) if index not in self.errors]
         groups = packed(rest, self.runs.fits, self.most)
         if self.runs.runs + len(groups) <= self.limit:
             for group in groups:
@@ -139,7 +139,7 @@ class _Comparison:
             if region and not (enough and self.search.is_gradual(self.threshold_db)):
                 self._measure(self.search.choose(region, self.runs.fits, self.most))
                 continue
-            if looked_around or enough or not self.tallies or not (near := self._unknown_near()):
+            if looked_around or enough or not self.errors or not (near := self._unknown_near()):
                 return
             looked_around = True
             self._measure(near)
@@ -156,7 +156,7 @@ class _Comparison:
     def outcome(self, reference: str, artifact: str, casts: dict[str, str]) -> LayerDiff:
         """Return what was found."""
         drops = self.search.drops()
-        layers = {index: self._layer(index, drops[index]) for index in sorted(self.tallies)}
+        layers = {index: self._layer(index, drops[index]) for index in sorted(self.errors)}
         bad = self.search.bad(self.threshold_db)
         ranked = sorted(layers, key=lambda index: (-layers[index].drop_db, layers[index].snr_db, index))
         if bad is not None:
@@ -170,12 +170,12 @@ class _Comparison:
             first_bad=layers[bad] if bad is not None else None,
             layers=[layers[index] for index in ranked],
             paired=len(self.pairs),
-            complete=len(self.tallies) + len(self.runs.refused) == len(self.pairs),
+            complete=len(self.errors) + len(self.runs.refused) == len(self.pairs),
             reference_only=self.runs.pairs.reference_only,
             artifact_only=self.runs.pairs.artifact_only,
             gradual=self.search.is_gradual(self.threshold_db),
             around=self._around(bad) if bad is not None else (),
-            outputs={name: tally.snr_db for name, tally in self.outputs.items()},
+            outputs={name: sums.snr_db for name, sums in self.outputs.items()},
             runs=self.runs.runs,
             memory_bytes=self.runs.memory_bytes,
             warnings=self._warnings(casts),
@@ -184,16 +184,16 @@ class _Comparison:
     def _measure(self, chosen: Sequence[int]) -> None:
         self._take(self.runs.measure(chosen))
         for index in chosen:
-            if index not in self.tallies:
+            if index not in self.errors:
                 self.search.skip(index)
 
-    def _take(self, found: dict[int, Tally]) -> None:
-        self.tallies.update(found)
-        self.search.found({index: tally.snr_db for index, tally in found.items()})
+    def _take(self, found: dict[int, ErrorSums]) -> None:
+        self.errors.update(found)
+        self.search.found({index: sums.snr_db for index, sums in found.items()})
 
     def _worst(self) -> int:
         found = self.search.bad(self.threshold_db)
-        return found if found is not None else min(self.tallies, key=lambda i: self.tallies[i].snr_db)
+        return found if found is not None else min(self.errors, key=lambda i: self.errors[i].snr_db)
 
     def _near(self, index: int) -> list[int]:
         """Pairs up to two steps before and behind one."""
@@ -203,7 +203,7 @@ class _Comparison:
     def _unknown_near(self) -> list[int]:
         chosen: list[int] = []
         for index in self._near(self._worst()):
-            new = index not in self.tallies and index not in self.runs.refused
+            new = index not in self.errors and index not in self.runs.refused
             if new and len(chosen) < self.most and self.runs.fits([*chosen, index]):
                 chosen.append(index)
         return sorted(chosen)
@@ -236,31 +236,31 @@ class _Comparison:
         return nodes
 
     def _neighbour(self, index: int, steps: int, under: int | None) -> Neighbour:
-        pair, tally = self.pairs[index], self.tallies.get(index)
-        snr = tally.snr_db if tally is not None else None
+        pair, sums = self.pairs[index], self.errors.get(index)
+        snr = sums.snr_db if sums is not None else None
         return Neighbour(steps, pair.reference, pair.operator, pair.node, snr, under)
 
     def _layer(self, index: int, drop_db: float) -> Layer:
-        pair, tally = self.pairs[index], self.tallies[index]
+        pair, sums = self.pairs[index], self.errors[index]
         return Layer(
             tensor=pair.reference,
             artifact_tensor=pair.artifact,
             operator=pair.operator,
             node=pair.node,
-            snr_db=tally.snr_db,
+            snr_db=sums.snr_db,
             drop_db=drop_db,
-            max_abs_error=tally.max_abs_error,
-            max_abs=tally.max_abs,
-            elements=tally.elements,
+            max_abs_error=sums.max_abs_error,
+            max_abs=sums.max_abs,
+            elements=sums.elements,
         )
 
     def _warnings(self, casts: dict[str, str]) -> list[str]:
         found = [
-            f"output {name!r} changes when tensors are tapped: {tally.snr_db:.1f} dB against itself; the "
+            f"output {name!r} changes when tensors are tapped: {sums.snr_db:.1f} dB against itself; the "
             "fusions differ, and so may the tensors"
-            for name, tally in self.runs.changed.items()
-            if tally.snr_db < self.outputs.get(name, tally).snr_db + _TELLING_DB
-            and tally.snr_db < self.search.cap_db
+            for name, sums in self.runs.changed.items()
+            if sums.snr_db < self.outputs.get(name, sums).snr_db + _TELLING_DB
+            and sums.snr_db < self.search.cap_db
         ]
         found += [f"input {name!r} is rounded to {kind} for the artifact" for name, kind in casts.items()]
         for index, why in self.runs.refused.items():

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ...calibration import Data
 from ...errors import DataError
 from ...model.graph import infer_shapes, without_weights
-from ...model.made_input import MadeInput
-from ...model.outline import Outline
+from ...model.random_input import RandomInput
+from ...model.weightless import WeightlessModel
 from ...shapes import Feeds, samples_in
 from ..arrays import load_array, save_arrays
 from ..outputs import try_extents
@@ -44,7 +44,7 @@ class Samples:
         return load_array(self.folder / f"{number}.npz", name)
 
 
-def write_samples(reference: Outline, data: str | None, folder: Path, *, limit: int) -> Samples:
+def write_samples(reference: WeightlessModel, data: str | None, folder: Path, *, limit: int) -> Samples:
     """Write the samples one by one where the model allows it: what is tapped at once stays small.
 
     Raises:
@@ -63,12 +63,12 @@ def write_samples(reference: Outline, data: str | None, folder: Path, *, limit: 
     return Samples(folder, tuple(where), count, shapes)
 
 
-def _batches(reference: Outline, data: str | None, limit: int) -> Any:
+def _batches(reference: WeightlessModel, data: str | None, limit: int) -> Any:
     if data is not None:
         for batch in Data(data, reference.io.inputs, batch_size=1, limit=limit):
             yield batch.where, batch.feeds
         return
-    made = MadeInput(reference.model)
+    made = RandomInput(reference.model)
     try_extents(made, reference.path)
     for seed in range(limit):
         yield f"made input {seed + 1}", made.feeds(seed=seed)

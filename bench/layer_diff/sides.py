@@ -11,7 +11,7 @@ from ...engines.load import engine_of
 from ...engines.registry import engine
 from ...errors import EngineUnavailable, InvalidOption, ModelError
 from ...model.graph import graph_precision, weighted_nodes
-from ...model.outline import Outline, read_outline
+from ...model.weightless import WeightlessModel, read_weightless
 from ...shapes import ModelIO, TensorInfo
 from .outcome import THRESHOLD_DB
 
@@ -32,7 +32,7 @@ class Side:
     path: Path
     runtime: str
     precision: str
-    outline: Outline | None
+    outline: WeightlessModel | None
     io: ModelIO
 
     @property
@@ -91,7 +91,7 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
         )
     if path.suffix != ".onnx":
         return _engine_side(path, runtime, manifest)
-    outline = read_outline(path)
+    outline = read_weightless(path)
     precision = graph_precision(outline.model)
     if precision == "fp32" and manifest is not None and manifest.precision in ("fp16", "bf16"):
         precision = manifest.precision  # a hint to the runtime: the graph is float32

@@ -21,8 +21,8 @@ from ...engines.load import load
 from ...engines.registry import engine
 from ...errors import DataError, first_line
 from ...model.graph import holds_half, infer_types
-from ...model.outline import Outline, read_outline
 from ...model.session import make_session, session_options
+from ...model.weightless import WeightlessModel, read_weightless
 from ...shapes import Feeds, ModelIO
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def open_tapped(
         with load(str(path), threads=threads, io=io, trust=True) as runner:
             yield _Plain(runner)
         return
-    outline = read_outline(path)
+    outline = read_weightless(path)
     model, outputs = with_taps(outline.model, names)
     if runtime == "openvino":
         with _openvino(outline, model, outputs, threads, folder) as opened:
@@ -162,7 +162,7 @@ class _Compiled(Opened):
 
 @contextlib.contextmanager
 def _openvino(
-    outline: Outline, model: onnx.ModelProto, outputs: Mapping[str, str], threads: int, folder: Path
+    outline: WeightlessModel, model: onnx.ModelProto, outputs: Mapping[str, str], threads: int, folder: Path
 ) -> Iterator[Opened]:
     """Write the tapped graph beside links to the weights and the manifest, which says the precision."""
     import onnx

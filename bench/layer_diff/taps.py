@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from ...model.fidelity import ErrorSums
 from ...model.graph import infer_types
 from ...progress import Progress
 from .forms import Form
+from .job import Job
 from .pairing import Pairs
-from .runs import Job, run
+from .runs import run
 from .samples import Samples, tensor_sizes
 from .sides import Side
-from .tally import Tally
 
 SHARE = 0.12
 """Of the memory of a run without taps, what the taps of one run may take."""
@@ -50,11 +51,11 @@ class Taps:
         self.folder = samples.folder.parent
         self.runs = 0
         self.memory_bytes = {side: {"plain": 0, "tapped": 0} for side in ("reference", "artifact")}
-        self.changed: dict[str, Tally] = {}
+        self.changed: dict[str, ErrorSums] = {}
         self.refused: dict[int, str] = {}
         self._cost = self._bytes()
 
-    def plain(self) -> dict[str, Tally]:
+    def plain(self) -> dict[str, ErrorSums]:
         """Run both as they are; return the artifact's outputs' distances."""
         io = self.reference.io
         own = {tensor.name: f"r{number}" for number, tensor in enumerate(io.outputs)}
@@ -73,7 +74,7 @@ class Taps:
             reference_outputs=written,
             plain=True,
         )
-        return {name: Tally.from_json(tally) for name, tally in answer["tallies"].items()}
+        return {name: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
 
     def fits(self, chosen: Sequence[int]) -> bool:
         """Whether taps may be read in one run: in memory they stay a small share of a run without."""
@@ -83,7 +84,7 @@ class Taps:
                 return False
         return True
 
-    def measure(self, chosen: Sequence[int]) -> dict[int, Tally]:
+    def measure(self, chosen: Sequence[int]) -> dict[int, ErrorSums]:
         """Run both with taps; return index to distance. Pairs that cannot be compared are in `refused`."""
         written = self._write_reference(chosen)
         answer = self._run(
@@ -95,12 +96,12 @@ class Taps:
         )
         shutil.rmtree(written)
         for name, found in answer["changed"].items():
-            tally = Tally.from_json(found)
-            if name not in self.changed or tally.snr_db < self.changed[name].snr_db:
-                self.changed[name] = tally
+            sums = ErrorSums.from_json(found)
+            if name not in self.changed or sums.snr_db < self.changed[name].snr_db:
+                self.changed[name] = sums
         by_name = {self.pairs.pairs[index].artifact: index for index in chosen}
         self.refused.update({by_name[name]: why for name, why in answer["refused"].items()})
-        return {by_name[name]: Tally.from_json(tally) for name, tally in answer["tallies"].items()}
+        return {by_name[name]: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
 
     def keep(self, chosen: Sequence[int]) -> tuple[Path, Path]:
         """Run both once more and leave the values of the taps on disk: the reference's and the artifact's."""

@@ -14,8 +14,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EngineUnavailable
+from ...figures import clean, shortened
 from ...progress import quiet
-from .formats import clean, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,62 +4,65 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from ...figures import figure, number, times
+from ..row import CurvePoint
 from .canvas import COLOURS, Canvas, Chart, draw
 from .charts_speed import MARKERS
-from .formats import figure, number, times
 from .planes import place_labels, plane, scale
 from .source import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Curve = Literal["batches", "concurrency"]
+
 _STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
 
 
-def curves_chart(name: str, subjects: Sequence[Subject], key: str, count: str) -> Chart | None:
+def curves_chart(subjects: Sequence[Subject], key: Curve, word: str) -> Chart | None:
     """Draw throughput against latency, a point per batch size or number of clients.
 
     Args:
-        name: Of the chart.
         subjects: All.
-        key: "batches" or "concurrency" of an entry.
-        count: "batch_size" or "clients" of its points.
+        key: Which curve of a row.
+        word: What its points are counted in.
     """
-    found = [(subject, points) for subject in subjects if (points := curve(subject, key, count))]
+    found = [(subject, points) for subject in subjects if (points := curve(subject, key))]
     if not found:
         return None
-    word = count.replace("_", " ")
 
     def paint(canvas: Canvas) -> Figure:
         height, left = (330, 56) if canvas.is_narrow else (400, 70)
         made, axes = plane(canvas, height, "median latency of a call, ms", "samples per second", left=left)
         everything = [point for _, points in found for point in points]
-        scale(axes, [x for _, x, _ in everything], upright=False, most=4 if canvas.is_narrow else 6)
-        scale(axes, [y for _, _, y in everything], upright=True, most=6)
+        scale(
+            axes, [point.median_ms for point in everything], upright=False, most=4 if canvas.is_narrow else 6
+        )
+        scale(axes, [point.throughput_per_s for point in everything], upright=True, most=6)
         for index, (subject, points) in enumerate(found):
             _curve(canvas, axes, subject, points, word, style=_STYLES[index // 2 % len(_STYLES)])
-        ends = [(points[-1][1], points[-1][2], str(subject.number)) for subject, points in found]
-        best = max((points for _, points in found), key=lambda points: points[-1][2])
-        counts = [(x, y, f"{n:g}") for n, x, y in best[:-1]]
+        ends = [
+            (points[-1].median_ms, points[-1].throughput_per_s, str(subject.number))
+            for subject, points in found
+        ]
+        best = max((points for _, points in found), key=lambda points: points[-1].throughput_per_s)
+        counts = [(one.median_ms, one.throughput_per_s, str(one.count)) for one in best[:-1]]
         place_labels(axes, ends, others=counts)
         return made
 
     told = "; ".join(
-        f"{s.name} up to {figure(max(y for _, _, y in points))} samples/s" for s, points in found[:8]
+        f"{s.name} up to {figure(max(one.throughput_per_s for one in points))} samples/s"
+        for s, points in found[:8]
     )
-    return draw(name, f"Throughput against latency by {word}: {told}", paint)
+    return draw(key, f"Throughput against latency by {word}: {told}", paint)
 
 
-def curve(subject: Subject, key: str, count: str) -> list[tuple[float, float, float]]:
-    """Return (count, median ms, samples/s) of a sweep in order of the count; gaps are left out."""
-    points = []
-    for item in subject.parts(key):
-        n, x, y = (number(item.get(name)) for name in (count, "median_ms", "throughput_per_s"))
-        if n and x and y and min(n, x, y) > 0:
-            points.append((n, x, y))
-    return sorted(points)
+def curve(subject: Subject, key: Curve) -> list[CurvePoint]:
+    """Return the points of a curve in order of the count."""
+    points = subject.row.batches if key == "batches" else subject.row.concurrency
+    return sorted(points, key=lambda point: point.count)
 
 
 def history_chart(runs: Sequence[Mapping[str, Any]], subjects: Sequence[Subject]) -> Chart | None:
@@ -97,17 +100,19 @@ def _curve(
     canvas: Canvas,
     axes: Any,
     subject: Subject,
-    points: Sequence[tuple[float, float, float]],
+    points: Sequence[CurvePoint],
     word: str,
     style: Any,
 ) -> None:
     colour = COLOURS[subject.family]
     axes.plot(
-        [x for _, x, _ in points], [y for _, _, y in points], color=colour, linewidth=1.8, linestyle=style
-    )
-    for count, x, y in points:
+        [one.median_ms for one in points], [one.throughput_per_s for one in points],
+        color=colour, linewidth=1.8, linestyle=style,
+    )  # fmt: skip
+    for one in points:
+        x, y = one.median_ms, one.throughput_per_s
         (dot,) = axes.plot([x], [y], MARKERS[subject.family], color=colour, markersize=6, mew=0)
-        canvas.tip(dot, f"{subject.name}, {word} {count:g}: {figure(x)} ms, {figure(y)} samples/s")
+        canvas.tip(dot, f"{subject.name}, {word} {one.count}: {figure(x)} ms, {figure(y)} samples/s")
 
 
 def _over_time(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...calibration.plot import bars
 from ...calibration.summary import TensorSummary
+from ...figures import DASH, figure, number
 from .canvas import COLOURS, FONT, Canvas, Chart, draw, write
-from .formats import DASH, figure, number
 from .planes import plane
-from .rows import Row, linear_ticks, rows
+from .rows import ChartRow, linear_ticks, rows
 from .source import FAMILIES, Layers, Subject, family_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ Counts = dict[str, dict[str, int]]
 def layers_by_precision(subject: Subject) -> Counts:
     """Return precision to kind of layer to count; empty where the file says nothing."""
     found: Counts = {}
-    for precision, kinds in subject.part("layers_by_precision").items():
+    for precision, kinds in (subject.row.layers_by_precision or {}).items():
         pairs = kinds.items() if isinstance(kinds, Mapping) else [("layers", kinds)]
         counts = {str(kind): int(count) for kind, value in pairs if (count := number(value)) and count > 0}
         if counts:
@@ -55,7 +55,7 @@ def precision_chart(subjects: Sequence[Subject]) -> Chart | None:
         return None
 
     def paint(canvas: Canvas) -> Figure:
-        words = [Row(s.name, _most(layers), str(s.number)) for s, layers in found]
+        words = [ChartRow(s.name, _most(layers), str(s.number)) for s, layers in found]
         made = rows(canvas, words, "share of the layers, %")
         made.axes.set_xlim(0, 100)
         linear_ticks(made.axes, "{}", most=5)
@@ -76,7 +76,8 @@ def errors_chart(name: str, layers: Layers) -> Chart | None:
 
     def paint(canvas: Canvas) -> Figure:
         words = [
-            Row(str(item["tensor"]), _error(item, snr, is_first=item["tensor"] == bad)) for item, snr in worst
+            ChartRow(str(item["tensor"]), _error(item, snr, is_first=item["tensor"] == bad))
+            for item, snr in worst
         ]
         made = rows(canvas, words, "signal-to-noise ratio, dB (longer is better)")
         values = [snr for _, snr in worst if snr is not None] or [1.0]

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...figures import drop_interval, drop_text, figure
+from ..bootstrap import CONFIDENCE as DROP_CONFIDENCE
+from ..compare import Speedup
+from ..render import speedup_text
+from ..row import Interval
 from .canvas import COLOURS, FONT, Canvas, Chart, draw
-from .formats import drop_interval, drop_text, figure, interval, number, times
-from .rows import Row, linear_ticks, log_ticks, rows
-from .source import Interval, Subject
+from .rows import ChartRow, linear_ticks, log_ticks, rows
+from .source import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +37,7 @@ def latency_chart(subjects: Sequence[Subject]) -> Chart | None:
 
     def paint(canvas: Canvas) -> Figure:
         words = [
-            Row(subject.name, f"{figure(values[50])} · p99 {figure(values[99])} ms", str(subject.number))
+            ChartRow(subject.name, f"{figure(values[50])} · p99 {figure(values[99])} ms", str(subject.number))
             for subject, values in found
         ]
         scale = ", logarithmic scale" if logarithmic else ""
@@ -53,15 +57,12 @@ def latency_chart(subjects: Sequence[Subject]) -> Chart | None:
     return draw("latency", f"Distribution of latencies; medians: {names}", paint)
 
 
-def speedup_chart(subjects: Sequence[Subject], baseline: str) -> Chart | None:
-    """Draw the speed-ups with their intervals and a line at 1; None where there is none."""
-    found = [(s, s.speedup) for s in subjects if s.speedup is not None and s.speedup.value > 0]
+def speedup_chart(subjects: Sequence[Subject], baseline: str, intervals: str) -> Chart | None:
+    """Draw the speed-ups with their intervals ("99% interval") and a line at 1; None where there is none."""
+    found = [(s, s.speedup) for s in subjects if s.speedup is not None]
     if not found:
         return None
-    words = [
-        Row(s.name, f"{times(one.value)} {interval(one.low, one.high)}".strip(), str(s.number))
-        for s, one in found
-    ]
+    words = [ChartRow(s.name, " ".join(speedup_text(one)), str(s.number)) for s, one in found]
 
     def paint(canvas: Canvas) -> Figure:
         made = rows(canvas, words, f"times as fast as {_short(baseline)}", head=26)
@@ -78,7 +79,7 @@ def speedup_chart(subjects: Sequence[Subject], baseline: str) -> Chart | None:
         return made.figure
 
     told = "; ".join(f"{row.name} {row.value}" for row in words[:8])
-    return draw("speedup", f"Speed-up against {baseline} with 95% intervals: {told}", paint)
+    return draw("speedup", f"Speed-up against {baseline}, {intervals}: {told}", paint)
 
 
 def drop_chart(subjects: Sequence[Subject], metric: str) -> Chart | None:
@@ -88,7 +89,7 @@ def drop_chart(subjects: Sequence[Subject], metric: str) -> Chart | None:
         return None
     unit = found[0][0].drop_unit
     words = [
-        Row(
+        ChartRow(
             s.name,
             f"{drop_text(one.value, unit)} {drop_interval(one.low, one.high, unit)}".strip(),
             str(s.number),
@@ -115,14 +116,12 @@ def drop_chart(subjects: Sequence[Subject], metric: str) -> Chart | None:
         return made.figure
 
     told = "; ".join(f"{row.name} {row.value}" for row in words[:8])
-    return draw("drop", f"Drop of {metric} with 95% intervals, {unit}: {told}", paint)
+    return draw("drop", f"Drop of {metric}, {DROP_CONFIDENCE:.0%} intervals, {unit}: {told}", paint)
 
 
 def latency_quantiles(subject: Subject) -> list[float]:
-    """Return 101 latencies in order, all above 0; empty where the file has no such thing."""
-    values = [number(value) for value in subject.entry.get("latency_quantiles_ms") or ()]
-    found = [value for value in values if value is not None and value > 0]
-    return sorted(found) if len(found) == len(values) == 101 else []
+    """Return 101 latencies in order; empty where the file has no such thing."""
+    return list(subject.row.latency.quantiles_ms) if subject.row.latency else []
 
 
 def density(values: Sequence[float], *, logarithmic: bool) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -177,7 +176,9 @@ def _violin(
     axes.plot([values[50]], [y], "o", color=COLOURS["surface"], markersize=6.5, mec=colour, mew=2)
 
 
-def _whisker(canvas: Canvas, axes: Any, y: float, subject: Subject, one: Interval, tip: str) -> None:
+def _whisker(
+    canvas: Canvas, axes: Any, y: float, subject: Subject, one: Interval | Speedup, tip: str
+) -> None:
     colour = COLOURS[subject.family]
     if one.low is not None and one.high is not None:
         axes.plot([one.low, one.high], [y, y], color=colour, linewidth=3, solid_capstyle="round", alpha=0.55)
@@ -201,7 +202,9 @@ def _reference(axes: Any, at: float, sides: tuple[str, str]) -> None:
         )  # fmt: skip
 
 
-def _bounds(found: Sequence[Interval], reference: float, *, least: float = -math.inf) -> tuple[float, float]:
+def _bounds(
+    found: Sequence[Interval | Speedup], reference: float, *, least: float = -math.inf
+) -> tuple[float, float]:
     ends = [end for one in found for end in (one.value, one.low, one.high) if end is not None]
     return max(min(*ends, reference), least), max(*ends, reference)
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...figures import MINUS, bytes_text, drop_interval, drop_text, figure
 from .canvas import COLOURS, Canvas, Chart, draw
 from .charts_speed import MARKERS
-from .formats import MINUS, bytes_text, drop_interval, drop_text, figure
 from .planes import place_labels, plane, scale
 from .rows import linear_ticks
 from .source import Subject
@@ -29,7 +29,7 @@ def pareto_chart(subjects: Sequence[Subject]) -> Chart | None:
     shown = with_drop if by_drop else with_size
     if len(shown) < 2:
         return None
-    best = front(shown)
+    best = pareto_front(shown)
     unit = shown[0].drop_unit
 
     def height(subject: Subject) -> float:
@@ -66,7 +66,7 @@ def drops_differ(subjects: Sequence[Subject]) -> bool:
     return len({s.drop.value for s in subjects if s.drop is not None}) > 1
 
 
-def front(subjects: Sequence[Subject]) -> list[Subject]:
+def pareto_front(subjects: Sequence[Subject]) -> list[Subject]:
     """Return those that no other beats: as good in latency, drop and size, and better in one."""
 
     def costs(subject: Subject) -> tuple[float, float, float]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...artifact import check_output, write_text
 from ...errors import EngineUnavailable, InvalidOption
+from ...figures import words
 from ...version import __version__
 from ..environment import machine_text
 from .canvas import require_matplotlib
-from .formats import words
 from .sections import sections
 from .source import FAMILIES, Source, read_source
 from .summary import summarize
@@ -78,7 +78,7 @@ def render(source: Source, *, name: str) -> str:
         families=_families(source),
         facts=_facts(source),
         results=name,
-        created=str(source.results.get("created") or ""),
+        created=str(source.results.created),
         version=__version__,
         style=(Path(__file__).parent / "style.css").read_text(encoding="utf-8"),
     )
@@ -109,7 +109,7 @@ def _families(source: Source) -> dict[str, str]:
 
 def _facts(source: Source) -> list[str]:
     """What was measured on what, in a line."""
-    settings, environment = source.part("settings"), source.part("environment")
+    settings, environment = source.results.settings, source.results.environment
     inputs: Mapping[str, Any] = settings.get("inputs") or {}
     threads = settings.get("threads")
     found = [", ".join(f"{name}:{shape}" for name, shape in inputs.items())]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...figures import clean
 from .canvas import COLOURS, FONT, Canvas, fitting, write
-from .formats import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ _STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8), (1, 2, 3, 5), (1, 2, 5
 
 
 @dataclass(frozen=True)
-class Row:
+class ChartRow:
     """A row's words.
 
     Attributes:
@@ -53,7 +53,7 @@ class Rows:
     height: float
 
 
-def rows(canvas: Canvas, found: Sequence[Row], label: str, *, head: float = 8.0) -> Rows:
+def rows(canvas: Canvas, found: Sequence[ChartRow], label: str, *, head: float = 8.0) -> Rows:
     """Return axes with the words of every row, and `label` below the x axis."""
     narrow = canvas.is_narrow
     row = _ROW_NARROW if narrow else _ROW_WIDE
@@ -94,7 +94,7 @@ def linear_ticks(axes: Any, form: str, *, upright: bool = False, most: int = 5) 
 
 
 def _words(
-    canvas: Canvas, axes: Any, index: int, one: Row, *, start: float, end: float, inner: float
+    canvas: Canvas, axes: Any, index: int, one: ChartRow, *, start: float, end: float, inner: float
 ) -> None:
     across = axes.get_yaxis_transform()
     narrow = canvas.is_narrow

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from ...calibration.summary import TensorSummary, summarize
+from ...figures import DASH, decibels, figure, number, words
 from .charts_layers import (
     METHODS,
     WORST_HISTOGRAMS,
@@ -12,7 +15,6 @@ from .charts_layers import (
     layers_by_precision,
     precision_chart,
 )
-from .formats import DASH, figure, number, words
 from .parts import Cell, Drawn, Section, Table
 from .source import Layers, Source
 
@@ -122,13 +124,14 @@ def _first_bad(layers: Layers) -> str:
 def _errors(layers: Layers) -> Table:
     rows = []
     for item in layers.tensors[:WORST_TENSORS]:
-        snr = number(item.get("snr_db"))
+        snr, equal = number(item.get("snr_db")), item.get("state", "equal") == "equal"
+        shown = decibels(snr) if snr is not None else decibels(math.inf if equal else -math.inf)
         rows.append([
             Cell(item["tensor"], str(item.get("node") or "")),
             Cell(str(item.get("operator") or DASH)),
-            Cell("equal" if snr is None else figure(snr)),
+            Cell(shown),
             Cell(figure(number(item.get("max_abs_error")))),
             Cell(figure(number(item.get("max_abs")))),
         ])  # fmt: skip
-    columns = ("tensor", "operator", "SNR, dB", "largest error", "largest value")
+    columns = ("tensor", "operator", "SNR", "largest error", "largest value")
     return Table(f"{layers.file}: tensors, the worst first.", columns, rows, words=(0, 1), folded=True)

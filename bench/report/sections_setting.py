@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from .formats import DASH, bytes_text, number, words
+from ...figures import DASH, bytes_text, number, words
+from ..render import warning_lines
 from .parts import Block, Cell, Section, Table
 from .source import Source
 
@@ -25,15 +26,12 @@ def failures_section(source: Source) -> Section:
     for subject in source.subjects:
         if subject.is_measured:
             continue
-        status = str(subject.entry.get("status") or "")
-        status = "no latency" if status == "measured" else status
-        rows.append(
-            [Cell(subject.label, subject=subject), Cell(status), Cell(words(subject.entry.get("reason")))]
-        )
-        if subject.entry.get("output_tail"):
-            text = str(subject.entry["output_tail"])
-            blocks.append(Block(f"Last output of {subject.label}", text, folded=True))
-    items = _warnings(source)
+        row = subject.row
+        status = "no latency" if row.status == "measured" else row.status
+        rows.append([Cell(subject.label, subject=subject), Cell(status), Cell(words(row.reason))])
+        if row.output_tail:
+            blocks.append(Block(f"Last output of {subject.label}", row.output_tail, folded=True))
+    items = warning_lines(source.results)
     if not rows and not items:
         return Section("failures", title, missing="every artifact was measured, and none has a warning")
     table = Table("Artifacts without numbers.", ("artifact", "status", "reason"), rows, words=(0, 1, 2))
@@ -42,7 +40,7 @@ def failures_section(source: Source) -> Section:
 
 def environment_section(source: Source) -> Section:
     """The machine, and what changed on it while it was measured."""
-    found = source.part("environment")
+    found = source.results.environment
     noise = found.get("noise")
     if isinstance(noise, Mapping):
         lead = "The run was quiet." if not noise.get("noisy") else "The run was noisy:"
@@ -71,7 +69,7 @@ def environment_section(source: Source) -> Section:
 
 def reproduce_section(source: Source) -> Section:
     """The command, the recipe and the settings."""
-    settings = source.part("settings")
+    settings = source.results.settings
     command = settings.get("command")
     blocks = []
     if isinstance(command, list) and command:
@@ -87,15 +85,6 @@ def reproduce_section(source: Source) -> Section:
         return Section("reproduce", "To repeat it", missing="the results hold no settings")
     lead = "" if blocks else "The results hold neither the command nor a recipe (report --recipe adds one)."
     return Section("reproduce", "To repeat it", lead, tables=tables, blocks=blocks)
-
-
-def _warnings(source: Source) -> list[str]:
-    """What the user should know; artifacts with the same warning share a line."""
-    found: dict[str, list[str]] = {}
-    for subject in source.subjects:
-        for text in subject.entry.get("warnings") or ():
-            found.setdefault(str(text), []).append(subject.label)
-    return [f"{', '.join(names)}: {text}" for text, names in found.items()]
 
 
 def _flat(found: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

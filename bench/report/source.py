@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...artifact import require_file
 from ...errors import ArtifactError
-from ..accuracy import unit_of
-from ..published import published_rows
-from ..results import load_results
-from .formats import clean, number, shortened
+from ...figures import clean, shortened
+from ..compare import Speedup
+from ..render import RowText, render
+from ..results import Results, load_results, read_results
+from ..row import Interval, Row, Unit
 
 if TYPE_CHECKING:
     from ...calibration.ranges import Ranges
@@ -33,68 +34,73 @@ FAMILIES: dict[Family, str] = {
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A value with the ends of its 95% interval, None where there is none."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
 class Subject:
     """One artifact of the report.
 
     Attributes:
         number: 1, 2, ...: what charts call it.
-        name: Its name.
+        row: Everything the results say of it.
         is_baseline: Whether the others are compared with it.
-        family: Group of its precision, which decides its colour.
-        entry: Everything the results file says of it.
-        row: Its row of the published table.
-        latency_ms: Median; None where it was not measured.
-        speedup: Against the baseline; None for the baseline itself and where there is none.
-        drop: Of accuracy against the baseline, in `drop_unit`; positive is worse.
-        drop_unit: "points", or "units" of the metric.
-        size_bytes: File with its side files.
     """
 
     number: int
-    name: str
+    row: Row
     is_baseline: bool
-    family: Family
-    entry: Mapping[str, Any]
-    row: Mapping[str, Any]
-    latency_ms: float | None
-    speedup: Interval | None
-    drop: Interval | None
-    drop_unit: str
-    size_bytes: float | None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.row.name
 
     @property
     def label(self) -> str:
         """Its name, as long as a line may be."""
-        return shortened(self.name, LONGEST_NAME)
+        return shortened(self.row.name, LONGEST_NAME)
+
+    @property
+    def family(self) -> Family:
+        """Group of its precision, which decides its colour."""
+        return family_of(self.row.precision)
+
+    @property
+    def text(self) -> RowText:
+        """Its figures in words."""
+        return render(self.row, self.row.name if self.is_baseline else "")
 
     @property
     def is_measured(self) -> bool:
         """Whether it has a latency that may be shown."""
-        return self.entry.get("status") == "measured" and self.latency_ms is not None
+        return self.row.status == "measured" and self.row.latency is not None
+
+    @property
+    def latency_ms(self) -> float | None:
+        """Median; None where it was not measured."""
+        return self.row.latency.median_ms if self.row.latency else None
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """Against the baseline; None for the baseline itself and where there is none."""
+        return None if self.is_baseline else self.row.speedup
 
     @property
     def verdict(self) -> str:
         """ "faster", "slower", "no difference"; empty where nothing may be said."""
-        return str(self.row.get("verdict") or "")
+        return self.row.speedup.verdict if self.row.speedup else ""
 
-    def part(self, key: str) -> Mapping[str, Any]:
-        """Return a mapping of the entry; an empty one where there is none."""
-        found = self.entry.get(key)
-        return found if isinstance(found, Mapping) else {}
+    @property
+    def drop(self) -> Interval | None:
+        """Of accuracy against the baseline, in `drop_unit`; positive is worse."""
+        return self.row.accuracy.drop if self.row.accuracy else None
 
-    def parts(self, key: str) -> list[Mapping[str, Any]]:
-        """Return a list of mappings of the entry."""
-        found = self.entry.get(key)
-        return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
+    @property
+    def drop_unit(self) -> Unit:
+        """What the drop is counted in."""
+        return self.row.accuracy.unit if self.row.accuracy else "points"
+
+    @property
+    def size_bytes(self) -> int | None:
+        """File with its side files; None where there is none."""
+        return self.row.size_bytes or None
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Source:
     """Everything a report shows, with texts that can be shown."""
 
     subjects: Sequence[Subject]
-    results: Mapping[str, Any]
+    results: Results
     layers: Sequence[Layers] = ()
     ranges: Ranges | None = None
     recipe: str | None = None
@@ -128,11 +134,6 @@ class Source:
         """What the others are compared with."""
         return next((subject for subject in self.subjects if subject.is_baseline), None)
 
-    def part(self, key: str) -> Mapping[str, Any]:
-        """Return a mapping of the results file; an empty one where there is none."""
-        found = self.results.get(key)
-        return found if isinstance(found, Mapping) else {}
-
 
 def read_source(
     results_path: Path, *, layers: Sequence[Path] = (), ranges: Path | None = None, recipe: Path | None = None
@@ -143,20 +144,15 @@ def read_source(
         MissingFile: If one is not there.
         ArtifactError: If one is not what it should be.
     """
-    results = load_results(results_path)
-    try:
-        facts = clean(results.as_json())
-        subjects = _subjects(facts, clean(published_rows(results)))
-        text = facts["settings"].get("recipe")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtifactError(
-            f"{results_path}: not a results file ({type(error).__name__}: {error})", file=results_path
-        ) from error
+    results = read_results(clean(load_results(results_path).as_json()))
+    ordered = sorted(results.rows, key=lambda row: row.name != results.baseline)
+    subjects = [Subject(at, row, row.name == results.baseline) for at, row in enumerate(ordered, 1)]
+    text = results.settings.get("recipe")
     if recipe is not None:
         text = clean(require_file(recipe, what="recipe").read_text(encoding="utf-8", errors="replace"))
     return Source(
         subjects,
-        facts,
+        results,
         tuple(_layers(path) for path in layers),
         _ranges(ranges) if ranges is not None else None,
         text if isinstance(text, str) and text.strip() else None,
@@ -173,42 +169,6 @@ def family_of(precision: str) -> Family:
     if name in ("int8", "uint8"):
         return "int8"
     return "low" if name.startswith(("fp8", "float8", "int4", "uint4", "fp4", "float4")) else "mixed"
-
-
-def _subjects(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Subject]:
-    """The artifacts, the baseline first; `rows` are in the same order."""
-    ordered = sorted(facts["artifacts"], key=lambda entry: entry["name"] != facts["baseline"])
-    return [
-        _subject(index, entry, row, entry["name"] == facts["baseline"])
-        for index, (entry, row) in enumerate(zip(ordered, rows, strict=True), 1)
-    ]
-
-
-def _subject(index: int, entry: Mapping[str, Any], row: Mapping[str, Any], is_baseline: bool) -> Subject:
-    accuracy = entry.get("accuracy") or {}
-    return Subject(
-        number=index,
-        name=str(entry["name"]),
-        is_baseline=is_baseline,
-        family=family_of(str(entry.get("precision", ""))),
-        entry=entry,
-        row=row,
-        latency_ms=_positive((entry.get("latency_ms") or {}).get("median")),
-        speedup=None if is_baseline else _interval(entry.get("speedup") or {}, "value"),
-        drop=_interval(accuracy, "drop_points"),
-        drop_unit=unit_of(str(accuracy["metric"])) if accuracy.get("metric") else "points",
-        size_bytes=_positive(entry.get("size_bytes")),
-    )
-
-
-def _interval(found: Mapping[str, Any], key: str) -> Interval | None:
-    value = number(found.get(key))
-    return None if value is None else Interval(value, number(found.get("low")), number(found.get("high")))
-
-
-def _positive(value: object) -> float | None:
-    found = number(value)
-    return found if found is not None and found > 0 else None
 
 
 def _layers(path: Path) -> Layers:

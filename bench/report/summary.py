@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import InvalidOption
+from ...figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
+from ..bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..compare import Speedup, speedup
-from ..launches import split_launches
-from .formats import accuracy_text, bytes_text, drop_interval, drop_text, figure, interval, number, times
+from ..render import interval_words, speedup_text
 from .source import Source, Subject
 
 _NOTICEABLE_POINTS = 1.0
@@ -84,29 +85,18 @@ def why_not(subject: Subject) -> str | None:
             return None
         ends = drop_interval(drop.low, drop.high, unit)
         return f"it loses {drop_text(drop.value, unit)} {unit} {ends}".strip()
-    difference = subject.part("difference")
-    if difference.get("passed") is False:
+    difference = subject.row.difference
+    if difference is not None and not difference.passed:
         return "its outputs differ from the baseline's by more than is tolerated"
     return None
 
 
 def faster(one: Subject, other: Subject) -> Speedup | None:
     """Return how many times faster `one` is, round by round; None where that cannot be said."""
-    launches = []
-    for subject in (other, one):
-        medians, counts = (_numbers(subject, key) for key in ("round_medians_ms", "launch_rounds"))
-        launches.append(split_launches(medians, [int(count) for count in counts]))
     try:
-        return speedup(*launches)
+        return speedup(other.row.launches_ms, one.row.launches_ms)
     except InvalidOption:  # too few rounds, or a worker that failed on the way: no verdict
         return None
-
-
-def _numbers(subject: Subject, key: str) -> list[float]:
-    """The numbers above 0 of a list of the entry; a damaged file may hold anything."""
-    found = subject.entry.get(key)
-    values = [number(item) for item in found] if isinstance(found, list) else []
-    return [value for value in values if value is not None and value > 0.0]
 
 
 def _smallest_of_fastest(kept: Sequence[Subject]) -> tuple[Subject | None, list[Subject]]:
@@ -139,9 +129,9 @@ def _headline(source: Source, chosen: Subject, measured: int) -> str:
     if chosen is source.baseline:
         return "No other artifact is surely faster without losing accuracy."
     if chosen.drop is not None:
-        shown = "" if chosen.drop.low is None else " that its 95% interval shows"
+        shown = "" if chosen.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
         return f"The fastest artifact that lost no accuracy{shown}."
-    if chosen.part("difference").get("passed"):
+    if chosen.row.difference is not None and chosen.row.difference.passed:
         return "The fastest artifact whose outputs agree with the baseline's."
     return "The fastest artifact; whether it still answers rightly was not measured."
 
@@ -151,28 +141,24 @@ def _facts(source: Source, chosen: Subject) -> list[Fact]:
     facts = []
     latency = f"{figure(chosen.latency_ms)} ms a call"
     if chosen.speedup and base:
-        shown = interval(chosen.speedup.low, chosen.speedup.high)
-        facts.append(
-            Fact(f"speed-up against {base.label}", times(chosen.speedup.value), f"{shown} · {latency}")
-        )
+        value, shown = speedup_text(chosen.speedup)
+        shown += f", {interval_words(source.results.confidence)}"
+        facts.append(Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}"))
     else:
         facts.append(Fact("median latency", f"{figure(chosen.latency_ms)} ms", "the baseline"))
-    reduction = number(chosen.row.get("reduction"))
+    reduction = chosen.row.size_ratio
     compared = (
         f"{times(reduction)} smaller" if reduction and reduction > 1.005 and not chosen.is_baseline else ""
     )
     facts.append(Fact("size", bytes_text(chosen.size_bytes), compared or _no_file(chosen)))
-    accuracy = chosen.part("accuracy")
-    if chosen.drop is not None:
+    accuracy, difference = chosen.row.accuracy, chosen.row.difference
+    if accuracy is not None and chosen.drop is not None:
         unit = chosen.drop_unit
         shown = drop_interval(chosen.drop.low, chosen.drop.high, unit)
         detail = "the baseline" if chosen.is_baseline else _drop_words(chosen.drop.value, shown, unit)
-        facts.append(
-            Fact(str(accuracy.get("metric")), accuracy_text(number(accuracy.get("value")), unit), detail)
-        )
+        facts.append(Fact(accuracy.metric, accuracy_text(accuracy.value, unit), detail))
     else:
-        snr = number(chosen.part("difference").get("snr_db"))
-        detail = f"outputs differ by {figure(snr)} dB" if snr is not None else ""
+        detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
         facts.append(Fact("accuracy", "not measured", detail))
     return facts
 
@@ -203,9 +189,9 @@ def _reasons(
     elif others > 1:
         kind = "" if len(kept) == others + 1 else f" of the {len(kept)} that kept their accuracy"
         found.append(f"Faster than every other{kind}.")
-    agreement = number(chosen.part("accuracy").get("agreement"))
-    if agreement is not None:
-        found.append(f"It gives the baseline's prediction for {agreement:.2%} of the samples.")
+    accuracy = chosen.row.accuracy
+    if accuracy is not None and accuracy.agreement is not None:
+        found.append(f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples.")
     return found
 
 
@@ -227,18 +213,18 @@ def _alternatives(measured: Sequence[Subject], chosen: Subject) -> list[str]:
 
 
 def _caveats(source: Source, chosen: Subject | None) -> list[str]:
-    noise = source.part("environment").get("noise") or {}
+    noise = source.results.environment.get("noise") or {}
     found = []
-    if source.results.get("interrupted"):
+    if source.results.interrupted:
         found.append("Measuring was interrupted: this is what there was until then.")
     if noise.get("noisy"):
         found += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
     found += _slow_int8(source.measured)
     if chosen is not None:
         found += _weak_accuracy(chosen)
-        found += [f"{chosen.label}: {text}." for text in chosen.entry.get("warnings") or ()]
+        found += [f"{chosen.label}: {text}." for text in chosen.row.warnings]
     for status, said in (("failed", "failed"), ("not run", "could not run here")):
-        names = [s.label for s in source.subjects if s.entry.get("status") == status]
+        names = [s.label for s in source.subjects if s.row.status == status]
         if names:
             found.append(f"{_listed(names)} {said}; the reasons are below.")
     return list(dict.fromkeys(found))
@@ -248,8 +234,7 @@ def _slow_int8(measured: Sequence[Subject]) -> list[str]:
     """INT8 artifacts that are slower than the fastest float artifact of the same engine."""
     found = []
     for quantized in (s for s in measured if s.family in ("int8", "low")):
-        engine = quantized.entry.get("engine")
-        floats = [s for s in measured if s.family == "float" and s.entry.get("engine") == engine]
+        floats = [s for s in measured if s.family == "float" and s.row.engine == quantized.row.engine]
         if not floats:
             continue
         plain = max(floats, key=_speed)
@@ -257,7 +242,7 @@ def _slow_int8(measured: Sequence[Subject]) -> list[str]:
         if ratio is not None and ratio.verdict == "slower":
             found.append(
                 f"{quantized.label} is slower than {plain.label} "
-                f"({times(ratio.value)} {interval(ratio.low, ratio.high)}): hand out the float artifact."
+                f"({' '.join(speedup_text(ratio))}): hand out the float artifact."
             )
     return found
 
@@ -267,7 +252,7 @@ def _weak_accuracy(chosen: Subject) -> list[str]:
         return []
     if chosen.drop is None:
         return ["Accuracy was not measured: give --evaluation with labelled samples."]
-    high, samples = chosen.drop.high, chosen.part("accuracy").get("samples")
+    high, samples = chosen.drop.high, chosen.row.accuracy and chosen.row.accuracy.samples
     if chosen.drop.low is None or high is None:
         return [f"The drop has no interval: {samples or 'too few'} samples do not say how sure it is."]
     if chosen.drop_unit == "points" and high >= _NOTICEABLE_POINTS:

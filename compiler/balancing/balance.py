@@ -7,9 +7,10 @@ from pathlib import Path
 from ...artifact import Artifact, Manifest, commit, tool_versions, writing
 from ...calibration import Data
 from ...errors import InvalidOption, QuantizationError
-from ...model.graph import fix_initializers, graph_precision
-from ...model.made_input import run_on
+from ...model.graph import graph_precision
+from ...model.graph_edits import fix_initializers
 from ...model.onnx_file import add_external_data, check_onnx, digest_model, load_onnx, model_io, save_onnx
+from ...model.random_input import run_on
 from ...progress import Progress, silent
 from ..activations import channel_amax
 from ..check import OnnxReference, compare_outputs

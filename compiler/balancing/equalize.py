@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption, ModelError
-from ...model.graph import captured_names, consumers, set_values
-from ..prepare import store_constants
+from ...model.graph import attribute, captured_names, consumers
+from ...model.graph_edits import set_values, store_constants
 
 if TYPE_CHECKING:
     import onnx
@@ -250,21 +250,19 @@ class _Chains:
     def _make_layer(self, node: onnx.NodeProto) -> _Layer | None:
         if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
             return None
-        attributes = {attribute.name: attribute for attribute in node.attribute}
         weight = self._own(node.input[1])
         if weight is None or (node.op_type != "Conv" and len(weight.dims) != 2):
             return None
-        if "transA" in attributes and attributes["transA"].i:
+        if attribute(node, "transA", 0):
             return None
-        by_output = node.op_type == "Conv" or ("transB" in attributes and bool(attributes["transB"].i))
+        by_output = node.op_type == "Conv" or bool(attribute(node, "transB", 0))
         axis = 0 if by_output else 1
         bias = self._bias_name(node)
         own = self._own(bias) if bias else None
         channels = weight.dims[axis]
         if bias and (own is None or own.dims[-1:] != [channels] or np.prod(own.dims) != channels):
             return None
-        groups = attributes["group"].i if "group" in attributes else 1
-        return _Layer(weight, own, axis, groups)
+        return _Layer(weight, own, axis, attribute(node, "group", 1))
 
     def _bias_name(self, node: onnx.NodeProto) -> str:
         if len(node.input) > 2:

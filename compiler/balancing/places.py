@@ -24,12 +24,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...model.graph import captured_names, consumers, infer_shapes, int_attribute, producers
+from ...model.graph import attribute, captured_names, consumers, infer_shapes, producers
 
 if TYPE_CHECKING:
     import onnx
 
-_HEADS = (0, 2, 1, 3)  # [batch, positions, heads, width] to [batch, heads, positions, width], and back
+_HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, positions, width], and back
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ class _Finder:
             return f"its weight has {len(weight.dims)} axes; 2 are required"
         if self.reads[weight.name] != 1 or weight.name in self.kept:
             return "its weight is read elsewhere too"
-        if int_attribute(node, "transA", 0):
+        if attribute(node, "transA", 0):
             return "it reads its activations transposed"
         if node.input[0] in self.stored:
             return "its first operand is stored"
         return ""
 
     def _channels(self, node: onnx.NodeProto) -> int:
-        axis = int_attribute(node, "transB", 0)
+        axis = attribute(node, "transB", 0)
         return int(self.stored[node.input[1]].dims[axis])
 
     def _root(self, node: onnx.NodeProto) -> str:
@@ -134,7 +134,7 @@ class _Finder:
         return name
 
     def _place(self, tensor: str, nodes: list[onnx.NodeProto]) -> Place:
-        weights = tuple((str(n.input[1]), int_attribute(n, "transB", 0)) for n in nodes)
+        weights = tuple((str(n.input[1]), attribute(n, "transB", 0)) for n in nodes)
         names = tuple(node.name for node in nodes)
         plain = Place(tensor, names, weights, self._channels(nodes[0]))
         rescaled = self._only_for(tensor, set(names))
@@ -176,7 +176,7 @@ class _Finder:
         """Stored vectors that scale a tensor, and the tensors in between; None where there are none."""
         if maker.op_type == "LayerNormalization":
             parameters = tuple(str(name) for name in maker.input[1:] if name)
-            last = int_attribute(maker, "axis", -1) == -1 and len(maker.output) == 1
+            last = attribute(maker, "axis", -1) == -1 and len(maker.output) == 1
             fit = last and all(self._own_vector(name, channels) for name in parameters)
             return (parameters, ()) if fit and parameters else None
         if maker.op_type not in ("Mul", "Add") or len(maker.input) != 2:
@@ -203,7 +203,7 @@ class _Finder:
             node = self.made_by.get(name)
             if node is None or node.op_type != step or (path and not self._read_once(name)):
                 return None
-            if step == "Transpose" and not any(tuple(a.ints) == _HEADS for a in node.attribute):
+            if step == "Transpose" and attribute(node, "perm") != _HEADS:
                 return None
             name = str(node.input[1] if step == "MatMul" else node.input[0])
             path.append(name)
@@ -241,7 +241,7 @@ class _Finder:
         weight = self.stored.get(node.input[1])
         if weight is None or self._unfit(node):
             return None
-        axis = 0 if int_attribute(node, "transB", 0) else 1
+        axis = 0 if attribute(node, "transB", 0) else 1
         if weight.dims[axis] != channels or len(node.input) > 3:
             return None
         if len(node.input) == 3 and node.input[2]:

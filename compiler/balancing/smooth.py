@@ -19,10 +19,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...calibration.qparams import (
+    INT8,
+    UINT8,
+    choose_qparams,
+    choose_weight_qparams,
+    dequantize,
+    per_channel,
+    quantize,
+)
 from ...errors import InvalidOption, ModelError
-from ...model.graph import name_nodes, set_values
-from ..int8.weights import channel_scales, quantize_channels
-from ..prepare import store_constants
+from ...model.graph_edits import name_nodes, set_values, store, store_constants
 from .places import Place, find_places
 from .rows import Rows
 
@@ -155,20 +162,14 @@ def product_error(
     symmetric: bool,
 ) -> float:
     """Return the squared error of products of eight bits, by the power of each, summed over the matrices."""
-    low, high = min(float((rows.low / factors).min()), 0.0), max(float((rows.high / factors).max()), 0.0)
-    values = rows.rows / factors.astype(np.float32)
-    if symmetric:
-        scale = max(-low, high) / 127 or 1.0
-        values = np.clip(np.round(values / scale), -127, 127) * np.float32(scale)
-    else:
-        scale = (high - low) / 255 or 1.0
-        zero = round(-low / scale)
-        values = (np.clip(np.round(values / scale) + zero, 0, 255) - zero) * np.float32(scale)
+    low, high = (rows.low / factors).min(), (rows.high / factors).max()
+    qparams = choose_qparams(low, high, INT8 if symmetric else UINT8)
+    values = dequantize(quantize(rows.rows / factors.astype(np.float32), qparams), qparams)
     total = 0.0
     for matrix, expected in zip(matrices, exact, strict=True):
         scaled = np.ascontiguousarray(matrix * factors[:, None].astype(np.float32))
-        scales = channel_scales(scaled, 1)
-        error = values.astype(np.float32) @ (quantize_channels(scaled, scales, 1) * scales) - expected
+        of_weight = choose_weight_qparams(scaled, 1)
+        error = values @ dequantize(quantize(scaled, of_weight), of_weight) - expected
         power = float(np.square(expected, dtype=np.float64).sum())
         total += float(np.square(error, dtype=np.float64).sum()) / (power or 1.0)
     return total
@@ -209,32 +210,27 @@ def _scale(tensor: onnx.TensorProto, factors: Floats, axis: int) -> None:
     from onnx import numpy_helper
 
     values = numpy_helper.to_array(tensor)
-    shape = [-1 if index == axis else 1 for index in range(values.ndim)]
-    set_values(tensor, values * factors.reshape(shape).astype(values.dtype))
+    set_values(tensor, values * per_channel(factors, axis, values.ndim).astype(values.dtype))
 
 
 def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[str]:
-    """Let the products, and the Reshapes in front of them, read the tensor times 1/s; return what changed."""
-    from onnx import helper, numpy_helper
+    """Let the products read their activations times 1/s; return the new tensors.
 
-    graph, smoothed = model.graph, f"{place.tensor}/smoothed"
-    graph.initializer.append(
-        numpy_helper.from_array((1 / factors).astype(np.float32), f"{place.tensor}/factors")
-    )
-    graph_nodes = {node.name: node for node in graph.node}
-    pending = [graph_nodes[name] for name in place.products]
-    made_by = {name: node for node in graph.node for name in node.output}
-    rescaled = [smoothed]
-    while pending:
-        node = pending.pop()
-        if node.input[0] == place.tensor:
-            node.input[0] = smoothed
-        elif node.input[0] not in rescaled:
-            rescaled.append(str(node.input[0]))
-            pending.append(made_by[node.input[0]])
-    node = helper.make_node(
-        "Mul", [place.tensor, f"{place.tensor}/factors"], [smoothed], name=f"{place.tensor}/smooth"
-    )
-    position = next(i for i, n in enumerate(graph.node) if place.tensor in n.output)
-    graph.node.insert(position + 1, node)
-    return rescaled
+    The Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO
+    fuses the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
+    """
+    from onnx import helper
+
+    graph, factors_name = model.graph, f"{place.tensor}/factors"
+    store(graph, factors_name, (1 / factors).astype(np.float32))
+    nodes = {node.name: node for node in graph.node}
+    smoothed: dict[str, str] = {}
+    for product in (nodes[name] for name in place.products):
+        read = str(product.input[0])
+        if read not in smoothed:
+            smoothed[read] = f"{read}/smoothed"
+            node = helper.make_node("Mul", [read, factors_name], [smoothed[read]], name=f"{read}/smooth")
+            position = next(i for i, n in enumerate(graph.node) if read in n.output)
+            graph.node.insert(position + 1, node)
+        product.input[0] = smoothed[read]
+    return list(smoothed.values())

@@ -61,7 +61,7 @@ def export(
         opset_version: ONNX opset to export to.
         target: What the Q/DQ of a model that was trained with it is completed for; what `qat.prepare` was
             told, or "onnxruntime", by default. A float model is the same for all.
-        data: Samples (`calibration.batches`) in place of made input: for tracing, where the model has no
+        data: Samples (`calibration.batches`) in place of random input: for tracing, where the model has no
             example, and for every comparison.
         trust: Load a `.pt2` that runs code when it is loaded all the same.
         progress: Told of every step.

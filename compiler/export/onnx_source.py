@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ...artifact import Artifact, Check, commit, writing
 from ...calibration import Data
-from ...model.made_input import run_on
 from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
+from ...model.random_input import run_on
 from ...model.source import Source
 from ..check import OnnxReference
 from .manifest import export_manifest
@@ -31,7 +31,7 @@ def take_onnx(source: Source, output: Path, data: str | None) -> Artifact:
         run_on(proto, sample, OnnxReference(path))
         checks = [
             Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"),
-            Check("runs in ONNX Runtime", True, "the data" if data else "one made input"),
+            Check("runs in ONNX Runtime", True, "the data" if data else "one random input"),
         ]
         manifest = commit(path, export_manifest(proto, {"model": source.spec, "opset": opset(proto)}, checks))
     return Artifact(output, manifest)

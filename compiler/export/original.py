@@ -129,7 +129,7 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
             return example.call(loaded.module, feeds)
     except Exception as error:
         made = [f"{name} ({format_shape(feeds[name].shape)})" for name in feeds if name in example.made]
-        where = f"made input {', '.join(made)}" if made else "its input"
+        where = f"random input {', '.join(made)}" if made else "its input"
         hint = "check the --input shapes and dtypes against forward()"
         if made:
             hint = (

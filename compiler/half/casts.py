@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption
-from ...model.graph import drop_unused_initializers, rename_inputs, subgraphs
+from ...model.graph import subgraphs
+from ...model.graph_edits import drop_unused_initializers, rename_inputs
 
 if TYPE_CHECKING:
     import onnx

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...model.graph import infer_types
+from ...model.graph_edits import set_nodes
 from ...model.onnx_file import copy_model
 
 if TYPE_CHECKING:
@@ -40,6 +41,6 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
                 to = TensorProto.BFLOAT16
                 nodes.append(helper.make_node("Cast", [node.output[index]], [narrow], to=to))
                 nodes.append(helper.make_node("Cast", [narrow], [name], to=TensorProto.FLOAT))
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(nodes)
+    del graph.value_info[:]
+    set_nodes(graph, nodes)
     return copy

@@ -12,7 +12,8 @@ operator of a foreign domain keeps everything), not from a list kept by hand. A 
 5. when it is a quantized layer with such a DequantizeLinear in front: a cast between the two would hide
    from TensorRT that the layer is INT8,
 6. when one of its tensors is known to be finite and beyond the half type's largest number,
-7. when all that one of its tensors is known to hold is subnormal in the half type.
+7. when all that one of its tensors is known to hold is subnormal in the half type; and what divides by a
+   number that such a tensor keeps from zero, as `x / max(|x|, 1e-12)` does: it would divide by zero.
 
 Known are stored tensors, what Q/DQ can hold at their scale, and observed activations where ranges are given.
 
@@ -30,24 +31,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...calibration import Method, Ranges
-from ...model.graph import (
-    WEIGHTED,
-    captured_names,
-    fix_initializers,
-    infer_types,
-    name_nodes,
-    rename_inputs,
-    subgraphs,
-)
+from ...calibration.qparams import FLOAT8_E4M3
+from ...model.graph import ONNX_DOMAINS, WEIGHTED, attribute, captured_names, infer_types, subgraphs
+from ...model.graph_edits import fix_initializers, name_nodes, rename_inputs, store_constants
 from ...model.onnx_file import copy_model, opset
-from ..choice import matching
-from ..int8.float8 import LARGEST
+from ..match_nodes import match_nodes
 from .casts import Casts, Half, HalfType, half_type, set_own_type
-from .ready import OWN_TYPE, QDQ, raise_for, store_constants, store_quantized_weights
+from .ready import OWN_TYPE, QDQ, raise_for, store_quantized_weights
 
 if TYPE_CHECKING:
     import onnx
 
+_KEEPS_FROM_ZERO = frozenset(["Add", "Clip", "Max"])
+_SAME_LEAST = frozenset("Expand Identity Reshape Sqrt Squeeze Transpose Unsqueeze".split())
+_TO_DIVISORS = _SAME_LEAST | {"Div", "Reciprocal"}
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
 
 
@@ -77,7 +74,7 @@ def to_half(
     copy = copy_model(model)
     fix_initializers(copy)  # files before IR version 4 list them as inputs, by names that they lose here
     name_nodes(copy.graph)
-    excluded = matching(copy.graph, block)
+    excluded = match_nodes(copy.graph, block)
     raise_for(copy, half, excluded)
     name_nodes(copy.graph)  # the converter adds nodes of its own
     store_constants(copy.graph, excluded)
@@ -103,6 +100,8 @@ class _Conversion:
         self.floats = {name for name, kind in self.types.items() if kind == "float32"}
         self.floats |= set(self.casts.weights)
         self.known: dict[str, float] = {}  # tensor to its largest magnitude, as far as nodes tell
+        self.least: dict[str, float] = {}  # tensor to the small number that keeps it from zero
+        self.huge: set[str] = set()  # reciprocals of such
         for node in self.graph.node:
             self._learn(node)
 
@@ -135,6 +134,8 @@ class _Conversion:
             behind = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
             if behind:
                 return f"{behind[0]!r} in front of it stays in float32"
+        if reason := self._divides_by_nothing(node):
+            return reason
         read = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
         return self._unfit_values(node, [*read, *(name for name in node.output if name in self.floats)])
 
@@ -146,8 +147,29 @@ class _Conversion:
                 self.casts.overflowing.update(node.output)
                 return f"{name!r} reaches {largest:.3g}, beyond {self.half.name}'s {self.half.largest:.6g}"
             if 0 < largest < self.half.smallest_normal and not _is_qdq(node):
+                if node.op_type in _KEEPS_FROM_ZERO:
+                    self.least[node.output[0]] = largest
                 return f"{name!r} reaches only {largest:.3g}, all subnormal in {self.half.name}"
         return None
+
+    def _divides_by_nothing(self, node: onnx.NodeProto) -> str | None:
+        """What keeps a divisor from zero, on its way to the division, where the half type would lose it."""
+        small = {name: self.least[name] for name in node.input if name in self.least}
+        first = small.get(node.input[0]) if node.input else None
+        if first is not None and node.op_type in _SAME_LEAST:
+            self.least[node.output[0]] = float(np.sqrt(first)) if node.op_type == "Sqrt" else first
+        reads = set(node.input[1:]) if node.op_type == "Div" else set(node.input[:1])
+        lost = [
+            name
+            for name, least in small.items()
+            if name in reads and node.op_type in _TO_DIVISORS and least < self.half.smallest_subnormal
+        ]
+        if node.op_type == "Reciprocal" and first is not None and first < 1 / self.half.largest:
+            lost = [node.input[0]]
+            self.huge.update(node.output)
+        if node.op_type == "Mul":
+            lost = [name for name in node.input if name in self.huge]
+        return f"{lost[0]!r} keeps a divisor from zero, which {self.half.name} would lose" if lost else None
 
     def _unfit_scale(self, scale: str) -> str | None:
         if scale not in self.casts.weights:
@@ -192,7 +214,7 @@ class _Conversion:
             limits = np.iinfo(self.types[name])
             low, high = limits.min, limits.max
         else:
-            return LARGEST if self.types.get(name) == "float8_e4m3fn" else 0.0
+            return float(FLOAT8_E4M3.qmax) if self.types.get(name) == "float8_e4m3fn" else 0.0
         return max(high - float(zeros.min()), float(zeros.max()) - low)
 
     def _convert(self, node: onnx.NodeProto) -> None:
@@ -234,7 +256,7 @@ class _Conversion:
         if node.op_type in OWN_TYPE:
             return [name in self.floats for name in node.output]
         if _is_qdq(node) and node.op_type == "DequantizeLinear":  # from opset 23 on, with no common variable
-            chosen = any(attribute.name == "output_dtype" and attribute.i for attribute in node.attribute)
+            chosen = attribute(node, "output_dtype", 0)
             return [node.input[1] in self.casts.half and not chosen]
         formal = self._formal(node, "inputs", len(node.input))
         half = self.casts.half
@@ -258,7 +280,7 @@ class _Conversion:
 
 
 def _is_qdq(node: onnx.NodeProto) -> bool:
-    return node.op_type in QDQ and node.domain in ("", "ai.onnx")
+    return node.op_type in QDQ and node.domain in ONNX_DOMAINS
 
 
 def _amax(values: Any) -> float:

@@ -2,8 +2,7 @@
 
 1. An opset in which ONNX allows the half type: QuantizeLinear and DequantizeLinear take float16 from 19 on,
    Conv and pools take bfloat16 from 22 on. It is raised no further than the graph's own operators need.
-2. Constant nodes of float32 are initializers, so that all stored numbers are looked at alike.
-3. Weights behind QuantizeLinear are stored as the integers it makes: rounded to half first, some would
+2. Weights behind QuantizeLinear are stored as the integers it makes: rounded to half first, some would
    become other integers.
 """
 
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.graph import consumers, int_attribute
+from ...calibration.qparams import QParams, quantize
+from ...model.graph import ONNX_DOMAINS, attribute, consumers
+from ...model.graph_edits import set_nodes, store
 from ...model.onnx_file import opset
-from ..opset.raised import raise_in_place
+from ..opset.upgrade import upgrade_in_place
 from .casts import HalfType, stored_tensor
 
 if TYPE_CHECKING:
@@ -42,34 +43,16 @@ def raise_for(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) 
     Raises:
         UnsupportedOperator: Naming what ONNX's converter could not take.
     """
-    operators = {node.op_type for node in model.graph.node if _is_onnx(node) and node.name not in excluded}
+    operators = {
+        node.op_type for node in model.graph.node if node.domain in ONNX_DOMAINS and node.name not in excluded
+    }
     if half.name == "float16":
         operators &= set(QDQ)  # the others have had float16 from the beginning, or all but
     current = opset(model)
     lowest = max((_first_opset(operator, current, half) for operator in operators), default=current)
     if lowest <= current:
         return
-    raise_in_place(model, lowest)
-
-
-def store_constants(graph: onnx.GraphProto, excluded: Container[str]) -> None:
-    """Turn Constant nodes of float32 into initializers, but for those excluded by name."""
-    import onnx
-    from onnx import numpy_helper
-
-    kept = []
-    for node in graph.node:
-        values = None
-        for item in node.attribute if node.op_type == "Constant" and node.name not in excluded else ():
-            if item.name == "value" and item.t.data_type == onnx.TensorProto.FLOAT:
-                values = numpy_helper.to_array(item.t)
-            elif item.name in ("value_float", "value_floats"):
-                values = np.asarray(item.f if item.name == "value_float" else list(item.floats), np.float32)
-        if values is None:
-            kept.append(node)
-        else:
-            graph.initializer.append(stored_tensor(values, node.output[0]))
-    _set_nodes(graph, kept)
+    upgrade_in_place(model, lowest)
 
 
 def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Container[str]) -> None:
@@ -90,20 +73,22 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
     kept = []
     for node in graph.node:
         read = readers.get(node.output[0], []) if node.output else []
-        ready = node.op_type == "QuantizeLinear" and _is_onnx(node) and node.name not in excluded
+        ready = node.op_type == "QuantizeLinear" and node.domain in ONNX_DOMAINS and node.name not in excluded
         if not ready or node.output[0] in outputs or not _is_plain(node, read, stored):
             kept.append(node)
             continue
         weight, scale, zero_point = (numpy_helper.to_array(stored[name]) for name in node.input)
         fitted = _fitted(scale, half)
-        integers = _quantized(weight, fitted, zero_point, int_attribute(node, "axis", 1))
-        graph.initializer.append(numpy_helper.from_array(integers, node.output[0]))
+        limits = np.iinfo(zero_point.dtype)
+        axis = attribute(node, "axis", 1)
+        integers = quantize(weight, QParams(fitted, zero_point, limits.min, limits.max, axis))
+        store(graph, node.output[0], integers)
         if not np.array_equal(fitted, scale):
             name = f"{node.input[1]}/{node.name}"
             graph.initializer.append(stored_tensor(fitted, name))
             for reader in read:
                 reader.input[1] = name
-    _set_nodes(graph, kept)
+    set_nodes(graph, kept)
 
 
 def _is_plain(
@@ -130,20 +115,6 @@ def _fitted(scale: NDArray[Any], half: HalfType) -> NDArray[np.float32]:
     return fitted
 
 
-def _quantized(
-    weight: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any], axis: int
-) -> NDArray[np.integer[Any]]:
-    """`clip(round(weight / scale) + zero_point)` by ONNX's definition; halves go to the even number."""
-    if scale.ndim:
-        shape = [1] * weight.ndim
-        shape[axis] = -1
-        scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-    limits = np.iinfo(zero_point.dtype)
-    steps = np.rint(weight / scale) + zero_point
-    quantized: NDArray[np.integer[Any]] = np.clip(steps, limits.min, limits.max).astype(zero_point.dtype)
-    return quantized
-
-
 def _first_opset(operator: str, current: int, half: HalfType) -> int:
     """The first opset from the current one on that allows the type; the current if none does."""
     import onnx
@@ -158,13 +129,3 @@ def _first_opset(operator: str, current: int, half: HalfType) -> int:
         if any(wanted in set(parameter.types) for parameter in typed):
             return version
     return current
-
-
-def _is_onnx(node: onnx.NodeProto) -> bool:
-    return node.domain in ("", "ai.onnx")
-
-
-def _set_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    if len(nodes) != len(graph.node):
-        del graph.node[:]
-        graph.node.extend(nodes)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.graph import consumers, int_attribute, producers, set_values, weighted_nodes
+from ...model.graph import attribute, consumers, producers, tensor_values, weighted_nodes
+from ...model.graph_edits import set_values
 from ...model.onnx_file import load_onnx
 from ...progress import Progress, silent
 from ..prepare import prepared
@@ -74,15 +75,21 @@ def round_weights(
         scales = stored.get(dequantize.input[1])
         if tensor is None or scales is None or list(scales.dims) in ([], [1]) or tensor.name in done:
             continue
-        values = _rows(_array(weights[float_node.input[1]]), float_node)
+        values = _rows(tensor_values(weights[float_node.input[1]]), float_node)
         hessian = hessian_of([float_node], hessians)
-        if hessian is None or _array(scales).shape != (len(values),):
+        if hessian is None or tensor_values(scales).shape != (len(values),):
             continue
         rounded = gptq(
-            values, hessian, bits=8, block_size=0, symmetric=True, scales=_array(scales), name=tensor.name
+            values,
+            hessian,
+            bits=8,
+            block_size=0,
+            symmetric=True,
+            scales=tensor_values(scales),
+            name=tensor.name,
         )
         codes = rounded.codes.astype(np.int16) - _MIDDLE
-        _store(tensor, codes, _array(scales), float_node)
+        _store(tensor, codes, tensor_values(scales), float_node)
         done.add(tensor.name)
     return len(done)
 
@@ -108,7 +115,7 @@ def _rows(values: NDArray[Any], node: onnx.NodeProto) -> NDArray[np.float32]:
 
 
 def _by_output(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Conv" or (node.op_type == "Gemm" and int_attribute(node, "transB", 0) == 1)
+    return node.op_type == "Conv" or (node.op_type == "Gemm" and bool(attribute(node, "transB", 0)))
 
 
 def _store(
@@ -117,7 +124,7 @@ def _store(
     """Write the rows back in the weight's own layout; none is larger than what is stored by now."""
     from onnx import TensorProto
 
-    before = _array(tensor)
+    before = tensor_values(tensor)
     integer = tensor.data_type == TensorProto.INT8
     largest = int(np.abs(before.astype(np.int16)).max()) if integer else 127  # 7 bits for avx2
     rows: NDArray[Any] = np.clip(codes, -largest, largest)
@@ -125,10 +132,3 @@ def _store(
         rows = rows * scales.astype(np.float32)[:, None]
     values = rows.reshape(before.shape) if _by_output(node) else rows.T
     set_values(tensor, np.ascontiguousarray(values).astype(before.dtype))
-
-
-def _array(tensor: onnx.TensorProto) -> NDArray[Any]:
-    from onnx import numpy_helper
-
-    values: NDArray[Any] = numpy_helper.to_array(tensor)
-    return values

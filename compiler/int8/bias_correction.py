@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CalibrationError
-from ...model.graph import captured_names, consumers, producers, set_values, weighted_nodes
+from ...model.graph import captured_names, consumers, producers, tensor_values, weighted_nodes
+from ...model.graph_edits import set_values
 from ...model.onnx_file import copy_model, load_onnx, opset
 from ...progress import Progress, silent
 from ..activations import run_samples
-from ..opset.raised import raise_in_place
+from ..opset.upgrade import upgrade_in_place
 from ..prepare import prepared
 from .float8 import stored_weight
 from .gemms import join_biases
@@ -65,7 +66,7 @@ def correct_biases(
     reference = prepared(load_onnx(float_model_path))
     gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
     join_biases(reference, exclude={node.name for node in reference.graph.node} - gemms - _adds(reference))
-    raise_in_place(reference, opset(quantized))  # the layers of both stand in one graph
+    upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
     errors = _measure(reference, corrected, layers, Path(float_model_path), data, limit, progress)
     for layer in layers:
@@ -87,7 +88,7 @@ class _Bias:
     def add(self, correction: NDArray[np.float64]) -> None:
         from onnx import numpy_helper
 
-        values = numpy_helper.to_array(self.tensor)
+        values = tensor_values(self.tensor)
         if self.scale is None:
             # One number for all channels becomes one for each.
             total = values + (correction if values.size == 1 else correction.reshape(values.shape))
@@ -133,15 +134,25 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
         if quantize is None or quantize.op_type != "QuantizeLinear" or quantize.input[0] not in known:
             continue
         weight = made_by[node.input[1]].input[0]
-        if weight not in stored and (weight not in made_by or made_by[weight].input[0] not in stored):
+        if weight not in stored and weight in made_by:
+            weight = made_by[weight].input[0]  # floats behind a pair, for TensorRT
+        if weight not in stored:
             continue  # a product of two activations
         name = _bias_name(node, made_by, readers, kept)
         if name not in stored or len(readers[name]) > 1 or name in kept:
             continue
+        if node.op_type == "MatMul" and not _per_channel(stored[name], stored[weight].dims[-1]):
+            continue  # a value per position, as anchors of boxes are
         dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
-        scale = _array(stored[dequantize.input[1]]) if dequantize is not None else None
+        scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
         axis = 1 if node.op_type == "Conv" else -1
         yield _Quantized(node, str(counterpart.output[0]), _Bias(stored[name], scale), axis)
+
+
+def _per_channel(bias: onnx.TensorProto, channels: int) -> bool:
+    """Whether what is added has one value for each channel of the last axis, or one for all."""
+    extents = [extent for extent in bias.dims if extent != 1]
+    return not extents or (extents == [channels] and bias.dims[-1] == channels)
 
 
 def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
@@ -236,10 +247,3 @@ def _copy_node(graph: onnx.GraphProto, node: onnx.NodeProto, inputs: list[str], 
     copy.CopyFrom(node)
     copy.name = f"quantized/{output}"
     copy.input[:], copy.output[:] = inputs, [output]
-
-
-def _array(tensor: onnx.TensorProto) -> NDArray[Any]:
-    from onnx import numpy_helper
-
-    values: NDArray[Any] = numpy_helper.to_array(tensor)
-    return values

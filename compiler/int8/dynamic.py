@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ...calibration.qparams import choose_weight_qparams, quantize
 from ...errors import InvalidOption, QuantizationError, first_line
-from ...model.graph import consumers, drop_unused_initializers
+from ...model.graph import attribute, consumers
+from ...model.graph_edits import drop_unused_initializers, set_nodes, store
 from ...model.onnx_file import load_onnx, save_onnx
 from ...progress import quiet
-from ..choice import matching
-from .weights import channel_scales, quantize_channels
+from ..match_nodes import match_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -67,7 +68,7 @@ def quantize_dynamic(
     types = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}
     if weight_type not in types:
         raise InvalidOption(f"weight type {weight_type!r}: int8 or uint8 is required")
-    excluded = matching(model.graph, exclude)
+    excluded = match_nodes(model.graph, exclude)
     nodes = _planned(model, set(excluded))
     planned = Counter(node.op_type for node in nodes)
     names = {node.name for node in nodes}
@@ -154,8 +155,7 @@ def _store_gru_weights(graph: onnx.GraphProto, names: set[str]) -> int:
                     widened[weight] = _widen(graph, stored[weight], nodes)
                 node.input[index] = widened[weight]
         nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, nodes)
     drop_unused_initializers(graph)
     return count
 
@@ -167,11 +167,11 @@ def _widen(graph: onnx.GraphProto, weight: onnx.TensorProto, nodes: list[onnx.No
 
     values, name = numpy_helper.to_array(weight), weight.name
     rows = values.reshape(-1, values.shape[-1])
-    scales = channel_scales(rows, 0)
-    integers = quantize_channels(rows, scales, 0).reshape(values.shape)
-    scales = scales.reshape(*values.shape[:-1], 1)
-    graph.initializer.append(numpy_helper.from_array(integers, f"{name}/int8"))
-    graph.initializer.append(numpy_helper.from_array(scales, f"{name}/scale"))
+    qparams = choose_weight_qparams(rows, 0)
+    integers = quantize(rows, qparams).reshape(values.shape)
+    scales = qparams.scale.reshape(*values.shape[:-1], 1)
+    store(graph, f"{name}/int8", integers)
+    store(graph, f"{name}/scale", scales)
     cast = onnx.helper.make_node("Cast", [f"{name}/int8"], [f"{name}/steps"], f"{name}/cast", to=1)
     factors = [f"{name}/steps", f"{name}/scale"]
     nodes += [cast, onnx.helper.make_node("Mul", factors, [f"{name}/widened"], f"{name}/mul")]
@@ -217,7 +217,7 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
             nodes.append(node)
             continue
         weight = node.input[1]
-        if any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
+        if attribute(node, "transB", 0):
             weight = f"{weight}/transposed"
             if weight not in stored:
                 array = np.ascontiguousarray(numpy_helper.to_array(stored[node.input[1]]).T)
@@ -231,8 +231,7 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
             operands = [product, node.input[2]]
             name = f"{node.name}/bias"
             nodes.append(onnx.helper.make_node("Add", operands, [node.output[0]], name=name))
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, nodes)
     drop_unused_initializers(graph)
 
 
@@ -243,7 +242,7 @@ def _planned(model: onnx.ModelProto, excluded: set[str]) -> list[onnx.NodeProto]
     for node in model.graph.node:
         if node.op_type not in DYNAMIC_OPERATORS or node.name in excluded or len(node.input) < 2:
             continue
-        transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+        transposed = attribute(node, "transA", 0)
         product = node.op_type in ("MatMul", "Gemm")
         weights = node.input[1:3] if node.op_type in ("LSTM", "GRU") else node.input[1:2]
         fits = not product or axes.get(node.input[1]) == 2

@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.graph import drop_unused_initializers, int_attribute
+from ...calibration.qparams import FLOAT8_E4M3, INT8, channel_amax, per_channel, scale_and_zero_point
+from ...model.graph import attribute
+from ...model.graph_edits import drop_unused_initializers
 
 if TYPE_CHECKING:
     import onnx
 
-LARGEST = 448.0
-"""The largest E4M3 number."""
 LOWEST_OPSET = 19
 """The first opset whose QuantizeLinear makes float8."""
 
-_INT8_LARGEST = 127.0
 _MULTIPLE = 16  # of channels, in the kernels of convolutions
 _LARGEST_KERNEL = 32  # elements of one filter and channel
 
@@ -43,7 +42,7 @@ def unfit_for_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto
     if node.op_type != "Conv" or node.input[1] not in stored:
         return None
     outputs, inputs, *kernel = stored[node.input[1]].dims
-    if int_attribute(node, "group", 1) != 1:
+    if attribute(node, "group", 1) != 1:
         return "TensorRT has no FP8 kernel for convolutions of groups"
     if min(inputs, outputs) < _MULTIPLE or inputs % _MULTIPLE != outputs % _MULTIPLE:
         return f"its {inputs} and {outputs} channels fit no FP8 kernel, which takes multiples of {_MULTIPLE}"
@@ -73,14 +72,14 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
         values, scale = node.input[0], stored[node.input[1]]
         if node.op_type == "QuantizeLinear" and values in stored:
             weight = numpy_helper.to_array(stored[values])
-            axis = int_attribute(node, "axis", 1) if scale.dims else None
+            axis = attribute(node, "axis", 1) if scale.dims else None
             scales = weight_scales(weight, axis, half=half_scales)
             graph.initializer.append(_float8_tensor(round_to_float8(weight, scales, axis), node.output[0]))
             scale.CopyFrom(numpy_helper.from_array(scales, scale.name))
             scaled.add(scale.name)
             graph.node.remove(node)
         elif scale.name not in scaled:
-            scales = numpy_helper.to_array(scale).astype(np.float64) * (_INT8_LARGEST / LARGEST)
+            scales = numpy_helper.to_array(scale).astype(np.float64) * (INT8.qmax / FLOAT8_E4M3.qmax)
             scale.CopyFrom(numpy_helper.from_array(_rounded_up(scales, half=half_scales), scale.name))
             scaled.add(scale.name)
     del graph.value_info[:]  # they say int8
@@ -100,9 +99,8 @@ def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False)
     Returns:
         float32 [weight.shape[axis]], or a scalar.
     """
-    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis % weight.ndim)
-    amax = np.abs(weight).max(axis=others, initial=0.0).astype(np.float64)
-    scales = np.where(amax < np.finfo(np.float32).tiny * LARGEST, 1.0, amax / LARGEST)
+    amax = channel_amax(weight, axis)
+    scales, _ = scale_and_zero_point(-amax, amax, FLOAT8_E4M3)
     return _rounded_up(scales, half=half)
 
 
@@ -120,11 +118,8 @@ def round_to_float8(weight: NDArray[Any], scales: NDArray[Any], axis: int | None
     """Return `weight / scale` as the nearest E4M3 numbers, halves to the even one, at most 448."""
     import ml_dtypes
 
-    if axis is not None:
-        shape = [1] * weight.ndim
-        shape[axis] = -1
-        scales = scales.reshape(shape)
-    rounded: NDArray[Any] = np.clip(weight / scales, -LARGEST, LARGEST).astype(ml_dtypes.float8_e4m3fn)
+    steps = weight / per_channel(scales, axis, weight.ndim)
+    rounded: NDArray[Any] = np.clip(steps, FLOAT8_E4M3.qmin, FLOAT8_E4M3.qmax).astype(ml_dtypes.float8_e4m3fn)
     return rounded
 
 
@@ -141,11 +136,7 @@ def stored_weight(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) 
         return None
     values = numpy_helper.to_array(tensor).astype(np.float32)
     scales = numpy_helper.to_array(stored[node.input[1]])
-    if scales.ndim:
-        shape = [1] * values.ndim
-        shape[int_attribute(node, "axis", 1)] = -1
-        scales = scales.reshape(shape)
-    weight: NDArray[np.float32] = values * scales
+    weight: NDArray[np.float32] = values * per_channel(scales, attribute(node, "axis", 1), values.ndim)
     return weight
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...model.graph import consumers, infer_shapes, producers
+from ...model.graph_edits import store
 
 if TYPE_CHECKING:
     import onnx
@@ -52,8 +53,7 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
             continue
         if len(readers[name]) > 1 or list(bias.dims) != [channels]:  # its int32 scale differs with each
             plain = np.broadcast_to(numpy_helper.to_array(bias).reshape(-1), (channels,)).copy()
-            name = f"{name}/{node.name}"
-            graph.initializer.append(numpy_helper.from_array(plain, name))
+            name = store(graph, f"{name}/{node.name}", plain)
         node.op_type = "Gemm"
         node.input.append(name)
         node.output[0] = add.output[0]

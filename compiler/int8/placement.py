@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...errors import InvalidOption
 from ...model.graph import WEIGHTED, constant_names, consumers, producers
-from ..choice import matching
+from ..match_nodes import match_nodes
 from .float8 import unfit_for_float8
 from .tables import is_table
 
@@ -101,8 +101,8 @@ def plan(
     """
     if target not in TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(TARGETS)}")
-    excluded = matching(model.graph, exclude)
-    weighted_excluded = matching(model.graph, (), only=only) | excluded
+    excluded = match_nodes(model.graph, exclude)
+    weighted_excluded = match_nodes(model.graph, (), only=only) | excluded
     return _Planner(model, target, excluded, weighted_excluded, float8=float8).run()
 
 
@@ -125,6 +125,7 @@ class _Planner:
         self.shared = _read_elsewhere(model.graph)
         self.made_by = producers(model.graph)
         self.integer: set[str] = set()  # tensors that an integer kernel makes
+        self.planned: set[str] = set()
 
     def run(self) -> Placement:
         nodes, tables, left = [], [], {}
@@ -143,6 +144,7 @@ class _Planner:
             elif node.name in self.excluded or not self._goes_along(node):
                 continue
             nodes.append(node.name)
+            self.planned.add(node.name)
             if node.op_type not in WRITES_FLOAT and self.target != "tensorrt":
                 self.integer.update(node.output)
         if self.target == "openvino":
@@ -164,12 +166,27 @@ class _Planner:
     def _goes_along(self, node: onnx.NodeProto) -> bool:
         """Whether an operator without weights is quantized with those around it."""
         if self.target == "tensorrt":
-            return node.op_type == "Add" and _closes_residual(node, self.constants, self.made_by)
+            return node.op_type == "Add" and self._closes_residual(node)
         if node.op_type not in _BETWEEN:
             return False
         if node.op_type in ("Relu", "Clip") and node.input[0] in self.shared:
             return False  # it would be folded into its producer, whose own value is read elsewhere
         return all(name in self.integer for name in _values(node))
+
+    def _closes_residual(self, node: onnx.NodeProto) -> bool:
+        """Whether two activations meet, and an integer convolution makes one (through Relu and its like).
+
+        Where it stays in float there is nothing that the Add could be fused with: Q/DQ would only cost.
+        """
+        activations = [name for name in node.input if name not in self.constants]
+        makers = [self._convolution(name) for name in activations]
+        return len(activations) == 2 and any(one is not None and one.name in self.planned for one in makers)
+
+    def _convolution(self, name: str) -> onnx.NodeProto | None:
+        node = self.made_by.get(name)
+        while node is not None and node.op_type in _TRANSPARENT:
+            node = self.made_by.get(node.input[0])
+        return node if node is not None and node.op_type in ("Conv", "ConvTranspose") else None
 
     def _unfit(self, node: onnx.NodeProto) -> str | None:
         """The reason why a weighted node stays in float; None when it is quantized."""
@@ -218,18 +235,3 @@ def _values(node: onnx.NodeProto) -> list[str]:
     if node.op_type in ("Add", "Mul", "Concat"):
         return list(node.input)
     return list(node.input[1:]) if node.op_type == "Where" else list(node.input[:1])
-
-
-def _closes_residual(
-    node: onnx.NodeProto, constants: set[str], made_by: Mapping[str, onnx.NodeProto]
-) -> bool:
-    """Two activations meet, and at least one comes from a convolution (through Relu and its like)."""
-    activations = [name for name in node.input if name not in constants]
-    return len(activations) == 2 and any(_from_convolution(name, made_by) for name in activations)
-
-
-def _from_convolution(name: str, made_by: Mapping[str, onnx.NodeProto]) -> bool:
-    node = made_by.get(name)
-    while node is not None and node.op_type in _TRANSPARENT:
-        node = made_by.get(node.input[0])
-    return node is not None and node.op_type in ("Conv", "ConvTranspose")

@@ -9,11 +9,13 @@ import numpy as np
 
 from ...calibration import Method, Ranges
 from ...errors import CalibrationError, QuantizationError, first_line
-from ...model.graph import drop_unused_initializers, producers, sort_nodes
+from ...model.graph import producers
+from ...model.graph_edits import drop_unused_initializers, sort_nodes
 from ...progress import quiet
-from .finish import keep_norms_apart, read_floats
+from .gathers import gather_by_vectors
 from .gemms import keep_adds_apart
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, Target, scaled_tensors
+from .qdq_cleanup import keep_norms_apart, read_floats
 from .tables import quantize_tables
 from .weights import all_channels_at_once
 
@@ -88,6 +90,8 @@ def quantize_static(
     if placement.target == "onnxruntime":
         keep_norms_apart(quantized.graph)
         keep_adds_apart(quantized, planned)
+    if placement.target == "openvino":
+        gather_by_vectors(quantized)
     drop_unused_initializers(quantized.graph)
     _check_scales(quantized)
     return quantized

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...model.graph import drop_unused_initializers, infer_shapes
-from .weights import channel_scales, quantize_channels
+from ...calibration.qparams import choose_weight_qparams, quantize
+from ...model.graph import attribute, infer_shapes
+from ...model.graph_edits import drop_unused_initializers, set_nodes, store
 
 if TYPE_CHECKING:
     import onnx
@@ -27,7 +28,7 @@ SMALLEST = 1 << 16
 def is_table(node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
     """Return whether a node looks up rows of a stored float32 table of two axes that is worth quantizing."""
     table = stored.get(node.input[0]) if node.op_type == "Gather" else None
-    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    axis = attribute(node, "axis", 0)
     if table is None or table.data_type != 1 or len(table.dims) != 2 or axis != 0:
         return False
     return int(np.prod(table.dims)) >= SMALLEST
@@ -58,7 +59,7 @@ def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
                 stored[tensor.name] = tensor
                 graph.initializer.append(tensor)
         whole = f"{name}/shape"
-        graph.initializer.append(numpy_helper.from_array(np.array([0] * axes + [-1], np.int64), whole))
+        store(graph, whole, np.array([0] * axes + [-1], np.int64))
         node.input[0], node.output[0] = f"{table}/int8", f"{result}/int8"
         made = [f"{result}/{what}" for what in ("float", "scale", "blocks")]
         nodes += [
@@ -67,8 +68,7 @@ def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
             helper.make_node("Mul", made[:2], made[2:], name=f"{name}/scaled"),
             helper.make_node("Reshape", [made[2], whole], [result], name=f"{name}/row"),
         ]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, nodes)
     drop_unused_initializers(graph)
 
 
@@ -81,9 +81,9 @@ def _quantized(
     rows, columns = values.shape
     block = next(size for size in (BLOCK_SIZE, columns) if columns % size == 0)
     blocks = values.reshape(-1, block)
-    scales = channel_scales(blocks, 0)
-    quantized = quantize_channels(blocks, scales, 0).reshape(rows, -1, block)
+    qparams = choose_weight_qparams(blocks, 0)
+    quantized = quantize(blocks, qparams).reshape(rows, -1, block)
     return [
         numpy_helper.from_array(quantized, f"{name}/int8"),
-        numpy_helper.from_array(scales.reshape(rows, -1, 1), f"{name}/scale"),
+        numpy_helper.from_array(qparams.scale.reshape(rows, -1, 1), f"{name}/scale"),
     ]

@@ -9,40 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ...calibration.qparams import INT8, QParams, choose_weight_qparams, quantize
 
 if TYPE_CHECKING:
     import onnx
-
-_LEVELS = 127
-_TINY = np.finfo(np.float32).tiny
-
-
-def channel_scales(weight: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Return the symmetric int8 scale of each channel, `amax / 127`; 1 for a channel of zeros.
-
-    Args:
-        weight: Of any shape; float32.
-        axis: The axis of the output channels.
-
-    Returns:
-        float32 [weight.shape[axis]].
-    """
-    others = tuple(index for index in range(weight.ndim) if index != axis)
-    amax = np.abs(weight).max(axis=others, initial=0.0).astype(np.float64)
-    scales = (2 * amax) / (2 * _LEVELS)
-    return np.where(scales < _TINY, 1.0, scales).astype(weight.dtype)
-
-
-def quantize_channels(weight: NDArray[Any], scales: NDArray[Any], axis: int) -> NDArray[np.int8]:
-    """Return `round(weight / scale)` as int8, with a scale per channel; halves go to the even number."""
-    shape = [1] * weight.ndim
-    shape[axis] = -1
-    steps = weight / scales.reshape(shape)
-    np.round(steps, out=steps)
-    np.clip(steps, -128, 127, out=steps)
-    quantized: NDArray[np.int8] = steps.astype(np.int8)
-    return quantized
 
 
 @contextmanager
@@ -70,8 +41,9 @@ def all_channels_at_once() -> Iterator[type]:
         if axis is None or not plain or quant_type != onnx.TensorProto.INT8 or np.any(zero_point):
             return original(weight, quant_type, zero_point, scale, axis, *rest, **options)  # type: ignore[misc]
         values = onnx.numpy_helper.to_array(weight)
-        quantized = quantize_channels(values, np.asarray(scale), axis)
-        return onnx.numpy_helper.from_array(quantized, f"{weight.name}_quantized")
+        zeros = np.zeros(np.shape(scale), np.int8)
+        qparams = QParams(np.asarray(scale), zeros, INT8.qmin, INT8.qmax, axis)
+        return onnx.numpy_helper.from_array(quantize(values, qparams), f"{weight.name}_quantized")
 
     if original is not None:
         qdq_quantizer.quantize_onnx_initializer = quantize_initializer
@@ -114,10 +86,10 @@ def _quantizer_class(module: Any) -> type:
             finally:
                 self.tensors_to_quantize = every
             for name, axis in weights.items():
-                scales = channel_scales(numpy_helper.to_array(stored[name]), axis)
+                chosen = choose_weight_qparams(numpy_helper.to_array(stored[name]), axis)
                 found[name] = parameters(
-                    zero_point=np.zeros(len(scales), np.int8),
-                    scale=scales,
+                    zero_point=chosen.zero_point,
+                    scale=chosen.scale,
                     quant_type=self.weight_qType,
                     axis=axis,
                 )

@@ -5,7 +5,7 @@
     LayerNormalization (17)         (x - mean) / Sqrt(variance + epsilon) * scale + bias
     GroupNormalization (18, 21)     Reshape, InstanceNormalization, Reshape, Mul, Add
 
-What has no decomposition here is written as ONNX itself defines it (`bodies`).
+What has no decomposition here is written as ONNX itself defines it (`function_bodies`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .rewrites import Rewrite, attribute_value
+from ...model.graph import attribute
+from .rewrites import Rewrite
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     chain, x = _Chain(node, scope), node.input[0]
     kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
     one, half = chain.scalar(1.0, kind), chain.scalar(0.5, kind)
-    if attribute_value(node, "approximate", b"none") == b"tanh":
+    if attribute(node, "approximate", "none") == "tanh":
         cubed = chain.add("Pow", [x, chain.scalar(3.0, kind)])
         inner = chain.add("Add", [x, chain.add("Mul", [chain.scalar(0.044715, kind), cubed])])
         scaled = chain.add("Mul", [chain.scalar(math.sqrt(2 / math.pi), kind), inner])
@@ -88,11 +89,11 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
     chain, (x, scale, bias) = _Chain(node, scope), node.input
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
-    groups = int(attribute_value(node, "num_groups", 0))
+    groups = int(attribute(node, "num_groups", 0))
     scales = scope.shape(scale)
     if scales is None or scales[0] is None:
         raise scope.refusal(node, f"whether {scale!r} is per group or per channel is not known")
-    stash = attribute_value(node, "stash_type", TensorProto.FLOAT)
+    stash = attribute(node, "stash_type", TensorProto.FLOAT)
     if stash != TensorProto.FLOAT or kind == TensorProto.DOUBLE:
         stash = kind
     shape = chain.add("Shape", [x])
@@ -102,7 +103,7 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     dtype = helper.tensor_dtype_to_np_dtype(stash)
     ones = scope.store(np.ones(groups, dtype), f"{shape}/ones")
     zeros = scope.store(np.zeros(groups, dtype), f"{shape}/zeros")
-    epsilon = attribute_value(node, "epsilon", 1e-5)
+    epsilon = attribute(node, "epsilon", 1e-5)
     value = chain.add("InstanceNormalization", [value, ones, zeros], epsilon=epsilon)
     if stash != kind:
         value = chain.add("Cast", [value], to=kind)
@@ -122,12 +123,12 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
     chain, (x, scale) = _Chain(node, scope), node.input
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
-    stash = attribute_value(node, "stash_type", TensorProto.FLOAT)
-    axis = attribute_value(node, "axis", -1) % rank
+    stash = attribute(node, "stash_type", TensorProto.FLOAT)
+    axis = attribute(node, "axis", -1) % rank
     value = x if stash == kind else chain.add("Cast", [x], to=stash)
     square = chain.add("Mul", [value, value])
     mean = chain.mean(square, list(range(axis, rank)))
-    epsilon = chain.scalar(attribute_value(node, "epsilon", 1e-5), stash)
+    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
     root = chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])
     value = chain.add("Div", [value, root])
     value = value if stash == kind else chain.add("Cast", [value], to=kind)
@@ -145,12 +146,12 @@ def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     if len([name for name in node.output if name]) > 1:
         raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
-    stash = attribute_value(node, "stash_type", TensorProto.FLOAT)
-    axes = list(range(attribute_value(node, "axis", -1) % rank, rank))
+    stash = attribute(node, "stash_type", TensorProto.FLOAT)
+    axes = list(range(attribute(node, "axis", -1) % rank, rank))
     value = x if stash == kind else chain.add("Cast", [x], to=stash)
     value = chain.add("Sub", [value, chain.mean(value, axes)])
     variance = chain.mean(chain.add("Mul", [value, value]), axes)
-    epsilon = chain.scalar(attribute_value(node, "epsilon", 1e-5), stash)
+    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
     value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [variance, epsilon])])])
     value = value if stash == kind else chain.add("Cast", [value], to=kind)
     given = [name for name in bias if name]

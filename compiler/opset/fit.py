@@ -10,7 +10,6 @@ from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writin
 from ...calibration import Data
 from ...errors import ModelError
 from ...model.graph import graph_precision
-from ...model.made_input import MadeInput
 from ...model.onnx_file import (
     check_onnx,
     count_operators,
@@ -20,6 +19,7 @@ from ...model.onnx_file import (
     opset,
     save_onnx,
 )
+from ...model.random_input import RandomInput
 from ...progress import Progress, silent
 from ...shapes import Feeds
 from ..check import OnnxReference, compare_outputs
@@ -42,7 +42,7 @@ def fit_opset(
         model: ONNX file.
         output: ONNX file to write.
         highest: The newest opset that the reader knows: 17 for TensorRT 8.5 and 8.6.
-        data: Samples to compare the outputs on; made input otherwise.
+        data: Samples to compare the outputs on; random input otherwise.
         progress: Told of every step.
 
     Returns:
@@ -84,7 +84,7 @@ def fit_opset(
 
 
 def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
-    """Compare a file with the same model in another opset, on samples or made input.
+    """Compare a file with the same model in another opset, on samples or random input.
 
     Raises:
         ModelError: If it computes something else.
@@ -106,7 +106,7 @@ def _feeds(model: Path, data: str | None, reference: OnnxReference) -> Iterator[
     proto = load_onnx(model, external_data=False)
     if data is None:
         # Two batch sizes, so that an axis that was taken for a constant is found out.
-        made = MadeInput(proto)
+        made = RandomInput(proto)
         yield made.run(reference)[0]
         if made.has_batch:
             yield made.feeds(3, seed=1)

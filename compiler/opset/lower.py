@@ -5,8 +5,8 @@ in both stays as it is. Any other is
 
 1. rewritten, where its operands or attributes moved (`rewrites`),
 2. decomposed, where the older opset has no such operator (`decompose`),
-3. taken as it stands, where only types or attributes were added that it does not use (`same`),
-4. written out as ONNX defines it, where it has a body of other operators (`bodies`),
+3. taken as it stands, where only types or attributes were added that it does not use (`compatible_ops`),
+4. written out as ONNX defines it, where it has a body of other operators (`function_bodies`),
 5. refused.
 
 `onnx.version_converter` is not used: it has no way down for most of these, and takes some for unchanged.
@@ -17,13 +17,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, UnsupportedOperator, first_line
-from ...model.graph import drop_unused_initializers, subgraphs, without_weights
+from ...model.graph import ONNX_DOMAINS, subgraphs, without_weights
+from ...model.graph_edits import drop_unread, drop_unused_initializers, set_nodes
 from ...model.onnx_file import copy_model, opset
-from .bodies import write_out
+from .compatible_ops import COMPATIBLE, trim, why_other
 from .decompose import DECOMPOSITIONS
+from .function_bodies import write_out
 from .rewrites import REWRITES
-from .same import SAME, trim, why_other
-from .scope import Scope, every_graph, with_types
+from .scope import Scope, with_types
 
 if TYPE_CHECKING:
     import onnx
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 NEWEST_OPSET = 25
 """The newest opset whose changes are known here."""
 OLDEST_OPSET = 13
-_ONNX = ("", "ai.onnx")
 _DEEPEST = 8  # bodies within bodies
 
 
@@ -60,7 +60,8 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
         if not _Pass(copy, current, highest).write_out_bodies():
             break
     _Pass(copy, current, highest).lower()
-    _drop_unread(copy.graph)
+    drop_unread(copy.graph)  # operands that are attributes now, and unused parts of bodies
+    drop_unused_initializers(copy.graph)
     _stamp(copy, highest)
     _check(copy, current, highest)
     return copy
@@ -90,11 +91,10 @@ class _Pass:
         for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
             for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
                 self._replace(Scope(inner, inner_typed, self.highest, scope), replace)
-            known = node.domain in _ONNX and not self._is_unchanged(node)
+            known = node.domain in ONNX_DOMAINS and not self._is_unchanged(node)
             nodes.extend(replace(node, scope) if known else [node])
         copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        del scope.graph.node[:]
-        scope.graph.node.extend(copies)
+        set_nodes(scope.graph, copies)
 
     def _is_unchanged(self, node: onnx.NodeProto) -> bool:
         newer, older = self._schema(node, self.current), self._schema(node, self.highest)
@@ -116,7 +116,9 @@ class _Pass:
     def _written_out(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         older = self._schema(node, self.highest)
         has_rule = (
-            node.op_type in DECOMPOSITIONS if older is None else node.op_type in (SAME | REWRITES.keys())
+            node.op_type in DECOMPOSITIONS
+            if older is None
+            else node.op_type in (COMPATIBLE | REWRITES.keys())
         )
         if has_rule or self._schema(node, self.current) is None:
             return [node]
@@ -136,7 +138,7 @@ class _Pass:
             raise scope.refusal(
                 node, f"the operator {since}", "write it with older operators, or use a newer runtime"
             )
-        if rewrite is None and operator not in SAME:
+        if rewrite is None and operator not in COMPATIBLE:
             raise scope.refusal(
                 node,
                 f"opset {newer.since_version} changed it, in a way not known here",
@@ -155,7 +157,7 @@ def _inline_functions(model: onnx.ModelProto, current: int) -> None:
     if not model.functions:
         return
     for function in model.functions:
-        versions = {item.version for item in function.opset_import if item.domain in _ONNX}
+        versions = {item.version for item in function.opset_import if item.domain in ONNX_DOMAINS}
         if versions - {current}:
             raise UnsupportedOperator(
                 f"function {function.name!r}: of opset {versions.pop()} in a model of {current}",
@@ -172,28 +174,13 @@ def _inline_functions(model: onnx.ModelProto, current: int) -> None:
     model.opset_import.extend(inlined.opset_import)
 
 
-def _drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove what nothing reads any more: operands that are attributes now, and unused parts of bodies."""
-    removed = True
-    while removed:
-        removed = False
-        graphs = list(every_graph(graph))
-        read = {value.name for inner in graphs for value in inner.output}
-        read |= {name for inner in graphs for node in inner.node for name in node.input}
-        for inner in graphs:
-            for node in [node for node in inner.node if node.domain in _ONNX and not read & set(node.output)]:
-                inner.node.remove(node)
-                removed = True
-    drop_unused_initializers(graph)
-
-
 def _stamp(model: onnx.ModelProto, version: int) -> None:
     import onnx
 
     for item in model.opset_import:
-        if item.domain in _ONNX:
+        if item.domain in ONNX_DOMAINS:
             item.version = version
-    ours = [item for item in model.opset_import if item.domain in _ONNX]
+    ours = [item for item in model.opset_import if item.domain in ONNX_DOMAINS]
     model.ir_version = min(model.ir_version, onnx.helper.find_min_ir_version_for(ours))
 
 

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...model.graph import attribute
+from ...model.graph_edits import drop_attributes
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -43,8 +45,8 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     from onnx import TensorProto, helper
 
     axes = _operand(node, 1, scope, "its axes are")
-    noop = attribute_value(node, "noop_with_empty_axes", 0)
-    _drop(node, "noop_with_empty_axes")
+    noop = attribute(node, "noop_with_empty_axes", 0)
+    drop_attributes(node, "noop_with_empty_axes")
     del node.input[1:]
     if axes is None or not axes.size:
         if noop and node.op_type not in _KEPT_WHOLE:
@@ -68,13 +70,13 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Split into a number of parts, of which the last may be smaller."""
-    count = attribute_value(node, "num_outputs", 0)
-    _drop(node, "num_outputs")
+    count = attribute(node, "num_outputs", 0)
+    drop_attributes(node, "num_outputs")
     if not count:
         return [node]
     if count != len(node.output):
         raise scope.refusal(node, f"num_outputs is {count}, and it has {len(node.output)} outputs")
-    axis = attribute_value(node, "axis", 0)
+    axis = attribute(node, "axis", 0)
     shape = scope.shape(node.input[0])
     extent = shape[axis] if shape is not None else None
     if extent is None:
@@ -117,7 +119,7 @@ def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Pad whose pads are those of some axes."""
     from onnx import helper
 
-    if attribute_value(node, "mode", b"constant") == b"wrap":
+    if attribute(node, "mode", "constant") == "wrap":
         raise scope.refusal(node, "mode 'wrap' came with opset 19")
     axes = _operand(node, 3, scope, "its axes are")
     del node.input[3:]
@@ -144,16 +146,16 @@ def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     """Resize whose scales or sizes are those of some axes."""
     from onnx import TensorProto, helper
 
-    mode = attribute_value(node, "coordinate_transformation_mode", b"half_pixel").decode()
-    policy = attribute_value(node, "keep_aspect_ratio_policy", b"stretch").decode()
-    if attribute_value(node, "antialias", 0):
+    mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
+    policy = attribute(node, "keep_aspect_ratio_policy", "stretch")
+    if attribute(node, "antialias", 0):
         raise scope.refusal(node, "antialias = 1 came with opset 18", "resize without antialiasing")
     if policy != "stretch" and len(node.input) > 3 and node.input[3]:
         raise scope.refusal(node, f"keep_aspect_ratio_policy {policy!r} came with opset 18")
     if mode == "half_pixel_symmetric":
         raise scope.refusal(node, f"coordinate_transformation_mode {mode!r} came with opset 19")
-    axes = attribute_value(node, "axes", None)
-    _drop(node, "antialias", "axes", "keep_aspect_ratio_policy")
+    axes = attribute(node, "axes")
+    drop_attributes(node, "antialias", "axes", "keep_aspect_ratio_policy")
     if axes is None:
         return [node]
     if mode == "tf_crop_and_resize":
@@ -192,8 +194,8 @@ def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
     if scope.rank(node, node.input[0]) != 4:
         raise scope.refusal(node, "it samples no image of four axes")
-    mode = attribute_value(node, "mode", b"linear").decode()
-    _drop(node, "mode")
+    mode = attribute(node, "mode", "linear")
+    drop_attributes(node, "mode")
     node.attribute.append(helper.make_attribute("mode", _IMAGE_MODES.get(mode, mode)))
     return [node]
 
@@ -253,10 +255,10 @@ def cast_to_known(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def align_as_before(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """RoiAlign, which came to shift by half a pixel."""
-    mode = attribute_value(node, "coordinate_transformation_mode", b"half_pixel").decode()
+    mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
     if mode != "output_half_pixel":
         raise scope.refusal(node, f"coordinate_transformation_mode {mode!r} came with opset 16")
-    _drop(node, "coordinate_transformation_mode")
+    drop_attributes(node, "coordinate_transformation_mode")
     return [node]
 
 
@@ -264,7 +266,7 @@ def reshape_without_zeros(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeP
     """Reshape that takes 0 for an extent (allowzero), where there is none; it was "as it is" before."""
     sizes = scope.constant(node.input[1])
     if sizes is not None and (sizes != 0).all():
-        _drop(node, "allowzero")
+        drop_attributes(node, "allowzero")
     return [node]
 
 
@@ -272,8 +274,8 @@ def slice_shape(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Shape from one axis to another."""
     from onnx import helper
 
-    start, end = attribute_value(node, "start", 0), attribute_value(node, "end", None)
-    _drop(node, "start", "end")
+    start, end = attribute(node, "start", 0), attribute(node, "end")
+    drop_attributes(node, "start", "end")
     if not start and end is None:
         return [node]
     rank = scope.rank(node, node.input[0])
@@ -300,18 +302,6 @@ REWRITES: dict[str, tuple[int, Rewrite]] = {
     "Shape": (15, slice_shape),
 }
 """Operator to the opset that changed it, and the rewrite to what it was."""
-
-
-def attribute_value(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    from onnx import helper
-
-    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
-
-
-def _drop(node: onnx.NodeProto, *names: str) -> None:
-    kept = [attribute for attribute in node.attribute if attribute.name not in names]
-    del node.attribute[:]
-    node.attribute.extend(kept)
 
 
 def _operand(node: onnx.NodeProto, index: int, scope: Scope, what: str) -> NDArray[Any] | None:

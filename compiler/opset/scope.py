@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnsupportedOperator
-from ...model.graph import subgraphs, without_weights
+from ...model.graph import constant_tensor, every_graph, tensor_values, without_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -39,14 +39,12 @@ class Scope:
 
     def constant(self, name: str) -> NDArray[Any] | None:
         """Return the values of a tensor that is stored, or made by a Constant; None for any other."""
-        from onnx import numpy_helper
-
         if name in self._stored:
-            values: NDArray[Any] = numpy_helper.to_array(self._stored[name])
-            return values
+            return tensor_values(self._stored[name])
         node = self._made.get(name)
         if node is not None and node.op_type == "Constant":
-            return _constant_values(node)
+            tensor = constant_tensor(node)
+            return None if tensor is None else tensor_values(tensor)
         if node is not None and node.op_type == "Identity":
             return self.constant(node.input[0])
         if node is not None or name in self._types or self.outer is None:
@@ -148,20 +146,6 @@ def spelled(proto: onnx.TypeProto) -> str:
     return ""
 
 
-def _constant_values(node: onnx.NodeProto) -> NDArray[Any] | None:
-    from onnx import helper, numpy_helper
-
-    found = {attribute.name: attribute for attribute in node.attribute}
-    if "value" in found:
-        values: NDArray[Any] = numpy_helper.to_array(found["value"].t)
-        return values
-    for name, dtype in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32),
-                        ("value_floats", np.float32)):  # fmt: skip
-        if name in found:
-            return np.asarray(helper.get_attribute_value(found[name]), dtype)
-    return None
-
-
 def _stored_type(tensor: onnx.TensorProto) -> onnx.TypeProto:
     import onnx
 
@@ -177,11 +161,3 @@ def _own_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
     for node in graph.node:
         yield from (node.name, *node.input, *node.output)
-
-
-def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and all graphs inside its nodes."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from every_graph(inner)

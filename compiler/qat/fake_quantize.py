@@ -5,51 +5,15 @@ This file needs PyTorch when it is imported; `qat` imports it when it is called.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from ...calibration.qparams import ASYMMETRIC_INT8, INT8, UINT8, Scheme, per_channel, scale_and_zero_point
 from ..int8.placement import Target
 from ..int8.static import Processor
 
 SLOWEST_AVERAGE = 0.01
 """Least weight of the newest batch in the moving averages of low and high."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The integers an activation is rounded to.
-
-    Attributes:
-        qmin: Lowest.
-        qmax: Highest.
-        symmetric: Whether zero_point is 0 and the scale follows from the largest magnitude.
-    """
-
-    qmin: int
-    qmax: int
-    symmetric: bool
-
-    def choose(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scale (float32) and zero_point (int32), both of shape [], for values from low to high.
-
-        Zero is always on the grid: padding and ReLU need it. An empty range has the scale 1.
-        """
-        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-        if self.symmetric:
-            scale = torch.maximum(-low, high) / self.qmax
-        else:
-            scale = (high - low) / (self.qmax - self.qmin)
-        scale = torch.where(scale >= torch.finfo(torch.float32).tiny, scale, torch.ones_like(scale))
-        if self.symmetric:
-            return scale, torch.zeros_like(scale, dtype=torch.int32)
-        zero_point = self.qmin - torch.round(low / scale)
-        return scale, zero_point.clamp(self.qmin, self.qmax).to(torch.int32)
-
-
-UNSIGNED = Grid(0, 255, symmetric=False)
-SIGNED = Grid(-128, 127, symmetric=True)
 
 
 class FakeQuantize(nn.Module):
@@ -83,10 +47,10 @@ class FakeQuantize(nn.Module):
             self._observe(values.detach())
         elif not bool(self.batches):
             return values
-        grid = self.grid()
-        scale, zero_point = grid.choose(self.low, self.high)
+        scheme = self.scheme()
+        scale, zero_point = self.qparams()
         rounded = torch.fake_quantize_per_tensor_affine(
-            values.float(), scale, zero_point, grid.qmin, grid.qmax
+            values.float(), scale, zero_point, scheme.qmin, scheme.qmax
         )
         return rounded.to(values.dtype)
 
@@ -99,15 +63,20 @@ class FakeQuantize(nn.Module):
         self.low += (low.float() - self.low) * weight
         self.high += (high.float() - self.high) * weight
 
-    def grid(self) -> Grid:
-        """Return the grid of the target.
+    def qparams(self) -> tuple[Tensor, Tensor]:
+        """Return scale (float32) and zero_point (int32) of the range, both of shape []."""
+        scale, zero_point = scale_and_zero_point(self.low, self.high, self.scheme(), torch)
+        return scale, zero_point.to(torch.int32)
 
-        OpenVINO's is that of ONNX Runtime: it takes both, and symmetric int8 loses 10 dB in a Concat there.
+    def scheme(self) -> Scheme:
+        """Return the integers that the target reads.
+
+        OpenVINO's are those of ONNX Runtime: it takes both, and symmetric int8 loses 10 dB in a Concat there.
         """
         if self.target == "tensorrt":
-            return SIGNED
+            return INT8
         arm = self.processor == "arm" and self.target == "onnxruntime"
-        return Grid(-128, 127, symmetric=False) if arm else UNSIGNED
+        return ASYMMETRIC_INT8 if arm else UINT8
 
     def extra_repr(self) -> str:
         return f"low={float(self.low):.4g}, high={float(self.high):.4g}, batches={int(self.batches)}"
@@ -153,15 +122,15 @@ class FakeQuantizeWeight(nn.Module):
     def scales(self, weight: Tensor) -> Tensor:
         """Return the scale of each channel, float32 [weight.shape[axis]]; 1 for a channel of zeros."""
         others = [axis for axis in range(weight.dim()) if axis != self.axis]
-        scales = weight.detach().float().abs().amax(others) / self.qmax
-        return torch.where(scales >= torch.finfo(torch.float32).tiny, scales, torch.ones_like(scales))
+        amax = weight.detach().float().abs().amax(others)
+        scheme = Scheme(-self.qmax, self.qmax, symmetric=True)
+        scales: Tensor = scale_and_zero_point(-amax, amax, scheme, torch)[0]
+        return scales
 
     def integers(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rounded weight as int8 and its scales; their product is what forward returns."""
         scales = self.scales(weight)
-        shape = [1] * weight.dim()
-        shape[self.axis] = -1
-        steps = torch.round(self(weight.detach()).float() / scales.view(shape))
+        steps = torch.round(self(weight.detach()).float() / per_channel(scales, self.axis, weight.dim()))
         return steps.to(torch.int8), scales
 
     def extra_repr(self) -> str:

@@ -18,11 +18,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...calibration.qparams import QParams, dequantize, per_channel
 from ...errors import InvalidOption, QuantizationError
-from ...model.graph import consumers, drop_unused_initializers, infer_shapes, name_nodes, producers
+from ...model.graph import attribute, consumers, infer_shapes, producers
+from ...model.graph_edits import (
+    drop_unread,
+    drop_unused_initializers,
+    name_nodes,
+    set_nodes,
+    store,
+    store_constants,
+)
 from ...model.onnx_file import copy_model
 from ..int8.placement import TARGETS, Target
-from ..prepare import store_constants
 
 if TYPE_CHECKING:
     import onnx
@@ -91,8 +99,7 @@ def _fold_constants(model: onnx.ModelProto, stored: dict[str, Any]) -> None:
         feeds = {name: numpy_helper.to_array(stored[name]) for name in names}
         (array,) = ReferenceEvaluator(_one_node(model, node, feeds)).run(None, feeds)
         _add(model.graph, stored, node.output[0], np.ascontiguousarray(array))
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
+    set_nodes(model.graph, kept)
 
 
 def _one_node(
@@ -120,17 +127,16 @@ def _fold_transposes(graph: onnx.GraphProto, stored: dict[str, Any]) -> None:
         if before is None or before.op_type != "DequantizeLinear" or before.input[0] not in stored:
             continue
         integers = numpy_helper.to_array(stored[before.input[0]])
-        order = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
-        order = list(range(integers.ndim))[::-1] if order is None else order
+        order = attribute(node, "perm", list(range(integers.ndim))[::-1])
         name = f"{before.input[0]}/transposed/{node.name}"
         _add(graph, stored, name, np.ascontiguousarray(integers.transpose(order)))
-        axis = order.index(_axis(before) % integers.ndim)
+        axis = order.index(attribute(before, "axis", 1) % integers.ndim)
         node.CopyFrom(
             onnx.helper.make_node(
                 "DequantizeLinear", [name, *before.input[1:]], list(node.output), node.name, axis=axis
             )
         )
-    _drop_unread(graph)
+    drop_unread(graph, ("QuantizeLinear", "DequantizeLinear"))
 
 
 def _drop_repeated_pairs(graph: onnx.GraphProto) -> None:
@@ -145,7 +151,7 @@ def _drop_repeated_pairs(graph: onnx.GraphProto) -> None:
             name if a is None else (a.dtype.str, a.tobytes())
             for name, a in zip(node.input[1:], arrays, strict=True)
         ]
-        return (*values, _axis(node))
+        return (*values, attribute(node, "axis", 1))
 
     made_by = producers(graph)
     seen: dict[Any, onnx.NodeProto] = {}
@@ -163,16 +169,7 @@ def _drop_repeated_pairs(graph: onnx.GraphProto) -> None:
             continue
         if points(before) == points(node):
             renamed[node.output[0]] = before.input[0]
-    _drop_unread(graph)
-
-
-def _drop_unread(graph: onnx.GraphProto) -> None:
-    outputs = {value.name for value in graph.output}
-    for _ in range(2):  # a DequantizeLinear, and then the QuantizeLinear in front of it
-        readers = consumers(graph)
-        for node in [n for n in graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]:
-            if node.output[0] not in readers and node.output[0] not in outputs:
-                graph.node.remove(node)
+    drop_unread(graph, ("QuantizeLinear", "DequantizeLinear"))
 
 
 def _pool_means(model: onnx.ModelProto) -> None:
@@ -190,10 +187,10 @@ def _pool_means(model: onnx.ModelProto) -> None:
     for node in list(graph.node):
         if node.op_type != "ReduceMean" or extents.get(node.input[0]) != 4:
             continue
-        axes = next((list(a.ints) for a in node.attribute if a.name == "axes"), [])
+        axes = attribute(node, "axes", [])
         if len(node.input) > 1 and node.input[1] in stored:
             axes = numpy_helper.to_array(stored[node.input[1]]).tolist()
-        keeps = next((a.i for a in node.attribute if a.name == "keepdims"), 1)
+        keeps = attribute(node, "keepdims", 1)
         before = made_by.get(node.input[0])
         behind = readers.get(node.output[0], [])
         quantized = before is not None and before.op_type == "DequantizeLinear"
@@ -237,7 +234,7 @@ def _quantize_biases(graph: onnx.GraphProto) -> None:
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node, data, weight in _quantized_operands(graph):
         bias = node.input[2] if len(node.input) > 2 else ""
-        plain = all(a.name not in ("alpha", "beta") or a.f == 1.0 for a in node.attribute)
+        plain = all(attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
         needed = [bias, data.input[1], weight.input[1]]
         if not plain or any(name not in stored for name in needed):
             continue
@@ -272,9 +269,8 @@ def _coarsen(
 
     integers = numpy_helper.to_array(stored[weight.input[0]])
     old = numpy_helper.to_array(stored[weight.input[1]])
-    shape = [1] * integers.ndim
-    shape[_axis(weight) if old.ndim else 0] = -1
-    ratio = (np.broadcast_to(old, scales.shape) / scales).reshape(shape)
+    ratios = np.broadcast_to(old, scales.shape) / scales
+    ratio = per_channel(ratios, attribute(weight, "axis", 1) if old.ndim else 0, integers.ndim)
     made = {
         "int8": np.rint(integers * ratio).astype(integers.dtype),
         "scale": scales.astype(np.float32),
@@ -297,15 +293,18 @@ def _unfold_weights(graph: onnx.GraphProto) -> None:
     for node in [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]:
         integers = numpy_helper.to_array(stored[node.input[0]])
         scale = numpy_helper.to_array(stored[node.input[1]])
-        shape = [1] * integers.ndim
-        if scale.ndim:
-            shape[_axis(node)] = -1
-        floats = (integers * scale.reshape(shape)).astype(np.float32)
+        limits = np.iinfo(integers.dtype)
+        qparams = QParams(
+            scale, np.zeros(scale.shape, integers.dtype), limits.min, limits.max, attribute(node, "axis", 1)
+        )
+        floats = dequantize(integers, qparams)
         name = f"{node.output[0]}/float"
         _add(graph, stored, name, floats)
         operands = [name, *node.input[1:]]
         quantized = f"{node.output[0]}/quantized"
-        quantize = onnx.helper.make_node("QuantizeLinear", operands, [quantized], quantized, axis=_axis(node))
+        quantize = onnx.helper.make_node(
+            "QuantizeLinear", operands, [quantized], quantized, axis=attribute(node, "axis", 1)
+        )
         graph.node.insert(list(graph.node).index(node), quantize)
         node.input[0] = quantized
 
@@ -335,13 +334,6 @@ def _check_scales(graph: onnx.GraphProto, target: Target) -> None:
             )
 
 
-def _axis(node: onnx.NodeProto) -> int:
-    return int(next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1))
-
-
 def _add(graph: onnx.GraphProto, stored: dict[str, Any], name: str, array: NDArray[Any]) -> None:
-    from onnx import numpy_helper
-
-    tensor = numpy_helper.from_array(array, name)
-    graph.initializer.append(tensor)
-    stored[name] = tensor
+    store(graph, name, array)
+    stored[name] = graph.initializer[-1]

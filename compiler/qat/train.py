@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...calibration.qparams import per_channel
 from ...errors import ExportError, InvalidOption, QuantizationError, first_line
 from ...model.pytorch import import_torch
 from ...progress import quiet
@@ -302,10 +303,10 @@ def _quantize_activation(graph: torch.fx.Graph, node: Any, module: FakeQuantize)
             hint="the training diverged: lower its rate",
             tensor=value.name,
         )
-    grid = module.grid()
-    scale, zero_point = grid.choose(module.low, module.high)
-    dtype = torch.int8 if grid.qmin < 0 else torch.uint8
-    points = (float(scale), int(zero_point), grid.qmin, grid.qmax, dtype)
+    scheme = module.scheme()
+    scale, zero_point = module.qparams()
+    dtype = torch.int8 if scheme.qmin < 0 else torch.uint8
+    points = (float(scale), int(zero_point), scheme.qmin, scheme.qmax, dtype)
     operators = torch.ops.quantized_decomposed
     with graph.inserting_before(node):
         integers = graph.call_function(operators.quantize_per_tensor.default, (value, *points))
@@ -352,11 +353,10 @@ def _store_integers(model: torch.fx.GraphModule, node: Any) -> None:
 def _scaled(integers: Any, scales: Any, gain: Any, axis: int) -> tuple[Any, Any]:
     """Multiply a rounded weight by a gain per channel: into the scales; its sign into the integers."""
     torch = import_torch()
-    shape = [1] * integers.dim()
-    shape[axis] = -1
     found = scales * gain.abs().float()
     dead = found < torch.finfo(torch.float32).tiny
-    integers = integers * torch.where(dead, 0, torch.sign(gain)).to(torch.int8).view(shape)
+    signs = torch.where(dead, 0, torch.sign(gain)).to(torch.int8)
+    integers = integers * per_channel(signs, axis, integers.dim())
     return integers, torch.where(dead, torch.ones_like(found), found)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...calibration.batches import Data
+from ...calibration.one_by_one import one_by_one
 from ...calibration.readers import Batch
 from ...errors import CalibrationError, DataError
-from ...model.graph import constant_names, infer_types, producers
-from ...model.outline import Outline, read_outline
+from ...model.graph import attribute, constant_names, constant_tensor, infer_types, producers
 from ...model.session import make_session, run_session, session_options
+from ...model.weightless import WeightlessModel, read_weightless
 from ...progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def hessian_key(node: onnx.NodeProto) -> str:
     """Return what a node's Hessian is known by; "" where it has none, or one for each of its groups."""
     if node.op_type in ("MatMul", "Gemm"):
         return str(node.input[0])
-    grouped = any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
+    grouped = attribute(node, "group", 1) > 1
     return patches_of(node) if node.op_type == "Conv" and not grouped else ""
 
 
@@ -97,25 +97,23 @@ def collect_hessians(
             from sample to sample, or becomes NaN or infinite; with its name and the sample.
         ModelError: If ONNX Runtime refuses the model.
     """
-    outline = read_outline(model_path)
+    weightless = read_weightless(model_path)
     wanted = sorted(set(inputs_of))
     if not wanted:
         return {}
-    _check_tensors(outline.model, wanted, model_path)
+    _check_tensors(weightless.model, wanted, model_path)
     progress("prepare the model")
-    tapped = _Tapped(outline, wanted)
-    first = next(iter(data))
-    one_by_one = _runs_one_by_one(tapped, first, data)
-    features = tapped.features(next(first.split()) if one_by_one else first)
+    tapped = _Tapped(weightless, wanted)
+    features = tapped.features(next(one_by_one(data, tapped.arrays)))
     groups = _groups(features, budget_bytes)
     found: dict[str, Hessian] = {}
     for number, group in enumerate(groups):
         if len(groups) > 1:
-            tapped = _Tapped(outline, group)
+            tapped = _Tapped(weightless, group)
         sums = {name: _Sum(name, features[name]) for name in group}
         text = f"collect Hessians ({number + 1} of {len(groups)})" if len(groups) > 1 else "collect Hessians"
         samples = 0
-        for batch in _samples(data, limit, one_by_one=one_by_one):
+        for batch in one_by_one(data, tapped.arrays, limit):
             _check_feeds(batch)
             for name, rows in tapped.run(batch):
                 sums[name].add(rows, batch.where)
@@ -130,16 +128,16 @@ def collect_hessians(
 class _Tapped:
     """A session whose outputs are the wanted tensors; those that are inputs are taken from the feeds."""
 
-    def __init__(self, outline: Outline, names: list[str]) -> None:
+    def __init__(self, weightless: WeightlessModel, names: list[str]) -> None:
         import onnx
 
         model = onnx.ModelProto()
-        model.CopyFrom(outline.model)
+        model.CopyFrom(weightless.model)
         inputs = {value.name for value in model.graph.input}
-        self.path, self.names = outline.path, names
-        made_by = producers(outline.model.graph)
+        self.path, self.names = weightless.path, names
+        made_by = producers(weightless.model.graph)
         self.convs = {name: made_by[_tensor(name)] for name in names if name.startswith(_PATCHES)}
-        self.kernels = _kernels(outline.model, self.convs)
+        self.kernels = _kernels(weightless.model, self.convs)
         self.sources = {name: self.convs[name].input[0] if name in self.convs else name for name in names}
         self.computed = [name for name in dict.fromkeys(self.sources.values()) if name not in inputs]
         del model.graph.output[:]
@@ -149,9 +147,9 @@ class _Tapped:
         self.session: Any = None
         if self.computed:
             options = session_options()
-            folder = str(outline.path.resolve().parent)  # the outline's weights lie in the file itself
+            folder = str(weightless.path.resolve().parent)  # its weights lie in the file itself
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-            self.session = make_session(outline.path, options, content=model.SerializeToString())
+            self.session = make_session(weightless.path, options, content=model.SerializeToString())
 
     def run(self, batch: Batch) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Yield (name, [values, K]) of one inference."""
@@ -167,6 +165,10 @@ class _Tapped:
             else:
                 yield name, array.reshape(-1, array.shape[-1] if array.ndim else 1)
 
+    def arrays(self, batch: Batch) -> list[NDArray[np.float32]]:
+        """Return the arrays of one inference."""
+        return [rows for _, rows in self.run(batch)]
+
     def features(self, batch: Batch) -> dict[str, int]:
         """The last extent of each tensor."""
         return {name: rows.shape[1] for name, rows in self.run(batch)}
@@ -180,8 +182,9 @@ def _kernels(model: onnx.ModelProto, convs: dict[str, onnx.NodeProto]) -> dict[s
     """The spatial extents of each Conv's weight."""
     extents = {tensor.name: tuple(tensor.dims[2:]) for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            extents[node.output[0]] = tuple(node.attribute[0].t.dims[2:])
+        tensor = constant_tensor(node)
+        if tensor is not None:
+            extents[node.output[0]] = tuple(tensor.dims[2:])
     return {name: extents[node.input[1]] for name, node in convs.items()}
 
 
@@ -190,12 +193,11 @@ def _patches(
 ) -> NDArray[np.float32]:
     """Return what each position of a Conv's output sees: [B, C, ...] to [positions, C * kernel]."""
     axes = len(kernel)
-    settings = {attribute.name: attribute for attribute in conv.attribute}
-    strides = list(settings["strides"].ints) if "strides" in settings else [1] * axes
-    dilations = list(settings["dilations"].ints) if "dilations" in settings else [1] * axes
+    strides = attribute(conv, "strides", [1] * axes)
+    dilations = attribute(conv, "dilations", [1] * axes)
     spans = [(extent - 1) * dilation + 1 for extent, dilation in zip(kernel, dilations, strict=True)]
-    pads = list(settings["pads"].ints) if "pads" in settings else [0] * (2 * axes)
-    automatic = settings["auto_pad"].s.decode() if "auto_pad" in settings else "NOTSET"
+    pads = attribute(conv, "pads", [0] * (2 * axes))
+    automatic = attribute(conv, "auto_pad", "NOTSET")
     if automatic.startswith("SAME"):
         totals = [
             max(((extent - 1) // stride) * stride + span - extent, 0)
@@ -220,34 +222,6 @@ def _patches(
         seen[:, index] = padded[tuple(part)]
     rows: NDArray[np.float32] = seen.reshape(padded.shape[0] * len(offsets), -1).T
     return rows
-
-
-def _samples(data: Data, limit: int, *, one_by_one: bool) -> Iterator[Batch]:
-    left = limit
-    for batch in data:
-        parts = batch.split() if one_by_one and batch.can_be_split() else iter([batch])
-        for part in islice(parts, left):
-            yield part
-            left -= part.samples
-        if left <= 0:
-            return
-
-
-def _runs_one_by_one(tapped: _Tapped, batch: Batch, data: Data) -> bool:
-    """Whether two samples give alone what they give together; else the first axis is none of samples."""
-    if data.is_fixed or not batch.can_be_split():
-        return False
-    pair = batch.head(2)
-    together = dict(tapped.run(pair))
-    alone = [dict(tapped.run(part)) for part in pair.split()]
-    for name, rows in together.items():
-        parts = np.concatenate([found[name] for found in alone])
-        if parts.shape != rows.shape:
-            return False
-        with np.errstate(invalid="ignore"):  # what is not finite is refused where it is added
-            if np.abs(parts - rows).max(initial=0.0) > 1e-3 * np.abs(rows).max(initial=0.0):
-                return False
-    return True
 
 
 def _groups(features: dict[str, int], budget_bytes: int) -> list[list[str]]:

@@ -31,10 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption, QuantizationError
-from ...model.graph import captured_names, drop_unused_initializers, name_nodes, producers, without_weights
+from ...model.graph import attribute, captured_names, producers, without_weights
+from ...model.graph_edits import drop_unused_initializers, name_nodes, set_nodes
 from ...model.onnx_file import opset, tensor_bytes
-from ..choice import matching
-from ..prepare import raise_opset
+from ..match_nodes import match_nodes
+from ..prepare import upgrade_opset
 from .hessians import hessian_key, hessian_of
 from .rounding import (
     Floats,
@@ -114,7 +115,7 @@ def quantize_weights(
     result.metadata_props.extend(model.metadata_props)
     result.graph.sparse_initializer.extend(model.graph.sparse_initializer)
     if form == "qdq":
-        result = raise_opset(result, _QDQ_OPSET)
+        result = upgrade_opset(result, _QDQ_OPSET)
         result.ir_version = max(result.ir_version, _QDQ_IR)
         name_nodes(result.graph)  # the converter's own have none
     writer: _NBits | _Qdq = (_NBits if form == "nbits" else _Qdq)(result, model)
@@ -184,7 +185,7 @@ def _plan(
     model: onnx.ModelProto, exclude: Sequence[str], *, form: str, bits: int, block_size: int
 ) -> tuple[dict[str, _Weight], dict[str, str]]:
     """Node name to the weight that is quantized, and node name to the reason why none is."""
-    excluded = matching(model.graph, exclude)
+    excluded = match_nodes(model.graph, exclude)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     floats = {name for name, tensor in stored.items() if tensor.data_type == 1}
     planned: dict[str, _Weight] = {}
@@ -207,7 +208,6 @@ def _plan(
 
 def _unfit(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: str) -> str:
     """Why a node's weight cannot be quantized; "" when it can."""
-    settings = {attribute.name: attribute for attribute in node.attribute}
     if node.op_type == "ConvTranspose" or (node.op_type == "Conv" and form == "nbits"):
         return f"the form {form!r} has no {node.op_type}"
     other, name = (1, node.input[0]) if node.op_type == "Gather" else (0, node.input[1])
@@ -221,11 +221,11 @@ def _unfit(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], form: s
         return "its weight is not float32"
     if node.op_type != "Conv" and len(weight.dims) != 2:
         return f"its weight has {len(weight.dims)} axes; 2 are required"
-    if node.op_type == "Gather" and "axis" in settings and settings["axis"].i not in (0, -2):
+    if node.op_type == "Gather" and attribute(node, "axis", 0) not in (0, -2):
         return "it picks columns of its table"
-    if "transA" in settings and settings["transA"].i:
+    if attribute(node, "transA", 0):
         return "its activation is transposed"
-    if any(name in settings and settings[name].f != 1.0 for name in ("alpha", "beta")):
+    if any(attribute(node, name, 1.0) != 1.0 for name in ("alpha", "beta")):
         return "its alpha or beta is not folded"
     return ""
 
@@ -248,7 +248,7 @@ def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int
 def _weight_of(node: onnx.NodeProto) -> _Weight:
     if node.op_type in ("Gather", "Conv"):
         return _Weight(node.input[0 if node.op_type == "Gather" else 1], 1)
-    return _Weight(node.input[1], int(any(item.name == "transB" and item.i for item in node.attribute)))
+    return _Weight(node.input[1], int(bool(attribute(node, "transB", 0))))
 
 
 def _rows(tensor: onnx.TensorProto, weight: _Weight) -> Floats:
@@ -305,8 +305,7 @@ class _NBits(_Writer):
         for node in self.graph.node:
             weight = planned.get(node.name)
             kept += [node] if weight is None else self._replacement(node, weight)
-        del self.graph.node[:]
-        self.graph.node.extend(kept)
+        set_nodes(self.graph, kept)
 
     def _replacement(self, node: onnx.NodeProto, weight: _Weight) -> list[onnx.NodeProto]:
         from onnx.helper import make_node
@@ -367,8 +366,7 @@ class _Qdq(_Writer):
         for node in kept:
             if node.name in planned:
                 node.input[0 if node.op_type == "Gather" else 1] = f"{planned[node.name].prefix}/dequantized"
-        del self.graph.node[:]
-        self.graph.node.extend([*self.made, *kept])
+        set_nodes(self.graph, [*self.made, *kept])
 
 
 def _restore_weights(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorProto]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...calibration.qparams import Scheme, scale_and_zero_point
 from ...errors import QuantizationError
 
 Floats = NDArray[np.float32]
@@ -260,14 +261,12 @@ def dividing_block(columns: int, block_size: int) -> int:
 
 def _full_range(blocks: Floats, bits: int, *, symmetric: bool) -> tuple[Floats, Floats]:
     """The scales and zero points with which no value is clipped, and 0 is exact."""
-    low = np.minimum(blocks.min(axis=1), 0)
-    high = np.maximum(blocks.max(axis=1), 0)
-    if symmetric:
-        middle = 2 ** (bits - 1)
-        scales = np.maximum(high, -low) / np.float32(middle - 1)
-        return _usable(scales), np.full(len(blocks), middle, np.float32)
-    scales = _usable((high - low) / np.float32(2**bits - 1))
-    return scales, np.rint(-low / scales)
+    middle = 2 ** (bits - 1)
+    scheme = (
+        Scheme(-middle, middle - 1, symmetric=True) if symmetric else Scheme(0, 2**bits - 1, symmetric=False)
+    )
+    scales, zeros = scale_and_zero_point(blocks.min(axis=1), blocks.max(axis=1), scheme)
+    return scales, zeros + middle if symmetric else zeros
 
 
 def _usable(scales: Floats) -> Floats:

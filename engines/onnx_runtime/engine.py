@@ -13,8 +13,8 @@ from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...model.executed import missed_nodes
 from ...model.graph import count_weighted, holds_half, weighted_nodes
-from ...model.made_input import run_on
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
+from ...model.random_input import run_on
 from ...model.session import make_session, optimize_file, session_options
 from ...shapes import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, GpuRun, Place, Planned, Precision, Runner

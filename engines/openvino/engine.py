@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable, IntentNotReached
 from ...model.graph import weighted_nodes
-from ...model.made_input import run_on
 from ...model.onnx_file import load_onnx, model_io, save_onnx
+from ...model.random_input import run_on
 from ...model.session import usable_cores
 from ...shapes import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Precision, Runner

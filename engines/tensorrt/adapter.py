@@ -116,9 +116,9 @@ class Adapter:
         """
         if not self.has_calibrators():
             raise InvalidOption(
-                f"--calibrator: {self.name} has no INT8 calibrators; its INT8 is in the graph, as Q/DQ",
-                hint="leave --calibrator out and give --ranges FILE",
-                option="--calibrator",
+                f"`calibrator`: {self.name} has no INT8 calibrators; its INT8 is in the graph, as Q/DQ",
+                hint="leave `calibrator` out and give `ranges` FILE",
+                option="calibrator",
             )
 
     def network_flags(self, *, weak: bool = False) -> int:
@@ -161,12 +161,12 @@ class Adapter:
             return []
         if precision not in _WEAK_FLAGS:
             raise InvalidOption(
-                f"--precision {precision}: {self.name} has no flag for it, and no strongly typed networks",
+                f"`precision` {precision}: {self.name} has no flag for it, and no strongly typed networks",
                 hint="use TensorRT 10 or newer, or another precision",
-                option="--precision",
+                option="precision",
             )
         also = _WEAK_FLAGS[rest] if precision == "int8" else ()
-        return [self.flag(name, f"--precision {precision}") for name in (*_WEAK_FLAGS[precision], *also)]
+        return [self.flag(name, f"`precision` {precision}") for name in (*_WEAK_FLAGS[precision], *also)]
 
     def graph_precision(self, precision: str) -> str:
         """Return the precision the graph must have: its own where types are strong.
@@ -203,15 +203,15 @@ class Adapter:
             return
         if not self.builds_ahead_of_time:
             raise InvalidOption(
-                f"--gpu: TensorRT {self.version} builds only for the GPU in this machine",
-                hint="leave --gpu out, or use --target tensorrt-rtx",
+                f"`gpus`: TensorRT {self.version} builds only for the GPU in this machine",
+                hint="leave `gpus` out, or use `target` tensorrt-rtx",
             )
         known = self.compute_capabilities()
         for gpu in gpus:
             if gpu.upper() not in known:
                 raise InvalidOption(
-                    f"--gpu {gpu}: {self.name} builds for {', '.join(known).lower()}",
-                    option="--gpu",
+                    f"`gpus` {gpu}: {self.name} builds for {', '.join(known).lower()}",
+                    option="gpus",
                 )
         config.num_compute_capabilities = len(gpus)
         for index, gpu in enumerate(gpus):
@@ -232,7 +232,7 @@ class Adapter:
         spelled = name.upper().replace("-", "_")
         if spelled not in members:
             known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
-            raise self.lacks(f"--memory-pool {name}", f"such pool; it has {known}", "choose one of these")
+            raise self.lacks(f"`memory_pools` {name}", f"such pool; it has {known}", "choose one of these")
         return members[spelled]
 
     def hardware_level(self, name: str) -> Any:
@@ -241,9 +241,11 @@ class Adapter:
         Raises:
             InvalidOption: If this version builds for its own GPU alone, or has not that level.
         """
-        option = "--hardware-compatible"
+        option = "`hardware_compatible`"
         if self.builds_ahead_of_time:
-            raise self.lacks(option, "such levels; its engines are built for the GPUs of --gpu", "give --gpu")
+            raise self.lacks(
+                option, "such levels; its engines are built for the GPUs of `gpus`", "give `gpus`"
+            )
         levels = getattr(self.module, "HardwareCompatibilityLevel", None)
         if levels is None or not hasattr(levels, _HARDWARE[name]):
             raise self.lacks(f"{option} {name}", "such level of hardware compatibility")
@@ -271,7 +273,7 @@ class Adapter:
             if spelled not in members:
                 known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
                 raise self.lacks(
-                    f"--tactic-source {name}", f"such source; it has {known}", "choose one of these"
+                    f"`tactic_sources` {name}", f"such source; it has {known}", "choose one of these"
                 )
             bits |= 1 << int(members[spelled])
         return bits
@@ -282,8 +284,8 @@ class Adapter:
         Raises:
             InvalidOption: If this version cannot strip weights (8.x).
         """
-        found = [self.flag("REFIT", "--refit")] if refit or strip else []
-        return found + ([self.flag("STRIP_PLAN", "--strip-weights")] if strip else [])
+        found = [self.flag("REFIT", "`refit`")] if refit or strip else []
+        return found + ([self.flag("STRIP_PLAN", "`strip_weights`")] if strip else [])
 
     @property
     def refits_from_onnx(self) -> bool:

@@ -39,7 +39,7 @@ def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu:
         raise ArtifactError(
             f"{path}: was built by {adapter.package} {built_by or 'of unknown version'}; "
             f"here is {adapter.version}",
-            hint="build it here, install that version, or build with --version-compatible",
+            hint="build it here, install that version, or build with `version_compatible`",
             file=path,
         )
     listed = manifest.device.get("gpus")
@@ -48,7 +48,7 @@ def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu:
         raise ArtifactError(
             f"{path}: was built for {', '.join(gpus) or 'an unknown GPU'}"
             f"{_named(manifest)}; here is {gpu.name} ({gpu.architecture})",
-            hint="build it for this GPU, or with --hardware-compatible ampere+",
+            hint="build it for this GPU, or with `hardware_compatible` ampere+",
             file=path,
         )
 

@@ -22,7 +22,7 @@ class TensorRT(Engine):
     name = "tensorrt"
     suffix = ".engine"
     takes_profiles = True
-    lacks = frozenset(["DFT", "ScatterND"])  # the latter with a reduction
+    lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
 
@@ -39,7 +39,7 @@ class TensorRT(Engine):
         if self._why_not_import():
             return f"pip install 'qcompile[{self.name}]'"
         if why_no_gpu():
-            return "run it on a machine with an NVIDIA GPU, or build ahead of time with --target tensorrt-rtx"
+            return "run it on a machine with an NVIDIA GPU, or build ahead of time with `target` tensorrt-rtx"
         return "pip install 'qcompile[cuda]'" if self._why_no_pycuda() else ""
 
     def graph_precision(self, precision: Precision) -> Precision:
@@ -139,7 +139,7 @@ class TensorRTRTX(TensorRT):
 def _require_gpus(request: BuildRequest) -> None:
     if not request.gpus and why_no_gpu():
         raise InvalidOption(
-            f"--gpu is required here: {why_no_gpu()}",
-            hint="name the GPUs it is for, such as --gpu sm86,sm89",
-            option="--gpu",
+            f"`gpus` is required here: {why_no_gpu()}",
+            hint="name the GPUs it is for, such as `gpus` sm86,sm89",
+            option="gpus",
         )

@@ -12,9 +12,9 @@ from ...artifact import Check
 from ...errors import BuildError, EngineUnavailable, QCompileError
 from ...model.fidelity import fidelity
 from ...model.input_domain import read_domains
-from ...model.made_input import made_feeds
-from ...model.outline import read_outline
+from ...model.random_input import random_feeds
 from ...model.session import make_session, run_session, session_options
+from ...model.weightless import read_weightless
 from ...shapes import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Runner
 
@@ -42,8 +42,8 @@ def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable
     if request.options is not None and any(kind for _, kind in request.options.tensor_formats.values()):
         return _not_run(outcome, "its inputs or outputs are in a memory format of their own")
     shapes, values = _opt_shapes(outcome)
-    domains = read_domains(read_outline(Path(request.model)).model)
-    feeds = {**made_feeds(outcome.io.inputs, shapes=shapes, domains=domains), **values}
+    domains = read_domains(read_weightless(Path(request.model)).model)
+    feeds = {**random_feeds(outcome.io.inputs, shapes=shapes, domains=domains), **values}
     try:
         with open_runner() as runner:
             found = runner.infer(feeds)
@@ -60,10 +60,10 @@ def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable
             f"{request.source or request.model}: the engine computes NaN or infinity, ONNX Runtime does not",
             hint=_HINT,
         )
-    checked = Check("same outputs as ONNX Runtime", worst >= _POOR_DB, f"{worst:.1f} dB on one made input")
+    checked = Check("same outputs as ONNX Runtime", worst >= _POOR_DB, f"{worst:.1f} dB on one random input")
     warnings = outcome.warnings
     if not checked.passed:
-        warnings = (*warnings, f"its outputs are only {worst:.1f} dB from ONNX Runtime's on made input")
+        warnings = (*warnings, f"its outputs are only {worst:.1f} dB from ONNX Runtime's on random input")
     return replace(
         outcome,
         checks=(*outcome.checks, checked),

@@ -56,4 +56,4 @@ def test_tensors_called_file_and_allow_pickle_are_compared_and_measured(tmp_path
     assert qcompile.diff(str(path), str(path))
     assert layer_diff(str(path), str(path), samples=2)
     results = qcompile.benchmark([str(path)], baseline=str(path), threads=1, max_time_s=0.01)
-    assert [entry.status for entry in results.entries] == ["measured"]
+    assert [row.status for row in results.rows] == ["measured"]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import qcompile
-from qcompile.bench.record import note_places
-from qcompile.bench.results import Entry
+from qcompile.bench.compare import Speedup
+from qcompile.bench.recorder import Recorder
+from qcompile.bench.row import Row
 from qcompile.bench.subjects import choose_subjects
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
@@ -57,7 +58,7 @@ def test_a_missing_gpu_is_the_failure_of_its_row(tiny_file: Callable[..., Path])
     results = qcompile.benchmark(
         {"model": str(tiny_file("mlp"))}, baseline="model", devices=["cpu", "cuda"], threads=1, max_time_s=0.5
     )
-    on_cpu, on_gpu = results.entries
+    on_cpu, on_gpu = results.rows
     assert (on_cpu.status, on_cpu.device, on_cpu.runs_on) == ("measured", "cpu", "CPU")
     assert (on_gpu.status, on_gpu.device, on_gpu.runs_on) == ("failed", "cuda:0", "GPU")
     assert "cannot run on GPU 0 here: this ONNX Runtime" in on_gpu.reason
@@ -76,16 +77,17 @@ def test_two_gpus_are_two_benches(torch_model: str) -> None:
 
 
 def test_a_speedup_between_devices_says_so() -> None:
-    ratio = {"value": 20.0, "low": 19.0, "high": 21.0, "verdict": "faster"}
-    entries = {
-        "base": Entry("base", "net.py:build", "pytorch"),
-        "same": Entry("same", "a.onnx", "onnxruntime", speedup=dict(ratio)),
-        "engine": Entry("engine", "a.engine", "tensorrt", device="cuda:0", speedup=dict(ratio)),
-        "lost": Entry("lost", "b.engine", "tensorrt", device="cuda:0", status="not run"),
-    }
-    note_places(entries, "base")
-    assert [name for name, entry in entries.items() if entry.warnings] == ["engine"]
-    assert entries["engine"].warnings[0].startswith("ran on cuda:0, the baseline on cpu")
+    ratio = Speedup(20.0, 19.0, 21.0, 20, "faster", launches=5)
+    rows = [
+        Row("base", "net.py:build", "pytorch"),
+        Row("same", "a.onnx", "onnxruntime", speedup=ratio),
+        Row("engine", "a.engine", "tensorrt", device="cuda:0", speedup=ratio),
+        Row("lost", "b.engine", "tensorrt", device="cuda:0", status="not run"),
+    ]
+    recorder = Recorder(rows, "base")
+    recorder.conclude(precision_target=0.5)
+    assert [row.name for row in recorder.rows if row.warnings] == ["engine"]
+    assert recorder["engine"].warnings[0].startswith("ran on cuda:0, the baseline on cpu")
 
 
 @pytest.mark.gpu
@@ -104,10 +106,11 @@ def test_a_row_on_the_gpu_computes_what_the_processor_does(
         {"model": model}, baseline="model", devices=["cpu", "cuda"], threads=1, max_time_s=2.0, batch_size=4,
         data=str(data), inputs=inputs, output=output, clients=[1, 2],
     )  # fmt: skip
-    on_cpu, on_gpu = results.entries
+    on_cpu, on_gpu = results.rows
     assert (on_cpu.status, on_gpu.status, on_gpu.reason) == ("measured", "measured", "")
     assert on_gpu.difference is not None
-    assert on_gpu.difference["snr_db"] is None or on_gpu.difference["snr_db"] > 55.0  # TF32 at the worst
+    assert on_gpu.difference.snr_db is not None
+    assert on_gpu.difference.snr_db > 55.0  # TF32 at the worst
     assert "to the GPU" in on_gpu.contains
     assert any("compares devices" in text for text in on_gpu.warnings)
     assert json.loads(output.read_text())["environment"]["before"]["gpu"]["sm_clock_mhz"] > 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.bench.compare import CONFIDENCE, Speedup, speedup
+from qcompile.bench.compare import CONFIDENCE, SMALLEST_DIFFERENCE, speedup, verdict_of
 from qcompile.bench.launches import half_width, level_of
 from qcompile.errors import InvalidOption
 
@@ -80,20 +80,30 @@ def test_what_is_no_latency_is_refused() -> None:
 
 
 def test_a_difference_must_be_sure_and_large_enough_to_matter() -> None:
-    def verdict(sure_low: float, sure_high: float) -> str:
-        return Speedup(1.0, sure_low, sure_high, 20, sure_low, sure_high).verdict
+    assert verdict_of(1.011, 1.2) == "faster"
+    assert verdict_of(1.005, 1.2) == "no difference"
+    assert verdict_of(0.9, 0.985) == "slower"
+    assert verdict_of(0.9, 0.995) == "no difference"
 
-    assert verdict(1.011, 1.2) == "faster"
-    assert verdict(1.005, 1.2) == "no difference"
-    assert verdict(0.9, 0.985) == "slower"
-    assert verdict(0.9, 0.995) == "no difference"
+
+def test_the_verdict_follows_from_the_interval_that_is_shown() -> None:
+    """`1.21x [1.07, 1.37] no difference` was printed: the verdict had an interval of its own."""
+    noise = random.Random(5)
+    verdicts = set()
+    for level in [0.9 + 0.01 * step for step in range(21)]:
+        for count in (1, 2, 6):
+            found = speedup(launches(1.0, noise, count=count + 1), launches(level, noise, count=count + 1))
+            sure = found.low > 1.0 + SMALLEST_DIFFERENCE or found.high < 1.0 / (1.0 + SMALLEST_DIFFERENCE)
+            assert (found.verdict != "no difference") == sure
+            verdicts.add(found.verdict)
+    assert verdicts == {"faster", "slower", "no difference"}
 
 
 @given(st.lists(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=8), min_size=2, max_size=8))
 def test_intervals_lie_in_each_other_and_turn_round(ratios: list[list[float]]) -> None:
     ones = [[1.0] * len(launch) for launch in ratios]
     found, back = speedup(ratios, ones), speedup(ones, ratios)
-    assert found.sure_low < found.low < found.value < found.high < found.sure_high
+    assert found.low < found.value < found.high
     assert back.value == pytest.approx(1.0 / found.value)
     assert (back.low, back.high) == pytest.approx((1.0 / found.high, 1.0 / found.low))
     assert found.correlation_rounds >= 1.0

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import csv
+import math
+from dataclasses import replace
 from pathlib import Path
 
+from qcompile.bench.compare import Speedup
 from qcompile.bench.export_results import markdown, save_csv, save_markdown
-from qcompile.bench.results import Entry, Results
+from qcompile.bench.results import Results
+from qcompile.bench.row import Accuracy, Difference, Interval, Latency, NoEnergy, Row
 
-BASE = Entry(
+BASE = Row(
     "a|b.onnx", "a|b.onnx", "onnxruntime", size_bytes=4_000_000, size_ratio=1.0, throughput_per_s=500.0,
-    latency_ms={"min": 1.9, "median": 2.0, "p90": 2.2, "p99": 2.5, "max": 9.0, "calls": 100},
+    latency=Latency(2.0, 2.2, 2.5, 1.9, 9.0, 100),
 )  # fmt: skip
-FAST = Entry(
+FAST = Row(
     "fast", "fast.onnx", "onnxruntime", "int8", size_bytes=1_000_000, size_ratio=4.0, throughput_per_s=2000.0,
-    latency_ms={"min": 0.4, "median": 0.5, "p90": 0.6, "p99": 0.7, "max": 0.8, "calls": 400},
-    speedup={"value": 4.0, "low": 3.9, "high": 4.1, "rounds": 20, "verdict": "faster"},
-    energy={"unavailable": "no counter"},
+    latency=Latency(0.5, 0.6, 0.7, 0.4, 0.8, 400),
+    speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"),
+    energy=NoEnergy("no counter"),
 )  # fmt: skip
-LOST = Entry("lost", "lost.engine", "tensorrt", status="not run", reason="no GPU,\nnone")
+LOST = Row("lost", "lost.engine", "tensorrt", status="not run", reason="no GPU,\nnone")
 RESULTS = Results(
     "a|b.onnx", [BASE, FAST, LOST],
     {"processor": "some", "cores": 4, "noise": {"noisy": True, "reasons": ["somebody else"]}},
-    {"threads": 2, "inputs": {"x": "1x16"}, "confidence": 0.95},
+    {"threads": 2, "inputs": {"x": "1x16"}, "confidence": 0.99},
 )  # fmt: skip
 
 
@@ -30,10 +34,10 @@ def test_markdown_is_the_table_of_a_readme(tmp_path: Path) -> None:
     save_markdown(RESULTS, tmp_path / "t.md")
     assert (tmp_path / "t.md").read_text() == markdown(RESULTS)
     lines = markdown(RESULTS).splitlines()
-    assert lines[2].startswith("| a\\|b.onnx (baseline) | 2 | 1.00x | 4 | ")
-    assert lines[3] == "| fast | 0.5 | 4.00x [3.90, 4.10] | 1 | 4.00x | – | – |"
+    assert lines[2].startswith("| a\\|b.onnx (baseline) | 2.00 | 1.00× | 4.00 MB | ")
+    assert lines[3] == "| fast | 0.500 | 4.00× [3.90, 4.10] | 1.00 MB | 4.00× | – | – |"
     assert lines[4] == "| lost | not run: no GPU, none | – | – | – | – | – |"
-    assert "some, 4 cores, 2 threads, input x:1x16; speed-up against a|b.onnx with its 95% interval" in lines
+    assert "some, 4 cores, 2 threads, input x:1x16; speed-up against a|b.onnx with its 99% interval" in lines
     assert "- disturbed: somebody else" in lines
 
 
@@ -50,3 +54,21 @@ def test_csv_has_one_row_per_artifact_and_units_in_its_columns(tmp_path: Path) -
     assert fast["energy_unavailable"] == "no counter"
     assert rows[2]["latency_median_ms"] == ""
     assert rows[2]["reason"] == "no GPU,\nnone"
+
+
+def test_a_share_is_percent_and_an_error_is_not() -> None:
+    share = replace(FAST, accuracy=Accuracy("top1", 0.946, Interval(0.2, -0.3, 0.8), 1000))
+    error = replace(FAST, accuracy=Accuracy("mse", 0.00123, Interval(0.0005, 0.0001, 0.0009), 1000))
+    assert "| 94.60% | 0.20 [−0.30, 0.80] |" in markdown(replace(RESULTS, rows=[BASE, share]))
+    text = markdown(replace(RESULTS, rows=[BASE, error]))
+    assert "| 0.00123 | 0.000500 [0.000100, 0.000900] |" in text
+    assert "drop with its 95% interval" in text
+
+
+def test_equal_and_infinitely_wrong_outputs_have_different_cells(tmp_path: Path) -> None:
+    rows = [replace(FAST, difference=Difference(True, "y", math.inf, 0.0)),
+            replace(FAST, difference=Difference(False, "y", -math.inf, math.inf))]  # fmt: skip
+    save_csv(replace(RESULTS, rows=rows), tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="") as file:
+        states = [row["difference_state"] for row in csv.DictReader(file)]
+    assert states == ["equal", "not finite"]

@@ -77,12 +77,12 @@ def test_ctrl_c_leaves_no_process_and_keeps_what_was_measured(
     assert "mlp.onnx (2)" in out
     results = load_results(output)
     assert results.interrupted
-    other = results.entries[1]
-    assert other.latency_ms is not None
+    other = results.rows[1]
+    assert other.latency is not None
     assert other.speedup is not None
-    assert other.speedup["rounds"] >= 8
-    assert other.speedup["launches"] >= 2
-    assert sum(other.launch_rounds) == len(other.round_medians_ms)
+    assert other.speedup.rounds >= 8
+    assert other.speedup.launches >= 2
+    assert sum(map(len, other.launches_ms)) >= 8
     jsonschema.validate(json.loads(output.read_text()), json.loads(SCHEMA.read_text()))
 
 
@@ -119,5 +119,5 @@ def test_a_recipe_that_is_interrupted_keeps_its_measurements_beside_the_results(
     require_gone(workers)
     kept = load_results(tmp_path / "out/results.interrupted.json")
     assert kept.settings["recipe"] == recipe.read_text()
-    assert kept.entry("cpu").speedup is not None
+    assert kept.row("cpu").speedup is not None
     assert not (tmp_path / "out/results.json").exists()

@@ -18,7 +18,7 @@ from layer_faults import all_at_once, brute_force, perturbed
 from onnx import TensorProto, helper, numpy_helper
 
 import qcompile
-from qcompile.bench.layer_diff import LayerDiff, compare, layer_diff, runs, taps, worker
+from qcompile.bench.layer_diff import LayerDiff, compare, job, layer_diff, taps
 from qcompile.bench.layer_diff.samples import tensor_sizes
 from qcompile.errors import IntentNotReached, InvalidOption
 from qcompile.model.fidelity import fidelity
@@ -28,10 +28,10 @@ from qcompile.model.fidelity import fidelity
 def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Jobs are carried out here, for speed: what they do is the same."""
 
-    def run(job: runs.Job, *_: object) -> dict[str, Any]:
+    def run(one: job.Job, *_: object) -> dict[str, Any]:
         folder = tmp_path / "jobs" / str(len(list(tmp_path.glob("jobs/*"))))
         folder.mkdir(parents=True)
-        return worker.run_job({**asdict(job), "folder": str(folder)})
+        return job.run_job({**asdict(one), "folder": str(folder)}, lambda _: None)
 
     monkeypatch.setattr(taps, "run", run)
 
@@ -220,12 +220,12 @@ def test_a_fault_planted_anywhere_in_a_random_graph_is_found_as_by_brute_force(
 def test_a_tapped_graph_that_computes_something_else_is_a_warning(
     tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = worker._compare_file
+    honest = job._compare_file
 
     def changed(tally: Any, folder: Path, number: int, array: np.ndarray, form: Any) -> str:
         return honest(tally, folder, number, array + (1.0 if folder.name.startswith("a") else 0.0), form)
 
-    monkeypatch.setattr(worker, "_compare_file", changed)
+    monkeypatch.setattr(job, "_compare_file", changed)
     model = str(tiny_file("residual"))
     (warning,) = layer_diff(model, model, samples=1).warnings
     assert "output 'y' changes when tensors are tapped" in warning

@@ -119,7 +119,7 @@ def test_a_process_that_dies_is_reported_with_its_last_words(
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
     model = str(tiny_file("mlp"))
-    with pytest.raises(WorkerError, match=r"run of mlp.onnx died .*SIGKILL, out of memory\?") as caught:
+    with pytest.raises(WorkerError, match=r"worker of mlp.onnx died .*SIGKILL, out of memory\?") as caught:
         layer_diff(model, model, samples=1)
     assert "out of registers" in caught.value.message
 

@@ -6,7 +6,6 @@ import contextlib
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,14 +14,15 @@ import pytest
 from qcompile.bench.accuracy import read_metric
 from qcompile.bench.outputs import describe, start
 from qcompile.bench.process import Worker
-from qcompile.bench.quality import check_evaluation, record_quality
-from qcompile.bench.results import Entry
-from qcompile.errors import DataError, ModelError, QCompileError
+from qcompile.bench.quality import check_evaluation, measure_quality
+from qcompile.bench.recorder import Recorder
+from qcompile.bench.row import Row
+from qcompile.errors import DataError, ModelError
 from qcompile.model.onnx_file import load_onnx, model_io
 
 
 @contextlib.contextmanager
-def workers_of(artifacts: dict[str, str]) -> Iterator[tuple[dict[str, Worker], dict[str, Entry]]]:
+def workers_of(artifacts: dict[str, str]) -> Iterator[tuple[dict[str, Worker], Recorder]]:
     """A loaded worker and a row of each artifact."""
     with contextlib.ExitStack() as stack:
         subjects = [describe(artifact, name=name) for name, artifact in artifacts.items()]
@@ -30,24 +30,16 @@ def workers_of(artifacts: dict[str, str]) -> Iterator[tuple[dict[str, Worker], d
         for subject in subjects:
             workers[subject.name] = stack.enter_context(Worker(subject.name, threads=1))
             start(workers[subject.name], subject, subjects, 1)
-        yield workers, {one.name: Entry(one.name, one.artifact, one.engine) for one in subjects}
+        rows = [Row(one.name, one.artifact, one.engine) for one in subjects]
+        yield workers, Recorder(rows, "base")
 
 
-def guard(entry: Entry, work: Callable[[], Any]) -> Any:
-    """As `benchmark` keeps a failure to its artifact."""
-    try:
-        return work()
-    except QCompileError as error:
-        entry.status, entry.reason = "failed", error.message
-        return None
-
-
-def judged(artifacts: dict[str, str], data: Path | str, metric: str) -> dict[str, Entry]:
+def judged(artifacts: dict[str, str], data: Path | str, metric: str) -> dict[str, Row]:
     """The rows of artifacts, of which "base" is an ONNX file, after the evaluation."""
-    with workers_of(artifacts) as (workers, entries):
+    with workers_of(artifacts) as (workers, recorder):
         io = model_io(load_onnx(Path(artifacts["base"])))
-        record_quality(workers, entries, "base", io, str(data), read_metric(metric), guard)
-    return entries
+        measure_quality(workers, recorder, io, str(data), read_metric(metric))
+    return {row.name: row for row in recorder.rows}
 
 
 def perturbed(path: Path, output: Path, *, by: float) -> str:
@@ -77,20 +69,20 @@ def test_every_number_is_what_the_sessions_outputs_give(
     right_a, right_b = a.argmax(1) == arrays["labels"], b.argmax(1) == arrays["labels"]
     found = entries["off"].accuracy
     assert found is not None
-    assert found["value"] == pytest.approx(right_b.mean())
-    assert found["drop_points"] == pytest.approx(100 * (right_a.mean() - right_b.mean()))
-    assert found["agreement"] == pytest.approx((a.argmax(1) == b.argmax(1)).mean())
-    assert found["low"] <= found["drop_points"] <= found["high"]
-    assert found["samples"] == sum(row["samples"] for row in found["per_class"]) == 45
-    for row in found["per_class"]:
-        chosen = arrays["labels"] == row["label"]
-        assert row["baseline"] == pytest.approx(right_a[chosen].mean())
-        assert row["value"] == pytest.approx(right_b[chosen].mean())
+    assert found.value == pytest.approx(right_b.mean())
+    assert found.drop.value == pytest.approx(100 * (right_a.mean() - right_b.mean()))
+    assert found.agreement == pytest.approx((a.argmax(1) == b.argmax(1)).mean())
+    assert found.drop.low <= found.drop.value <= found.drop.high
+    assert found.samples == sum(row.samples for row in found.per_class) == 45
+    for row in found.per_class:
+        chosen = arrays["labels"] == row.label
+        assert row.baseline == pytest.approx(right_a[chosen].mean())
+        assert row.value == pytest.approx(right_b[chosen].mean())
     difference = entries["off"].difference
     assert difference is not None
-    assert difference["max_abs_error"] == pytest.approx(np.abs(a - b).max(), rel=1e-3)
-    assert difference["agreement"] == pytest.approx(found["agreement"])
-    assert not difference["passed"]
+    assert difference.max_abs_error == pytest.approx(np.abs(a - b).max(), rel=1e-3)
+    assert difference.agreement == pytest.approx(found.agreement)
+    assert not difference.passed
 
 
 def test_metrics_that_need_no_labels_work_without(
@@ -107,12 +99,12 @@ def test_metrics_that_need_no_labels_work_without(
         base, off = (entry.accuracy for entry in entries.values())
         assert base is not None
         assert off is not None
-        assert off["metric"] == metric
-        assert off["agreement"] is None
-        assert off["per_class"] is None
+        assert off.metric == metric
+        assert off.agreement is None
+        assert off.per_class == ()
         if base_value is not None:
-            assert base["value"] == base_value
-            assert off["drop_points"] > 0
+            assert base.value == base_value
+            assert off.drop.value > 0
 
 
 def test_what_is_wrong_with_labels_or_metric_is_said_before_measuring(
@@ -186,8 +178,8 @@ def test_a_worker_that_dies_in_the_evaluation_leaves_the_others_theirs(
     assert entries["dies"].accuracy is entries["dies"].difference is None
     same = entries["same"].accuracy
     assert same is not None
-    assert same["samples"] == 12
-    assert same["agreement"] == 1.0
+    assert same.samples == 12
+    assert same.agreement == 1.0
 
 
 def test_memory_does_not_grow_with_the_data(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -199,14 +191,14 @@ def test_memory_does_not_grow_with_the_data(tiny_file: Callable[..., Path], tmp_
     )
     model = str(tiny_file("elementwise"))
     peaks = []
-    with workers_of({"base": model, "same": model}) as (workers, entries):
+    with workers_of({"base": model, "same": model}) as (workers, recorder):
         io = model_io(load_onnx(Path(model)))
         metric = read_metric(f"{tmp_path}/d.py:mean")
         for name in ("few", "few", "many"):  # the first imports what is imported once
             tracemalloc.start()
-            record_quality(workers, entries, "base", io, f"{tmp_path}/d.py:{name}", metric, guard)
+            measure_quality(workers, recorder, io, f"{tmp_path}/d.py:{name}", metric)
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-    assert entries["same"].accuracy is not None
-    assert entries["same"].accuracy["samples"] == 15 * 50_000
+    assert recorder["same"].accuracy is not None
+    assert recorder["same"].accuracy.samples == 15 * 50_000
     assert peaks[2] < 1.1 * peaks[1]

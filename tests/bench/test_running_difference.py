@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qcompile.bench.diff import judge
 from qcompile.bench.outputs import paired
+from qcompile.bench.results_json import difference_json
 from qcompile.bench.running_difference import RunningDifference
 from qcompile.errors import InvalidOption
 
@@ -25,7 +26,7 @@ def running(reference: Batches, found: Batches, precision: str) -> dict[str, Any
     difference = RunningDifference(precision)
     for expected, outputs in zip(reference, found, strict=True):
         difference.add(expected, outputs)
-    return difference.as_json()
+    return difference_json(difference.result())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -61,15 +62,20 @@ def test_errors_may_grow_with_what_they_are_errors_of(relative: float, passes: b
     assert running(reference, found, "fp32")["passed"] is judged.passed is passes
 
 
-def test_one_noisy_batch_among_good_ones_is_a_mismatch_of_int8() -> None:
-    good, bad = np.array([[100.0, 0.0]]), np.array([[1.0, 0.0]])
-    reference: Batches = [{"y": good}, {"y": bad}, {"y": good}]
-    found: Batches = [{"y": good}, {"y": bad + 0.4}, {"y": good}]
+@pytest.mark.parametrize("batches", [[[0], [1], [2]], [[0, 1], [2]], [[0, 1, 2]]])
+@pytest.mark.parametrize(("noise", "passed"), [(0.4, True), (20.0, False)])
+def test_int8_is_judged_on_all_rows_however_they_are_batched(
+    batches: list[list[int]], noise: float, passed: bool
+) -> None:
+    rows, error = np.array([[100.0, 0.0], [1.0, 0.0], [100.0, 0.0]]), np.array([[0.0], [noise], [0.0]])
+    reference: Batches = [{"y": rows[some]} for some in batches]
+    found: Batches = [{"y": (rows + error)[some]} for some in batches]
     [judged] = judge(reference, found, "int8")
     result = running(reference, found, "int8")
-    assert result["passed"] is judged.passed is False
-    assert result["snr_db"] == pytest.approx(judged.snr_db)
-    assert result["snr_db"] > 40
+    expected_db = 10 * np.log10((rows**2).sum() / (2 * noise**2))
+    assert result["snr_db"] == pytest.approx(expected_db) == judged.snr_db
+    assert bool(expected_db >= 15) is passed
+    assert result["passed"] is judged.passed is passed
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -85,7 +91,7 @@ def test_what_is_not_finite_passes_where_polygraphy_lets_it(precision: str, kind
     [judged] = judge([{"y": expected}], [{"y": found}], precision)
     result = running([{"y": expected}], [{"y": found}], precision)
     assert result["passed"] is judged.passed is False
-    assert result["max_abs_error"] is None
+    assert (result["snr_db"], result["state"], result["max_abs_error"]) == (None, "not finite", None)
     json.dumps(result, allow_nan=False)
 
 
@@ -94,7 +100,7 @@ def test_infinities_at_the_same_place_are_equal() -> None:
     [judged] = judge([{"y": masked}], [{"y": masked}], "fp32")
     result = running([{"y": masked}], [{"y": masked.copy()}], "fp32")
     assert result["passed"] is judged.passed is True
-    assert (result["snr_db"], result["max_abs_error"]) == (None, 0.0)
+    assert (result["snr_db"], result["state"], result["max_abs_error"]) == (None, "equal", 0.0)
 
 
 def test_other_shapes_are_a_mismatch_in_words() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qcompile.bench.compare import speedup
-from qcompile.bench.measure import Timed, measure
+from qcompile.bench.measure import TimingSeries, measure
 
 CALL_S = 0.06
 LAUNCH_S = 0.5
@@ -99,7 +99,7 @@ def verdicts(machine: Machine, slower: float, *, seed: int, benches: int = BENCH
         simulation = Simulation(machine, random.Random(1000 * seed + number))
         call_s = {"a": CALL_S, "b": CALL_S * (1.0 + slower)}
         files = {name: simulation.noise.gauss(0.0, machine.file) for name in call_s}
-        timed = {name: Timed() for name in call_s}
+        timed = {name: TimingSeries() for name in call_s}
 
         def launch() -> dict[str, Any]:
             simulation.now_s += LAUNCH_S  # noqa: B023 (called in this turn of the loop)

@@ -25,7 +25,7 @@ from qcompile.artifact import load_artifact
 from qcompile.calibration import Data, Ranges, calibrate, load_ranges
 from qcompile.calibration.calibrate import Shard
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError
-from qcompile.model.outline import fingerprint, read_outline
+from qcompile.model.weightless import fingerprint, read_weightless
 
 
 def totals(said: Said) -> tuple[list[int], set[int | None]]:
@@ -108,8 +108,8 @@ def test_which_data_was_seen_is_kept_apart_from_how_much_of_it(network: Path, da
 
 
 def test_data_may_be_given_already_opened(network: Path, data: str, tmp_path: Path) -> None:
-    outline = read_outline(network)
-    opened = calibrate(outline, Data(data, outline.io.inputs, batch_size=3, limit=7), tmp_path / "1")
+    weightless = read_weightless(network)
+    opened = calibrate(weightless, Data(data, weightless.io.inputs, batch_size=3, limit=7), tmp_path / "1")
     spelled = calibrate(network, data, tmp_path / "2", samples=7)
     assert opened.path.read_bytes() == spelled.path.read_bytes()
 

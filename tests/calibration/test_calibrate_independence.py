@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from qcompile.calibration import Data, Ranges, calibrate, observe
 from qcompile.calibration.taps import choose_taps
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, COUNT])
@@ -63,7 +63,7 @@ def test_an_npz_and_a_folder_of_the_same_samples_give_the_same(
     np.save(folder / "1.npy", SAMPLES[1:6])
     np.savez_compressed(folder / "2.npz", x=SAMPLES[6:], labels=np.arange(7))
     assert_equal(observed(network, folder), whole)
-    inputs = read_outline(network).io.inputs
+    inputs = read_weightless(network).io.inputs
     assert_equal(observe(network, Data(data, inputs, batch_size=5)), whole)
 
 

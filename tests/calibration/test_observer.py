@@ -18,7 +18,7 @@ from onnx import TensorProto, numpy_helper, parser
 from qcompile.calibration.observer import open_observer
 from qcompile.calibration.taps import choose_taps
 from qcompile.errors import DataError, ModelError
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -45,10 +45,10 @@ def saved(made: onnx.ModelProto, path: Path) -> Path:
 
 def observed(path: Path, feeds: Arrays, wanted: Collection[str] | None = None, threads: int = 1) -> Arrays:
     """What the observer returns."""
-    outline = read_outline(path)
-    taps = choose_taps(outline.model, wanted)
+    weightless = read_weightless(path)
+    taps = choose_taps(weightless.model, wanted)
     assert not taps.skipped
-    with open_observer(outline, taps, threads) as observer:
+    with open_observer(weightless, taps, threads) as observer:
         pairs = observer.run(feeds, "here")
         again = observer.run(feeds, "here")
     found = dict(pairs)
@@ -142,8 +142,8 @@ def test_samples_of_other_sizes_are_observed_by_the_same_session(tmp_path: Path,
     for dim in made.graph.input[0].type.tensor_type.shape.dim[2:]:
         dim.dim_param = "size"
     onnx.save(made, path)
-    outline = read_outline(path)
-    with open_observer(outline, choose_taps(outline.model), 1) as observer:
+    weightless = read_weightless(path)
+    with open_observer(weightless, choose_taps(weightless.model), 1) as observer:
         for samples, size in ((1, 8), (3, 4), (1, 10)):
             feeds = {"x": normal(samples, 3, size, size)}
             found = dict(observer.run(feeds, "here"))
@@ -426,8 +426,8 @@ def test_bfloat16_operators_that_onnx_runtime_lacks_are_an_error_naming_the_file
 
 def test_a_sample_on_which_the_model_fails_is_named(tmp_path: Path) -> None:
     made = model("g = Gather (x, ids) y = Sigmoid (g)", "(float[n, 4] x, int64[m] ids) => (float[m, 4] y)")
-    outline = read_outline(saved(made, tmp_path / "m.onnx"))
-    with open_observer(outline, choose_taps(outline.model, ["y"]), 1) as observer:
+    weightless = read_weightless(saved(made, tmp_path / "m.onnx"))
+    with open_observer(weightless, choose_taps(weightless.model, ["y"]), 1) as observer:
         good, bad = ({"x": normal(3, 4), "ids": np.array([index])} for index in (2, 7))
         with pytest.raises(DataError, match="sample 5: the model failed on it") as caught:
             observer.run(bad, "sample 5")

@@ -21,7 +21,7 @@ from qcompile.calibration.calibrate import Shard
 from qcompile.calibration.checkpoint import load_checkpoint
 from qcompile.calibration.taps import choose_taps
 from qcompile.errors import CalibrationError, DataError, InvalidOption, QCompileError
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 
 
 def save(path: Path, body: str, signature: str, opset: int = 17, **weights: Any) -> Path:
@@ -43,8 +43,8 @@ def function_of(folder: Path, body: str) -> str:
 
 
 def observed(model: Path, spec: str, **options: Any) -> Any:
-    outline = read_outline(model)
-    return observe(outline, Data(spec, outline.io.inputs, limit=options.pop("limit", None)), **options)
+    weightless = read_weightless(model)
+    return observe(weightless, Data(spec, weightless.io.inputs, limit=options.pop("limit", None)), **options)
 
 
 RELU = ("y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)")

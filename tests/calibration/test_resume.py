@@ -108,11 +108,11 @@ DRIVER = """
 import sys
 from pathlib import Path
 from qcompile.calibration import Data, observe
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 
-outline = read_outline(Path(sys.argv[1]))
-data = Data(sys.argv[2], outline.io.inputs)
-observe(outline, data, threads=2, checkpoint=Path(sys.argv[3]), checkpoint_every_s=0)
+weightless = read_weightless(Path(sys.argv[1]))
+data = Data(sys.argv[2], weightless.io.inputs)
+observe(weightless, data, threads=2, checkpoint=Path(sys.argv[3]), checkpoint_every_s=0)
 """
 
 

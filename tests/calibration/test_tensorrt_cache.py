@@ -30,7 +30,7 @@ from qcompile.calibration.thresholds import METHODS
 from qcompile.compiler import quantize
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError
 from qcompile.intent import calibrate
-from qcompile.model.outline import fingerprint
+from qcompile.model.weightless import fingerprint
 
 MakePath = Callable[..., Path]
 HEADER = "TRT-8503-EntropyCalibration2"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from qcompile.bench.results import Entry, Results, load_results, save_results
+from qcompile.bench.results import Results, load_results, save_results
+from qcompile.bench.row import Latency, Launch, Row
 from qcompile.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
@@ -30,12 +31,10 @@ def qc(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def results_file(path: Path, level: float, **environment: Any) -> Path:
     medians = [level * (1.0 + 0.001 * (i * 7 % 5)) for i in range(20)]
-    entry = Entry(
-        "a", "a.onnx", "onnxruntime", latency_ms={"median": level}, round_medians_ms=medians,
-        launch_rounds=[5] * 4, size_bytes=10,
-    )  # fmt: skip
+    launches = tuple(Launch(tuple(medians[start : start + 5])) for start in range(0, 20, 5))
+    row = Row("a", "a.onnx", "onnxruntime", latency=Latency(level), launches=launches, size_bytes=10)
     where = {"processor": "some", "architecture": "x86_64", "features": [], "cores_usable": 2, "gpu": None}
-    save_results(Results("a", [entry], where | environment, {"threads": 1, "inputs": {"x": "1x4"}}), path)
+    save_results(Results("a", [row], where | environment, {"threads": 1, "inputs": {"x": "1x4"}}), path)
     return path
 
 
@@ -52,7 +51,7 @@ def test_one_command_writes_every_form_and_says_how_to_repeat_it(
     assert "clients" in out
     results = load_results(tmp_path / "r.json")
     assert results.settings["command"] == ["qcompile", *map(str, words)]
-    assert [point["clients"] for point in results.entries[0].concurrency] == [1, 2]
+    assert [point.count for point in results.rows[0].concurrency] == [1, 2]
     assert (tmp_path / "r.csv").read_text().count("\n") == 3
     assert "mlp.onnx (2)" in (tmp_path / "r.md").read_text()
     same = tmp_path / "r.json"

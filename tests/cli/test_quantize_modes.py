@@ -67,8 +67,8 @@ def test_a_layer_of_an_unknown_precision_is_a_usage_error(
 ) -> None:
     code, _, error = run(*ranges, "--layer", text)
     assert code == 2
-    assert "layer 'gemm'" in error
-    assert "known are fp32, fp16, bf16, int8" in error
+    assert f"--layer {text!r}: PATTERN=PRECISION is required" in error
+    assert "fp32, fp16, bf16 or int8" in error
 
 
 def test_layers_and_the_rest_make_a_mixed_graph(run: Run, ranges: tuple[str, Path]) -> None:

@@ -20,8 +20,8 @@ from qcompile.calibration.ranges import Portion
 from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
 from qcompile.calibration.thresholds import METHODS
 from qcompile.cli import main
-from qcompile.compiler.int8.wanted import wanted_tensors
-from qcompile.model.outline import fingerprint, read_outline
+from qcompile.compiler.int8.tensors_to_calibrate import tensors_to_calibrate
+from qcompile.model.weightless import fingerprint, read_weightless
 
 MakePath = Callable[..., Path]
 
@@ -221,7 +221,7 @@ def test_what_show_cannot_do_is_a_usage_error(qc: Qc, file: Path) -> None:
         (("--tensor", "no_such"), "'no_such'"),
         (("--target", "torch"), "'torch'"),
         (("--top", "0"), "'--top'"),
-        (("--method", "kl"), "known are minmax"),
+        (("--method", "kl"), "minmax, percentile[:NUMBER], entropy, mse or auto is required"),
         (("--method", "percentile:101"), "at most 100"),
     ):
         said = qc("ranges", "show", file, *options)
@@ -322,7 +322,10 @@ def test_what_cache_cannot_write_is_a_usage_error(qc: Qc, file: Path, tmp_path: 
         ((), "--tensorrt"),
         (("--tensorrt", "eight"), "'eight'"),
         (("--tensorrt", "8.5.3", "--calibrator", "Best"), "known are EntropyCalibration2"),
-        (("--tensorrt", "8.5.3", "--method", "kl"), "known are minmax"),
+        (
+            ("--tensorrt", "8.5.3", "--method", "kl"),
+            "minmax, percentile[:NUMBER], entropy, mse or auto is required",
+        ),
     ):
         said = qc("ranges", "cache", file, "-o", output, *options)
         assert (said.code, said.out) == (2, "")
@@ -445,7 +448,7 @@ def test_the_method_is_that_of_the_file(
 def test_an_unknown_method_is_a_usage_error(qc: Qc, model: Path, data: Path, tmp_path: Path) -> None:
     said = qc("calibrate", model, "--data", data, "-o", tmp_path / "o.ranges", "--method", "kl")
     assert said.code == 2
-    assert "known are minmax, percentile, entropy, mse, auto" in said.err
+    assert "minmax, percentile[:NUMBER], entropy, mse or auto is required" in said.err
     assert not (tmp_path / "o.ranges").exists()
 
 
@@ -456,9 +459,9 @@ def interrupt(model: Path, data: Path, checkpoint: Path, after: int) -> None:
         if done > after:
             raise KeyboardInterrupt
 
-    outline = read_outline(model)
+    outline = read_weightless(model)
     samples = Data(str(data), outline.io.inputs, batch_size=1)
-    wanted = wanted_tensors(outline)
+    wanted = tensors_to_calibrate(outline)
     with pytest.raises(KeyboardInterrupt):
         observe(
             outline, samples, wanted=wanted, threads=1, checkpoint=checkpoint, checkpoint_every_s=0.0,

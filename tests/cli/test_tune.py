@@ -57,7 +57,7 @@ def test_tables_name_layers_and_trials_and_the_picture_is_drawn(
     assert said.code == 0, said.err
     for word in (
         "layers by damage, onnxruntime", "conv1", "conv2", "gemm", "trials", "cosine drop", "latency, ms",
-        "onnxruntime-fp32", "onnxruntime-int8", "best", "against float", "lost of 100 cosine",
+        "onnxruntime-fp32", "onnxruntime-int8", "best", "against float", "lost of 100.00% cosine",
     ):  # fmt: skip
         assert word in said.out, word
     assert f"recipe: {tmp_path / 'out' / 'recipe.toml'}" in said.out.replace("\n", "")
@@ -79,7 +79,7 @@ def test_json_is_all_that_is_printed_and_is_what_was_written(
 
     found = json.loads(said.out, parse_constant=never)
     assert found == json.loads((tmp_path / "out" / "tune.json").read_text(), parse_constant=never)
-    assert found["float_value"] == pytest.approx(100)
+    assert found["float_value"] == pytest.approx(1.0)
     assert {one["layer"] for one in found["damage"]["onnxruntime"]} == {"conv1", "conv2"}
     assert {one["precision"] for one in found["trials"]} == {"fp32", "int8"}
     assert set(found["front"]) <= {one["name"] for one in found["trials"]}

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from qcompile.compiler.prepare import prepared, raise_opset
+from qcompile.compiler.prepare import prepared, upgrade_opset
 from qcompile.errors import UnsupportedOperator
 from qcompile.model.onnx_file import opset
 
@@ -64,7 +64,7 @@ def test_an_operator_that_cannot_be_raised_is_named() -> None:
         '<ir_version: 3, opset_import: ["" : 8]> tiny (float[2,3] x) => (float[2,3] y) { y = GoneByNow(x) }'
     )
     with pytest.raises(UnsupportedOperator, match=r"opset 8 cannot be converted to 13: .*GoneByNow"):
-        raise_opset(model, 13)
+        upgrade_opset(model, 13)
 
 
 def test_initializers_are_no_inputs_any_more() -> None:

@@ -18,9 +18,9 @@ from qcompile.calibration import calibrate
 from qcompile.compiler import quantize
 from qcompile.compiler.int8.placement import Target
 from qcompile.errors import CalibrationError, InvalidOption, QCompileError, QuantizationError
-from qcompile.model.made_input import made_feeds
 from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
-from qcompile.model.outline import fingerprint
+from qcompile.model.random_input import random_feeds
+from qcompile.model.weightless import fingerprint
 
 # What others get wrong, each behind a plain product; weights without values are filled with normal ones.
 GRAPHS = {
@@ -61,10 +61,10 @@ def write(text: str, path: Path) -> Path:
 
 
 def calibrated(model: Path, data: Path | None = None) -> tuple[Path, Path]:
-    """Ranges of a model, and the data they are of: made input unless given."""
+    """Ranges of a model, and the data they are of: random input unless given."""
     if data is None:
         data = model.with_suffix(".npz")
-        np.savez(data, **made_feeds(model_io(load_onnx(model)).inputs, extent=16))  # type: ignore[arg-type]
+        np.savez(data, **random_feeds(model_io(load_onnx(model)).inputs, extent=16))  # type: ignore[arg-type]
     return calibrate(model, str(data), model.with_suffix(".ranges"), method="minmax").path, data
 
 
@@ -97,6 +97,7 @@ def test_the_manifest_says_what_was_done_and_how_well(
         "exclude": ["conv2"],
         "rest": "fp32",
         "correct_bias": True,
+        "search": True,
         "balance": True,
     }
     assert given == expected | ({"processor": "vnni"} if target == "onnxruntime" else {})

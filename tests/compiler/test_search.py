@@ -129,6 +129,8 @@ def test_damage_that_no_layers_spare_is_an_error(folder: Path) -> None:
         quantized(folder, max_damage=300)
     with pytest.raises(InvalidOption, match="--max-damage is measured on samples"):
         quantized(folder, data=None, max_damage=20)
+    with pytest.raises(InvalidOption, match="is met by a search, which is switched off"):
+        quantized(folder, search=False, max_damage=20)
 
 
 def test_what_is_good_enough_already_stays_as_it_is(folder: Path) -> None:
@@ -151,6 +153,29 @@ def hostile(folder: Path) -> Path:
     return folder / "hostile.onnx"
 
 
+def test_quantize_judges_all_samples_together_as_diff_does(tmp_path: Path) -> None:
+    # The first sample is faint: alone it drowns in the noise of a scale that fits the others.
+    weights = np.random.default_rng(5).standard_normal((16, 8)).astype(np.float32)
+    onnx.save(
+        model_of("(float[N,16] x) => (float[N,8] y) { y = MatMul(x, w) }", named=True, w=weights),
+        tmp_path / "m.onnx",
+    )
+    (tmp_path / "data.py").write_text(
+        "import numpy as np\n\n\ndef samples():\n    generator = np.random.default_rng(0)\n"
+        "    for number in range(16):\n        faint = 0.002 if number == 0 else 1\n"
+        "        yield {'x': generator.standard_normal((1, 16)).astype(np.float32) * np.float32(faint)}\n"
+    )
+    data = f"{tmp_path / 'data.py'}:samples"
+    qcompile.calibrate(tmp_path / "m.onnx", data, tmp_path / "m.ranges")
+    made = qcompile.quantize(
+        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges", data=data
+    )
+    (check,) = made.manifest.checks
+    found = qcompile.diff(str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx"), data=data)
+    assert found
+    assert check.detail.startswith(f"{found.outputs[0].snr_db:.1f} dB")
+
+
 def test_layers_stay_in_float_where_diff_would_not_let_the_outputs_pass(tmp_path: Path) -> None:
     model = hostile(tmp_path)
     options: dict[str, Any] = {
@@ -165,6 +190,6 @@ def test_layers_stay_in_float_where_diff_would_not_let_the_outputs_pass(tmp_path
     made = qcompile.quantize(model, tmp_path / "made.onnx", **options)
     first = onnx.load(model).graph.node[1].name
     (warning,) = made.manifest.warnings
-    assert warning == f"left in float, because less than 16 dB would remain otherwise: {first}"
+    assert warning == f"left in float, because `diff` would not let the outputs pass otherwise: {first}"
     assert "alone in INT8" in made.manifest.proof["left_in_float"][first]  # type: ignore[index]
     assert made.manifest.checks[0].passed

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from mode_models import normal, static, written
 
-from qcompile.compiler import modes, search
+from qcompile.compiler import methods, search
 from qcompile.compiler.int8.executed import executed
 
 BODY = """(float[n,16,4,4] x) => (float[n,4,4,4] y) {
@@ -31,7 +31,7 @@ def test_a_balanced_model_is_planned_again_without_what_stays_in_float(
         counts, missed = executed(path, planned, **options)
         return counts, {**missed, **({"first": "for a test"} if "first" in planned else {})}
 
-    monkeypatch.setattr(modes, "executed", without_first)
+    monkeypatch.setattr(methods, "executed", without_first)
     artifact = static(model, tmp_path)
     assert artifact.manifest.proof["equalized_pairs"]
     left = artifact.manifest.proof["left_in_float"]

@@ -32,7 +32,7 @@ def test_rtx_engines_are_refused_with_the_way_out(tiny_file: Callable[..., Path]
     qcompile.build(tiny_file("mlp"), engine, target="tensorrt-rtx", gpus=["sm86"])
     with pytest.raises(ArtifactError, match=r"built for tensorrt-rtx; Triton's tensorrt backend") as caught:
         read_served(engine)
-    assert "--target tensorrt" in caught.value.hint
+    assert "`target` tensorrt" in caught.value.hint
 
 
 def test_engines_without_manifest_or_weights_are_refused(tmp_path: Path) -> None:

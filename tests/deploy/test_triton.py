@@ -89,7 +89,7 @@ def test_nothing_is_replaced_unless_said(tmp_path: Path, engine: Path, repositor
     other = make_engine(tmp_path / "other.engine", plan=b"other")
     with pytest.raises(InvalidOption, match="version 1 is there") as caught:
         package_triton(other, repository, name="net")
-    assert caught.value.hint == "give --version 2, or --overwrite"
+    assert caught.value.hint == "give `version` 2, or `overwrite`"
     assert (repository / "net/1/model.plan").read_bytes() == b"plan"
     (repository / "net/1/labels.txt").write_text("old")
     package_triton(other, repository, name="net", overwrite=True)
@@ -183,7 +183,7 @@ def test_an_artifact_that_was_changed_is_refused(engine: Path, repository: Path)
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".net", "a/b", "a\\b", "a b", "a\n", "a\0", "n" * 256])
 def test_names_that_are_no_folder_are_refused(engine: Path, repository: Path, name: str) -> None:
-    with pytest.raises(InvalidOption, match="--name"):
+    with pytest.raises(InvalidOption, match="`name`"):
         package_triton(engine, repository, name=name)
     assert not repository.exists()
 
@@ -194,7 +194,7 @@ def test_names_may_be_of_any_script(engine: Path, repository: Path) -> None:
 
 
 def test_wrong_requests_are_refused(tmp_path: Path, engine: Path, repository: Path) -> None:
-    with pytest.raises(InvalidOption, match="--version 0"):
+    with pytest.raises(InvalidOption, match="`version` 0"):
         package_triton(engine, repository, name="net", version=0)
     with pytest.raises(InvalidOption, match="version 3 is not in"):
         package_triton(engine, repository, name="net", options=TritonOptions(version_policy="specific:1,3"))

@@ -225,7 +225,7 @@ def test_formats_that_are_not_linear_are_marked(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"max_batch_size": 17}, "the profiles of .* end at 16"),
-        ({"preferred_batch": (4, 32)}, "--preferred-batch 32: max_batch_size is 16"),
+        ({"preferred_batch": (4, 32)}, "`preferred_batch` 32: max_batch_size is 16"),
         ({"max_batch_size": 1, "preferred_batch": (1,)}, "there are no batches to form"),
         ({"kind": "cpu"}, "runs on gpu alone"),
         ({"warm_up_shapes": {"x": (1, 3, 8, 8)}}, "at the optimum of its profiles"),
@@ -241,16 +241,16 @@ def test_options_that_an_engine_cannot_follow_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"instances": 0}, "--instances 0: 1 or more"),
-        ({"max_batch_size": -1}, "--max-batch-size -1: 0 or more"),
-        ({"max_queue_delay_us": -1}, "--max-queue-delay-us"),
+        ({"instances": 0}, "`instances` 0: 1 or more"),
+        ({"max_batch_size": -1}, "`max_batch_size` -1: 0 or more"),
+        ({"max_queue_delay_us": -1}, "`max_queue_delay_us`"),
         ({"gpus": (0, 0)}, "given twice"),
-        ({"gpus": (-1,)}, "--gpus -1"),
-        ({"kind": "cpu", "gpus": (0,)}, "belongs to --kind gpu"),
+        ({"gpus": (-1,)}, "`gpus` -1"),
+        ({"kind": "cpu", "gpus": (0,)}, "belongs to `kind` gpu"),
         ({"kind": "tpu"}, "gpu or cpu is required"),
-        ({"preferred_batch": (0,)}, "--preferred-batch 0"),
+        ({"preferred_batch": (0,)}, "`preferred_batch` 0"),
         ({"dynamic_batching": False, "preferred_batch": (4,)}, "excludes them"),
-        ({"warm_up": False, "warm_up_shapes": {"x": (1,)}}, "--no-warm-up excludes"),
+        ({"warm_up": False, "warm_up_shapes": {"x": (1,)}}, "`warm_up` is off, which excludes"),
         *(
             ({"version_policy": text}, "is required")
             for text in ("newest", "latest:0", "specific:", "specific:a")

@@ -22,7 +22,7 @@ from qcompile.engines.build import build_engine
 from qcompile.errors import BuildError, DataError, IntentNotReached, ModelError
 from qcompile.model.fidelity import fidelity
 from qcompile.model.onnx_file import count_operators, load_onnx
-from qcompile.model.outline import fingerprint
+from qcompile.model.weightless import fingerprint
 
 MakeFile = Callable[..., Path]
 

@@ -15,17 +15,14 @@ from qcompile.model.graph import (
     constant_names,
     consumers,
     count_weighted,
-    drop_unused_initializers,
     graph_precision,
     infer_types,
-    name_nodes,
     producers,
-    rename_inputs,
-    sort_nodes,
     subgraphs,
     weighted_nodes,
     without_weights,
 )
+from qcompile.model.graph_edits import drop_unused_initializers, name_nodes, rename_inputs, sort_nodes
 
 Tiny = Callable[..., onnx.ModelProto]
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qcompile.errors import DataError, ModelError
 from qcompile.model.input_domain import Domain, read_domains
 from qcompile.model.input_notes import AxisRange, InputNote, write_notes
-from qcompile.model.made_input import MadeInput, made_feeds
+from qcompile.model.random_input import RandomInput, random_feeds
 from qcompile.shapes import Feeds, TensorInfo
 
 INT64, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
@@ -54,13 +54,13 @@ def embedding() -> onnx.ModelProto:
 def test_indices_stay_within_the_table_that_they_index() -> None:
     model = embedding()
     assert read_domains(model)["ids"] == Domain("index", (30,))
-    feeds = MadeInput(model).feeds(64)
+    feeds = RandomInput(model).feeds(64)
     assert feeds["ids"].min() >= 0
     assert 2 <= feeds["ids"].max() < 30
 
 
 def test_whole_numbers_that_are_multiplied_are_a_mask_with_a_padded_tail() -> None:
-    mask = MadeInput(embedding()).feeds(3)["seen"]
+    mask = RandomInput(embedding()).feeds(3)["seen"]
     assert mask.dtype == np.int64
     assert (mask[:, 0] == 1).all()
     assert (mask[:, -1] == 0).all()
@@ -69,7 +69,7 @@ def test_whole_numbers_that_are_multiplied_are_a_mask_with_a_padded_tail() -> No
 
 def test_a_mask_of_one_position_is_not_empty() -> None:
     tensor = TensorInfo("attention_mask", "int64", ("batch", "length"))
-    assert made_feeds([tensor])["attention_mask"].tolist() == [[1]]
+    assert random_feeds([tensor])["attention_mask"].tolist() == [[1]]
 
 
 def test_edges_of_a_graph_name_nodes_that_are_there() -> None:
@@ -82,7 +82,7 @@ def test_edges_of_a_graph_name_nodes_that_are_there() -> None:
     model = model_of(nodes, inputs, {"first": np.array(0)})
     write_notes(model, {"x": InputNote((7, 3)), "edges": InputNote((2, 20))})
     assert read_domains(model)["edges"] == Domain("index", ("nodes",))
-    feeds = MadeInput(model).feeds()
+    feeds = RandomInput(model).feeds()
     assert feeds["x"].shape == (7, 3)
     assert feeds["edges"].shape == (2, 20)
     assert 1 < feeds["edges"].max() < 7
@@ -90,7 +90,7 @@ def test_edges_of_a_graph_name_nodes_that_are_there() -> None:
 
 def test_corners_of_boxes_are_in_order() -> None:
     tensor = TensorInfo("boxes", "float32", (5, 4))
-    x1, y1, x2, y2 = made_feeds([tensor])["boxes"].T
+    x1, y1, x2, y2 = random_feeds([tensor])["boxes"].T
     assert (x1 < x2).all()
     assert (y1 < y2).all()
 
@@ -99,31 +99,31 @@ def test_rows_of_a_class_stay_below_its_depth() -> None:
     nodes = [helper.make_node("OneHot", ["label", "depth", "values"], ["y"])]
     stored = {"depth": np.array(7), "values": np.array([0, 1], np.float32)}
     model = model_of(nodes, {"label": (INT64, ["batch"])}, stored)
-    assert MadeInput(model).feeds(200)["label"].max() == 6
+    assert RandomInput(model).feeds(200)["label"].max() == 6
 
 
 def test_positions_count_up_and_stay_in_their_table() -> None:
     nodes = [helper.make_node("Gather", ["table", "position_ids"], ["y"])]
     model = model_of(nodes, {"position_ids": (INT64, ["batch", 6])}, {"table": np.ones((4, 2), np.float32)})
-    assert MadeInput(model).feeds()["position_ids"].tolist() == [[0, 1, 2, 3, 3, 3]]
+    assert RandomInput(model).feeds()["position_ids"].tolist() == [[0, 1, 2, 3, 3, 3]]
 
 
 def test_bytes_of_an_image_span_their_range() -> None:
-    image = made_feeds([TensorInfo("image", "uint8", (1, 16, 16, 3))])["image"]
+    image = random_feeds([TensorInfo("image", "uint8", (1, 16, 16, 3))])["image"]
     assert image.max() > 200
 
 
 def test_extents_are_those_of_the_example_within_their_ranges() -> None:
     model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": (FLOAT, ["batch", 3, "h", "w"])})
     write_notes(model, {"x": InputNote((2, 3, 100, 64), {2: AxisRange(32, 96, 32)})})
-    made = MadeInput(model)
+    made = RandomInput(model)
     assert not made.is_guess
     assert made.feeds(5)["x"].shape == (5, 3, 96, 64)
 
 
 def test_extents_that_nobody_knows_are_tried_until_the_model_takes_them() -> None:
     model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": (FLOAT, ["batch", 3, "h", "w"])})
-    made = MadeInput(model)
+    made = RandomInput(model)
     assert made.is_guess
 
     def run(feeds: Feeds) -> str:
@@ -137,7 +137,7 @@ def test_extents_that_nobody_knows_are_tried_until_the_model_takes_them() -> Non
 
 
 def test_a_refusal_names_the_input_that_was_made_up_and_the_way_to_real_input() -> None:
-    made = MadeInput(embedding())
+    made = RandomInput(embedding())
 
     def run(_: Feeds) -> None:
         raise ModelError("it fails", file="m.onnx")
@@ -150,4 +150,4 @@ def test_a_refusal_names_the_input_that_was_made_up_and_the_way_to_real_input() 
 
 def test_text_cannot_be_made_up() -> None:
     with pytest.raises(DataError, match="string"):
-        made_feeds([TensorInfo("words", "string", (1,))])
+        random_feeds([TensorInfo("words", "string", (1,))])

@@ -22,7 +22,7 @@ from qcompile.model.onnx_file import (
     opset,
     save_onnx,
 )
-from qcompile.model.outline import fingerprint, read_outline
+from qcompile.model.weightless import fingerprint, read_weightless
 from qcompile.shapes import TensorInfo
 
 MakePath = Callable[..., Path]
@@ -59,13 +59,13 @@ def test_weights_too_large_for_one_file_lie_beside_it(
 
 def test_a_missing_file_is_named_with_the_nearest(tiny_file: MakePath) -> None:
     path = tiny_file("residual")
-    for read in (load_onnx, read_outline, fingerprint):
+    for read in (load_onnx, read_weightless, fingerprint):
         with pytest.raises(MissingFile) as caught:
             read(path.with_name("residuall.onnx"))
         assert caught.value.hint == f"did you mean {path}?"
 
 
-@pytest.mark.parametrize("read", [load_onnx, read_outline, load_checked])
+@pytest.mark.parametrize("read", [load_onnx, read_weightless, load_checked])
 @pytest.mark.parametrize("content", [b"", b"no protobuf here", b"\xff" * 50, b"\x08\x08"])
 def test_what_is_no_model_is_named(tmp_path: Path, content: bytes, read: Callable[[Path], object]) -> None:
     path = tmp_path / "m.onnx"
@@ -106,7 +106,7 @@ def test_truncated_external_data_is_named(external: Path) -> None:
 
 def test_inputs_and_outputs_are_read_without_external_data(external: Path) -> None:
     (external.parent / "weights.bin").unlink()
-    io = read_outline(external).io
+    io = read_weightless(external).io
     assert io.inputs == (TensorInfo("x", "float32", ("batch", 16)),)
     assert io.outputs == (TensorInfo("y", "float32", ("batch", 8)),)
 
@@ -115,7 +115,7 @@ def test_initializers_listed_as_inputs_are_no_inputs(light_models: dict[str, Pat
     path = light_models["resnet50"]
     stored = {tensor.name for tensor in onnx.load(path).graph.initializer}
     assert stored & {value.name for value in onnx.load(path).graph.input}
-    assert read_outline(path).io.inputs == (TensorInfo("gpu_0/data_0", "float32", (1, 3, 224, 224)),)
+    assert read_weightless(path).io.inputs == (TensorInfo("gpu_0/data_0", "float32", (1, 3, 224, 224)),)
 
 
 def test_axes_are_numbers_names_or_unknown() -> None:
@@ -176,7 +176,7 @@ def test_operators_in_subgraphs_and_of_other_domains_are_counted() -> None:
 
 
 def test_the_fingerprint_is_of_the_content_not_of_the_place(external: Path, tmp_path: Path) -> None:
-    assert external_files(external, read_outline(external).model) == [external.parent / "weights.bin"]
+    assert external_files(external, read_weightless(external).model) == [external.parent / "weights.bin"]
     before = fingerprint(external)
     copy = tmp_path / "elsewhere"
     copy.mkdir()

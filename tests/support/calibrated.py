@@ -16,7 +16,7 @@ from onnx import numpy_helper, parser
 
 from qcompile.calibration import Data, Ranges, calibrate, load_ranges, observe
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.model.outline import read_outline
+from qcompile.model.weightless import read_weightless
 
 MakePath = Callable[..., Path]
 Array = NDArray[Any]
@@ -86,9 +86,9 @@ def ranges_of(model: Path, data: str | Path, output: Path, **options: Any) -> Ra
 
 
 def observed(model: Path, data: str | Path, **options: Any) -> Ranges:
-    outline = read_outline(model)
+    weightless = read_weightless(model)
     limit = options.pop("limit", None)
-    return observe(outline, Data(str(data), outline.io.inputs, batch_size=1, limit=limit), **options)
+    return observe(weightless, Data(str(data), weightless.io.inputs, batch_size=1, limit=limit), **options)
 
 
 def assert_equal(found: Ranges, expected: Ranges) -> None:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from onnx import parser
 
 from qcompile.compiler.opset.lower import lower_opset
-from qcompile.model.made_input import made_feeds
 from qcompile.model.onnx_file import model_io, opset
+from qcompile.model.random_input import random_feeds
 from qcompile.shapes import Feeds
 
 
@@ -40,7 +40,7 @@ def assert_the_same(
     assert opset(after) == highest
     assert before.SerializeToString(deterministic=True) == untouched
     onnx.checker.check_model(after, full_check=True)
-    used = feeds or made_feeds(model_io(before).inputs, extent=2)
+    used = feeds or random_feeds(model_io(before).inputs, extent=2)
     for expected, found in zip(run(before, used), run(after, used), strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)

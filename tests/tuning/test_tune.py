@@ -20,7 +20,8 @@ from onnx import numpy_helper, parser
 
 import qcompile
 from qcompile.artifact import is_manifest, load_artifact
-from qcompile.bench.results import Entry, Results
+from qcompile.bench.results import Results
+from qcompile.bench.row import Latency, Row
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import load_onnx
@@ -118,12 +119,12 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def give(latency_ms: Mapping[str, float]) -> None:
         def benchmark(artifacts: Mapping[str, str], *, baseline: str, **_: Any) -> Results:
             assert all(Path(path).is_file() for path in artifacts.values())
-            entries = [Entry(name, path, name.split("-")[0]) for name, path in artifacts.items()]
-            for entry in entries:
-                mixed = 0.01 * ("mix" in entry.name)
-                known = next(v for part, v in latency_ms.items() if part in entry.name)
-                entry.latency_ms = {"median": known + mixed}
-            return Results(baseline, entries, {}, {})
+            rows = []
+            for name, path in artifacts.items():
+                mixed = 0.01 * ("mix" in name)
+                known = next(v for part, v in latency_ms.items() if part in name)
+                rows.append(Row(name, path, name.split("-")[0], latency=Latency(known + mixed)))
+            return Results(baseline, rows, {}, {})
 
         monkeypatch.setattr(trials, "benchmark", benchmark)
 
@@ -137,7 +138,7 @@ def in_int8(path: Path) -> set[str]:
 def accuracy(path: Path, case: Case) -> float:
     with qcompile.load(path) as runner:
         found = next(iter(runner.infer({"x": case.x}).values()))
-    return 100 * float((found.argmax(axis=1) == case.labels).mean())
+    return float((found.argmax(axis=1) == case.labels).mean())
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
@@ -149,7 +150,7 @@ def test_hostile_layers_stay_in_float_and_the_recipe_makes_the_same_again(
     case = make()
     timed({"int8": 1.0, "": 5.0})
     found = tune(str(case.model), case.data, case.out, max_drop=2.0, targets=[target], method="minmax")
-    assert found.float_value == 100 * np.mean(run(case.model, case.x).argmax(axis=1) == case.labels) > 95
+    assert found.float_value == np.mean(run(case.model, case.x).argmax(axis=1) == case.labels) > 0.95
     ranked = found.damage[target]
     assert {one.layer for one in ranked} == LAYERS
     # ONNX Runtime's convolutions write integers: those in front of the hostile ones do the same damage.
@@ -162,7 +163,7 @@ def test_hostile_layers_stay_in_float_and_the_recipe_makes_the_same_again(
     assert best.precision == "int8"
     assert set(HOSTILE) <= best.in_float < LAYERS
     assert best.drop <= 2.0
-    assert best.drop == pytest.approx(found.float_value - accuracy(best.path, case))
+    assert best.drop == pytest.approx(100 * (found.float_value - accuracy(best.path, case)))
     graph = case.out / f"{target}-int8-mix{best.name.partition('mix')[2].partition('-')[0]}.graph.onnx"
     assert in_int8(graph) == LAYERS - best.in_float
 
@@ -184,6 +185,24 @@ def test_hostile_layers_stay_in_float_and_the_recipe_makes_the_same_again(
     assert {one["name"] for one in written["trials"]} <= set(found.trials)
 
 
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_the_recipe_makes_the_graph_that_was_measured_where_balancing_would_gain(
+    target: str, make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    pytest.importorskip(target)
+    case = make()
+    timed({"int8": 1.0, "": 5.0})
+    found = tune(str(case.model), case.data, case.out, max_drop=100.0, targets=[target])
+    assert (found.best.name, found.best.in_float) == (f"{target}-int8", frozenset())
+    measured = (case.out / f"{target}-int8.graph.onnx").read_bytes()
+    output = qcompile.run(found.recipe).output
+    assert (output / f"{target}-int8.graph.onnx").read_bytes() == measured
+    recipe = found.recipe.read_text().replace("search = false\n", "")
+    found.recipe.write_text(recipe)
+    qcompile.run(found.recipe)
+    assert (output / f"{target}-int8.graph.onnx").read_bytes() != measured
+
+
 def test_everything_measured_for_real(make: Callable[..., Case]) -> None:
     case = make()
     found = tune(str(case.model), case.data, case.out, max_drop=2.0, targets=["onnxruntime"], max_time_s=1.5)
@@ -197,7 +216,7 @@ def test_everything_measured_for_real(make: Callable[..., Case]) -> None:
     assert (found.best.precision == "int8") == bool(faster)
     front = [found.trials[name] for name in found.front]
     assert [one.latency_ms for one in front] == sorted(one.latency_ms for one in front)
-    assert [one.value for one in front] == sorted(one.value for one in front)
+    assert [one.drop for one in front] == sorted((one.drop for one in front), reverse=True)
     for one in timed:
         load_artifact(one.path)
         assert one.speedup["value"] > 0
@@ -250,7 +269,7 @@ def test_no_budget_at_all_hands_out_float(make: Callable[..., Case], timed: Call
     (case.model.parent / "m.py").write_text(
         "import numpy as np\ndef exact(outputs, labels):\n"
         "    known = np.load(__file__.replace('m.py', 'y.npy'))\n"
-        "    return float((outputs['y'] == known).mean())\n"
+        "    return [float((known == row).all(axis=1).any()) for row in outputs['y']]\n"
     )
     with qcompile.load(case.model) as runner:  # batches of eight, as the data is read
         parts = [runner.infer({"x": case.x[i : i + 8]})["y"] for i in range(0, 96, 8)]
@@ -373,3 +392,42 @@ def test_times_of_kernels_become_layers_that_lose() -> None:
     kernels = {"conv1_kernel": 1.0, "conv1_reorder": 0.5, "conv10": 4.0, "fc/MatMul": 2.0, "softmax": 9.0}
     assert by_layer(kernels, layers) == {"conv1": 1.5, "conv10": 4.0, "fc": 2.0}
     assert compare_times({"a": 3, "b": 2, "c": 9}, {"a": 2, "b": 2.5, "c": 1, "d": 1}) == ["c", "a"]
+
+
+@pytest.mark.parametrize("metric", ["mse", "top5", "miou", "own"])
+def test_metrics_are_those_of_bench(
+    metric: str, make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    """`tune` knew top1, top5, cosine and functions of which more is better, on a scale of its own."""
+    case = make()
+    timed({"int8": 1.0, "fp32": 2.0})
+    if metric == "own":
+        path = case.model.parent / "m.py"
+        path.write_text(
+            "import numpy as np\ndef wrong(outputs, labels):\n"
+            "    return (outputs['y'].argmax(1) != labels).astype(float)\nwrong.higher_is_better = False\n"
+        )
+        metric = f"{path}:wrong"
+    if metric == "miou":
+        with pytest.raises(DataError, match=r"scores \[batch, classes, height, width\]"):
+            tune(str(case.model), case.data, case.out, max_drop=1, targets=["onnxruntime"], metric="miou")
+        return
+    found = tune(str(case.model), case.data, case.out, max_drop=1e-4, targets=["onnxruntime"], metric=metric)
+    whole = found.trials["onnxruntime-int8"]
+    expected, outputs = run(case.model, case.x), None
+    with qcompile.load(whole.path) as runner:
+        outputs = runner.infer({"x": case.x})["y"]
+    if metric == "mse":
+        assert found.float_value == 0.0
+        assert whole.value == whole.drop == pytest.approx(float(((outputs - expected) ** 2).mean()), rel=1e-3)
+        assert whole.drop > 1e-4
+    elif metric == "top5":
+        assert found.float_value == whole.value == 1.0  # of five classes
+    else:
+        wrong = float((outputs.argmax(1) != case.labels).mean())
+        assert whole.value == pytest.approx(wrong)
+        assert whole.drop == pytest.approx(wrong - found.float_value)
+        assert whole.drop > 0.0
+    assert found.best.drop <= 1e-4
+    drops = [found.trials[name].drop for name in found.front]
+    assert drops == sorted(drops, reverse=True)

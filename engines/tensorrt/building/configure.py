@@ -25,21 +25,21 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Any, options: Te
     adapter.share_profiles(config)
     config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # the proof reads every layer
     if options.workspace_bytes:
-        with setting(log, f"--workspace {options.workspace}", name):
+        with setting(log, f"`workspace` {options.workspace}", name):
             config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, options.workspace_bytes)
     for pool, size in options.pool_bytes.items():
-        with setting(log, f"--memory-pool {pool}", name):
+        with setting(log, f"`memory_pools` {pool}", name):
             config.set_memory_pool_limit(adapter.memory_pool(pool), size)
     if options.optimization_level >= 0:
         _set(adapter, config, log, "builder_optimization_level", options.optimization_level,
-             f"--optimization-level {options.optimization_level}")  # fmt: skip
+             f"`optimization_level` {options.optimization_level}")  # fmt: skip
     if options.aux_streams >= 0:
-        _set(adapter, config, log, "max_aux_streams", options.aux_streams, "--aux-streams")
+        _set(adapter, config, log, "max_aux_streams", options.aux_streams, "`aux_streams`")
     if options.hardware_compatible:
         level = adapter.hardware_level(options.hardware_compatible)
-        _set(adapter, config, log, "hardware_compatibility_level", level, "--hardware-compatible")
+        _set(adapter, config, log, "hardware_compatibility_level", level, "`hardware_compatible`")
     if options.tactic_sources:
-        with setting(log, "--tactic-source", name):
+        with setting(log, "`tactic_sources`", name):
             config.set_tactic_sources(adapter.tactic_sources(options.tactic_sources))
     if options.dla_core >= 0:
         _use_dla(adapter, builder, config, options)
@@ -53,14 +53,14 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Any, options: Te
 def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:
     """The builder flags that the options ask for, each with the option's name."""
     found = [
-        ("--strip-weights" if options.strip_weights else "--refit", flag)
+        ("`strip_weights`" if options.strip_weights else "`refit`", flag)
         for flag in adapter.strip_flags(refit=options.refit, strip=options.strip_weights)
     ]
     asked = {
-        "--version-compatible": ("VERSION_COMPATIBLE", options.version_compatible),
-        "--exclude-lean-runtime": ("EXCLUDE_LEAN_RUNTIME", options.exclude_lean_runtime),
-        "--gpu-fallback": ("GPU_FALLBACK", options.gpu_fallback),
-        "--sparse-weights": ("SPARSE_WEIGHTS", options.sparse_weights),
+        "`version_compatible`": ("VERSION_COMPATIBLE", options.version_compatible),
+        "`exclude_lean_runtime`": ("EXCLUDE_LEAN_RUNTIME", options.exclude_lean_runtime),
+        "`gpu_fallback`": ("GPU_FALLBACK", options.gpu_fallback),
+        "`sparse_weights`": ("SPARSE_WEIGHTS", options.sparse_weights),
     }
     return found + [
         (option, adapter.flag(name, option)) for option, (name, wanted) in asked.items() if wanted
@@ -79,9 +79,9 @@ def _use_dla(adapter: Adapter, builder: Any, config: Any, options: TensorRTOptio
     """Put every layer on a deep learning accelerator."""
     if options.dla_core >= builder.num_DLA_cores:
         raise InvalidOption(
-            f"--dla-core {options.dla_core}: this machine has {builder.num_DLA_cores} DLA cores",
+            f"`dla_core` {options.dla_core}: this machine has {builder.num_DLA_cores} DLA cores",
             hint="leave it out: the GPU is used",
-            option="--dla-core",
+            option="dla_core",
         )
     config.default_device_type = adapter.module.DeviceType.DLA
     config.DLA_core = options.dla_core
@@ -98,10 +98,10 @@ def load_plugins(adapter: Adapter, builder: Any, log: Any, options: TensorRTOpti
     for path in options.plugins:
         require_file(Path(path), what="plugin")
         try:
-            with setting(log, f"--plugin {path}", adapter.name):
+            with setting(log, f"`plugins` {path}", adapter.name):
                 adapter.load_plugin(builder, path)
         except OSError as error:
-            raise InvalidOption(f"--plugin {path}: cannot be loaded ({error})", option="--plugin") from error
+            raise InvalidOption(f"`plugins` {path}: cannot be loaded ({error})", option="plugins") from error
 
 
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:

@@ -13,37 +13,37 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (
         r"out of memory|outofmemory|requested amount of gpu memory",
         "the GPU's memory does not suffice",
-        "lower --max-shapes or --workspace, end what else uses the GPU, or build where it has more memory",
+        "lower `max_shapes` or `workspace`, end what else uses the GPU, or build where it has more memory",
     ),
     (
         r"workspace limit|insufficient workspace|increase the (allowed )?workspace",
         "no kernel fits the workspace",
-        "raise --workspace, or leave it out",
+        "raise `workspace`, or leave it out",
     ),
     (
         r"could not find any implementation for node",
         "it has no kernel for a layer",
-        "raise --workspace or --optimization-level, or keep the layer in another precision with --layer",
+        "raise `workspace` or `optimization_level`, or keep the layer in another precision with `layers`",
     ),
     (
         r"check\(status == cuda_success\) failed",
         "it needs a GPU to compile with these options",
-        "leave --refit and --strip-weights out, or build on a machine with the GPU",
+        "leave `refit` and `strip_weights` out, or build on a machine with the GPU",
     ),
     (
         r"hw-specific datatypes",
         "one of the GPUs does not have a type of the graph",
-        "FP8 begins with sm89: name other GPUs with --gpu, or another --precision",
+        "FP8 begins with sm89: name other GPUs with `gpus`, or another `precision`",
     ),
     (
         r"sm_vers_\.size\(\) == 1",
         "with these options an engine is for one GPU",
-        "name one --gpu for each engine that takes new weights",
+        "name one of `gpus` for each engine that takes new weights",
     ),
     (
         r"libnvinfer_lean|libnvinfer_dispatch",
-        "the lean runtime that --version-compatible puts into an engine is not installed",
-        "install it (tensorrt-lean), give --exclude-lean-runtime, or leave --version-compatible out",
+        "the lean runtime that `version_compatible` puts into an engine is not installed",
+        "install it (tensorrt-lean), give `exclude_lean_runtime`, or leave `version_compatible` out",
     ),
 )
 """Pattern of what TensorRT logs, what it means, and the way out."""

@@ -127,7 +127,7 @@ def inspect_plan(
     if profiles and context is None:
         raise BuildError(
             f"the engine just built cannot run here: {last_error(log, 'no reason given')}",
-            hint="lower --max-shapes, or end what else uses the GPU",
+            hint="lower `max_shapes`, or end what else uses the GPU",
         )
     found = []
     for index, ranges in enumerate(profiles or [()]):

@@ -53,7 +53,7 @@ def _refused(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -
         f"{shown}: {adapter.name} refuses {operator or 'the graph'} {name!r} of opset {opset(model)}{where}: "
         f"{' '.join(str(error.desc()).split())}",
         hint="simplify first; a graph quantized for ONNX Runtime must be quantized for tensorrt; "
-        "an operator of its own needs --plugin",
+        "an operator of its own needs `plugins`",
         operator=operator,
         node=name,
         module=module,
@@ -82,15 +82,15 @@ def set_formats(adapter: Adapter, network: Any, log: Any, formats: Mapping[str, 
     members = adapter.module.TensorFormat.__members__
     for name, (_, spelled) in formats.items():
         if name not in tensors:
-            raise InvalidOption(f"--io-format: no input or output {name!r}; there are {', '.join(tensors)}")
+            raise InvalidOption(f"`io_formats`: no input or output {name!r}; there are {', '.join(tensors)}")
         if not spelled:
             continue
         if spelled.upper() not in members:
             known = ", ".join(sorted(member.lower() for member in members))
             raise InvalidOption(
-                f"--io-format {name}: {adapter.name} has no format {spelled!r}; it has {known}"
+                f"`io_formats` {name}: {adapter.name} has no format {spelled!r}; it has {known}"
             )
-        with setting(log, f"--io-format {name}={spelled}", adapter.name):
+        with setting(log, f"`io_formats` {name}={spelled}", adapter.name):
             tensors[name].allowed_formats = 1 << int(members[spelled.upper()])
 
 
@@ -120,18 +120,18 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Any, layers: M
     found = {layer.name: layer for layer in map(network.get_layer, range(network.num_layers))}
     missing = [name for name in layers if name not in found]
     if missing:
-        raise InvalidOption(f"--layer: the network has no layer {', '.join(missing)}", option="--layer")
+        raise InvalidOption(f"`layers`: the network has no layer {', '.join(missing)}", option="layers")
     for name, precision in layers.items():
         _force(adapter, found[name], precision, log)
-    config.set_flag(adapter.flag("OBEY_PRECISION_CONSTRAINTS", "--layer"))
+    config.set_flag(adapter.flag("OBEY_PRECISION_CONSTRAINTS", "`layers`"))
 
 
 def _force(adapter: Adapter, layer: Any, precision: str, log: Any) -> None:
     kind = _TYPES[precision]
     if not hasattr(adapter.module.DataType, kind):
-        raise adapter.lacks(f"--layer {layer.name}={precision}", f"type {kind}")
+        raise adapter.lacks(f"`layers` {layer.name}={precision}", f"type {kind}")
     dtype = getattr(adapter.module.DataType, kind)
-    with setting(log, f"--layer {layer.name}={precision}", adapter.name):
+    with setting(log, f"`layers` {layer.name}={precision}", adapter.name):
         layer.precision = dtype
         if precision != "int8":  # an int8 output would need a range of its own
             for index in range(layer.num_outputs):

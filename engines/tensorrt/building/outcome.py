@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....model.graph import weighted_nodes
-from ....model.outline import read_outline
+from ....model.weightless import read_weightless
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter
 from .inspector import UNTOLD, Inspection, Verdict, judge
@@ -66,7 +66,7 @@ def prove(
         for layer in layers
         if request.layers.get(layer.name, wanted) == wanted and (chooses or layer.precision == wanted)
     ]
-    weighted = weighted_nodes(read_outline(Path(request.model)).model)
+    weighted = weighted_nodes(read_weightless(Path(request.model)).model)
     promised = len(planned) if chooses else max(len(weighted.get(in_graph, ())), len(planned))
     lost = {} if chooses else _lost(weighted.get(in_graph, ()), layers, planned)
     first = inspections[0].as_json() if inspections else {}

@@ -50,7 +50,7 @@ def make_profiles(
             gives one axis that inputs share two different ranges.
     """
     if profiles and (request.min_shapes or request.opt_shapes or request.max_shapes):
-        raise InvalidOption("--profile: excludes --min-shapes, --opt-shapes and --max-shapes")
+        raise InvalidOption("`profiles`: excludes `min_shapes`, `opt_shapes` and `max_shapes`")
     if not profiles:
         found = [make_ranges(inputs, request, shape_tensors, notes)]
     else:
@@ -63,7 +63,7 @@ def make_profiles(
 def _profile(
     text: str, index: int, inputs: Sequence[TensorInfo], shape_tensors: Collection[str]
 ) -> list[InputRange]:
-    option = f"--profile {index + 1}"
+    option = f"`profiles` {index + 1}"
     given: dict[str, Shapes] = {"min": {}, "opt": {}, "max": {}}
     for part in re.split(r",(?=[^,\[\]]*:)", text):
         name, colon, spelled = part.strip().rpartition(":")
@@ -72,14 +72,14 @@ def _profile(
             raise InvalidOption(
                 f"{option}: {part!r} is not NAME:MIN..OPT..MAX",
                 hint="for instance image:1x3x224x224..8x3x224x224..32x3x224x224",
-                option="--profile",
+                option="profiles",
             )
         for kind, shape in zip(given, shapes, strict=True):
             given[kind] = {**given[kind], name: _fixed(parse_shape(shape, option=option), option, name)}
     needed = [tensor.name for tensor in inputs if tensor.dynamic_axes or tensor.name in shape_tensors]
     missing = [name for name in needed if name not in given["opt"]]
     if missing:
-        raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="--profile")
+        raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
     return _ranges(inputs, given, shape_tensors, option, {})
 
 
@@ -135,7 +135,7 @@ def _ranges(
     names = {tensor.name: tensor for tensor in inputs}
     for kind, shapes in given.items():
         for name, shape in shapes.items():
-            _check_given(kind, name, shape, names, shape_tensors, option or f"--{kind}-shapes")
+            _check_given(kind, name, shape, names, shape_tensors, option or f"`{kind}_shapes`")
     return [
         _range(tensor, given, tensor.name in shape_tensors, notes.get(tensor.name))
         for tensor in inputs
@@ -175,14 +175,14 @@ def _range(
         if of_values:
             raise InvalidOption(
                 f"input {tensor.name!r}: its values are a shape, and no ranges for them are given",
-                hint="give the values with --min-shapes, --opt-shapes and --max-shapes, or --profile",
+                hint="give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`",
             )
         noted = note is not None and len(note.example) == len(tensor.shape)
         if set(tensor.dynamic_axes) != {0} and not noted:
             raise InvalidOption(
                 f"input {tensor.name!r}: axes {sorted(tensor.dynamic_axes)} of "
                 f"{format_shape(tensor.shape)} are dynamic and no shapes are given",
-                hint="give --min-shapes, --opt-shapes and --max-shapes",
+                hint="give `min_shapes`, `opt_shapes` and `max_shapes`",
             )
         if noted and note is not None:
             return _from_note(tensor, note)
@@ -195,7 +195,7 @@ def _range(
             raise InvalidOption(
                 f"input {tensor.name!r}: {words[0]} shape {format_shape(smaller)} is above "
                 f"{words[1]} {format_shape(larger)}",
-                hint=f"raise --{words[1]}-shapes or lower --{words[0]}-shapes",
+                hint=f"raise `{words[1]}_shapes` or lower `{words[0]}_shapes`",
             )
     return InputRange(tensor.name, low, opt, high, of_values)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ....artifact import Artifact, Manifest, commit, load_artifact, tool_versions, writing
 from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
 from ....model.onnx_file import load_onnx, model_io
-from ....model.outline import fingerprint
+from ....model.weightless import fingerprint
 from ....progress import Progress
 from ....shapes import ModelIO
 from ...gpu import find_gpu, why_no_gpu

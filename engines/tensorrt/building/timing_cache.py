@@ -38,7 +38,7 @@ def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> Path | None:
         if choice == AUTO:
             return None
         raise adapter.lacks(
-            "--timing-cache", "use for one: it chooses its kernels where the engine runs", "leave it out"
+            "`timing_cache`", "use for one: it chooses its kernels where the engine runs", "leave it out"
         )
     if choice != AUTO:
         return Path(choice)
@@ -90,8 +90,8 @@ def _attach(adapter: Adapter, config: Any, log: Any, path: Path, known: bytes) -
 def _foreign(adapter: Adapter, path: Path, reason: str) -> InvalidOption:
     return InvalidOption(
         f"timing cache {path}: of another device or version than {adapter.name} here, or damaged ({reason})",
-        hint="remove the file, name another with --timing-cache, or give --timing-cache off",
-        option="--timing-cache",
+        hint="remove the file, name another with `timing_cache`, or give `timing_cache` off",
+        option="timing_cache",
     )
 
 
@@ -101,7 +101,7 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise InvalidOption(f"timing cache {path}: {error.strerror}", option="--timing-cache") from error
+        raise InvalidOption(f"timing cache {path}: {error.strerror}", option="timing_cache") from error
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def _locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f"{path.name}.lock").open("w")
     except OSError as error:
-        raise InvalidOption(f"timing cache {path}: {error.strerror}", option="--timing-cache") from error
+        raise InvalidOption(f"timing cache {path}: {error.strerror}", option="timing_cache") from error
     with lock:
         with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole
             import fcntl

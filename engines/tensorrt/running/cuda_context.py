@@ -32,7 +32,7 @@ class PrimaryContext:
 
     def __init__(self, device: int, subject: str, *, engine: str = "tensorrt") -> None:
         if device < 0:
-            raise InvalidOption(f"device: {device}; 0 or more is required", option="--device")
+            raise InvalidOption(f"device: {device}; 0 or more is required", option="devices")
         self.device, self.subject, self._engine = device, subject, engine
         self._context: Any = None
         try:

@@ -131,7 +131,7 @@ def _outside(found: str, ranges: Sequence[Extremes], name: str) -> DataError:
     required = " or ".join(dict.fromkeys(str(extremes) for extremes in ranges))
     return DataError(
         f"feeds: {found}, outside the engine's optimization profiles; required: {required}",
-        hint="build with wider --min-shapes and --max-shapes",
+        hint="build with wider `min_shapes` and `max_shapes`",
         tensor=name,
     )
 

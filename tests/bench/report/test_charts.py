@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_results import layers_json, results_json, write
 
+from qcompile.bench.compare import Speedup, verdict_of
 from qcompile.bench.report.canvas import COLOURS, Chart
 from qcompile.bench.report.charts_curves import curve, curves_chart, history_chart
 from qcompile.bench.report.charts_layers import errors_chart, layers_by_precision, precision_chart
 from qcompile.bench.report.charts_speed import density, drop_chart, latency_chart, speedup_chart
-from qcompile.bench.report.charts_tradeoff import front, pareto_chart
+from qcompile.bench.report.charts_tradeoff import pareto_chart, pareto_front
 from qcompile.bench.report.rows import log_ticks
-from qcompile.bench.report.source import Interval, Source, Subject, read_source
+from qcompile.bench.report.source import Source, Subject, read_source
+from qcompile.bench.results_json import read_row
+from qcompile.bench.row import Accuracy, Interval, Latency, Row
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +34,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 @pytest.fixture(scope="module")
 def charts(source: Source) -> dict[str, Chart]:
     """Every chart of the results."""
-    runs: list[dict[str, Any]] = [*source.results["history"], source.results["history"][-1]]
+    runs: list[dict[str, Any]] = [*source.results.history, source.results.history[-1]]
     drawn = {
         "latency": latency_chart(source.measured),
-        "speedup": speedup_chart(source.measured, "pytorch"),
+        "speedup": speedup_chart(source.measured, "pytorch", "99% interval"),
         "drop": drop_chart(source.measured, "top1"),
         "pareto": pareto_chart(source.measured),
-        "batches": curves_chart("batches", source.measured, "batches", "batch_size"),
-        "concurrency": curves_chart("concurrency", source.measured, "concurrency", "clients"),
+        "batches": curves_chart(source.measured, "batches", "batch size"),
+        "concurrency": curves_chart(source.measured, "concurrency", "clients"),
         "history": history_chart(runs, source.measured),
         "precision": precision_chart(source.measured),
         "layers": errors_chart("layers-0", source.layers[0]),
@@ -102,8 +105,8 @@ def test_every_artifact_is_named_and_its_point_has_a_tip(charts: dict[str, Chart
 
 def test_intervals_are_drawn_where_they_are() -> None:
     """The whisker of a known interval lies where the axis says: checked against the ticks' own places."""
-    subject = _subject(1, "a", speedup=Interval(2.0, 1.5, 3.0))
-    chart = speedup_chart([subject], "base")
+    subject = _subject(1, "a", speedup=(2.0, 1.5, 3.0))
+    chart = speedup_chart([subject], "base", "99% interval")
     assert chart is not None
     root = ElementTree.fromstring(chart.wide)
     places = {
@@ -144,9 +147,7 @@ def test_a_density_finds_both_heaps() -> None:
 @given(st.lists(st.tuples(*[st.integers(min_value=1, max_value=4)] * 3), min_size=1, max_size=9))
 def test_the_front_is_what_no_other_beats(costs: list[tuple[int, int, int]]) -> None:
     subjects = [
-        _subject(
-            i, str(i), latency_ms=float(ms), drop=Interval(float(drop), None, None), size_bytes=float(size)
-        )
+        _subject(i, str(i), latency_ms=float(ms), drop=Interval(float(drop)), size_bytes=float(size))
         for i, (ms, drop, size) in enumerate(costs)
     ]
     expected = []
@@ -154,12 +155,12 @@ def test_the_front_is_what_no_other_beats(costs: list[tuple[int, int, int]]) -> 
         better = [c for c in costs if all(a <= b for a, b in zip(c, mine, strict=True)) and c != mine]
         if not better:
             expected.append(str(index))
-    assert [s.name for s in front(subjects)] == expected
+    assert [s.name for s in pareto_front(subjects)] == expected
 
 
 def test_labels_of_a_heap_do_not_cover_each_other() -> None:
     subjects = [
-        _subject(i, f"a{i}", latency_ms=10 + 0.01 * i, drop=Interval(0.1 * i, None, None), size_bytes=1e6)
+        _subject(i, f"a{i}", latency_ms=10 + 0.01 * i, drop=Interval(0.1 * i), size_bytes=1e6)
         for i in range(1, 9)
     ]
     chart = pareto_chart(subjects)
@@ -190,15 +191,16 @@ def test_a_logarithmic_axis_has_a_few_round_ticks(low: float, ratio: float) -> N
     [[], [{}], [{"batch_size": 1}], [{"batch_size": 1, "median_ms": None, "throughput_per_s": 3}], "x"],
 )
 def test_a_sweep_without_figures_is_none(points: Any) -> None:
-    subject = _subject(1, "a", entry={"batches": points})
-    assert curve(subject, "batches", "batch_size") == []
-    assert curves_chart("b", [subject], "batches", "batch_size") is None
+    row = read_row({"name": "a", "artifact": "a", "engine": "onnxruntime", "batches": points})
+    subject = Subject(1, row, is_baseline=False)
+    assert curve(subject, "batches") == []
+    assert curves_chart([subject], "batches", "batch size") is None
 
 
 def test_what_is_missing_is_not_drawn(source: Source) -> None:
     bare = [_subject(1, "a", is_baseline=True), _subject(2, "b")]
     assert latency_chart(bare) is None
-    assert speedup_chart(bare, "a") is None
+    assert speedup_chart(bare, "a", "99% interval") is None
     assert drop_chart(bare, "top1") is None
     assert pareto_chart(bare) is None
     assert precision_chart(bare) is None
@@ -207,9 +209,8 @@ def test_what_is_missing_is_not_drawn(source: Source) -> None:
 
 
 def test_layers_are_counted_by_precision() -> None:
-    subject = _subject(1, "a", entry={"layers_by_precision": {
-        "fp32": {"Add": 2, "Odd": None}, "int8": {"Conv": 5, "Gemm": 1}, "fp16": 4, "bf16": {},
-    }})  # fmt: skip
+    layers = {"fp32": {"Add": 2, "Odd": None}, "int8": {"Conv": 5, "Gemm": 1}, "fp16": 4, "bf16": {}}
+    subject = Subject(1, Row("a", "a", "onnxruntime", layers_by_precision=layers), is_baseline=False)
     found = layers_by_precision(subject)
     assert found == {"fp32": {"Add": 2}, "int8": {"Conv": 5, "Gemm": 1}, "fp16": {"layers": 4}}
 
@@ -218,18 +219,31 @@ def test_layers_are_counted_by_precision() -> None:
     "name", ["a$x_1$b", r"\foo{", "<script>&amp;", "層/出力", "tab\tand\x07bell", "🦆" * 50, "x" * 300]
 )
 def test_any_name_can_be_drawn(name: str) -> None:
-    subjects = [_subject(1, name, is_baseline=True), _subject(2, name, speedup=Interval(2.0, 1.9, 2.1))]
-    chart = speedup_chart(subjects, name)
+    subjects = [_subject(1, name, is_baseline=True), _subject(2, name, speedup=(2.0, 1.9, 2.1))]
+    chart = speedup_chart(subjects, name, "99% interval")
     assert chart is not None
     root = ElementTree.fromstring(chart.narrow)
     printable = "".join(letter if letter.isprintable() or letter == "\t" else "�" for letter in name)
     assert any(str(title.text).startswith(printable[:20]) for title in root.iter("title"))
 
 
-def _subject(index: int, name: str, **options: Any) -> Subject:
-    defaults: dict[str, Any] = {
-        "number": index, "name": name, "is_baseline": False, "family": "float", "row": {},
-        "entry": {"status": "measured"}, "latency_ms": 10.0, "speedup": None, "drop": None,
-        "drop_unit": "points", "size_bytes": None,
-    }  # fmt: skip
-    return Subject(**{**defaults, **options})
+def _subject(
+    index: int,
+    name: str,
+    *,
+    is_baseline: bool = False,
+    latency_ms: float = 10.0,
+    speedup: tuple[float, float, float] | None = None,
+    drop: Interval | None = None,
+    size_bytes: float | None = None,
+) -> Subject:
+    row = Row(
+        name,
+        name,
+        "onnxruntime",
+        latency=Latency(latency_ms),
+        speedup=Speedup(*speedup, 20, verdict_of(*speedup[1:])) if speedup else None,
+        accuracy=Accuracy("top1", 0.9, drop) if drop else None,
+        size_bytes=None if size_bytes is None else int(size_bytes),
+    )
+    return Subject(index, row, is_baseline)

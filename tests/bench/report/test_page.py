@@ -21,7 +21,7 @@ from qcompile.errors import InvalidOption, MissingFile
 VOID = {"meta", "link", "br", "path", "circle", "rect"}
 
 
-class Outline(HTMLParser):
+class WeightlessModel(HTMLParser):
     """Tags, attributes, headings and texts of a page; refuses what is not well nested."""
 
     def __init__(self, text: str) -> None:
@@ -58,14 +58,14 @@ class Outline(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def page(folder: Path, value: dict[str, Any], **options: Any) -> tuple[str, Outline]:
+def page(folder: Path, value: dict[str, Any], **options: Any) -> tuple[str, WeightlessModel]:
     path = write_report(write(folder / "results.json", value), folder / "report.html", **options)
     text = path.read_text(encoding="utf-8")
-    return text, Outline(text)
+    return text, WeightlessModel(text)
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Outline]:
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, WeightlessModel]:
     """A page with everything."""
     folder = tmp_path_factory.mktemp("report")
     ranges = Ranges("m")
@@ -79,7 +79,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Outline]:
     return page(folder, results_json(), layers=[layers], ranges=folder / "m.ranges")
 
 
-def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, Outline]) -> None:
+def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, WeightlessModel]) -> None:
     _, outline = full
     titles = [text for level, text in outline.headings if level == 2]
     assert titles == [
@@ -92,14 +92,14 @@ def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, Outline]) ->
     assert "onnx-int8-static" in outline.text
 
 
-def test_headings_go_down_one_level_at_a_time(full: tuple[str, Outline]) -> None:
+def test_headings_go_down_one_level_at_a_time(full: tuple[str, WeightlessModel]) -> None:
     levels = [level for level, _ in full[1].headings]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
-def test_the_page_loads_nothing(full: tuple[str, Outline]) -> None:
+def test_the_page_loads_nothing(full: tuple[str, WeightlessModel]) -> None:
     text, outline = full
     policy = next(a["content"] for t, a in outline.tags if t == "meta" and a.get("http-equiv"))
     assert policy is not None
@@ -123,7 +123,7 @@ def test_the_page_loads_nothing(full: tuple[str, Outline]) -> None:
     assert not re.search(r"https?://", text)
 
 
-def test_ids_are_unique_and_anchors_lead_somewhere(full: tuple[str, Outline]) -> None:
+def test_ids_are_unique_and_anchors_lead_somewhere(full: tuple[str, WeightlessModel]) -> None:
     ids = [str(a["id"]) for _, a in full[1].tags if "id" in a]
     assert len(ids) == len(set(ids))
     for tag, attributes in full[1].tags:
@@ -133,17 +133,17 @@ def test_ids_are_unique_and_anchors_lead_somewhere(full: tuple[str, Outline]) ->
             assert attributes["aria-labelledby"] in ids
 
 
-def test_tables_have_captions_and_headers_with_scopes(full: tuple[str, Outline]) -> None:
+def test_tables_have_captions_and_headers_with_scopes(full: tuple[str, WeightlessModel]) -> None:
     tags = [tag for tag, _ in full[1].tags]
     assert tags.count("caption") == tags.count("table") > 5
     assert all(a.get("scope") in ("row", "col") for t, a in full[1].tags if t == "th")
 
 
-def test_ten_artifacts_fit_into_one_and_a_half_megabytes(full: tuple[str, Outline]) -> None:
+def test_ten_artifacts_fit_into_one_and_a_half_megabytes(full: tuple[str, WeightlessModel]) -> None:
     assert len(full[0].encode()) < 1_500_000
 
 
-def test_the_table_says_what_was_measured(full: tuple[str, Outline]) -> None:
+def test_the_table_says_what_was_measured(full: tuple[str, WeightlessModel]) -> None:
     entry = results_json()["artifacts"][6]
     row = next(
         " ".join(re.sub(r"<[^>]+>", " ", found).split())
@@ -175,7 +175,7 @@ def test_what_cannot_be_shown_is_left_out_with_a_reason(tmp_path: Path) -> None:
     assert "--batch-sizes" in outline.text
 
 
-def test_failed_artifacts_are_listed_with_reason_and_last_output(full: tuple[str, Outline]) -> None:
+def test_failed_artifacts_are_listed_with_reason_and_last_output(full: tuple[str, WeightlessModel]) -> None:
     text, outline = full
     assert "the worker ended with signal 9" in outline.text
     assert "no NVIDIA driver (libcuda.so.1 is missing)" in outline.text

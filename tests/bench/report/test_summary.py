@@ -190,4 +190,4 @@ def test_a_comparison_needs_rounds_that_pair_up(tmp_path: Path) -> None:
     assert faster(second, first) is None
     ratio = faster(third, first)
     assert ratio is not None
-    assert ratio.value == pytest.approx(np.median(first.entry["round_medians_ms"]) / 2.0, rel=0.005)
+    assert ratio.value == pytest.approx(np.median(first.row.round_medians_ms) / 2.0, rel=0.005)

@@ -125,6 +125,16 @@ def test_int8_of_every_form_becomes_more_accurate(name: str) -> None:
     assert before_db + 3 < int8_snr_db(model, x)
 
 
+def test_a_multiplication_stands_between_the_reshape_and_its_products() -> None:
+    # Where QuantizeLinear follows at once, OpenVINO fuses both; a Mul in front of the Reshape is executed.
+    model = form("Gemm after Reshape with a residual", 0)
+    smooth(model, rows_of(model, np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)))
+    (mul,) = [node for node in model.graph.node if node.name.endswith("/smooth")]
+    assert mul.input[0] == "f"
+    readers = [node.op_type for node in model.graph.node if mul.output[0] in node.input]
+    assert readers == ["Gemm", "Gemm"]
+
+
 def test_tensors_that_are_not_rescaled_hold_what_they_held() -> None:
     for name in FORMS:
         model = form(name, 3)

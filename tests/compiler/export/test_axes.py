@@ -160,7 +160,7 @@ def test_two_extents_to_trace_one_axis_with_are_refused(tmp_path: Path) -> None:
         export(Sum(), tmp_path / "m.onnx", inputs=["a:[n=4,3]", "b:[n=6,3]"])
 
 
-def test_data_is_what_is_traced_and_compared_in_place_of_made_input(tmp_path: Path) -> None:
+def test_data_is_what_is_traced_and_compared_in_place_of_random_input(tmp_path: Path) -> None:
     class Logarithm(nn.Module):
         """Raises on what data never holds."""
 
@@ -170,7 +170,7 @@ def test_data_is_what_is_traced_and_compared_in_place_of_made_input(tmp_path: Pa
             return x.log()
 
     np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).uniform(1, 2, (5, 7)).astype(np.float32))
-    with pytest.raises(ModelError, match=r"on made input x \(2x16\)") as caught:
+    with pytest.raises(ModelError, match=r"on random input x \(2x16\)") as caught:
         export(Logarithm(), tmp_path / "m.onnx", inputs=["x:[batch,steps]"])
     assert "--data" in caught.value.hint
     artifact = export(

@@ -179,7 +179,7 @@ def test_a_random_model_is_told_from_a_wrong_export(tmp_path: Path) -> None:
         export(Noise(), tmp_path / "m.onnx", inputs=["x:2x3"])
 
 
-def test_a_wrong_export_of_a_steady_model_names_the_made_input(tmp_path: Path) -> None:
+def test_a_wrong_export_of_a_steady_model_names_the_random_input(tmp_path: Path) -> None:
     class Frozen(nn.Module):
         """A branch on a value, which a trace freezes."""
 

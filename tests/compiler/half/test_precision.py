@@ -22,8 +22,8 @@ from qcompile.compiler.half.precision import to_half
 from qcompile.engines.tensorrt.log import make_log
 from qcompile.errors import InvalidOption
 from qcompile.model.fidelity import fidelity
-from qcompile.model.made_input import made_feeds
 from qcompile.model.onnx_file import model_io
+from qcompile.model.random_input import random_feeds
 
 HALVES: tuple[Half, ...] = ("float16", "bfloat16")
 LINEAR = "(float[n,4] x) => (float[n,4] y) <float[4,4] w> { h = MatMul(x, w) y = Relu(h) }"
@@ -89,7 +89,7 @@ def graph(name_or_text: str, opset: int = 19) -> onnx.ModelProto:
 
 def run(model: onnx.ModelProto, **given: NDArray[np.generic]) -> list[NDArray[np.float32]]:
     """Outputs by ONNX's own reference, which computes in float16 where the graph says so."""
-    feeds = made_feeds(model_io(model).inputs, extent=3) | given
+    feeds = random_feeds(model_io(model).inputs, extent=3) | given
     with np.errstate(over="ignore", invalid="ignore"):  # what became infinite or NaN is compared
         return list(ReferenceEvaluator(model).run(None, feeds))
 
@@ -224,6 +224,31 @@ def test_a_constant_that_float16_cannot_hold_is_not_made_float16_wherever_it_is(
         half, kept = to_half(model)
         assert kept["scale"].startswith(reason)
         np.testing.assert_allclose(run(half)[0], run(model)[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [
+        "e = Expand(c, s) y = Div(x, e)",
+        "e = Reciprocal(c) y = Mul(x, e)",
+        "e = Sqrt(c) r = Reciprocal(e) y = Mul(x, r)",
+    ],
+)
+def test_a_row_of_zeros_is_divided_by_the_least_norm_and_not_by_zero(divide: str) -> None:
+    norm = "s = Shape(x) n = ReduceL2(x, last) c = Clip(n, lo)"
+    declared = "<float lo = {0.000000000001}, int64[1] last = {-1}>"
+    model = graph(f"(float[n,4] x) => (float[n,4] y) {declared} {{ {norm} {divide} }}")
+    x = np.array([[0, 0, 0, 0], [3, 0, 4, 0]], np.float32)
+    half, kept = to_half(model)
+    assert any("keeps a divisor from zero" in reason for reason in kept.values())
+    (found,), (expected,) = run(half, x=x), run(model, x=x)
+    np.testing.assert_array_equal(found[0], 0)
+    np.testing.assert_allclose(found, expected, rtol=2e-3)
+
+
+def test_what_a_usual_epsilon_keeps_from_zero_is_divided_by_in_half() -> None:
+    kept = to_half(graph("normalization"))[1]
+    assert not any("divisor" in reason for reason in kept.values())
 
 
 def test_a_weight_that_is_subnormal_as_a_whole_keeps_its_node_and_one_in_part_does_not() -> None:

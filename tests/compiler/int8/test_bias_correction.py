@@ -153,6 +153,18 @@ def test_layers_without_a_bias_of_their_own_are_left_alone(target: Target, tmp_p
     assert corrected.SerializeToString() == before
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1, 5, 4), (5, 1), (5, 4)])
+def test_what_differs_by_position_is_no_bias(target: Target, shape: tuple[int, ...], tmp_path: Path) -> None:
+    model = model_of(
+        "(float[N,5,4] x) => (float[N,5,4] y) { a = MatMul(x, w) y = Add(a, b) }",
+        w=skewed(1, 4, 4),
+        b=skewed(3, *shape),
+    )
+    case = Case(tmp_path, model, skewed(4, 16, 5, 4), target)
+    assert case.corrected()[1] == 0
+
+
 def test_the_quantized_model_that_was_given_does_not_change(tmp_path: Path) -> None:
     text, w, x = LAYERS["Gemm"]
     case = Case(tmp_path, model_of(text, w=skewed(1, *w), b=skewed(2, 4)), skewed(3, 16, *x), "onnxruntime")

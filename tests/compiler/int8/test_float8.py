@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import qcompile
 from qcompile.artifact import Artifact
-from qcompile.compiler.int8.float8 import LARGEST, round_to_float8, unfit_for_float8, weight_scales
+from qcompile.compiler.int8.float8 import round_to_float8, unfit_for_float8, weight_scales
 from qcompile.compiler.int8.placement import plan
 from qcompile.compiler.prepare import prepared
 from qcompile.errors import QuantizationError
@@ -133,12 +133,12 @@ def test_weights_become_the_nearest_e4m3_numbers(weight: Floats, axis: int | Non
     found = round_to_float8(weight, scales, axis).astype(np.float64)
     np.testing.assert_array_equal(found, nearest_e4m3(np.clip(weight / shaped, -448, 448)))
     amax = np.abs(weight).max() if axis is None else np.abs(weight).max(1 - axis)
-    used = np.where(amax >= np.finfo(np.float32).tiny * LARGEST, amax, LARGEST)
-    assert (scales * LARGEST >= used * (1 - 1e-6)).all()
+    used = np.where(amax >= np.finfo(np.float32).tiny * 448, amax, 448)
+    assert (scales * 448 >= used * (1 - 1e-6)).all()
     if half:
         np.testing.assert_array_equal(scales, scales.astype(np.float16).astype(np.float32))
     else:
-        np.testing.assert_allclose(scales, used / LARGEST, rtol=1e-6)
+        np.testing.assert_allclose(scales, used / 448, rtol=1e-6)
 
 
 def test_the_graph_computes_what_numpy_does_with_every_number_rounded(network: Path) -> None:

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import parser
 
-from qcompile.compiler.choice import matching
 from qcompile.compiler.int8.placement import TARGETS, Target, plan
+from qcompile.compiler.match_nodes import match_nodes
 from qcompile.compiler.prepare import prepared
 from qcompile.errors import InvalidOption
 
@@ -71,6 +71,11 @@ def test_tensorrt_quantizes_what_computes_and_the_add_that_closes_the_residual(
     residual: onnx.ModelProto,
 ) -> None:
     assert plan(residual, "tensorrt").nodes == ("conv1", "conv2", "add", "gemm")
+
+
+def test_an_add_behind_convolutions_in_float_has_nothing_to_be_fused_with(residual: onnx.ModelProto) -> None:
+    placement = plan(residual, "tensorrt", exclude=["conv1", "conv2"])
+    assert placement.nodes == ("gemm",)
 
 
 def test_onnxruntime_quantizes_what_lies_between_too(residual: onnx.ModelProto) -> None:
@@ -162,7 +167,7 @@ def test_a_pattern_that_matches_nothing_is_an_error(pattern: str, residual: onnx
 def test_a_glob_matches_paths_of_modules(residual: onnx.ModelProto) -> None:
     residual.graph.node[0].name = "/head/0/Conv"
     residual.graph.node[2].name = "/Head/1/Conv"
-    assert set(matching(residual.graph, ["/head/*"])) == {"/head/0/Conv"}
+    assert set(match_nodes(residual.graph, ["/head/*"])) == {"/head/0/Conv"}
 
 
 def test_an_unknown_target_is_an_error_with_the_known_ones(residual: onnx.ModelProto) -> None:

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from qcompile.compiler.qat.fake_quantize import SIGNED, UNSIGNED, FakeQuantize, FakeQuantizeWeight, Grid
-
-
-@given(low=st.floats(-1e4, 1e4, width=32), span=st.floats(0, 1e4, width=32))
-def test_a_grid_holds_zero_and_reaches_both_ends(low: float, span: float) -> None:
-    for grid in (UNSIGNED, SIGNED, Grid(-128, 127, symmetric=False)):
-        scale, zero_point = grid.choose(torch.tensor(low), torch.tensor(low + span))
-        assert grid.qmin <= int(zero_point) <= grid.qmax
-        assert float(scale) > 0
-        ends = [(q - int(zero_point)) * float(scale) for q in (grid.qmin, grid.qmax)]
-        slack = float(scale) * 0.501 + 1e-30
-        assert ends[0] <= min(low, 0.0) + slack
-        assert ends[1] >= max(low + span, 0.0) - slack
+from qcompile.calibration.qparams import ASYMMETRIC_INT8, INT8, UINT8, Scheme
+from qcompile.compiler.qat.fake_quantize import FakeQuantize, FakeQuantizeWeight
 
 
 def test_a_range_is_the_mean_of_the_first_batches_and_then_moves_slowly() -> None:
@@ -37,17 +24,17 @@ def test_a_range_is_the_mean_of_the_first_batches_and_then_moves_slowly() -> Non
 @pytest.mark.parametrize(
     ("target", "processor", "low", "expected"),
     [
-        ("onnxruntime", "vnni", -1.0, Grid(0, 255, symmetric=False)),
-        ("onnxruntime", "arm", 0.0, Grid(-128, 127, symmetric=False)),
-        ("openvino", "vnni", 0.0, Grid(0, 255, symmetric=False)),
-        ("openvino", "arm", -1.0, Grid(0, 255, symmetric=False)),
-        ("tensorrt", "vnni", 0.0, Grid(-128, 127, symmetric=True)),
+        ("onnxruntime", "vnni", -1.0, UINT8),
+        ("onnxruntime", "arm", 0.0, ASYMMETRIC_INT8),
+        ("openvino", "vnni", 0.0, UINT8),
+        ("openvino", "arm", -1.0, UINT8),
+        ("tensorrt", "vnni", 0.0, INT8),
     ],
 )
-def test_each_target_has_its_grid(target: str, processor: str, low: float, expected: Grid) -> None:
+def test_each_target_has_its_integers(target: str, processor: str, low: float, expected: Scheme) -> None:
     fake = FakeQuantize(target, processor, torch.device("cpu"))  # type: ignore[arg-type]
     fake(torch.tensor([low, 2.0]))
-    assert fake.grid() == expected
+    assert fake.scheme() == expected
 
 
 def test_a_weight_is_its_integers_times_its_scales_and_gradients_pass() -> None:

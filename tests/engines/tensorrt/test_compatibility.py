@@ -52,7 +52,7 @@ def test_another_version_is_named_with_the_one_here(version: str) -> None:
         ArtifactError, match=rf"was built by tensorrt 8\.5\.3\.1; here is {version}"
     ) as caught:
         loads(manifest("8.5.3.1", ["sm90"]), version, H200)
-    assert "--version-compatible" in caught.value.hint
+    assert "`version_compatible`" in caught.value.hint
 
 
 @pytest.mark.parametrize(

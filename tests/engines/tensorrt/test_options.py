@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.cli.tensorrt_options import _NAMES
-from qcompile.engines.tensorrt.options import TensorRTOptions, parse_bytes
+from qcompile.cli.build import build
 from qcompile.errors import InvalidOption
+from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes
 
 
 def test_the_defaults_leave_every_choice_to_tensorrt() -> None:
@@ -20,7 +20,8 @@ def test_the_defaults_leave_every_choice_to_tensorrt() -> None:
 
 
 def test_the_command_line_offers_every_option_there_is() -> None:
-    assert set(_NAMES) == {field.name for field in dataclasses.fields(TensorRTOptions)}
+    offered = {one.name for one in build.params}
+    assert offered >= {f"tensorrt__{field.name}" for field in dataclasses.fields(TensorRTOptions)}
 
 
 @pytest.mark.parametrize(
@@ -35,21 +36,21 @@ def test_the_command_line_offers_every_option_there_is() -> None:
     ],
 )
 def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
-    assert parse_bytes(text, option="--workspace") == size
+    assert parse_bytes(text, option="workspace") == size
     assert TensorRTOptions(workspace=text).workspace_bytes == size
 
 
 @given(st.integers(1, 1 << 60), st.sampled_from(["", "K", "M", "G"]))
 def test_every_whole_size_is_read_exactly(count: int, unit: str) -> None:
     factor = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[unit]
-    found = parse_bytes(f"{count}{unit}", option="--workspace")
+    found = parse_bytes(f"{count}{unit}", option="workspace")
     assert found == count * factor
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "4T", "G", "four", "1 2"])
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="a size such as 512M or 4G is required"):
-        parse_bytes(text, option="--workspace")
+        parse_bytes(text, option="workspace")
 
 
 @pytest.mark.parametrize(
@@ -69,17 +70,17 @@ def test_types_and_formats_of_tensors(text: str, found: dict[str, tuple[str, str
 @pytest.mark.parametrize(
     ("given_options", "said"),
     [
-        ({"io_formats": ("x",)}, "--io-format 'x': NAME=.* is required"),
-        ({"io_formats": ("x=",)}, "--io-format 'x='"),
-        ({"io_formats": ("=float16",)}, "--io-format '=float16'"),
-        ({"io_formats": ("x=a:b:c",)}, "--io-format"),
-        ({"memory_pools": ("tactic-dram",)}, "--memory-pool 'tactic-dram': NAME=SIZE is required"),
-        ({"memory_pools": ("tactic-dram=lots",)}, "--memory-pool tactic-dram 'lots': a size"),
-        ({"optimization_level": 6}, "--optimization-level 6: 0 to 5 is required"),
-        ({"hardware_compatible": "turing"}, r"--hardware-compatible 'turing': one of ampere\+, same-sm"),
-        ({"exclude_lean_runtime": True}, "belongs to --version-compatible"),
-        ({"gpu_fallback": True}, "belongs to --dla-core"),
-        ({"tactic_sources": ("none", "cublas")}, "--tactic-source none: excludes the others"),
+        ({"io_formats": ("x",)}, "`io_formats` 'x': NAME=.* is required"),
+        ({"io_formats": ("x=",)}, "`io_formats` 'x='"),
+        ({"io_formats": ("=float16",)}, "`io_formats` '=float16'"),
+        ({"io_formats": ("x=a:b:c",)}, "`io_formats` 'x=a:b:c'"),
+        ({"memory_pools": ("tactic-dram",)}, "`memory_pools` 'tactic-dram': NAME=SIZE is required"),
+        ({"memory_pools": ("tactic-dram=lots",)}, "`memory_pools` 'tactic-dram=lots': a size"),
+        ({"optimization_level": 6}, "`optimization_level` 6: at most 5 is required"),
+        ({"hardware_compatible": "turing"}, r"`hardware_compatible` 'turing': one of ampere\+, same-sm"),
+        ({"exclude_lean_runtime": True}, "belongs to `version_compatible`"),
+        ({"gpu_fallback": True}, "belongs to `dla_core`"),
+        ({"tactic_sources": ("none", "cublas")}, "`tactic_sources`: none excludes the others"),
     ],
 )
 def test_what_cannot_be_is_refused_while_it_is_read(given_options: dict[str, object], said: str) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 
 import qcompile
 from qcompile.artifact import Artifact, load_artifact
-from qcompile.model.outline import fingerprint
+from qcompile.model.weightless import fingerprint
 
 GPUS = ("sm80", "sm86", "sm89", "sm120")
 EXTENTS = {"batch": (1, 8, 32), "length": (16, 32, 64)}

@@ -72,7 +72,7 @@ def test_outputs_that_are_far_away_are_a_warning_and_a_failed_check(tiny_file: M
     model = tiny_file("residual")
     found = verified(outcome(model), request(model), lambda: Stand(model, lambda y: -y))
     assert not found.checks[0].passed
-    assert "dB from ONNX Runtime's on made input" in found.warnings[0]
+    assert "dB from ONNX Runtime's on random input" in found.warnings[0]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

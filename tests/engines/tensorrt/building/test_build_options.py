@@ -140,7 +140,7 @@ def test_a_deep_learning_accelerator_with_the_gpu_behind_it(
     assert written(here, "DLA_core") == [1]
     assert [value.name for value in written(here, "default_device_type")] == ["DLA"]
     assert "GPU_FALLBACK" in here.flags()
-    with pytest.raises(InvalidOption, match="--dla-core 0: this machine has 0 DLA cores"):
+    with pytest.raises(InvalidOption, match="`dla_core` 0: this machine has 0 DLA cores"):
         machine(version).build(model, name="none", options={"dla_core": 0})
 
 
@@ -151,7 +151,7 @@ def test_tactic_sources(version: str, machine: OnMachine, model: Path) -> None:
     here.build(model, options={"tactic_sources": ("none",)})
     bit = int(here.module.TacticSource.__members__["JIT_CONVOLUTIONS"])
     assert here.told("set_tactic_sources") == [(1 << bit,), (0,)]
-    with pytest.raises(InvalidOption, match=r"--tactic-source nowhere: .* has no such source; it has"):
+    with pytest.raises(InvalidOption, match=r"`tactic_sources` nowhere: .* has no such source; it has"):
         here.build(model, options={"tactic_sources": ("nowhere",)})
 
 
@@ -206,7 +206,7 @@ def test_plugins_are_loaded_into_the_builders_registry(
 def test_tensorrt_8_5_loads_a_plugin_library_itself(machine: OnMachine, model: Path, tmp_path: Path) -> None:
     library = tmp_path / "libplugins.so"
     library.write_bytes(b"not a library")
-    with pytest.raises(InvalidOption, match=r"--plugin .*libplugins.so: cannot be loaded"):
+    with pytest.raises(InvalidOption, match=r"`plugins` .*libplugins.so: cannot be loaded"):
         machine("8.5.3").build(model, options={"plugins": (str(library),)})
 
 
@@ -216,7 +216,7 @@ def test_an_option_that_tensorrt_only_complains_about_is_an_error(
 ) -> None:
     text = "IBuilderConfig::setFlag: Error Code 3: API Usage Error (Parameter check failed, condition: x)"
     here = machine(version, refused={"SPARSE_WEIGHTS": text})
-    with pytest.raises(InvalidOption, match=r"--sparse-weights: .* refuses it: .*Parameter check failed"):
+    with pytest.raises(InvalidOption, match=r"`sparse_weights`: .* refuses it: .*Parameter check failed"):
         here.build(model, options={"sparse_weights": True})
     assert here.nothing_built
 
@@ -258,7 +258,7 @@ def test_the_real_rtx_takes_profiles_and_formats(model: Path) -> None:
 def test_the_real_rtx_obeys_the_workspace(model: Path) -> None:
     with pytest.raises(BuildError, match="no kernel fits the workspace") as caught:
         rtx(model, {"workspace": "1K"}, precision="fp16")
-    assert "raise --workspace" in caught.value.hint
+    assert "raise `workspace`" in caught.value.hint
 
 
 @pytest.mark.parametrize(

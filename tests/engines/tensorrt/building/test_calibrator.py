@@ -183,7 +183,7 @@ def test_tensorrt_rtx_refuses_calibrators_and_names_the_way_that_is_left() -> No
     adapter = Adapter(tensorrt_rtx, "tensorrt-rtx")
     with pytest.raises(InvalidOption, match=r"tensorrt_rtx .* has no INT8 calibrators") as caught:
         adapter.require_calibrators()
-    assert "--ranges" in caught.value.hint
+    assert "`ranges`" in caught.value.hint
 
 
 @pytest.mark.parametrize(

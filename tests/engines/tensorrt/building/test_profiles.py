@@ -81,12 +81,12 @@ def test_each_input_has_its_own_range() -> None:
         (
             {"opt": image(8), "high": image(4)},
             "input 'image': opt shape 8x3x32x32 is above max 4x3x32x32",
-            "raise --max-shapes or lower --opt-shapes",
+            "raise `max_shapes` or lower `opt_shapes`",
         ),
         (
             {"low": image(8), "opt": image(4)},
             "input 'image': min shape 8x3x32x32 is above opt 4x3x32x32",
-            "raise --opt-shapes or lower --min-shapes",
+            "raise `opt_shapes` or lower `min_shapes`",
         ),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_shape_that_does_not_fit_the_input_is_refused(shape: tuple[int, ...], 
 @pytest.mark.parametrize(("kind", "option"), [("low", "min"), ("opt", "opt"), ("high", "max")])
 def test_an_unknown_input_is_refused_with_the_known_ones(kind: str, option: str) -> None:
     with pytest.raises(
-        InvalidOption, match=f"--{option}-shapes: no input 'img'; the inputs are image, table"
+        InvalidOption, match=f"`{option}_shapes`: no input 'img'; the inputs are image, table"
     ):
         ranges(IMAGE, FIXED, **{kind: {"img": (1, 3, 32, 32)}})
 
@@ -144,7 +144,7 @@ def test_a_static_input_takes_its_own_shape_and_no_other() -> None:
 def test_other_dynamic_axes_than_the_first_need_shapes() -> None:
     with pytest.raises(InvalidOption, match=r"input 'tokens': axes \[0, 1\] of \[batch,length\]") as caught:
         ranges(TOKENS)
-    assert caught.value.hint == "give --min-shapes, --opt-shapes and --max-shapes"
+    assert caught.value.hint == "give `min_shapes`, `opt_shapes` and `max_shapes`"
 
 
 def noted(tensor: TensorInfo, example: tuple[int, ...], **axes: AxisRange) -> InputRange:

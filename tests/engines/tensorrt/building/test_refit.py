@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -56,6 +57,23 @@ def test_an_engine_gets_the_weights_of_another_model(
     assert new.manifest.proof["refitted_with"] == new.manifest.sources["graph"]
     assert new.manifest.proof["layers_by_precision"] == built.manifest.proof["layers_by_precision"]
     assert qcompile.load_artifact(new.path).manifest == new.manifest
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+def test_layers_that_the_build_kept_in_float32_are_kept_by_the_refit(
+    version: str, machine: OnMachine, model: Path, retrained: Path, tmp_path: Path
+) -> None:
+    here = machine(version)
+    kept: dict[str, Any] = {"layers": {"conv1": "fp32"}, "exclude": ["gemm"], "options": {"refit": True}}
+    built = here.build(model, "fp16", **kept)
+    assert built.manifest.proof["layers_by_precision"] == {
+        "fp16": {"CONVOLUTION": 1}, "fp32": {"CONVOLUTION": 1, "MATRIX_MULTIPLY": 1}
+    }  # fmt: skip
+    fresh = here.build(retrained, "fp16", name="fresh", **kept)
+    new = qcompile.refit(built.path, retrained, tmp_path / "new.engine")
+    weights = [read_plan(one.path.read_bytes())["weights"] for one in (fresh, new)]
+    assert weights[0] == weights[1]
+    assert new.manifest.sources["graph"] == fresh.manifest.sources["graph"]
 
 
 @pytest.mark.parametrize("version", ["10.16", "11.4"])

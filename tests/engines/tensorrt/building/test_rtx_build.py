@@ -22,7 +22,7 @@ from qcompile.engines.base import BuildRequest, Precision
 from qcompile.engines.build import build_engine
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
-from qcompile.model.outline import fingerprint
+from qcompile.model.weightless import fingerprint
 
 MakeFile = Callable[..., Path]
 GPUS = ["sm86", "sm89"]
@@ -165,7 +165,7 @@ def test_an_operator_that_the_parser_does_not_know_is_named_with_its_node(
 @pytest.mark.parametrize("gpu", ["sm90", "sm70", "ampere"])
 def test_a_gpu_it_cannot_build_for_is_refused_with_those_it_can(gpu: str, tiny_file: MakeFile) -> None:
     model = tiny_file("mlp")
-    with pytest.raises(InvalidOption, match=f"--gpu {gpu}: tensorrt_rtx .* builds for") as caught:
+    with pytest.raises(InvalidOption, match=f"`gpus` {gpu}: tensorrt_rtx .* builds for") as caught:
         build(model, gpus=["sm86", gpu])
     for known in ("sm80", "sm86", "sm89", "sm120"):
         assert known in caught.value.message
@@ -175,9 +175,9 @@ def test_a_gpu_it_cannot_build_for_is_refused_with_those_it_can(gpu: str, tiny_f
 @pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here, and is then meant")
 def test_without_a_gpu_here_one_must_be_named(tiny_file: MakeFile) -> None:
     model = tiny_file("mlp")
-    with pytest.raises(InvalidOption, match="--gpu is required here") as caught:
+    with pytest.raises(InvalidOption, match="`gpus` is required here") as caught:
         build(model, gpus=[])
-    assert "--gpu sm86,sm89" in caught.value.hint
+    assert "`gpus` sm86,sm89" in caught.value.hint
     assert nothing_built(model)
 
 

@@ -95,7 +95,7 @@ def test_a_foreign_or_damaged_cache_is_refused_and_left_alone(
         InvalidOption, match=r"timing cache .*t\.cache: of another device or version"
     ) as caught:
         here.build(tiny_file("residual"), name="second", options={"timing_cache": str(path)})
-    assert "--timing-cache off" in caught.value.hint
+    assert "`timing_cache` off" in caught.value.hint
     assert path.read_bytes() == before
     assert not (tmp_path / "built/second.engine").exists()
 

@@ -167,7 +167,7 @@ def test_tensorrt_11_has_no_calibrators_and_says_what_is_left(
 ) -> None:
     with pytest.raises(InvalidOption, match="has no INT8 calibrators") as caught:
         machine("11.4").build(model, "int8", ranges=ranges, calibrator="ours")
-    assert "leave --calibrator out" in caught.value.hint
+    assert "leave `calibrator` out" in caught.value.hint
 
 
 @pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
@@ -249,9 +249,9 @@ def test_a_refused_node_is_named_with_operator_opset_and_pytorch_module(
 @pytest.mark.parametrize(
     ("about", "said", "hint"),
     [
-        ({"out_of_memory": True}, "the GPU's memory does not suffice", "--max-shapes or --workspace"),
-        ({"needed_workspace": 1 << 40}, "no kernel fits the workspace", "raise --workspace"),
-        ({"no_kernel_for": "conv2"}, "no kernel for a layer: .*conv2", "--layer"),
+        ({"out_of_memory": True}, "the GPU's memory does not suffice", "`max_shapes` or `workspace`"),
+        ({"needed_workspace": 1 << 40}, "no kernel fits the workspace", "raise `workspace`"),
+        ({"no_kernel_for": "conv2"}, "no kernel for a layer: .*conv2", "`layers`"),
     ],
 )
 @pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])

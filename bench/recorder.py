@@ -1,0 +1,208 @@
+"""The rows of a bench while it runs: what is measured is handed over here, and nothing else changes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from ..errors import InvalidOption, QCompileError
+from .compare import speedup
+from .launches import percentile
+from .measure import TimingSeries
+from .row import (
+    Accuracy,
+    ColdStart,
+    CurvePoint,
+    Difference,
+    Energy,
+    GpuLatency,
+    Latency,
+    Launch,
+    Memory,
+    NoEnergy,
+    Row,
+    WarmUp,
+)
+
+_QUANTILES = 101
+_FEW_LAUNCHES = 3
+
+T = TypeVar("T")
+
+
+class Recorder:
+    """Rows by name.
+
+    Args:
+        rows: As they are before anything is measured.
+        base: Name of the baseline's.
+    """
+
+    def __init__(self, rows: Iterable[Row], base: str) -> None:
+        self._rows, self.base = {row.name: row for row in rows}, base
+
+    def __getitem__(self, name: str) -> Row:
+        return self._rows[name]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows as they are now."""
+        return list(self._rows.values())
+
+    def is_measured(self, name: str) -> bool:
+        """Whether an artifact can run here, and has not failed."""
+        return self._rows[name].status == "measured"
+
+    def can_be_asked(self, name: str) -> bool:
+        """Whether its worker still lives."""
+        return self.is_measured(name) and not self._rows[name].output_tail
+
+    def attempt(self, name: str, step: Callable[[], T]) -> T | None:
+        """Carry out a step of one artifact; where it fails, its row says so, and the answer is None."""
+        try:
+            return step()
+        except QCompileError as error:
+            self.failed(name, error)
+            return None
+
+    def failed(self, name: str, error: QCompileError) -> None:
+        """Record why an artifact has no figures, and what its worker said last."""
+        tail = str(error.data.get("output", ""))
+        self._change(name, status="failed", reason=error.message, output_tail=tail)
+
+    def warn(self, name: str, *texts: str) -> None:
+        """Add what the user should know."""
+        self._change(name, warnings=(*self._rows[name].warnings, *texts))
+
+    def started(self, name: str, cold_start: ColdStart, contains: str, packages: Mapping[str, str]) -> None:
+        """Record a first start."""
+        self._change(
+            name, cold_start=cold_start, load_ms=cold_start.load_ms, contains=contains, packages=packages
+        )
+
+    def timed(self, series: Mapping[str, TimingSeries], samples: int) -> None:
+        """Record the latencies of all, and their speed-ups against the baseline.
+
+        Args:
+            series: Name to what was timed; whole rounds, also where measuring was interrupted.
+            samples: In a call.
+        """
+        for name, one in series.items():
+            if one.failure is not None:
+                self.failed(name, one.failure)
+            elif not one.round_medians_ms:
+                self._change(name, status="not run", reason="interrupted before its first round")
+            else:
+                self._latency(name, one, samples)
+                if name != self.base and series[self.base].failure is None:
+                    self._speedup(name, series[self.base], one)
+
+    def memory(self, name: str, memory: Memory) -> None:
+        """Record the memory of a worker."""
+        self._change(name, memory=memory)
+
+    def difference(self, name: str, difference: Difference) -> None:
+        """Record the difference from the baseline's outputs."""
+        self._change(name, difference=difference)
+
+    def accuracy(self, name: str, accuracy: Accuracy) -> None:
+        """Record the accuracy over the evaluation data."""
+        self._change(name, accuracy=accuracy)
+
+    def gpu_latency(self, name: str, latency: GpuLatency) -> None:
+        """Record what the GPU's own clock says."""
+        self._change(name, gpu_latency=latency)
+
+    def energy(self, name: str, energy: Energy | NoEnergy) -> None:
+        """Record the energy of an inference, or why there is none."""
+        self._change(name, energy=energy)
+
+    def point(self, name: str, curve: Literal["batches", "concurrency"], point: CurvePoint) -> None:
+        """Add a point to a curve."""
+        self._change(name, **{curve: (*getattr(self._rows[name], curve), point)})
+
+    def died(self, name: str, error: QCompileError) -> None:
+        """Record that a worker is gone whose other figures stand."""
+        self._change(name, output_tail=str(error.data.get("output", "")) or error.message)
+
+    def conclude(self, precision_target: float) -> None:
+        """Record what the rows say of each other: sizes, wide intervals, speed-ups between devices."""
+        reference = self._rows[self.base]
+        floats = (row.size_bytes for row in self.rows if row.precision == "fp32" and row.size_bytes)
+        size_bytes = reference.size_bytes or next(floats, None)
+        for row in self.rows:
+            if size_bytes and row.size_bytes:
+                self._change(row.name, size_ratio=size_bytes / row.size_bytes)
+            if row.speedup is None:
+                continue
+            few = row.speedup.launches < _FEW_LAUNCHES  # it was said why
+            if not few and row.speedup.width > precision_target:
+                self.warn(
+                    row.name,
+                    f"the interval of its speed-up is wider than {precision_target:.1%}: "
+                    "measure longer (max time), or on a quieter machine",
+                )
+            if row.device != reference.device:
+                self.warn(
+                    row.name,
+                    f"ran on {row.device}, the baseline on {reference.device}: the speed-up compares devices "
+                    "as well; --device says where PyTorch and ONNX Runtime run",
+                )
+
+    def _change(self, name: str, **fields: Any) -> None:
+        self._rows[name] = replace(self._rows[name], **fields)
+
+    def _latency(self, name: str, series: TimingSeries, samples: int) -> None:
+        latencies = series.latencies_ms
+        shown = series.unsettled or series.warm_up
+        self._change(
+            name,
+            latency=latency_of(latencies),
+            throughput_per_s=samples * len(latencies) / (sum(latencies) / 1e3),
+            launches=tuple(Launch(tuple(medians)) for medians in series.launches_ms),
+            warm_up=shown and WarmUp(shown.calls, shown.seconds, shown.stable),
+        )
+        if len(latencies) < 100:
+            self.warn(name, f"p99 from {len(latencies)} calls is the slowest of them; measure longer")
+        if series.unsettled:
+            self.warn(
+                name,
+                f"its latency had not settled after {series.unsettled.seconds:.0f} s of warm-up in one "
+                "launch or more: measure again, on a quieter machine",
+            )
+        if series.keeps_spinning:
+            self.warn(name, "its threads never come to rest; it was stopped while others were measured")
+
+    def _speedup(self, name: str, base: TimingSeries, own: TimingSeries) -> None:
+        try:
+            ratio = speedup(base.launches_ms, own.launches_ms)
+        except InvalidOption as error:
+            self.warn(name, f"no speed-up: {error.message}")
+            return
+        self._change(name, speedup=ratio)
+        if ratio.launches < _FEW_LAUNCHES:
+            counted = "one launch" if ratio.launches == 1 else f"{ratio.launches} launches"
+            self.warn(
+                name,
+                f"its speed-up rests on {counted}, and processes of one file differ: "
+                "measure longer (max time)",
+            )
+        if self._rows[name].precision == "int8" and ratio.verdict == "slower":
+            self.warn(name, "INT8 is slower than the baseline; hand out the float artifact")
+
+
+def latency_of(latencies_ms: Sequence[float]) -> Latency:
+    """Return the percentiles of calls, each a latency that was measured but the median of an even number."""
+    quantiles = np.quantile(np.asarray(latencies_ms), np.linspace(0.0, 1.0, _QUANTILES))
+    return Latency(
+        median_ms=float(np.median(latencies_ms)),
+        p90_ms=percentile(latencies_ms, 0.90),
+        p99_ms=percentile(latencies_ms, 0.99),
+        min_ms=min(latencies_ms),
+        max_ms=max(latencies_ms),
+        calls=len(latencies_ms),
+        quantiles_ms=tuple(float(value) for value in quantiles),
+    )

@@ -1,0 +1,92 @@
+"""Samples one by one: how they were batched then changes no bit of what is computed.
+
+A first axis need not be one of samples. It may be time, or a model may mix its rows; such batches stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, ModelError
+from .batches import Data
+from .readers import Batch
+
+Run = Callable[[Batch], Sequence[NDArray[Any]]]
+"""Runs one batch and returns the tensors that are observed, in the same order each time.
+
+It raises DataError or ModelError if the model fails on the batch."""
+
+
+def one_by_one(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch]:
+    """Yield the samples of the data one by one, or whole batches where that would change the tensors.
+
+    Args:
+        data: The samples.
+        run: Returns the tensors that are observed, of one batch.
+        limit: Stop after this many samples; a batch that stays whole may exceed it. None yields all.
+    """
+    separable: bool | None = None
+    samples = 0
+    for batch in data:
+        parts = iter([batch])
+        if not data.is_fixed and batch.can_be_split():
+            separable = gives_the_same_one_by_one(batch, run) if separable is None else separable
+            parts = batch.split() if separable else parts
+        for part in parts:
+            yield part
+            samples += part.samples
+            if limit is not None and samples >= limit:
+                return
+
+
+def gives_the_same_one_by_one(batch: Batch, run: Run) -> bool:
+    """Return whether two samples give the same tensors alone as together.
+
+    Floats are made up for it: real samples may begin with zeros, or be equal, and would then tell nothing.
+
+    Args:
+        batch: A batch that can be split.
+        run: As of `one_by_one`.
+    """
+    generator = np.random.default_rng(0)
+    feeds = {
+        name: generator.standard_normal(array.shape).astype(array.dtype)
+        if array.dtype.kind in "fV"
+        else array
+        for name, array in batch.head(2).feeds.items()
+    }
+    pair = Batch(feeds, None, batch.where)
+    try:
+        singles = [run(sample) for sample in pair.split()]
+    except (DataError, ModelError):
+        return False  # the batch is then run as it is, and fails with its own words
+    try:
+        together = run(pair)
+    except (DataError, ModelError):
+        return True
+    return all(_holds_both(*arrays) for arrays in zip(together, *singles, strict=True))
+
+
+def _holds_both(whole: NDArray[Any], one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether an array holds the values of two others; or it has no batch axis, and all three are alike.
+
+    The values' order is not looked at: `Observer` returns them in any.
+    """
+    arrays = [array.astype(np.float64) for array in (whole, one, other)]
+    alike = whole.size == one.size == other.size
+    if not alike and whole.size != one.size + other.size:
+        return False
+    if not whole.size or not all(np.isfinite(array).all() for array in arrays):
+        return True
+    low, high = min(one.min(), other.min()), max(one.max(), other.max())
+    tolerance = 1e-3 * max(abs(low), abs(high)) + np.finfo(np.float32).tiny
+    mean = arrays[1].mean() if alike else (arrays[1].sum() + arrays[2].sum()) / whole.size
+    return bool(
+        abs(arrays[0].min() - low) <= tolerance
+        and abs(arrays[0].max() - high) <= tolerance
+        and abs(arrays[0].mean() - mean) <= tolerance
+    )

@@ -1,0 +1,156 @@
+"""Affine quantization: a range becomes a scale and a zero point, and a float becomes an integer.
+
+    scale      = amax / qmax (symmetric)        or  (high - low) / (qmax - qmin)
+    zero_point = 0 (symmetric)                  or  qmin - round(low / scale)
+    integer    = clip(round(x / scale) + zero_point, qmin, qmax)
+    x          ≈ (integer - zero_point) * scale
+
+Jacob et al. 2018 (arXiv 1712.05877, equation 1), rounded as QuantizeLinear of ONNX rounds: halves go to the
+even number. Ranges are those of the quantizer of ONNX Runtime: a range always holds zero, which is therefore
+exact, and a scale below the smallest normal float32 becomes 1, as kernels flush subnormal numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Which integers a tensor is rounded to.
+
+    Attributes:
+        qmin: Smallest integer.
+        qmax: Largest integer.
+        symmetric: Whether zero_point is 0 and the scale follows from the largest magnitude.
+    """
+
+    qmin: int
+    qmax: int
+    symmetric: bool
+
+
+UINT8 = Scheme(0, 255, symmetric=False)
+INT8 = Scheme(-128, 127, symmetric=True)
+ASYMMETRIC_INT8 = Scheme(-128, 127, symmetric=False)
+FLOAT8_E4M3 = Scheme(-448, 448, symmetric=True)
+"""For its scale alone: `quantize` rounds to integers, and E4M3 is not evenly spaced."""
+
+
+@dataclass(frozen=True, eq=False)
+class QParams:
+    """How one tensor is quantized.
+
+    Attributes:
+        scale: Units of the tensor per integer, above 0; float32 [], or [channels] with an axis.
+        zero_point: The integer that stands for 0; int8 or uint8, of the scale's shape.
+        qmin: Smallest integer.
+        qmax: Largest integer.
+        axis: The axis of the channels; None for one scale per tensor.
+    """
+
+    scale: NDArray[np.float32]
+    zero_point: NDArray[Any]
+    qmin: int
+    qmax: int
+    axis: int | None = None
+
+
+def choose_qparams(low: ArrayLike, high: ArrayLike, scheme: Scheme, axis: int | None = None) -> QParams:
+    """Return the parameters of a range, computed in float64.
+
+    Args:
+        low: Smallest value, in the tensor's units: a number, or [channels].
+        high: Largest value, likewise.
+        scheme: The integers.
+        axis: The axis of the channels, where low and high have one value for each.
+    """
+    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    scale, zero_point = scale_and_zero_point(low, high, scheme)
+    dtype = np.int8 if scheme.qmin < 0 else np.uint8
+    return QParams(
+        np.asarray(scale, np.float32), np.asarray(zero_point, dtype), scheme.qmin, scheme.qmax, axis
+    )
+
+
+def scale_and_zero_point(low: Any, high: Any, scheme: Scheme, xp: Any = np) -> tuple[Any, Any]:
+    """Return scale and zero_point of ranges, both in the dtype and shape of `low`.
+
+    Args:
+        low: Smallest values; a float array or tensor of any shape.
+        high: Largest values, of the same shape and dtype.
+        scheme: The integers.
+        xp: The module of the arrays: numpy or torch.
+    """
+    low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
+    if scheme.symmetric:
+        scale = xp.maximum(-low, high) / scheme.qmax
+        scale = xp.where(scale < _TINY, xp.ones_like(scale), scale)
+        return scale, xp.zeros_like(scale)
+    scale = (high - low) / (scheme.qmax - scheme.qmin)
+    scale = xp.where(scale < _TINY, xp.ones_like(scale), scale)
+    return scale, xp.clip(scheme.qmin - xp.round(low / scale), scheme.qmin, scheme.qmax)
+
+
+def channel_amax(weight: NDArray[Any], axis: int | None) -> NDArray[np.float64]:
+    """Return the largest magnitude of each channel [weight.shape[axis]], or of all where axis is None."""
+    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis % weight.ndim)
+    amax: NDArray[np.float64] = np.abs(weight).max(axis=others, initial=0.0).astype(np.float64)
+    return amax
+
+
+def choose_weight_qparams(weight: NDArray[Any], axis: int, scheme: Scheme = INT8) -> QParams:
+    """Return the symmetric parameters of a weight, with a scale for each channel; 1 for a channel of zeros.
+
+    Args:
+        weight: float32 of any shape.
+        axis: The axis of the output channels.
+        scheme: The integers, symmetric.
+    """
+    amax = channel_amax(weight, axis)
+    return choose_qparams(-amax, amax, scheme, axis)
+
+
+def per_channel(parameter: Any, axis: int | None, ndim: int) -> Any:
+    """Return one value for each channel in a shape that broadcasts to a tensor of `ndim` axes.
+
+    Args:
+        parameter: Array or tensor [channels]; one value for the whole tensor, [], is returned as it is.
+        axis: The axis of the channels in the tensor.
+        ndim: Number of axes of the tensor.
+    """
+    if axis is None or not parameter.ndim:
+        return parameter
+    shape = [1] * ndim
+    shape[axis] = -1
+    return parameter.reshape(shape)
+
+
+def quantize(values: NDArray[Any], qparams: QParams) -> NDArray[Any]:
+    """Return the integers of a tensor, in the dtype of zero_point.
+
+    Args:
+        values: Floats of any shape.
+        qparams: With an axis of the values where the scale has one.
+    """
+    steps = np.asarray(values / per_channel(qparams.scale, qparams.axis, values.ndim))
+    np.rint(steps, out=steps)
+    if np.any(qparams.zero_point):
+        steps += per_channel(qparams.zero_point, qparams.axis, values.ndim)
+    np.clip(steps, qparams.qmin, qparams.qmax, out=steps)
+    return steps.astype(qparams.zero_point.dtype)
+
+
+def dequantize(integers: NDArray[Any], qparams: QParams) -> NDArray[np.float32]:
+    """Return what integers stand for, float32 of the same shape."""
+    steps = integers.astype(np.float32)
+    if np.any(qparams.zero_point):
+        steps -= per_channel(qparams.zero_point, qparams.axis, integers.ndim)
+    steps *= per_channel(qparams.scale, qparams.axis, integers.ndim)
+    return steps

@@ -1,0 +1,154 @@
+"""The reference pages and the schema of recipes in `docs/`, from `spec/`.
+
+`python -m qcompile.cli.reference` writes them; a test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from ..spec.option import Option, fields_of, options_of
+from ..spec.recipes import RecipeFile, recipe_schema
+from .main import group
+from .verb import Verb
+
+FOLDER = Path(__file__).parents[1] / "docs"
+_NOTE = "<!-- Written by python -m qcompile.cli.reference from spec/. -->"
+_EVERY = """\
+Every command takes `-v` (every step, and tracebacks), `-q` (no progress, no tables), `--json` and `-h`. A
+*repeatable* option takes one value at a time; a *list* takes several, with commas, too."""
+_SCHEMA = """\
+[The recipe](../recipe.md) shows one. Editors that know JSON Schema complete and check the keys with
+[recipe.schema.json](../recipe.schema.json), which `qcompile run --schema` prints: write
+`#:schema recipe.schema.json` in the first line of the recipe."""
+_KINDS = {
+    msgspec.inspect.StrType: "text",
+    msgspec.inspect.IntType: "whole number",
+    msgspec.inspect.FloatType: "number",
+    msgspec.inspect.BoolType: "true or false",
+}
+
+
+def pages() -> dict[str, str]:
+    """Return the name of each generated file to its text."""
+    return {
+        "reference/commands.md": "\n".join(_commands()) + "\n",
+        "reference/recipe.md": "\n".join(_recipe()) + "\n",
+        "recipe.schema.json": json.dumps(recipe_schema(), indent=2) + "\n",
+    }
+
+
+def verbs(command: click.Command = group, name: str = "qcompile") -> Iterator[tuple[str, Verb]]:
+    """Every command that is made from a spec, with the words that call it."""
+    if isinstance(command, Verb):
+        yield name.removesuffix(" measure"), command
+    if isinstance(command, click.Group):
+        with click.Context(command) as context:
+            for word in command.list_commands(context):
+                inner = command.get_command(context, word)
+                assert inner is not None, "it is listed"
+                yield from verbs(inner, f"{name} {word}")
+
+
+def _commands() -> Iterator[str]:
+    yield from (_NOTE, "# Commands", "")
+    yield from (_EVERY, "")
+    yield "The keys of recipes are on [their own page](recipe.md)."
+    for name, made in verbs():
+        options = options_of(made.spec)
+        arguments = [one for one in options if one.spelling.argument]
+        usage = [one.name.upper() + ("..." if one.repeated else "") for one in arguments]
+        yield from ("", f"## `{' '.join([name, *usage])}`", "", _unwrapped(made.spec.__doc__ or ""), "")
+        flags = [one for one in made.params if isinstance(one, click.Option)]
+        by_key = {one.key.replace(".", "__"): one for one in options}
+        rows = [(flag, by_key[flag.name or ""]) for flag in flags if flag.name in by_key]
+        if rows:
+            yield from ("| option | default | |", "|---|---|---|")
+        for flag, one in rows:
+            spelled = ", ".join(f"`{text}`" for text in [*flag.opts, *flag.secondary_opts])
+            marks = " *List.*" if one.spelling.split else " *Repeatable.*" if one.repeated else ""
+            yield f"| {spelled}{_value(one)} | {_default(one)} | {_cell(one.sentence)}{marks} |"
+
+
+def _recipe() -> Iterator[str]:
+    yield from (_NOTE, "# Keys of a recipe", "", _SCHEMA)
+    yield from ("", "## The file", "", *_table([one for one in fields_of(RecipeFile) if one.table is None]))
+    for one in fields_of(RecipeFile):
+        if one.table is None:
+            continue
+        heading = f"[[{one.name}]]" if one.repeated else f"[{one.name}]"
+        inner = fields_of(one.table)
+        yield from (
+            "",
+            f"## `{heading}`",
+            "",
+            one.sentence,
+            "",
+            *_table([f for f in inner if f.table is None]),
+        )
+        for nested in inner:
+            if nested.table is not None:
+                yield from ("", f"## `[{one.name}.{nested.name}]`", "")
+                yield from (
+                    (nested.table.__doc__ or "").partition("\n")[0],
+                    "",
+                    *_table(fields_of(nested.table)),
+                )
+
+
+def _table(options: list[Option] | tuple[Option, ...]) -> Iterator[str]:
+    yield from ("| key | type | default | |", "|---|---|---|---|")
+    for one in sorted(options, key=lambda one: not one.required):
+        kind = ", ".join(f"`{choice}`" for choice in one.choices) or _value(one).strip()
+        kind = kind or _KINDS[type(one.kind)]
+        limits = _limits(one)
+        kind = f"list of {kind}" if one.repeated else kind
+        yield f"| `{one.name}` | {kind}{limits} | {_default(one)} | {_cell(one.sentence)} |"
+
+
+def _limits(one: Option) -> str:
+    limits = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    said = [f"{word} {getattr(one.kind, name)}" for name, word in limits.items() if _limit(one, name)]
+    return f", {', '.join(said)}" if said else ""
+
+
+def _limit(one: Option, name: str) -> bool:
+    return getattr(one.kind, name, None) is not None
+
+
+def _value(one: Option) -> str:
+    if isinstance(one.kind, msgspec.inspect.BoolType):
+        return ""
+    if one.choices:
+        return " " + ", ".join(f"`{choice}`" for choice in one.choices)
+    metavar = one.spelling.metavar
+    return f" `{_cell(metavar)}`" if metavar and " " not in metavar else ""
+
+
+def _default(one: Option) -> str:
+    if one.required:
+        return "required"
+    if one.default in (None, "", ()):
+        return ""
+    if isinstance(one.default, bool):
+        return "" if one.spelling.off else f"`{str(one.default).lower()}`"
+    return f"`{one.default}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _unwrapped(text: str) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+if __name__ == "__main__":
+    (FOLDER / "reference").mkdir(exist_ok=True)
+    for file, content in pages().items():
+        (FOLDER / file).write_text(content, encoding="utf-8")

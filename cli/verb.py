@@ -1,0 +1,161 @@
+"""The one generator of commands: arguments, options and their help from the fields of a spec.
+
+A command gets a `Session` and the spec it was given. An error of the library names an option by its field;
+here it is spelled as it is typed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from ..errors import QCompileError
+from ..spec.artifacts import BuildCommand, QuantizeCommand
+from ..spec.decode import decode
+from ..spec.models import ExportCommand
+from ..spec.option import Option, options_of
+from ..spec.recipes import RunCommand
+from .session import Session, examples, session_options
+
+Spec = TypeVar("Spec")
+
+
+class Verb(click.Command):
+    """A command that was made from a spec.
+
+    Attributes:
+        spec: The type whose fields are its options.
+    """
+
+    spec: type
+
+
+def verb(
+    spec: type[Spec], *shown: str, short_help: str | None = None, cls: type[Verb] = Verb
+) -> Callable[[Callable[[Session, Spec], int | None]], Verb]:
+    """Return a decorator that makes a command of a function.
+
+    Args:
+        spec: What the function is given; its docstring is the help.
+        shown: Examples, as they are typed.
+        short_help: What the list of commands says.
+        cls: Kind of the command.
+    """
+
+    def decorate(function: Callable[[Session, Spec], int | None]) -> Verb:
+        def called(session: Session, /, **values: Any) -> int | None:
+            session.spelled = functools.partial(spelled, spec=spec)
+            try:
+                return function(session, read(spec, values))
+            except QCompileError as error:
+                respell(error, spec)
+                raise
+
+        options = sorted(options_of(spec), key=lambda one: "." in one.key)  # those of tables last
+        made = cls(
+            function.__name__,
+            params=[*map(parameter, options), *session_options()],
+            callback=Session.of(called),
+            help=spec.__doc__,
+            short_help=short_help,
+            epilog=examples(*shown),
+        )
+        made.spec = spec
+        return made
+
+    return decorate
+
+
+def parameter(one: Option) -> click.Parameter:
+    """Return the argument or the option of the command line that a field becomes."""
+    name = one.key.replace(".", "__")
+    default = None if one.required or one.default in (None, (), "") else one.default
+    if one.spelling.argument:
+        many = -1 if one.repeated else 1
+        return click.Argument([name], type=_type(one), nargs=many, required=one.required)
+    flags = [*filter(None, [one.spelling.short]), one.flag]
+    about: dict[str, Any] = {"help": one.sentence}
+    if isinstance(one.kind, msgspec.inspect.BoolType):
+        if one.spelling.off:
+            about |= {"is_flag": True, "flag_value": False, "default": True}
+        elif one.default is not False:
+            flags, about["default"] = [f"{one.flag}/--no-{one.flag[2:]}"], one.default
+            about["help"] = one.sentence if one.default is None else f"{one.sentence} On by default."
+        else:
+            about |= {"is_flag": True}
+        return click.Option([*flags, name], **about)
+    if one.repeated:
+        about["help"] = f"{one.sentence} May be repeated."
+    if default is not None:  # click takes None for a default too, and a required option for given
+        about["default"] = default
+    shows = default not in (None, 0, -1)
+    return click.Option(
+        [*flags, name], type=_type(one), metavar=_metavar(one), multiple=one.repeated, required=one.required,
+        show_default=shows, **about,
+    )  # fmt: skip
+
+
+def _metavar(one: Option) -> str | None:
+    if " " in one.spelling.metavar:  # a sentence of what is required
+        return one.name.upper()
+    return one.spelling.metavar or None
+
+
+def _type(one: Option) -> click.ParamType[Any]:
+    kind = one.kind
+    if one.spelling.split or isinstance(kind, msgspec.inspect.StrType):
+        return click.STRING
+    if one.choices:
+        return click.Choice(one.choices)
+    if isinstance(kind, msgspec.inspect.IntType):
+        return click.IntRange(kind.ge, kind.le) if kind.ge is not None or kind.le is not None else click.INT
+    if isinstance(kind, msgspec.inspect.FloatType):
+        return click.FLOAT
+    return click.Path(path_type=Path)
+
+
+def read(spec: type[Spec], given: Mapping[str, Any]) -> Spec:
+    """Return the spec of what was typed.
+
+    Raises:
+        InvalidOption: Naming an option by its field.
+    """
+    values: dict[str, Any] = {}
+    for one in options_of(spec):
+        value = given[one.key.replace(".", "__")]
+        if value is None or value == ():
+            continue
+        if one.repeated and one.spelling.split:
+            parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
+            value = [part for part in parts if part]
+        table = values
+        *tables, name = one.key.split(".")
+        for step in tables:
+            table = table.setdefault(step, {})
+        table[name] = list(value) if isinstance(value, tuple) else value
+    return decode(spec, values, strict=False)
+
+
+def spelled(text: str, spec: type) -> str:
+    """Spell the options between backticks as they are typed; the keys of a recipe are their fields."""
+    known = () if spec is RunCommand else (BuildCommand, QuantizeCommand, ExportCommand)
+    flags: dict[str, str] = {}
+    for one in (one for kind in (spec, *known) for one in options_of(kind)):
+        flag = one.name.upper() if one.spelling.argument else one.flag
+        flags.setdefault(one.name, flag)
+        flags.setdefault(one.key, flag)
+    return re.sub(r"`([\w.]+)((?:\[\d+\])*)`", lambda match: flags.get(match[1], match[0]), text)
+
+
+def respell(error: QCompileError, spec: type) -> None:
+    """Spell the options that an error names as they are typed."""
+    error.message, error.hint = spelled(error.message, spec), spelled(error.hint, spec)
+    error.args = (error.message,)
+    if "option" in error.data:
+        error.data = {**error.data, "option": spelled(f"`{error.data['option']}`", spec).strip("`")}

@@ -1,0 +1,65 @@
+"""What an engine here can be given, as data: it decides the graph together with the intent.
+
+| field          | ONNX Runtime | OpenVINO        | TensorRT 8           | TensorRT 10, 11, RTX |
+|----------------|--------------|-----------------|----------------------|----------------------|
+| in the graph   | every type   | integers        | integers, FP8        | every type but TF32  |
+| `keeps_layers` | no           | no              | yes                  | yes                  |
+| `has_best`     | no           | no              | yes                  | yes                  |
+| `tells_missed` | no           | yes             | no                   | no                   |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from .base import Engine
+from .tensorrt.adapter import MODULES
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What decides which graph an engine needs.
+
+    Attributes:
+        target: Name of the engine.
+        takes: "onnx" or "pytorch".
+        in_graph: Each precision that it can be asked for, to the precision that the graph must have for it.
+        lacks: Operators that it refuses, sorted.
+        highest_opset: Newest opset that it reads; None for any.
+        keeps_layers: Whether single layers can be kept in a precision where it chooses the types.
+        has_best: Whether it can be asked for precision "best".
+        tells_missed: Whether it tells, before the build, which quantized layers it would compute in float.
+    """
+
+    target: str
+    takes: str
+    in_graph: Mapping[str, str]
+    lacks: tuple[str, ...]
+    highest_opset: int | None
+    keeps_layers: bool
+    has_best: bool
+    tells_missed: bool
+
+    def as_json(self) -> dict[str, object]:
+        """Return the form that stands in the key of a stage."""
+        return asdict(self)
+
+
+def capabilities(engine: Engine) -> Capabilities:
+    """Read what an engine of this machine can be given.
+
+    Raises:
+        EngineUnavailable: If the engine is not installed and its version decides.
+    """
+    is_tensorrt = engine.name in MODULES
+    return Capabilities(
+        engine.name,
+        engine.takes,
+        {precision: engine.graph_precision(precision) for precision in engine.precisions},
+        tuple(sorted(engine.lacks)),
+        engine.highest_opset(),
+        keeps_layers=is_tensorrt,
+        has_best=is_tensorrt,
+        tells_missed=type(engine).missed_layers is not Engine.missed_layers,
+    )

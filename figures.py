@@ -1,0 +1,138 @@
+"""Figures as people read them: three significant digits, a unit, a dash where nothing was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+DASH = "–"
+TIMES = "×"
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: object) -> float | None:
+    """Return a finite number, or None for what is none: a file may hold NaN, null or words."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def figure(value: float | None) -> str:
+    """Return "1,234", "12.3", "1.23", "0.123"; a dash for None."""
+    if value is None:
+        return DASH
+    size = float(f"{abs(value):.2e}")  # as it will be read: 0.9996 is 1.00
+    if size == 0:
+        return "0"
+    if size >= 1e9 or size < 1e-4:
+        return _signed(f"{value:.2e}")
+    decimals = max(0, 2 - math.floor(math.log10(size)))
+    return _signed(f"{value:,.{decimals}f}")
+
+
+def times(value: float | None, decimals: int = 2) -> str:
+    """Return "3.59×"."""
+    if value is None:
+        return DASH
+    return f"{value:.{decimals}f}{TIMES}" if value < 100 else f"{value:,.0f}{TIMES}"
+
+
+def decibels(snr_db: float | None) -> str:
+    """Return a signal-to-noise ratio: "31.2 dB", "equal" for `inf`, "−∞ dB" for `-inf`."""
+    if snr_db is None:
+        return DASH
+    if math.isinf(snr_db):
+        return "equal" if snr_db > 0 else f"{MINUS}∞ dB"
+    return f"{_fixed(snr_db, 1)} dB"
+
+
+def bytes_text(size: float | None) -> str:
+    """Return "1.10 MB"; decimal units, as file managers and disk makers count."""
+    if size is None:
+        return DASH
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5 or unit == "GB":
+            return f"{size:.0f} B" if unit == "B" else f"{figure(size)} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")
+
+
+def interval(low: float | None, high: float | None, decimals: int = 2) -> str:
+    """Return "[3.56, 3.63]"; empty where one end is missing."""
+    if low is None or high is None:
+        return ""
+    return f"[{_fixed(low, decimals)}, {_fixed(high, decimals)}]"
+
+
+def drop_text(value: float | None, unit: str) -> str:
+    """Return "0.40" for points; three digits that count for another unit."""
+    if value is None:
+        return DASH
+    return _fixed(value, 2) if unit == "points" else figure(value)
+
+
+def drop_interval(low: float | None, high: float | None, unit: str) -> str:
+    """Return the interval of a drop, "[-0.20, 0.40]"; empty where one end is missing."""
+    if low is None or high is None:
+        return ""
+    return f"[{drop_text(low, unit)}, {drop_text(high, unit)}]"
+
+
+def accuracy_text(value: float | None, unit: str) -> str:
+    """Return "99.60%" of a share; three digits that count of another value."""
+    if value is None:
+        return DASH
+    return f"{value:.2%}" if unit == "points" else figure(value)
+
+
+def words(value: object) -> str:
+    """Return any value of a JSON file as one line: `a: 1, b: 2` of a mapping, `a, b` of a list."""
+    if value is None or value == "":
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return DASH if number(value) is None else f"{value:.6g}"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {words(item)}" for key, item in value.items()) or DASH
+    if isinstance(value, list | tuple):
+        return ", ".join(words(item) for item in value) or DASH
+    return str(value)
+
+
+def clean(value: Any) -> Any:
+    """Return a JSON value whose texts can be shown: what no font draws or no file encodes is replaced."""
+    if isinstance(value, str):
+        if value.isprintable():
+            return value
+        kept = (letter if letter.isprintable() or letter in "\n\t" else "�" for letter in value)
+        return "".join(kept)
+    if isinstance(value, Mapping):
+        return {clean(str(key)): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return value
+
+
+def shortened(name: str, length: int) -> str:
+    """Return a name of at most `length` letters: its end, and its beginning unless it is a path."""
+    line = " ".join(name.split())
+    if len(line) <= length:
+        return line
+    end = length - 1 if "/" in line else (length - 1) * 3 // 5
+    return f"{line[: length - 1 - end]}…{line[len(line) - end :]}"
+
+
+def _fixed(value: float, decimals: int) -> str:
+    return _signed(f"{round(value, decimals) + 0.0:.{decimals}f}")
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", MINUS, 1) if text.startswith("-") else text

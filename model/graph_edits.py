@@ -1,0 +1,153 @@
+"""Changes to an ONNX graph that several rewrites make; all are in place.
+
+They work on protobuf messages, as do ONNX Runtime's quantizer, ONNX's converter and its shape inference,
+which the rewrites alternate with. CONTRIBUTING.md says what onnx-ir would cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .graph import ONNX_DOMAINS, captured_names, constant_tensor, every_graph, subgraphs
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Give a graph other nodes; those that stay may be among them."""
+    kept = list(nodes)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def store(graph: onnx.GraphProto, name: str, values: NDArray[Any]) -> str:
+    """Add an initializer, and return its name."""
+    from onnx import numpy_helper
+
+    graph.initializer.append(numpy_helper.from_array(np.asarray(values, order="C"), name))
+    return name
+
+
+def set_values(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
+    """Give an initializer other values; its name and its dtype stay."""
+    from onnx import helper, numpy_helper
+
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    array = np.asarray(values, dtype, order="C")
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def drop_attributes(node: onnx.NodeProto, *names: str) -> None:
+    """Remove attributes by name, where the node has them."""
+    for index in reversed(range(len(node.attribute))):
+        if node.attribute[index].name in names:
+            del node.attribute[index]
+
+
+def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> None:
+    """Turn Constant nodes of numbers into initializers, but for those excluded by name."""
+    stored = []
+    for index, node in enumerate(graph.node):
+        constant = None if node.name in excluded else constant_tensor(node)
+        if constant is not None:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(constant)
+            tensor.name = node.output[0]
+            stored.append(index)
+    for index in reversed(stored):
+        del graph.node[index]
+
+
+def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None) -> None:
+    """Remove nodes of ONNX's own operators that nothing reads, here and in subgraphs, and those in front.
+
+    Args:
+        graph: It is changed.
+        operators: Types of the nodes that may go; None takes all.
+    """
+    removed = True
+    while removed:
+        removed = False
+        graphs = list(every_graph(graph))
+        read = {value.name for inner in graphs for value in inner.output}
+        read |= {name for inner in graphs for node in inner.node for name in node.input}
+        read.discard("")
+        for inner in graphs:
+            for index in reversed(range(len(inner.node))):
+                node = inner.node[index]
+                known = node.op_type in operators if operators is not None else node.domain in ONNX_DOMAINS
+                if known and not read & set(node.output):
+                    del inner.node[index]
+                    removed = True
+
+
+def drop_unused_initializers(graph: onnx.GraphProto) -> None:
+    """Remove initializers that no node, subgraph or output reads."""
+    used = {value.name for value in graph.output}
+    used |= {name for inner in every_graph(graph) for node in inner.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    if len(kept) != len(graph.initializer):
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+
+
+def rename_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Let every node of a graph and of its subgraphs read other names."""
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name in names:
+                node.input[index] = names[name]
+        for inner in subgraphs(node):
+            rename_inputs(inner, names)
+
+
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Give every node without a name, or with one already taken, a unique one."""
+    taken: set[str] = set()
+    for node in graph.node:
+        base = node.name or f"{node.op_type}_{node.output[0] if node.output else len(taken)}"
+        name, number = base, 1
+        while name in taken:
+            number += 1
+            name = f"{base}_{number}"
+        node.name = name
+        taken.add(name)
+
+
+def fix_initializers(model: onnx.ModelProto) -> None:
+    """Take initializers off the list of inputs, where files older than IR version 4 have them."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in stored]
+    if len(kept) != len(model.graph.input):
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+        model.ir_version = max(model.ir_version, 4)
+
+
+def sort_nodes(graph: onnx.GraphProto) -> None:
+    """Bring nodes into an order of execution, near to their own; what subgraphs read counts, too."""
+    made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    nodes = list(graph.node)
+    needs = [
+        sorted({made_by[name] for name in {*node.input, *captured_names(node)} if name in made_by})
+        for node in nodes
+    ]
+    order: dict[int, None] = {}
+    begun: set[int] = set()  # a circle, which is no model, is left for the checker to refuse
+    for first in range(len(nodes)):
+        waiting = [first]
+        while waiting:
+            index = waiting[-1]
+            begun.add(index)
+            missing = next((other for other in needs[index] if other not in begun), None)
+            if missing is None:
+                order[waiting.pop()] = None
+            else:
+                waiting.append(missing)
+    del graph.node[:]
+    graph.node.extend(nodes[index] for index in order)

@@ -1,0 +1,237 @@
+"""Input made up for a model: for checks and benchmarks where the user gave no data.
+
+Random input must be valid input. A mask with an empty row, an index beyond its table or an image of one pixel
+says nothing of a model, or makes it fail. `input_domain` reads from the graph what values an input takes,
+`input_notes` from the file which extents suit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, EngineUnavailable, QCompileError
+from ..shapes import Feeds, TensorInfo, fill_dynamic, format_shape
+from .input_domain import Domain, named_domain, read_domains
+from .input_notes import read_notes
+from .onnx_file import model_io
+
+if TYPE_CHECKING:
+    import onnx
+
+Result = TypeVar("Result")
+
+_GUESSES = ((64, 16), (224, 64), (128, 128), (32, 32), (48, 1024), (256, 16000), (1, 1))
+"""Extents of image axes and of other axes that are tried where nothing is known, the cheap ones first."""
+
+_PADDED = 4  # a quarter of a row of a mask is padding
+_WAYS_OUT = (
+    "give real samples with --data, or export with extents that suit: --input 'x:[batch,3,height=64,...]'"
+)
+
+
+def random_feeds(
+    inputs: Sequence[TensorInfo],
+    *,
+    seed: int = 0,
+    extent: int = 1,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    domains: Mapping[str, Domain] | None = None,
+) -> Feeds:
+    """Return random input: standard normal floats, and whole numbers as their domain says.
+
+    Args:
+        inputs: What to make.
+        seed: Equal seeds make equal input.
+        extent: For every dynamic axis.
+        shapes: Shapes to use for some inputs instead.
+        domains: What values inputs take; otherwise what their names and types tell.
+
+    Raises:
+        DataError: If an input is of strings, which cannot be made up.
+    """
+    generator = np.random.default_rng(seed)
+    chosen = {t.name: (shapes or {}).get(t.name) or fill_dynamic(t, extent) for t in inputs}
+    extents = {
+        name: chosen[tensor.name][axis] for tensor in inputs for axis, name in tensor.dynamic_axes.items()
+    }
+    feeds: Feeds = {}
+    for tensor in inputs:
+        if tensor.dtype in ("string", "undefined"):
+            raise DataError(
+                f"input {tensor.name!r} is of {tensor.dtype}; no input can be made for it",
+                hint="give data",
+                tensor=tensor.name,
+            )
+        domain = (domains or {}).get(tensor.name) or named_domain(tensor)
+        values = _values(domain, tensor, chosen[tensor.name], extents, generator)
+        feeds[tensor.name] = np.asarray(values, _numpy_dtype(tensor.dtype))
+    return feeds
+
+
+def run_on(
+    model: onnx.ModelProto,
+    sample: Feeds | None,
+    run: Callable[[Feeds], Result],
+    *,
+    inputs: Sequence[TensorInfo] | None = None,
+) -> tuple[Feeds, Result]:
+    """Run a model on a real sample, or on random input where there is none; return the input and the result.
+
+    Args:
+        model: Its graph.
+        sample: Real input.
+        run: Runs it.
+        inputs: What `run` takes, where that is not what the graph says.
+
+    Raises:
+        QCompileError: What `run` raised.
+    """
+    return RandomInput(model, inputs).run(run) if sample is None else (sample, run(sample))
+
+
+class RandomInput:
+    """Makes input for one ONNX model.
+
+    Args:
+        model: Its graph; the values of large weights are not needed.
+        inputs: What it takes, where the graph does not say so.
+    """
+
+    def __init__(self, model: onnx.ModelProto, inputs: Sequence[TensorInfo] | None = None) -> None:
+        self.inputs = model_io(model).inputs if inputs is None else tuple(inputs)
+        self._domains = read_domains(model)
+        self._notes = read_notes(model)
+        self._guess = 0
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether an axis has an extent that nothing but a trial confirms."""
+        free = [t for t in self.inputs if set(t.dynamic_axes) - ({0} if self.has_batch else set())]
+        return any(tensor.name not in self._notes for tensor in free)
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the first axis of every input that has axes is dynamic: it is taken for the batch."""
+        with_axes = [tensor for tensor in self.inputs if tensor.shape]
+        return bool(with_axes) and all(0 in tensor.dynamic_axes for tensor in with_axes)
+
+    def feeds(self, batch: int = 1, *, seed: int = 0) -> Feeds:
+        """Return random input of so many samples.
+
+        Raises:
+            DataError: If an input cannot be made up.
+        """
+        shapes = {tensor.name: self._shape(tensor, batch) for tensor in self.inputs}
+        return random_feeds(self.inputs, seed=seed, shapes=shapes, domains=self._domains)
+
+    def run(self, run: Callable[[Feeds], Result], batch: int = 1, *, seed: int = 0) -> tuple[Feeds, Result]:
+        """Return input that the model takes, and what it gives; other extents are tried where none are known.
+
+        Later calls of `feeds` keep to the extents that were found.
+
+        Raises:
+            DataError: If an input cannot be made up.
+            QCompileError: What `run` raised at first, with the input that was made up, if it takes none.
+        """
+        first: QCompileError | None = None
+        last = len(_GUESSES) if self.is_guess else self._guess + 1
+        for guess in range(self._guess, last):
+            self._guess = guess
+            feeds = self.feeds(batch, seed=seed)
+            try:
+                return feeds, run(feeds)
+            except EngineUnavailable:
+                raise
+            except QCompileError as error:
+                first = first or error
+        self._guess = 0
+        assert first is not None, "there is one guess at least"
+        raise _told(first, self.feeds(batch, seed=seed)) from first
+
+    def _shape(self, tensor: TensorInfo, batch: int) -> tuple[int, ...]:
+        note = self._notes.get(tensor.name)
+        known = note.example if note and len(note.example) == len(tensor.shape) else None
+        shape = []
+        for axis, dim in enumerate(tensor.shape):
+            if isinstance(dim, int):
+                extent = dim
+            elif axis == 0 and self.has_batch:
+                extent = batch
+            else:
+                extent = known[axis] if known else self._guessed(tensor, axis)
+            if note and not isinstance(dim, int) and axis in note.axes:
+                extent = note.axes[axis].nearest(extent)
+            shape.append(extent)
+        return tuple(shape)
+
+    def _guessed(self, tensor: TensorInfo, axis: int) -> int:
+        image, other = _GUESSES[self._guess]
+        spatial = len(tensor.shape) in (4, 5) and ("float" in tensor.dtype or tensor.dtype == "uint8")
+        channels_last = spatial and isinstance(tensor.shape[-1], int) and tensor.shape[-1] <= 4
+        is_image = spatial and (axis in (1, 2) if channels_last else axis >= len(tensor.shape) - 2)
+        return image if is_image else other
+
+
+def _values(
+    domain: Domain,
+    tensor: TensorInfo,
+    shape: tuple[int, ...],
+    extents: Mapping[str, int],
+    generator: np.random.Generator,
+) -> NDArray[Any]:
+    if domain.kind == "index":
+        return generator.integers(0, max(_bound(domain, extents), 1), shape)
+    if domain.kind == "position":
+        highest = _bound(domain, extents) if domain.bounds else shape[-1] if shape else 1
+        line = np.minimum(np.arange(shape[-1] if shape else 1), max(highest - 1, 0))
+        return np.broadcast_to(line, shape) if shape else line[0]
+    if domain.kind == "mask":
+        return _mask(shape)
+    if domain.kind == "length":
+        longest = max((extent for extent in extents.values()), default=1)
+        return np.full(shape, longest)
+    if domain.kind == "boxes":
+        return _boxes(shape, generator)
+    if domain.kind == "image":
+        return generator.integers(0, 256, shape)
+    if "float" in tensor.dtype:
+        return generator.standard_normal(shape)
+    return generator.integers(0, 2, shape)
+
+
+def _bound(domain: Domain, extents: Mapping[str, int]) -> int:
+    """The number that every index is below; 2 where an extent is not known: most tables have two rows."""
+    return min(dim if isinstance(dim, int) else extents.get(dim, 2) for dim in domain.bounds)
+
+
+def _mask(shape: tuple[int, ...]) -> NDArray[Any]:
+    """Ones, and a padded tail along the last axis; no row is empty."""
+    values = np.ones(shape, np.int8)
+    if shape and shape[-1] > 1:
+        values[..., shape[-1] - max(shape[-1] // _PADDED, 1) :] = 0
+    return values
+
+
+def _boxes(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
+    """Corners x1, y1, x2, y2 with x1 < x2 and y1 < y2, within 32 x 32."""
+    corners = generator.uniform(0.0, 16.0, (*shape[:-1], 2))
+    return np.concatenate([corners, corners + generator.uniform(4.0, 16.0, (*shape[:-1], 2))], axis=-1)
+
+
+def _told(error: QCompileError, feeds: Feeds) -> QCompileError:
+    """The error with the input that was made up, and the way to real input."""
+    shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in feeds.items())
+    return type(error)(f"{error.message} (the input was made up: {shapes})", hint=_WAYS_OUT, **error.data)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    return np.dtype(name)

@@ -1,0 +1,197 @@
+"""Values become a spec, checked; what is wrong is named by its key, with what was found and what is required.
+
+msgspec decodes and checks. Its errors are put into words here, one for the command line, recipes and Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..errors import InvalidOption
+from .option import Option, as_path, fields_of
+
+T = TypeVar("T")
+
+_NAMES = {
+    "str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false",
+    "array": "a list", "object": "a table",
+}  # fmt: skip
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+
+
+class Refused(InvalidOption, ValueError):
+    """The value of an option, or two that contradict each other.
+
+    A `ValueError`, as msgspec then says where in a recipe it was raised.
+
+    Args:
+        key: Field of the option, or its path.
+        problem: What is required, or what it contradicts; other options stand between backticks.
+        found: The value; left out where the option alone is wrong.
+        hint: The way out.
+        by_type: Whether the value is of another type than the option.
+    """
+
+    def __init__(
+        self, key: str, problem: str, *, found: object = msgspec.UNSET, hint: str = "", by_type: bool = False
+    ) -> None:
+        self.key, self.problem, self.found, self.by_type = key, problem, found, by_type
+        shown = "" if found is msgspec.UNSET else f" {found!r}"
+        super().__init__(f"`{key}`{shown}: {problem}", hint=hint, option=key)
+
+    def below(self, prefix: str) -> Refused:
+        """Return the same with the path of the table that it was raised in."""
+        if not prefix:
+            return self
+        found, by_type = self.found, self.by_type
+        return Refused(f"{prefix}.{self.key}", self.problem, found=found, hint=self.hint, by_type=by_type)
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong with the key."""
+        if self.found is msgspec.UNSET:
+            return self.problem
+        return f"is {_shown(self.found) if self.by_type else repr(self.found)}; {self.problem}"
+
+
+class Checked:
+    """A frozen dataclass whose fields are options: every value is checked however it was made."""
+
+    def __post_init__(self) -> None:
+        for one in fields_of(type(self)):
+            value = getattr(self, one.name)
+            if one.table is None:
+                object.__setattr__(self, one.name, _converted(one, value))
+        self.check()
+
+    def check(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            Refused: Naming one of them.
+        """
+
+
+def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True) -> T:
+    """Return a spec of these values.
+
+    Args:
+        kind: Its type.
+        values: Key to value, as TOML or JSON has them.
+        strict: Whether a text is no number; the command line has nothing but texts.
+
+    Raises:
+        Refused: Naming the key, what was found and what is required.
+    """
+    _refuse_unknown(kind, values, "")
+    try:
+        return msgspec.convert(values, kind, strict=strict, dec_hook=as_path)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).rpartition(" - at `$")
+        text, place = (text, place.rstrip("`").lstrip(".")) if text else (str(error), "")
+        if isinstance(error.__cause__, Refused):
+            raise error.__cause__.below(place) from error
+        raise _explained(text, place, kind, values) from error
+
+
+def _converted(one: Option, value: object) -> object:
+    try:
+        return msgspec.convert(value, one.annotation, dec_hook=as_path)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).rpartition(" - at `$")
+        text, place = (text, place.rstrip("`")) if text else (str(error), "")
+        raise _worded(text, f"{one.name}{place}", one, _at(place, value)) from error
+
+
+def _explained(text: str, place: str, kind: type, values: Mapping[str, Any]) -> Refused:
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
+    if missing:
+        return Refused(f"{place}.{missing[1]}" if place else missing[1], "is missing")
+    return _worded(text, place, _option_at(kind, place), _at(place, values))
+
+
+def _worded(text: str, key: str, one: Option, found: object) -> Refused:
+    """Put an error of msgspec into words."""
+    if text.startswith("Invalid enum value"):
+        near = difflib.get_close_matches(str(found), one.choices, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        least = "one of " if len(one.choices) > 1 else ""
+        return Refused(key, f"{least}{', '.join(one.choices)} is required", found=found, hint=hint)
+    expected = re.fullmatch(r"Expected `([\w |]+)`(.*)", text)
+    name, rest = (expected[1].removesuffix(" | null"), expected[2]) if expected else ("", "")
+    bound = re.search(r"^ (of length )?([<>]=?) (\S+)$", rest)
+    if bound and bound[1]:
+        return Refused(key, f"is empty; at least one {one.spelling.metavar} is required")
+    if bound:
+        return Refused(key, f"{_BOUNDS[bound[2]]} {bound[3]} is required", found=found)
+    if "regex" in rest:
+        required = one.spelling.metavar or "another form"
+        return Refused(key, f"{required} is required", found=found, hint=one.sentence)
+    return Refused(key, f"{_NAMES.get(name, name or text)} is required", found=found, by_type=True)
+
+
+def _refuse_unknown(kind: type, values: Mapping[str, Any], prefix: str) -> None:
+    """msgspec ignores keys that a dataclass does not have."""
+    known = {one.name: one for one in fields_of(kind)}
+    for key, value in values.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
+            raise Refused(f"{prefix}{key}", "is unknown", hint=hint)
+        table = known[key].table
+        if table is not None and isinstance(value, dict):
+            _refuse_unknown(table, value, f"{prefix}{key}.")
+        if table is not None and isinstance(value, list):
+            for index, row in enumerate(value):
+                if isinstance(row, dict):
+                    _refuse_unknown(table, row, f"{prefix}{key}[{index}].")
+
+
+def _option_at(kind: Any, place: str) -> Option:
+    """The option that a path such as `artifact[0].layers[1]` leads to."""
+    for name in re.findall(r"\.?(\w+)(?:\[\d+\])*", place):
+        one = next(one for one in fields_of(kind) if one.name == name)
+        if one.table is None:
+            break
+        kind = one.table
+    return one
+
+
+def _at(place: str, value: Any) -> Any:
+    for name, index in re.findall(r"(\w+)(?!\])|\[(\d+)\]", place):
+        value = value[name] if name else value[int(index)]
+    return value
+
+
+def _shown(value: object) -> str:
+    kinds = {"list": "a list", "dict": "a table"}
+    name = type(value).__name__
+    return f"{_NAMES.get(name) or kinds.get(name, name)} ({value!r})"
+
+
+def changed(spec: object) -> dict[str, object]:
+    """Return what differs from the defaults as JSON has it: the `options` of a manifest."""
+    return {
+        one.name: _plain(getattr(spec, one.name))
+        for one in fields_of(type(spec))
+        if getattr(spec, one.name) != one.default
+    }
+
+
+def key(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:
+    """Return every option as JSON has it, for the key of a stage: an option that is new is part of it."""
+    return {
+        one.name: _plain(getattr(spec, one.name)) for one in fields_of(type(spec)) if one.name not in without
+    }
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return changed(value)
+    return list(value) if isinstance(value, tuple) else value

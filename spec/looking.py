@@ -1,0 +1,83 @@
+"""The verbs that look and lay out: `inspect`, `doctor`, `package`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from .decode import Checked
+from .option import COMMA, argument, option
+from .words import Count
+
+_Index = Annotated[int, Meta(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectCommand(Checked):
+    """Say what FILE is: ONNX, engine, TorchScript, ranges, or results."""
+
+    file: Annotated[Path, argument("File to look at.")]
+    nodes: Annotated[bool, option("List every node of an ONNX file.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorCommand(Checked):
+    """Say what is installed, which targets work here, why the others do not, and the fix for each.
+
+    Exit code 1 when the installation is in a known broken state.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonCommand(Checked):
+    """Put ARTIFACT (an engine, ONNX or TorchScript file) into a Triton model repository: as version N of
+    model NAME, with config.pbtxt and its manifest."""
+
+    artifact: Annotated[Path, argument("Artifact to serve.")]
+    output: Annotated[Path, option("Model repository.", short="-o", metavar="FOLDER")]
+    name: Annotated[str, option("The model's name, as requests spell it.", metavar="NAME")]
+    version: Annotated[int, option("Number of the version to add.", metavar="N")] = 1
+    max_batch_size: (
+        Annotated[
+            int,
+            option("Largest batch, 0 for none; by default what the profiles allow, or 4.", metavar="N", ge=0),
+        ]
+        | None
+    ) = None
+    instances: Annotated[int, option("Copies on each GPU, or on the CPU.", metavar="N", ge=1)] = 1
+    gpus: Annotated[
+        tuple[_Index, ...], option("GPUs to run on; all by default.", metavar="N,N", split=COMMA)
+    ] = ()
+    kind: Annotated[
+        Literal["", "gpu", "cpu"], option("Where to run; by default where the artifact belongs.")
+    ] = ""
+    preferred_batch: Annotated[
+        tuple[Count, ...],
+        option("Batch sizes that are sent at once.", metavar="N,N", split=COMMA),
+    ] = ()
+    max_queue_delay_us: Annotated[
+        int, option("Longest wait for a fuller batch, in microseconds.", metavar="N", ge=0)
+    ] = 0
+    dynamic_batching: Annotated[
+        bool, option("Put no requests together.", flag="--no-dynamic-batching", off=True)
+    ] = True
+    warm_up: Annotated[
+        bool | None,
+        option("Run a request of zeros first; by default where one can be made."),
+    ] = None
+    warm_up_shapes: Annotated[
+        tuple[str, ...], option("Shape of an input that nothing else tells.", metavar="NAME:SHAPE")
+    ] = ()
+    version_policy: Annotated[
+        str,
+        option(
+            "Versions to serve: latest, latest:2, all or specific:1,3; by default Triton's own, latest.",
+            metavar="POLICY",
+        ),
+    ] = ""
+    response_cache: Annotated[bool, option("Keep answers, where the server has a cache.")] = False
+    cuda_graph: Annotated[bool, option("Run an engine as CUDA graphs.")] = False
+    overwrite: Annotated[bool, option("Replace this version, and a configuration changed by hand.")] = False

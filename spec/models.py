@@ -1,0 +1,205 @@
+"""From a model to a graph and its ranges: `export`, `simplify`, `balance`, `calibrate`, `ranges`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ..errors import UsageError
+from ..shapes import parse_dynamic_axis, parse_input
+from .decode import Checked, Refused
+from .option import COMMA, argument, option
+from .words import METHOD, METHOD_PATTERN, GraphTarget
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(Checked):
+    """How a model is exported."""
+
+    inputs: Annotated[
+        tuple[str, ...],
+        option(
+            "An input, in forward()'s order; a named axis is dynamic: height, height=64 (traced with 64), "
+            "height=32..512.",
+            flag="--input",
+            short="-i",
+            metavar="NAME:SHAPE[:DTYPE]",
+        ),
+    ] = ()
+    outputs: Annotated[
+        tuple[str, ...], option("Name of an output, in order.", flag="--output-name", metavar="NAME")
+    ] = ()
+    dynamic: Annotated[
+        tuple[str, ...], option("A dynamic axis, such as x:0=batch.", metavar="NAME:AXIS=LABEL")
+    ] = ()
+    opset: Annotated[int, option("ONNX opset.")] = 20
+    trust: Annotated[bool, option("Load a .pt2 file that runs code when it is loaded.")] = False
+
+    def check(self) -> None:
+        """Read the inputs and the dynamic axes."""
+        for name, read in (("inputs", parse_input), ("dynamic", parse_dynamic_axis)):
+            for text in getattr(self, name):
+                try:
+                    read(text, option=name)
+                except UsageError as error:
+                    raise Refused(name, error.message.removeprefix(f"{name}: "), hint=error.hint) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection(ExportOptions):
+    """`[model]`: the source and how it is exported."""
+
+    source: Annotated[
+        str, option("MODEL: file.py:function, package.module:function, .pt2, TorchScript or .onnx.")
+    ]
+    depends: Annotated[
+        tuple[str, ...], option("Files elsewhere that the model reads; a change exports it again.")
+    ] = ()
+    simplify: Annotated[bool, option("Simplify the graph after the export.")] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(ExportOptions):
+    """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
+
+    MODEL is file.py:function, package.module:function, a .pt2, a TorchScript archive, or an .onnx file.
+    """
+
+    model: Annotated[str, argument("Model to export.")]
+    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
+    target: Annotated[
+        GraphTarget | None,
+        option("Runtime that the Q/DQ nodes are for, of a model trained with fake quantization."),
+    ] = None
+    data: Annotated[
+        str | None,
+        option("Samples to trace with and to compare outputs on, in place of random input.", metavar="DATA"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplifyCommand(Checked):
+    """Remove and fuse redundant nodes of an ONNX MODEL; outputs stay equal, axes stay dynamic."""
+
+    model: Annotated[Path, argument("ONNX file.")]
+    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
+    data: Annotated[
+        str | None, option("Samples to check the outputs on, in place of random input.", metavar="DATA")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalanceCommand(Checked):
+    """Move what is hard to quantize from activations into weights; outputs stay the same."""
+
+    model: Annotated[Path, argument("ONNX file.")]
+    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
+    data: Annotated[
+        str | None, option("Samples that the largest value of each channel is taken from.", metavar="DATA")
+    ] = None
+    samples: Annotated[int, option("Most samples to use.")] = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(Checked):
+    """How activations are observed."""
+
+    method: Annotated[
+        str,
+        option(
+            f"Method that chooses the thresholds: {METHOD}; quantization may choose again.",
+            metavar=METHOD,
+            pattern=METHOD_PATTERN,
+        ),
+    ] = "auto"
+    samples: Annotated[int, option("Most samples to observe; 0 for all.", ge=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateSection(CalibrateOptions):
+    """`[calibrate]`: how activations are observed."""
+
+    balance: Annotated[bool, option("Even out channels between layers first (`qcompile balance`).")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateCommand(CalibrateOptions):
+    """Observe the activations of an ONNX MODEL over samples, in one pass and bounded memory. An
+    interrupted calibration continues when it is run again."""
+
+    model: Annotated[Path, argument("ONNX file.")]
+    data: Annotated[
+        str, option("Samples: .npz, folder of .npy or .npz, or file.py:function.", metavar="DATA")
+    ]
+    output: Annotated[Path, option("Ranges file to write.", short="-o", metavar="FILE")]
+    targets: Annotated[
+        tuple[GraphTarget, ...],
+        option(
+            "Runtime that the model will be quantized for; all by default, fewer are faster.",
+            flag="--target",
+            split=COMMA,
+        ),
+    ] = ()
+    shard: Annotated[
+        str,
+        option("Observe every PARTS-th sample; `ranges merge` joins the parts.", metavar="PART/PARTS"),
+    ] = "1/1"
+    threads: Annotated[int, option("Threads; 0 for one per core.", ge=0)] = 0
+    resume: Annotated[
+        bool, option("Do not continue an interrupted calibration.", flag="--fresh", off=True)
+    ] = True
+
+
+_CHOSEN = Annotated[
+    str,
+    option(
+        f"Method that chooses the thresholds: {METHOD}; by default the file's own.",
+        metavar=METHOD,
+        pattern=f"^$|{METHOD_PATTERN}",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowRangesCommand(Checked):
+    """Show every observed tensor of a ranges FILE: extremes, thresholds by method, the share of the values
+    clipped and the signal-to-noise ratio of eight bits, estimated from the histogram."""
+
+    file: Annotated[Path, argument("Ranges file.")]
+    method: _CHOSEN = ""
+    target: Annotated[
+        GraphTarget, option("Runtime whose quantization is estimated: asymmetric uint8, or symmetric int8.")
+    ] = "onnxruntime"
+    top: Annotated[int, option("Most tensors to show; 12 are drawn by default.", ge=1)] | None = None
+    tensors: Annotated[
+        tuple[str, ...], option("A tensor to show, in place of all.", flag="--tensor", metavar="NAME")
+    ] = ()
+    plot: Annotated[
+        Path | None, option("Draw the histograms into this .svg or .png file.", metavar="FILE")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeRangesCommand(Checked):
+    """Merge ranges FILES of one model: shards of the same data, or different data. The merge is exact: all
+    shards together give, bit by bit, the file of one whole run."""
+
+    files: Annotated[tuple[Path, ...], argument("Ranges files.")]
+    output: Annotated[Path, option("Ranges file to write.", short="-o", metavar="FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangesCacheCommand(Checked):
+    """Write the scales of a ranges FILE as a calibration cache, which TensorRT 8 and 10 read instead of
+    calibrating. `qcompile quantize --ranges CACHE` reads it back."""
+
+    file: Annotated[Path, argument("Ranges file.")]
+    output: Annotated[Path, option("Cache to write.", short="-o", metavar="FILE")]
+    version: Annotated[
+        str, option("TensorRT that will read the cache, such as 8.5.3.", flag="--tensorrt", metavar="VERSION")
+    ]
+    calibrator: Annotated[str, option("Name of the calibrator in the cache.", metavar="NAME")] = (
+        "EntropyCalibration2"
+    )
+    method: _CHOSEN = ""

@@ -1,0 +1,191 @@
+"""How an option is declared, once: a field of a frozen dataclass whose annotation holds `option(...)`.
+
+    rest: Annotated[FloatPrecision, option("Precision of the layers that stay in floating point.")] = "fp32"
+
+The type and the constraints are msgspec's, which decodes and checks; the sentence and the spelling are what
+the command line, the recipe's schema and the reference pages are made from.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Meta
+from msgspec.inspect import type_info
+
+COMMA = r","
+SHAPES = r",(?=[^,\[\]]*:)"
+"""Where trtexec separates inputs: at a comma before a name, as commas stand inside of shapes too."""
+
+_SPELLING = "spelling"
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How the command line spells an option.
+
+    Attributes:
+        flag: Where it is not the name of the field, such as "--gpu" for `gpus`.
+        short: One letter, such as "-o".
+        metavar: What stands for the value, and what an error requires.
+        split: Pattern that divides one value into several.
+        off: Whether the flag makes a true option false, as "--fresh" does for `resume`.
+        argument: Whether it is given by position.
+    """
+
+    flag: str = ""
+    short: str = ""
+    metavar: str = ""
+    split: str = ""
+    off: bool = False
+    argument: bool = False
+
+
+def option(
+    sentence: str,
+    *,
+    flag: str = "",
+    short: str = "",
+    metavar: str = "",
+    split: str = "",
+    off: bool = False,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    pattern: str | None = None,
+    min_length: int | None = None,
+) -> Meta:
+    """Return what an annotation holds: a sentence, a `Spelling` and constraints (`msgspec.Meta`)."""
+    about: dict[str, Any] = {
+        "ge": ge,
+        "gt": gt,
+        "le": le,
+        "lt": lt,
+        "pattern": pattern,
+        "min_length": min_length,
+    }
+    spelling = Spelling(flag, short, metavar, split, off)
+    return Meta(description=sentence, extra={_SPELLING: spelling}, **about)
+
+
+def argument(sentence: str, *, metavar: str = "") -> Meta:
+    """Return what the annotation of an option holds that the command line takes by its position."""
+    return Meta(description=sentence, extra={_SPELLING: Spelling(metavar=metavar, argument=True)})
+
+
+@dataclass(frozen=True)
+class Option:
+    """One declared option.
+
+    Attributes:
+        name: Its field.
+        key: Its path in the spec, such as "tensorrt.workspace".
+        annotation: Its type with all that `option` said.
+        kind: Its type as msgspec sees it, without `None` and without the tuple around several values.
+        choices: The values there are, of an option with a list of them; the empty one is none.
+        repeated: Whether it holds several values.
+        optional: Whether it may be None.
+        default: What it is where it is not given; `msgspec.NODEFAULT` where it must be.
+        sentence: What it says.
+        spelling: How the command line spells it.
+        table: The dataclass that it holds, in place of a value.
+    """
+
+    name: str
+    key: str
+    annotation: Any
+    kind: msgspec.inspect.Type
+    choices: tuple[str, ...]
+    repeated: bool
+    optional: bool
+    default: Any
+    sentence: str
+    spelling: Spelling
+    table: type | None
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is msgspec.NODEFAULT
+
+    @property
+    def flag(self) -> str:
+        """How the command line spells it."""
+        return self.spelling.flag or "--" + self.name.replace("_", "-")
+
+
+def fields_of(kind: Any) -> tuple[Option, ...]:
+    """Return the options that a spec holds itself, tables among them, in their order."""
+    return _fields_of(kind)
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[Option, ...]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    about = type_info(kind)
+    assert isinstance(about, msgspec.inspect.DataclassType)
+    return tuple(_read(field, hints[field.name]) for field in about.fields)
+
+
+def options_of(kind: type) -> tuple[Option, ...]:
+    """Return every option of a spec, those of its tables with their path."""
+    return tuple(_flat(kind, ""))
+
+
+def _flat(kind: type, prefix: str) -> Iterator[Option]:
+    for one in fields_of(kind):
+        key = f"{prefix}{one.name}"
+        if one.table is not None and not one.repeated:
+            yield from _flat(one.table, f"{key}.")
+        else:
+            yield Option(**{**vars(one), "key": key})
+
+
+def _read(field: msgspec.inspect.Field, annotation: Any) -> Option:
+    kind, said = _bare(field.type)
+    optional = isinstance(kind, msgspec.inspect.UnionType)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        kind, inner = _bare(next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)))
+        said = said or inner
+    repeated = isinstance(kind, msgspec.inspect.VarTupleType)
+    if isinstance(kind, msgspec.inspect.VarTupleType):
+        kind, _ = _bare(kind.item_type)
+    table = kind.cls if isinstance(kind, msgspec.inspect.DataclassType) else None
+    default = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    sentence, spelling = said or ("", Spelling())
+    return Option(
+        field.name, field.name, annotation, kind, _choices(annotation), repeated, optional, default,
+        sentence, spelling, table,
+    )  # fmt: skip
+
+
+def _bare(kind: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, tuple[str, Spelling] | None]:
+    """A type without what `option` said of it, and that."""
+    if not isinstance(kind, msgspec.inspect.Metadata):
+        return kind, None
+    if not kind.extra:
+        return kind.type, None
+    return kind.type, ((kind.extra_json_schema or {})["description"], kind.extra[_SPELLING])
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return tuple(str(value) for value in typing.get_args(annotation) if value)
+    inner = (_choices(one) for one in typing.get_args(annotation))
+    return next((choices for choices in inner if choices), ())
+
+
+def as_path(kind: type, value: object) -> object:
+    """Make the types of ours that msgspec does not know: paths."""
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise NotImplementedError(kind)

@@ -1,0 +1,143 @@
+"""The recipe: `qcompile run`, `tune`, and the sections of the TOML file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from .artifacts import PLAIN_NAME, ArtifactSection
+from .decode import Checked, Refused
+from .measure import BenchSection
+from .models import CalibrateSection, ModelSection
+from .option import COMMA, argument, option
+from .words import BASELINE, METHOD, METHOD_PATTERN
+
+RECIPE_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSection(Checked):
+    """`[data]`: samples for calibration and for accuracy."""
+
+    calibration: Annotated[str, option("Samples to calibrate on.")] = ""
+    evaluation: Annotated[str, option("Labelled samples for accuracy and output difference.")] = ""
+    depends: Annotated[tuple[str, ...], option("Files elsewhere that the data's function reads.")] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeFile(Checked):
+    """Which model becomes which artifacts, and how they are measured. Paths are relative to the file."""
+
+    version: Annotated[Literal[1], option("Version of the format.")]
+    name: Annotated[str, option("Name of the ONNX files.", metavar="a plain file name", pattern=PLAIN_NAME)]
+    model: Annotated[ModelSection, option("The source and how it is exported.")]
+    artifact: Annotated[
+        tuple[ArtifactSection, ...],
+        option("What is built, one table each.", metavar="[[artifact]]", min_length=1),
+    ]
+    data: Annotated[DataSection, option("Samples for calibration and for accuracy.")] = field(
+        default_factory=DataSection
+    )
+    calibrate: Annotated[CalibrateSection, option("How activations are observed.")] = field(
+        default_factory=CalibrateSection
+    )
+    bench: Annotated[
+        BenchSection | None, option("How the artifacts are measured; without it nothing is.")
+    ] = None
+    output: Annotated[str, option("Folder of the artifacts.")] = "out"
+
+    def check(self) -> None:
+        """Refuse sections that contradict each other."""
+        taken = {self.name, BASELINE}
+        for index, one in enumerate(self.artifact):
+            if one.name in taken:
+                raise Refused(
+                    f"artifact[{index}].name", "another name is required: it is taken", found=one.name
+                )
+            taken.add(one.name)
+            if one.needs_ranges and not self.data.calibration:
+                raise Refused("data.calibration", f"is missing; {one.name!r} is static INT8")
+        if self.calibrate.balance and not self.data.calibration:
+            raise Refused("data.calibration", "is missing; calibrate.balance needs it")
+        names = (BASELINE, *sorted(one.name for one in self.artifact))
+        if self.bench and self.bench.baseline not in names:
+            problem = f"one of {', '.join(names)} is required"
+            raise Refused("bench.baseline", problem, found=self.bench.baseline)
+
+
+def recipe_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a recipe, for editors."""
+    schema = msgspec.json.schema(RecipeFile)
+    for table in schema["$defs"].values():
+        table["additionalProperties"] = False
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "qcompile recipe",
+        **schema,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCommand(Checked):
+    """Carry out a RECIPE; stages that are done already are skipped, also after a kill."""
+
+    recipe: Annotated[Path | None, argument("TOML file.")] = None
+    output: Annotated[
+        Path | None,
+        option("Folder of the artifacts, in place of the recipe's.", short="-o", metavar="FOLDER"),
+    ] = None
+    again: Annotated[
+        tuple[str, ...],
+        option("Stage to carry out although nothing changed, such as bench.", metavar="STAGE", split=COMMA),
+    ] = ()
+    schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneCommand(Checked):
+    """Rank the layers of MODEL by the error each adds in INT8, and find the fastest mix within a budget."""
+
+    model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]
+    output: Annotated[Path, option("Folder to write.", short="-o", metavar="FOLDER")]
+    data: Annotated[str, option("Samples that accuracy is measured on.", metavar="DATA")]
+    max_drop: Annotated[float, option("Most accuracy that may be lost, in points.", metavar="POINTS")]
+    calibration: Annotated[
+        str | None, option("Samples to calibrate on; by default those of --data.", metavar="DATA")
+    ] = None
+    metric: Annotated[
+        str, option("Accuracy metric: top1, top5, cosine, or file.py:function.", metavar="METRIC")
+    ] = "top1"
+    targets: Annotated[
+        tuple[str, ...],
+        option(
+            "Runtime to try: onnxruntime or openvino; by default those installed.",
+            flag="--target",
+            metavar="TARGET",
+            split=COMMA,
+        ),
+    ] = ()
+    inputs: Annotated[
+        tuple[str, ...],
+        option("An input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
+    ] = ()
+    method: Annotated[
+        str,
+        option(
+            f"Method that chooses the thresholds: {METHOD}.", metavar=METHOD, pattern=f"^$|{METHOD_PATTERN}"
+        ),
+    ] = ""
+    exclude: Annotated[
+        tuple[str, ...],
+        option(
+            "Layers that stay in floating point: name, glob or operator type.", metavar="PATTERN", split=COMMA
+        ),
+    ] = ()
+    samples: Annotated[int | None, option("Most samples to measure accuracy on.")] = None
+    batch_size: Annotated[int | None, option("Samples per call when latency is measured.")] = None
+    threads: Annotated[int, option("Threads of every artifact; 0 for every core.", ge=0)] = 0
+    max_time_s: Annotated[
+        float, option("Seconds per measurement.", flag="--max-time", metavar="SECONDS", gt=0)
+    ] = 60.0

@@ -1,0 +1,86 @@
+"""The reference pages and the schema in docs/ are what `spec/` says; the command line has nothing else."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from jsonschema import Draft202012Validator
+
+from qcompile.cli.main import group
+from qcompile.cli.reference import FOLDER, pages, verbs
+from qcompile.spec.option import options_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs/recipe.schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", pages())
+def test_the_pages_are_what_the_fields_say(name: str) -> None:
+    written = (FOLDER / name).read_text(encoding="utf-8")
+    assert written == pages()[name], "python -m qcompile.cli.reference writes it again"
+
+
+def test_every_option_says_what_it_does_in_one_sentence() -> None:
+    for name, made in verbs():
+        assert made.spec.__doc__, name
+        for one in options_of(made.spec):
+            assert one.sentence.endswith("."), f"{name}: {one.key}"
+            assert one.sentence[0].isupper(), f"{name}: {one.key}"
+
+
+def test_options_stand_in_the_spec_alone() -> None:
+    for path in (ROOT / "cli").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and path.stem not in ("verb", "session"):
+                assert ast.unparse(node.func) not in ("click.option", "click.Option", "click.argument"), path
+
+
+def test_run_prints_the_schema() -> None:
+    said = CliRunner().invoke(group, ["run", "--schema"])
+    assert (said.exit_code, json.loads(said.output)) == (0, SCHEMA)
+    missing = CliRunner().invoke(group, ["run"])
+    assert missing.exit_code == 2
+    assert "Missing argument 'RECIPE'" in missing.output
+
+
+def recipe(text: str) -> Any:
+    return tomllib.loads(text)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("**/*recipe*.toml")), ids=lambda path: path.parent.name)
+def test_the_recipes_of_the_repository_fit_the_schema(path: Path) -> None:
+    errors = list(Draft202012Validator(SCHEMA).iter_errors(recipe(path.read_text(encoding="utf-8"))))
+    assert errors == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        'outptu = "x"',
+        'name = "../x"',
+        "[model]\nsorce = 1",
+        '[[artifact]]\nname = "a"\ntarget = "tensort"',
+        '[[artifact]]\nname = "a"\ntarget = "openvino"\nlayers = ["gemm"]',
+        '[[artifact]]\nname = "a"\ntarget = "tensorrt"\n[artifact.tensorrt]\noptimization_level = 6',
+        "[bench]\nbatch_size = 0",
+    ],
+)
+def test_an_editor_finds_what_the_reader_refuses(wrong: str) -> None:
+    right: dict[str, Any] = {
+        "version": 1, "name": "net", "model": {"source": "m.py:build"},
+        "artifact": [{"name": "cpu", "target": "onnxruntime"}],
+    }  # fmt: skip
+    validator = Draft202012Validator(SCHEMA)
+    assert validator.is_valid(right)
+    assert not validator.is_valid({**right, **recipe(wrong)})

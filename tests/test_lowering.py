@@ -1,0 +1,323 @@
+"""One lowering: `build` and `run` make the same bytes of the same wishes, or refuse them in the same words.
+
+Where a runtime writes other names each time, the graph that it was given is compared, and what is said of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from recorded_tensorrt import VERSIONS
+from simulated_machine import install
+
+import qcompile
+from qcompile.artifact import Manifest, read_manifest
+from qcompile.compiler.request import WeightOptions
+from qcompile.engines.base import PRECISIONS, BuildRequest
+from qcompile.engines.tensorrt.options import TensorRTOptions
+from qcompile.errors import InvalidOption, QCompileError
+from qcompile.model.graph import weighted_nodes
+from qcompile.model.weightless import fingerprint
+from qcompile.pipeline import RunReport
+from qcompile.progress import silent
+from qcompile.stages import build_stage
+
+HEAD = """
+version = 1
+name = "tiny"
+[model]
+source = "residual.onnx"
+simplify = false
+[data]
+calibration = "calibration.npz"
+[calibrate]
+method = "minmax"
+"""
+Wishes = Mapping[str, Any]
+MakeFile = Callable[..., Path]
+
+WEIGHTS = ("block_size", "rounding", "form")
+EVERY: dict[str, Wishes] = {
+    **{name: {"precision": name} for name in (*PRECISIONS, "best") if name != "int4"},
+    "int4": {"precision": "int4", "mode": "weights", "block_size": 16},
+    "w8": {"precision": "int8", "mode": "weights", "block_size": 32, "form": "qdq"},
+    "dynamic": {"precision": "int8", "mode": "dynamic"},
+    "excluded": {"precision": "int8", "exclude": ["conv1"], "method": "percentile:99"},
+    "only": {"precision": "int8", "only": ["Conv"], "correct_bias": False},
+    "layers": {"precision": "int8", "layers": ["gemm=fp32"], "processor": "avx2", "strict": True},
+    "rest": {"precision": "int8", "rest": "fp16"},
+    "gptq": {"precision": "int8", "rounding": "gptq", "search": False},
+    "mixed": {"precision": "fp16", "layers": ["conv1=fp32"], "exclude": ["gemm"]},
+    "typed": {"precision": "fp16", "io_formats": ["x=float16"]},
+}
+
+
+@pytest.fixture
+def folder(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Path:
+    """A folder with the tiny residual model of a new opset, and samples that it was not made for."""
+    tiny_file("residual", opset=20)
+    samples("residual", 32).rename(tmp_path / "calibration.npz")
+    return tmp_path
+
+
+def run(folder: Path, artifacts: Mapping[str, Wishes], *, head: str = HEAD) -> RunReport:
+    """Run a recipe of these artifacts."""
+    text = head
+    for name, wishes in artifacts.items():
+        options = {key: value for key, value in wishes.items() if key != "io_formats"}
+        text += f"[[artifact]]\nname = {json.dumps(name)}\n"
+        text += "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
+        if "io_formats" in wishes:
+            text += f"[artifact.tensorrt]\nio_formats = {json.dumps(wishes['io_formats'])}\n"
+    (folder / "recipe.toml").write_text(text)
+    return qcompile.run(folder / "recipe.toml")
+
+
+def build(folder: Path, output: Path, wishes: Wishes) -> Manifest:
+    """Build from the float model and the ranges that a recipe's run left behind."""
+    (model,) = folder.glob("out/.qcompile/export-*/tiny.onnx")
+    options = {name: value for name, value in wishes.items() if name not in (*WEIGHTS, "io_formats")}
+    if "layers" in options:
+        options["layers"] = dict(text.split("=") for text in options["layers"])
+    static = options["precision"] in ("int8", "fp8", "best") and options.get("mode", "static") == "static"
+    return qcompile.build(
+        model,
+        output,
+        ranges=folder / "out/tiny.ranges" if static else None,
+        data=str(folder / "calibration.npz"),
+        weights=WeightOptions(**{name: wishes[name] for name in WEIGHTS if name in wishes}),
+        options=TensorRTOptions(io_formats=tuple(wishes["io_formats"])) if "io_formats" in wishes else None,
+        **options,
+    ).manifest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a road led to: an artifact, or an error."""
+
+    path: Path = Path()
+    error: QCompileError | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        found = read_manifest(self.path)
+        assert found is not None
+        return found
+
+
+def both_roads(folder: Path, artifacts: Mapping[str, Wishes]) -> dict[str, tuple[Outcome, Outcome]]:
+    """Each artifact by `run`, and by `build`."""
+    report = run(folder, artifacts)
+    found = {}
+    for name, wishes in artifacts.items():
+        first = Outcome(report.artifacts.get(name, Path()), report.failures.get(name))
+        output = folder / "built" / (first.path.name or name)
+        try:
+            build(folder, output, wishes)
+            found[name] = first, Outcome(output)
+        except QCompileError as error:
+            found[name] = first, Outcome(error=error)
+    again = qcompile.run(folder / "recipe.toml")
+    assert set(again.stages.values()) <= {"skipped", "failed"}
+    return found
+
+
+def assert_equal(first: Outcome, second: Outcome, content: Callable[[Path], bytes] = Path.read_bytes) -> None:
+    """The graph, what is said of the artifact, and its bytes; or the error.
+
+    Not its checks: `build` runs an artifact on the data, `run` on random input.
+    """
+    if first.error or second.error:
+        assert type(first.error) is type(second.error)
+        assert without_files(first.error) == without_files(second.error)
+        return
+    one, other = first.manifest, second.manifest
+    for what in ("sources", "precision", "options", "proof", "io"):
+        assert getattr(one, what) == getattr(other, what), what
+    assert [*map(without_files, one.warnings)] == [*map(without_files, other.warnings)]
+    assert content(first.path) == content(second.path)
+
+
+def without_files(text: object) -> str:
+    """The two roads write to different files, and some messages name them."""
+    return re.sub(r"\S+\.(onnx|engine)\b", "FILE", str(text))
+
+
+def without_node_names(path: Path) -> bytes:
+    """ONNX Runtime's optimizer numbers the nodes that it adds differently each time."""
+    model = onnx.load(path)
+    for node in model.graph.node:
+        node.name = ""
+    return model.SerializeToString(deterministic=True)
+
+
+def nothing_more(_: Path) -> bytes:
+    """TensorRT-RTX numbers names inside a plan differently each time; its graph is among the sources."""
+    return b""
+
+
+def wishes_for(target: str, **more: Any) -> dict[str, Wishes]:
+    tensorrt = target.startswith("tensorrt")
+    return {
+        name: {"target": target, **more, **wishes}
+        for name, wishes in EVERY.items()
+        if tensorrt or "io_formats" not in wishes
+    }
+
+
+def reached(found: Mapping[str, tuple[Outcome, Outcome]]) -> set[str]:
+    return {name for name, (first, _) in found.items() if not first.error}
+
+
+STATIC = {"int8", "excluded", "only", "layers", "gptq"}
+
+
+def test_build_and_run_make_the_same_for_onnxruntime(folder: Path) -> None:
+    found = both_roads(folder, wishes_for("onnxruntime"))
+    for roads in found.values():
+        assert_equal(*roads, without_node_names)
+    assert reached(found) == {"fp32", "int4", "dynamic", *STATIC}
+
+
+def test_build_and_run_make_the_same_for_openvino(folder: Path, on_processor: Callable[..., None]) -> None:
+    pytest.importorskip("openvino")
+    on_processor("avx512_bf16", "avx512_fp16")
+    found = both_roads(folder, wishes_for("openvino"))
+    for roads in found.values():
+        assert_equal(*roads)
+    assert reached(found) >= {"fp32", *STATIC}  # whether 16 bits are reached is the processor's
+
+
+def test_build_and_run_make_the_same_for_tensorrt_rtx(folder: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    found = both_roads(folder, wishes_for("tensorrt-rtx", gpus=["sm86"]))
+    for roads in found.values():
+        assert_equal(*roads, nothing_more)
+    assert reached(found) >= {"fp32", "tf32", "fp16", "bf16", "int4", "best", "rest", "mixed", *STATIC}
+
+
+@pytest.mark.parametrize("version", [name for name in VERSIONS if name != "rtx"])
+def test_build_and_run_make_the_same_for_every_tensorrt(
+    version: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, folder, version)
+    found = both_roads(folder, wishes_for("tensorrt"))
+    for roads in found.values():
+        assert_equal(*roads)
+    weak = {"fp32", "tf32", "fp16", "best", "rest", "mixed", "typed", *STATIC}
+    assert reached(found) == weak if version == "8.5.3" else weak | {"bf16", "int4"}
+
+
+def test_torchscript_is_built_alike_by_build_and_run(torch_model: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        f'version = 1\nname = "net"\n[model]\nsource = {json.dumps(torch_model)}\n'
+        'inputs = ["x:2x3x8x8"]\n[[artifact]]\nname = "ts"\ntarget = "torchscript"\n'
+    )
+    made = read_manifest(qcompile.run(path).artifacts["ts"])
+    built = qcompile.build(
+        torch_model, tmp_path / "m.pt", target="torchscript", inputs=["x:2x3x8x8"]
+    ).manifest
+    assert made is not None
+    assert (made.sources, made.options, made.proof) == (built.sources, built.options, built.proof)
+
+
+def test_a_build_with_the_data_corrects_biases_and_one_without_says_that_it_does_not(folder: Path) -> None:
+    wishes = {"target": "onnxruntime", "precision": "int8"}
+    report = run(folder, {"cpu": wishes})
+    graph = read_manifest(report.output / "cpu.graph.onnx")
+    assert graph is not None
+    assert graph.proof["corrected_biases"] == 3
+    with_data = build(folder, folder / "m.onnx", wishes)
+    assert with_data.sources["graph"] == fingerprint(report.output / "cpu.graph.onnx")
+    assert with_data.warnings == ()
+    without = qcompile.build(
+        folder / "out/tiny.onnx", folder / "w.onnx", ranges=folder / "out/tiny.ranges", **wishes
+    ).manifest
+    assert without.sources["graph"] != with_data.sources["graph"]
+    (warning,) = without.warnings
+    assert warning.startswith("no data was given: biases were not corrected")
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.4"])
+def test_fp16_by_a_recipe_keeps_what_overflows_in_float32(
+    version: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.load(folder / "residual.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.name == "w3":
+            values = numpy_helper.to_array(tensor) * np.float32(1e6)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, folder / "residual.onnx")
+    install(monkeypatch, folder, version)
+    wishes = {"target": "tensorrt", "precision": "fp16"}
+    report = run(folder, {"engine": wishes})
+    path = report.output / "engine.graph.onnx"
+    graph = read_manifest(path)
+    assert graph is not None
+    left = graph.proof["left_in_float"]
+    assert isinstance(left, dict)
+    assert "65504" in left["gemm"]
+    types = weighted_nodes(onnx.load(path))
+    assert [node.name for node in types["fp32"]] == ["gemm"]
+    assert [node.name for node in types["fp16"]] == ["conv1", "conv2"]
+    assert build(folder, folder / "m.engine", wishes).sources["graph"] == fingerprint(path)
+
+
+def test_gptq_of_static_int8_waits_for_the_data_where_openvino_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    from qcompile.engines.openvino import OpenVino
+
+    asked: list[str] = []
+
+    def missed(_: OpenVino, request: BuildRequest) -> dict[str, str]:
+        asked.append(request.model)
+        return {"gemm": "for a test"} if len(asked) == 1 else {}
+
+    monkeypatch.setattr(OpenVino, "missed_layers", missed)
+    report = run(folder, {"ov": {"target": "openvino", "precision": "int8", "rounding": "gptq"}})
+    assert len(asked) == 2
+    graph, artifact = (read_manifest(report.output / name) for name in ("ov.graph.onnx", "ov.onnx"))
+    assert graph is not None
+    assert artifact is not None
+    assert graph.proof["rounded_weights"] == 2
+    assert artifact.proof["left_in_float"] == {"gemm": "for a test"}
+    assert any("1 of 3 layers stay in float" in text for text in artifact.warnings)
+
+
+def test_layers_that_an_engine_would_not_keep_are_refused(
+    folder: Path, on_processor: Callable[..., None]
+) -> None:
+    pytest.importorskip("openvino")
+    on_processor("avx512_bf16")
+    wishes: Wishes = {"target": "openvino", "precision": "bf16", "layers": {"conv1": "fp32"}}
+    with pytest.raises(
+        InvalidOption, match="bf16 for openvino: it chooses the types of all layers by itself"
+    ):
+        qcompile.build(folder / "residual.onnx", folder / "m.onnx", **wishes)
+
+
+def test_shapes_of_an_artifact_stay_where_a_large_batch_is_measured(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    text = (
+        '[[artifact]]\nname = "e"\ntarget = "tensorrt-rtx"\ngpus = ["sm86"]\nmin_shapes = ["x:2x4x8x8"]\n'
+        'max_shapes = ["x:40x4x8x8"]\n[bench]\nbatch_size = 32\n'
+    )
+    (folder / "recipe.toml").write_text(HEAD + text)
+    recipe = qcompile.read_recipe(folder / "recipe.toml")
+    stage = build_stage(recipe, recipe.artifact[0], str(folder / "residual.onnx"), "sha256:0")
+    stage.work(tmp_path / "built" / stage.file, silent)
+    manifest = read_manifest(tmp_path / "built" / stage.file)
+    assert manifest is not None
+    assert manifest.options["max_shapes"] == {"x": [40, 4, 8, 8]}
