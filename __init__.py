@@ -22,47 +22,47 @@ telemetry.switch_off()  # before any runtime is imported, in workers, too
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
     from .bench.benchmark import benchmark
-    from .bench.diff import diff
-    from .bench.report import report
     from .calibration.ranges import Ranges
-    from .compiler.balancing.balance import balance
+    from .comparison.diff import diff
     from .compiler.export import export
-    from .compiler.quantize import quantize
-    from .compiler.simplify import simplify
+    from .compiler.quantize.balance.balance import balance
+    from .compiler.quantize.quantize import quantize
+    from .compiler.simplify.simplify import simplify
     from .deploy import TritonOptions, package_triton
     from .engines.doctor import doctor
     from .engines.load import load
     from .errors import QCompileError
-    from .inspection import inspect
     from .intent import build, calibrate, refit
-    from .pipeline import run
-    from .recipe import Recipe, read_recipe
+    from .pipeline.recipe import Recipe, read_recipe
+    from .pipeline.run import run
+    from .reporting import report
+    from .reporting.inspection import inspect
     from .tuning.tune import tune
 
 _HOME = {
     "Artifact": "artifact",
     "Manifest": "artifact",
     "load_artifact": "artifact",
-    "balance": "compiler.balancing.balance",
+    "balance": "compiler.quantize.balance.balance",
     "benchmark": "bench.benchmark",
-    "diff": "bench.diff",
-    "report": "bench.report",
+    "diff": "comparison.diff",
+    "report": "reporting",
     "Ranges": "calibration.ranges",
     "calibrate": "intent",
     "export": "compiler.export",
-    "quantize": "compiler.quantize",
-    "simplify": "compiler.simplify",
+    "quantize": "compiler.quantize.quantize",
+    "simplify": "compiler.simplify.simplify",
     "build": "intent",
-    "inspect": "inspection",
+    "inspect": "reporting.inspection",
     "refit": "intent",
     "doctor": "engines.doctor",
     "TritonOptions": "deploy",
     "package_triton": "deploy",
     "load": "engines.load",
     "QCompileError": "errors",
-    "run": "pipeline",
-    "Recipe": "recipe",
-    "read_recipe": "recipe",
+    "run": "pipeline.run",
+    "Recipe": "pipeline.recipe",
+    "read_recipe": "pipeline.recipe",
     "tune": "tuning.tune",
 }
 
@@ -76,7 +76,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "qat":
-        return import_module(".qat", __name__)
+        return import_module(".compiler.quantize.qat.train", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'qcompile' has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

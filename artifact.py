@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError
-from .shapes import ModelIO
+from .tensors import ModelIO
 
 SCHEMA_VERSION = 1
 _TEMPORARY = ".qcompile-tmp-"

@@ -14,7 +14,7 @@ from .progress import Progress
 
 if TYPE_CHECKING:
     from .engines.base import BuildRequest
-    from .engines.tensorrt.building.calibrator import Calibration
+    from .engines.tensorrt.builder.calibrator import Calibration
     from .preparation import Intent
 
 CALIBRATORS = ("ours", "native", "entropy", "minmax")
@@ -93,10 +93,11 @@ def _check_calibrator(intent: Intent, calibration_cache: Path | None) -> None:
 
 def _native(intent: Intent) -> Calibration:
     """How TensorRT gets the scales of a float graph: from our ranges, or from samples."""
-    from .calibration import Data, Ranges, load_ranges, parse_method
+    from .calibration import Ranges, load_ranges, parse_method
     from .calibration.tensorrt_cache import format_cache
+    from .data.batches import Data
     from .engines.tensorrt.adapter import load_adapter
-    from .engines.tensorrt.building.calibrator import Calibration
+    from .engines.tensorrt.builder.calibrator import Calibration
     from .model.graph import graph_precision
     from .model.weightless import read_weightless
 

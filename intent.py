@@ -19,8 +19,8 @@ from .preparation import Intent, Shapes
 from .progress import Progress, silent
 
 if TYPE_CHECKING:
-    from .calibration import Data
-    from .compiler.request import WeightOptions
+    from .compiler.quantize.request import WeightOptions
+    from .data.batches import Data
     from .lowering import LoweredGraph
 
 
@@ -42,7 +42,7 @@ def calibrate(
 
     Args:
         model: Float ONNX file.
-        data: Spelling of the samples (`calibration.batches`), or `Data`.
+        data: Spelling of the samples (`data.batches`), or `Data`.
         output: Ranges file to write.
         targets: What the model will be quantized for: "onnxruntime", "openvino", "tensorrt". Fewer are
             observed faster.
@@ -56,7 +56,7 @@ def calibrate(
         DataError, CalibrationError, ModelError, InvalidOption: As `calibration.calibrate.calibrate`.
     """
     from .calibration import calibrate as observe_and_write
-    from .compiler.int8.tensors_to_calibrate import tensors_to_calibrate
+    from .compiler.quantize.int8.tensors_to_calibrate import tensors_to_calibrate
     from .model.onnx_file import check_onnx
     from .model.weightless import read_weightless
 
@@ -210,7 +210,7 @@ def refit(
     """
     from .artifact import load_artifact
     from .engines.tensorrt.adapter import MODULES, load_adapter
-    from .engines.tensorrt.building.refit import refit_plan
+    from .engines.tensorrt.builder.refit import refit_plan
     from .errors import InvalidOption
 
     path = Path(engine)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .engines.base import Precision
     from .engines.capabilities import Capabilities
     from .preparation import Intent
-    from .shapes import Feeds
+    from .tensors import Feeds
 
 _FLOATS = ("fp32", "tf32")
 _ROUNDS = 2
@@ -103,7 +103,7 @@ def lower(
     Raises:
         InvalidOption: If the graph has not the precision and cannot be given it, or options contradict.
         IntentNotReached: If the processor here would emulate the precision.
-        CalibrationError, QuantizationError, ModelError: As `compiler.quantize`.
+        CalibrationError, QuantizationError, ModelError: As `compiler.quantize.quantize`.
     """
     from .engines.registry import engine
 
@@ -117,7 +117,7 @@ def lower(
 
 def first_sample(intent: Intent) -> Feeds | None:
     """Return the first batch of the intent's data, to run a graph on; None for random input."""
-    from .calibration import Data
+    from .data.batches import Data
     from .model.weightless import read_weightless
 
     if intent.data is None or intent.calibrator:
@@ -244,9 +244,9 @@ class _Lowering:
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Path:
         """Quantize or cast the model, and fit the graph to the engine."""
-        from .compiler import quantize
-        from .compiler.int8.placement import graph_target
-        from .compiler.request import WeightOptions
+        from .compiler.quantize.int8.placement import graph_target
+        from .compiler.quantize.quantize import quantize
+        from .compiler.quantize.request import WeightOptions
 
         intent = self.intent
         weights = intent.weights or WeightOptions()
@@ -329,10 +329,10 @@ class _Lowering:
 
     def _without_lacking(self, graph: Path) -> Path:
         """Write operators that the engine lacks in others, where they can be."""
-        from .compiler.dft import dft_to_products
-        from .compiler.folds import folds_to_transposes
-        from .compiler.plain_forms import einsums_in_lower_case, eyes_to_ranges
-        from .compiler.scatter_adds import scatter_adds_to_products
+        from .compiler.opset.dft import dft_to_products
+        from .compiler.opset.folds import folds_to_transposes
+        from .compiler.opset.plain_forms import einsums_in_lower_case, eyes_to_ranges
+        from .compiler.opset.scatter_adds import scatter_adds_to_products
         from .model.onnx_file import load_onnx, save_onnx
         from .model.weightless import read_weightless
 
@@ -351,7 +351,7 @@ class _Lowering:
 
     def _constraints(self) -> dict[str, str]:
         """Node to precision, where the engine chooses types; where the graph has them, it has these too."""
-        from .compiler.match_nodes import match_nodes
+        from .compiler.quantize.match_nodes import match_nodes
         from .model.weightless import read_weightless
 
         intent = self.intent

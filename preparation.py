@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .calibration import Ranges
-    from .compiler.request import WeightOptions
+    from .compiler.quantize.request import WeightOptions
     from .engines.tensorrt.options import TensorRTOptions
 
 Shapes = Mapping[str, tuple[int, ...]]

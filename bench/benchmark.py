@@ -15,24 +15,24 @@ from ..errors import InvalidOption
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
-from ..shapes import format_shape, samples_in
-from .accuracy import read_metric
-from .compare import CONFIDENCE
-from .environment import environment, state
-from .gpu_metrics import measure_energy, measure_gpu_latencies
-from .history import earlier_runs
-from .interpreters import parse_interpreters
-from .measure import BenchProgress, TimingSeries, measure
-from .noise import Effort, noise
+from ..tensors import format_shape, samples_in
+from .measuring.environment import environment, state
+from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
+from .measuring.noise import Effort, noise
+from .measuring.rounds import BenchProgress, TimingSeries, measure
+from .measuring.sweep import check_counts, sweep_batches, sweep_clients
+from .metrics.accuracy import read_metric
+from .metrics.quality import check_evaluation, measure_quality
 from .outputs import save_feeds, shared_io, timing_feeds
-from .process import DEFAULT_TIMEOUT_S, Worker
-from .quality import check_evaluation, measure_quality
 from .recorder import Recorder
-from .results import BenchInterrupted, Results, now, save_results
-from .row import Memory, Row
+from .results.history import earlier_runs
+from .results.results import BenchInterrupted, Results, now, save_results
+from .results.row import Memory, Row
+from .statistics.speedup import CONFIDENCE
 from .subjects import choose_subjects, row_of
-from .sweep import check_counts, sweep_batches, sweep_clients
-from .worker_pool import WorkerPool
+from .workers.interpreters import parse_interpreters
+from .workers.pool import WorkerPool
+from .workers.process import DEFAULT_TIMEOUT_S, Worker
 
 DEFAULT_PRECISION_TARGET = 0.01
 DEFAULT_MAX_TIME_S = 60.0

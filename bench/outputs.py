@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..artifact import load_artifact, manifest_path, read_manifest, size_bytes
-from ..calibration import Data
+from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
@@ -23,10 +23,10 @@ from ..model.pt2_archive import check_program
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import parse_source
-from ..shapes import Feeds, ModelIO, TensorInfo, parse_input, samples_in
-from .arrays import load_arrays, save_arrays
-from .interpreters import Interpreters
-from .process import Worker
+from ..tensors import Feeds, ModelIO, TensorInfo, parse_input, samples_in
+from .workers.arrays import load_arrays, save_arrays
+from .workers.interpreters import Interpreters
+from .workers.process import Worker
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from ..errors import InvalidOption, QCompileError
-from .compare import speedup
-from .launches import percentile
-from .measure import TimingSeries
-from .row import (
+from .measuring.rounds import TimingSeries
+from .results.row import (
     Accuracy,
     ColdStart,
     CurvePoint,
@@ -26,6 +24,8 @@ from .row import (
     Row,
     WarmUp,
 )
+from .statistics.launches import percentile
+from .statistics.speedup import speedup
 
 _QUANTILES = 101
 _FEW_LAUNCHES = 3

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from ..engines.gpu import device_text
 from ..errors import InvalidOption
-from .interpreters import Interpreters
 from .outputs import Subject, describe, short_name
-from .row import Row
+from .results.row import Row
+from .workers.interpreters import Interpreters
 
 
 def choose_subjects(

@@ -15,7 +15,7 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
 | `{"do": "infer", "path", "output"}`                    | `{}`; outputs are written to `output` (`.npz`)  |
-| `{"do": "layers", "job"}`                              | what `layer_diff.job.run_job` returns           |
+| `{"do": "layers", "job"}`                              | what `comparison.layers.job.run_job` returns    |
 | `{"do": "memory"}`                                     | `{"peak_bytes", "gpu_bytes"}`                   |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
@@ -33,11 +33,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import InvalidOption, QCompileError
 
+_LAYERS_JOB = "..comparison.layers.job"  # served here, known only by name: comparison/ is built on bench/
 _REST_LIMIT_S = 0.5
 _REST_STEP_S = 0.005
 _REST_SHARE = 0.05  # of one core: a runtime that looks at its queue now and then is at rest
@@ -85,7 +87,7 @@ class WorkerSession:
         }
 
     def do_feed(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .arrays import load_arrays
+        from .workers.arrays import load_arrays
 
         self.feeds = load_arrays(request["path"])
         start = time.perf_counter_ns()
@@ -101,7 +103,7 @@ class WorkerSession:
 
     def do_clients(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..engines.load import engine_of
-        from .clients import time_clients
+        from .measuring.clients import time_clients
 
         runners = [self.runner] * request["clients"]
         if engine_of(self.request["artifact"], trust=True).startswith("tensorrt"):
@@ -124,18 +126,18 @@ class WorkerSession:
         }
 
     def do_infer(self, request: dict[str, Any]) -> None:
-        from .arrays import load_arrays, save_arrays
+        from .workers.arrays import load_arrays, save_arrays
 
         save_arrays(request["output"], self.runner.infer(load_arrays(request["path"])))
 
     def do_layers(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .layer_diff.job import run_job
-
-        return run_job(request["job"], self.tell)
+        job: Any = import_module(_LAYERS_JOB, __package__)
+        answer: dict[str, Any] = job.run_job(request["job"], self.tell)
+        return answer
 
     def do_memory(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..engines.gpu import parse_device
-        from .nvml import process_memory_bytes
+        from .measuring.nvml import process_memory_bytes
 
         gpu = parse_device(self.request.get("device") or "cpu")
         gpu_bytes = None if gpu is None else process_memory_bytes(os.getpid(), gpu)
@@ -150,7 +152,7 @@ class WorkerSession:
         return {"cpu_s": cpu_s, "involuntary_switches": switches}
 
     def _open(self) -> Any:
-        from ..shapes import ModelIO
+        from ..tensors import ModelIO
 
         request = self.request
         io = ModelIO.from_json(request["io"]) if request.get("io") else None
@@ -259,7 +261,7 @@ def _die_with_caller() -> None:
 def _packages() -> dict[str, str]:
     """Versions of the packages that this process has loaded, and could be what it measures."""
     from ..artifact import tool_versions
-    from .environment import MEASURED_PACKAGES
+    from .measuring.environment import MEASURED_PACKAGES
 
     return tool_versions(*(name for name, module in MEASURED_PACKAGES.items() if module in sys.modules))
 

@@ -39,14 +39,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import qcompile
-from qcompile.calibration import Data
-from qcompile.compiler.activations import channel_amax
-from qcompile.compiler.balancing.equalize import equalizable, equalize
-from qcompile.compiler.balancing.rows import Rows, observe_rows
-from qcompile.compiler.balancing.smooth import smooth, smoothable
-from qcompile.compiler.int8.bias_correction import correct_biases
-from qcompile.model.fidelity import fidelity
+from qcompile.compiler.quantize.activations import channel_amax
+from qcompile.compiler.quantize.balance.equalize import equalizable, equalize
+from qcompile.compiler.quantize.balance.rows import Rows, observe_rows
+from qcompile.compiler.quantize.balance.smooth import smooth, smoothable
+from qcompile.compiler.quantize.int8.bias_correction import correct_biases
+from qcompile.data.batches import Data
 from qcompile.model.onnx_file import load_onnx, save_onnx
+from qcompile.model.output_error import fidelity
 from qcompile.model.weightless import read_weightless
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,10 +30,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import qcompile
-from qcompile.bench.compare import speedup
-from qcompile.bench.process import Worker
+from qcompile.bench.statistics.speedup import speedup
+from qcompile.bench.workers.process import Worker
 from qcompile.engines.base import Runner
-from qcompile.shapes import ModelIO
+from qcompile.tensors import ModelIO
 
 SHAPE = (1, 3, 224, 224)
 

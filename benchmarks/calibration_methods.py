@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import qcompile
-from qcompile.calibration import Data
-from qcompile.model.fidelity import fidelity
+from qcompile.data.batches import Data
+from qcompile.model.output_error import fidelity
 from qcompile.model.weightless import read_weightless
 
 ROOT = Path(__file__).resolve().parents[1]

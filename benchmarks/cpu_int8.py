@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import qcompile
-from qcompile.bench.compare import speedup
+from qcompile.bench.statistics.speedup import speedup
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples/resnet18"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import qcompile
-from qcompile.bench.render import speedup_text
+from qcompile.bench.results.render import speedup_text
 
 ROOT = Path(__file__).resolve().parents[1]
 QAT_EPOCHS = 1
@@ -80,7 +80,7 @@ def make(example: Path, folder: Path) -> tuple[dict[str, Path], list[str]]:
     quantized("dynamic INT8, ONNX Runtime", "onnxruntime", "int8", mode="dynamic")
     quantized("static INT8, ONNX Runtime", "onnxruntime", "int8", ranges=ranges)
     quantized("static INT8, OpenVINO", "openvino", "int8", ranges=ranges)
-    weights = qcompile.compiler.request.WeightOptions  # type: ignore[attr-defined]
+    weights = qcompile.compiler.quantize.request.WeightOptions  # type: ignore[attr-defined]
     for rounding in ("rtn", "gptq"):
         title = f"INT4 weights, {rounding.upper()}"
         quantized(title, "tensorrt", "int4", mode="weights", weights=weights(64, rounding))
@@ -149,7 +149,7 @@ def main() -> None:
 
 def accuracy(path: Path, evaluation: str) -> float:
     """Return the share of right answers of a graph as it is written: nothing is fused."""
-    from qcompile.calibration import Data
+    from qcompile.data.batches import Data
     from qcompile.model.session import make_session, session_options
     from qcompile.model.weightless import read_weightless
 

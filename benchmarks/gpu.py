@@ -175,9 +175,9 @@ class Process:
 
 def measure(options: argparse.Namespace) -> None:
     """The table of a model and batch: every subject, interleaved."""
-    from qcompile.bench.compare import speedup
-    from qcompile.bench.launches import median
-    from qcompile.model.fidelity import fidelity
+    from qcompile.bench.statistics.launches import median
+    from qcompile.bench.statistics.speedup import speedup
+    from qcompile.model.output_error import fidelity
 
     for name in options.models:
         for batch in options.batches:

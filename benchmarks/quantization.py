@@ -76,7 +76,7 @@ def samples(row: Row, *, unseen: bool = False) -> Iterator[dict[str, np.ndarray[
         row: Whose.
         unseen: Those that are not calibrated on: the examples have others, synthetic ones come later.
     """
-    from qcompile.calibration import Data
+    from qcompile.data.batches import Data
     from qcompile.model.weightless import read_weightless
 
     inputs = read_weightless((FOLDER / row.model).with_suffix(".onnx")).io.inputs
@@ -287,8 +287,8 @@ class Child:
 
 def measure(name: str, rounds: int) -> None:
     """Measure one row and print it."""
-    from qcompile.bench.compare import speedup
-    from qcompile.model.fidelity import fidelity
+    from qcompile.bench.statistics.speedup import speedup
+    from qcompile.model.output_error import fidelity
 
     row = ROWS[name]
     made = prepare(row)

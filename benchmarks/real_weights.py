@@ -70,7 +70,7 @@ class Subject:
         import onnx
 
         import qcompile
-        from qcompile.compiler.prepare import LOWEST_OPSET, upgrade_opset
+        from qcompile.compiler.quantize.prepare import LOWEST_OPSET, upgrade_opset
 
         count = CALIBRATED.get(self.name, CALIBRATION)
         for number, sample in enumerate(self.network.samples()):
@@ -304,7 +304,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 def evaluate(subject: Subject, who: str, path: Path) -> dict[str, Any]:
     """The dB and the metric of an artifact."""
-    from qcompile.model.fidelity import fidelity
+    from qcompile.model.output_error import fidelity
 
     samples = subject.evaluation()
     run, reference = runner(WHO[who][0], path, subject.output), _reference(subject)

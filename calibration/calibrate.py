@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..artifact import Artifact, check_output, commit, tool_versions, writing
+from ..data.batches import Data
 from ..errors import CalibrationError, InvalidOption, QCompileError
 from ..model.weightless import WeightlessModel, read_weightless
 from ..progress import Progress, silent
-from .batches import Data
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .manifest import ranges_manifest
 from .one_by_one import one_by_one

@@ -22,7 +22,7 @@ from ..model.graph import attribute, captured_names, holds_half
 from ..model.onnx_file import load_onnx
 from ..model.session import make_session, session_options
 from ..model.weightless import WeightlessModel
-from ..shapes import Feeds
+from ..tensors import Feeds
 from .taps import Taps
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.batches import Data
+from ..data.readers import Batch
 from ..errors import DataError, ModelError
-from .batches import Data
-from .readers import Batch
 
 Run = Callable[[Batch], Sequence[NDArray[Any]]]
 """Runs one batch and returns the tensors that are observed, in the same order each time.

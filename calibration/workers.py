@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.readers import Batch
 from ..errors import CalibrationError, DataError, InvalidOption
 from ..model.session import usable_cores
 from ..model.weightless import WeightlessModel
 from .counting import make_count
 from .histogram import Count, Histogram, NonFinite
 from .observer import Observer, open_observer
-from .readers import Batch
 from .taps import Taps
 
 IN_FLIGHT_BYTES = 256 << 20

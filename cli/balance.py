@@ -15,7 +15,7 @@ from .verb import verb
 )
 def balance(session: Session, given: BalanceCommand) -> None:
     """Print what was equalized, smoothed and left alone."""
-    from ..compiler import balance as balance_model
+    from ..compiler.quantize.balance.balance import balance as balance_model
 
     artifact = balance_model(
         given.model, given.output, data=given.data, samples=given.samples, progress=session.progress

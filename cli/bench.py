@@ -52,9 +52,9 @@ def bench() -> None:
 )
 def measure(session: Session, given: BenchCommand) -> int:
     """Print the table of what was measured."""
-    from ..bench import benchmark
-    from ..bench.export_results import save_csv, save_markdown
-    from ..bench.results import BenchInterrupted
+    from ..bench.benchmark import benchmark
+    from ..bench.results.export import save_csv, save_markdown
+    from ..bench.results.results import BenchInterrupted
 
     try:
         results = benchmark(
@@ -104,8 +104,8 @@ def measure(session: Session, given: BenchCommand) -> int:
 def compare(session: Session, given: CompareCommand) -> int:
     """Print the table of changes, and which limits they break."""
     from ..artifact import write_json
-    from ..bench import load_results
-    from ..bench.regress import compare_results, parse_limit
+    from ..bench.results.regress import compare_results, parse_limit
+    from ..bench.results.results import load_results
 
     found = compare_results(
         load_results(given.old),

@@ -27,8 +27,9 @@ def diff(session: Session, given: DiffCommand) -> int:
         _refuse(given, _OF_OUTPUTS, "belongs to the comparison of outputs", "leave it out, or `layers`")
         return _layers(session, given)
     _refuse(given, _OF_LAYERS, "belongs to the comparison of layers", "give `layers` too")
-    from ..bench import diff as compare
-    from ..bench.diff import Tolerances, parse_rules, parse_tolerances
+    from ..bench.metrics.output_verdict import Tolerances
+    from ..comparison.diff import diff as compare
+    from ..comparison.diff import parse_rules, parse_tolerances
 
     difference = compare(
         given.reference,
@@ -52,7 +53,7 @@ def diff(session: Session, given: DiffCommand) -> int:
 
 def _layers(session: Session, given: DiffCommand) -> int:
     from ..artifact import check_output
-    from ..bench.layer_diff import layer_diff
+    from ..comparison.layers import layer_diff
     from . import layers_table as shown
 
     written = [path for path in (given.output, given.save_results) if path is not None]

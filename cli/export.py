@@ -17,7 +17,7 @@ from .verb import verb
 )
 def export(session: Session, given: ExportCommand) -> None:
     """Print the file and its checks."""
-    from ..compiler import export as export_model
+    from ..compiler.export import export as export_model
 
     artifact = export_model(
         given.model,

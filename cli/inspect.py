@@ -20,7 +20,7 @@ from .verb import verb
 )
 def inspect(session: Session, given: InspectCommand) -> None:
     """Print what is known of a file."""
-    from ..inspection import inspect as look
+    from ..reporting.inspection import inspect as look
 
     facts = look(given.file, nodes=given.nodes)
     session.json(facts)
@@ -29,7 +29,7 @@ def inspect(session: Session, given: InspectCommand) -> None:
 
 
 def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
-    from ..shapes import ModelIO
+    from ..tensors import ModelIO
 
     io = ModelIO.from_json(facts["io"])
     session.say(f"  opset {facts['opset']}, made by {facts['producer'] or 'unknown'}")
@@ -60,7 +60,7 @@ def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
 
 
 def _show_results(session: Session, facts: dict[str, Any]) -> None:
-    from ..bench import load_results
+    from ..bench.results.results import load_results
 
     session.table(results_table(load_results(Path(facts["file"])), width=session.width))
 

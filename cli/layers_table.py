@@ -12,7 +12,7 @@ from .tables import add_row, bytes_text, make_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.layer_diff.outcome import LayerDiff, Neighbour
+    from ..comparison.layers.outcome import LayerDiff, Neighbour
 
 ROWS = 15
 

@@ -26,7 +26,7 @@ def package() -> None:
 def triton(session: Session, given: TritonCommand) -> None:
     """Print what was laid out, and how to serve it."""
     from ..deploy import TritonOptions, package_triton
-    from ..shapes import parse_shapes
+    from ..tensors import parse_shapes
 
     options = TritonOptions(
         max_batch_size=given.max_batch_size,

@@ -9,7 +9,7 @@ from .session import Session
 from .tables import bytes_text, curve_table, noise_lines, reasons, results_table
 
 if TYPE_CHECKING:
-    from ..bench.results import Results
+    from ..bench.results.results import Results
 
 
 def present_artifact(session: Session, artifact: Artifact, *details: str) -> None:
@@ -30,7 +30,7 @@ def present_artifact(session: Session, artifact: Artifact, *details: str) -> Non
 
 def present_results(session: Session, results: Results) -> None:
     """Print the table of a benchmark, its curves, and what to know of them."""
-    from ..bench.render import warning_lines
+    from ..bench.results.render import warning_lines
 
     if not session.quiet:
         session.table(results_table(results, width=session.width))

@@ -23,8 +23,8 @@ from .verb import verb
 )
 def quantize(session: Session, given: QuantizeCommand) -> None:
     """Print what was quantized and what was left in floating point."""
-    from ..compiler import quantize as quantize_model
-    from ..compiler.request import WeightOptions
+    from ..compiler.quantize.quantize import quantize as quantize_model
+    from ..compiler.quantize.request import WeightOptions
 
     artifact = quantize_model(
         given.model,

@@ -15,7 +15,7 @@ from .verb import verb
 )
 def report(session: Session, given: ReportCommand) -> None:
     """Print where the page is."""
-    from ..bench.report import write_report
+    from ..reporting import write_report
 
     session.progress("draw")
     path = write_report(

@@ -27,7 +27,7 @@ def run(session: Session, given: RunCommand) -> int:
         return 0
     if given.recipe is None:
         raise click.UsageError("Missing argument 'RECIPE'.")
-    from ..pipeline import run as run_recipe
+    from ..pipeline.run import run as run_recipe
 
     def listener(stage: str, state: str, seconds: float, /) -> None:
         if state != "skipped" or session.verbose:

@@ -15,7 +15,7 @@ from .verb import verb
 )
 def simplify(session: Session, given: SimplifyCommand) -> None:
     """Print what was removed."""
-    from ..compiler import simplify as simplify_model
+    from ..compiler.simplify.simplify import simplify as simplify_model
 
     artifact = simplify_model(given.model, given.output, data=given.data, progress=session.progress)
     proof = artifact.manifest.proof

@@ -9,10 +9,10 @@ from ..figures import DASH, bytes_text, decibels, drop_text, figure, times
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench import Results
-    from ..bench.diff import Difference
-    from ..bench.regress import Change, Regression
-    from ..bench.row import Row
+    from ..bench.results.regress import Change, Regression
+    from ..bench.results.results import Results
+    from ..bench.results.row import Row
+    from ..comparison.diff import Comparison
 
 __all__ = ["DASH", "add_row", "bytes_text", "make_table"]
 
@@ -46,7 +46,7 @@ def add_row(table: Table, *cells: str) -> None:
 
 def results_table(results: Results, *, width: int) -> Table:
     """Return the table of a benchmark, one row per artifact; narrow terminals get two lines a row."""
-    from ..bench.render import interval_words
+    from ..bench.results.render import interval_words
 
     settings, machine = results.settings, results.environment
     shapes = ", ".join(f"{name}:{shape}" for name, shape in settings["inputs"].items())
@@ -74,7 +74,7 @@ def results_table(results: Results, *, width: int) -> Table:
 
 
 def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
-    from ..bench.render import render
+    from ..bench.results.render import render
 
     gap = " " if wide else "\n"
     text = render(row, baseline)
@@ -130,7 +130,7 @@ def curve_table(results: Results, curve: Literal["batches", "concurrency"]) -> T
 
 def regression_table(found: Regression) -> Table:
     """Return the table of two runs, one row per artifact; without verdicts across machines."""
-    from ..bench.compare import CONFIDENCE
+    from ..bench.statistics.speedup import CONFIDENCE
 
     old, new = found.machines
     what = "speed-up against the own baseline" if found.relative else "latency"
@@ -145,7 +145,7 @@ def regression_table(found: Regression) -> Table:
 
 
 def _change_cells(change: Change) -> list[str]:
-    from ..bench.render import speedup_text
+    from ..bench.results.render import speedup_text
 
     ratio = change.speedup
     return [
@@ -159,7 +159,7 @@ def _change_cells(change: Change) -> list[str]:
     ]
 
 
-def difference_table(difference: Difference) -> Table:
+def difference_table(difference: Comparison) -> Table:
     """Return the table of a comparison, one row per output."""
     table = make_table(
         f"{difference.artifact} against {difference.reference}: {difference.samples} samples, "

@@ -24,7 +24,7 @@ _SHOWN = 10
 )
 def tune(session: Session, given: TuneCommand) -> None:
     """Print the layers by their error, the trials, and the best model."""
-    from ..bench.row import unit_of
+    from ..bench.results.row import unit_of
     from ..figures import accuracy_text
     from ..tuning import tune as tune_model
 
@@ -60,9 +60,9 @@ def tune(session: Session, given: TuneCommand) -> None:
 
 def _picture(session: Session, tuned: Tuned, output: Path, max_drop: float, metric: str) -> Path | None:
     from ..artifact import writing
-    from ..bench.row import unit_of
+    from ..bench.results.row import unit_of
     from ..errors import EngineUnavailable
-    from ..tuning.front import plot_front
+    from ..tuning.pareto_plot import plot_front
 
     path = output / "front.svg"
     try:

@@ -9,9 +9,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..artifact import Check
-from ..model.fidelity import fidelity, worst
+from ..model.output_error import fidelity, worst
 from ..model.session import make_session, run_session, session_options
-from ..shapes import Feeds, format_shape
+from ..tensors import Feeds, format_shape
 
 Outputs = list[NDArray[Any]]
 

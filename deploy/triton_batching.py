@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import InvalidOption
-from ..shapes import format_shape
-from .served import Served
+from ..tensors import format_shape
+from .triton_model import Served
 from .triton_options import TritonOptions
 
 DEFAULT_MAX_BATCH = 4

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidOption
-from ..shapes import TensorInfo, format_shape
+from ..tensors import TensorInfo, format_shape
 from .protobuf_text import Message, Value, Word
-from .served import Served
 from .triton_backends import TENSORRT, TYPES
 from .triton_batching import max_batch_size
+from .triton_model import Served
 from .triton_options import TritonOptions
 from .triton_warm_up import warm_up
 

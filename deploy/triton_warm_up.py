@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import InvalidOption
-from ..shapes import format_shape
+from ..tensors import format_shape
 from .protobuf_text import Message, Value, Word
-from .served import Served
 from .triton_backends import TYPES
+from .triton_model import Served
 from .triton_options import TritonOptions
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from ..artifact import Check
 from ..errors import EngineUnavailable, InvalidOption
 from ..progress import Progress, silent
-from ..shapes import Feeds, ModelIO
+from ..tensors import Feeds, ModelIO
 
 if TYPE_CHECKING:
-    from .tensorrt.building.calibrator import Calibration
+    from .tensorrt.builder.calibrator import Calibration
     from .tensorrt.options import TensorRTOptions
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"]

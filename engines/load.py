@@ -8,7 +8,7 @@ from ..artifact import load_artifact, manifest_path, read_manifest, require_file
 from ..errors import ArtifactError, InvalidOption
 from ..model.pt2_archive import trusting
 from ..model.source import parse_source
-from ..shapes import ModelIO
+from ..tensors import ModelIO
 from .base import GpuRun, Runner
 from .gpu import parse_device
 from .registry import engine

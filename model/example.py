@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ExportError, InvalidOption
-from ..shapes import Feeds, TensorInfo, parse_dynamic_axis, parse_input
+from ..tensors import Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from .extents import RUNGS, asked_ranges, traced_extents
 from .input_notes import AxisRange
 from .outputs import flat_outputs, name_outputs

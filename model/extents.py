@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidOption
-from ..shapes import Feeds, TensorInfo
+from ..tensors import Feeds, TensorInfo
 from .input_notes import AxisRange
 
 BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced with 2 or more

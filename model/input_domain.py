@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..shapes import Dim, TensorInfo
+from ..tensors import Dim, TensorInfo
 from .graph import attribute, constant_tensor, consumers, infer_shapes
 from .onnx_file import model_io
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .fidelity import fidelity
+from .output_error import fidelity
 
 Rule = Literal["classes", "embedding", "signal"]
 RULES: tuple[Rule, ...] = ("classes", "embedding", "signal")

@@ -17,7 +17,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..shapes import TensorInfo, fill_dynamic
+from ..tensors import TensorInfo, fill_dynamic
 from .graph import attribute, infer_shapes, without_weights
 from .input_notes import read_notes
 from .onnx_file import model_io

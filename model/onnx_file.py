@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifact import digest_files, require_file
 from ..errors import ModelError, first_line
-from ..shapes import Dim, ModelIO, TensorInfo
+from ..tensors import Dim, ModelIO, TensorInfo
 
 if TYPE_CHECKING:
     import onnx

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, EngineUnavailable, QCompileError
-from ..shapes import Feeds, TensorInfo, fill_dynamic, format_shape
+from ..tensors import Feeds, TensorInfo, fill_dynamic, format_shape
 from .input_domain import Domain, named_domain, read_domains
 from .input_notes import read_notes
 from .onnx_file import model_io

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
-from ..shapes import Feeds, format_shape
+from ..tensors import Feeds, format_shape
 
 
 def usable_cores() -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..artifact import require_file
 from ..errors import ModelError
-from ..shapes import ModelIO
+from ..tensors import ModelIO
 from .graph_edits import fix_initializers
 from .onnx_file import digest_model, model_io, parse_onnx
 

@@ -1,6 +1,6 @@
 """Every option of every verb, once: frozen types, one field an option (`option.py` says how).
 
-From the fields, and only from them: the command line (`cli/`), the recipe and its checks (`recipe.py`), the
-JSON Schema of recipes, the reference pages in `docs/reference/`, the keys of the stages and the options in a
-manifest. To add an option, add a field and the code that obeys it.
+From the fields, and only from them: the command line (`cli/`), the recipe and its checks
+(`pipeline/recipe.py`), the JSON Schema of recipes, the reference pages in `docs/reference/`, the keys of the
+stages and the options in a manifest. To add an option, add a field and the code that obeys it.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..errors import UsageError
-from ..shapes import parse_shapes
+from ..tensors import parse_shapes
 from .decode import Checked, Refused
 from .option import COMMA, SHAPES, argument, option
 from .tensorrt import TensorRTOptions

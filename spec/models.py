@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ..errors import UsageError
-from ..shapes import parse_dynamic_axis, parse_input
+from ..tensors import parse_dynamic_axis, parse_input
 from .decode import Checked, Refused
 from .option import COMMA, argument, option
 from .words import METHOD, METHOD_PATTERN, GraphTarget

@@ -8,58 +8,53 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("calibration", "compiler", "engines", "bench", "tuning", "cli", "model", "deploy", "spec")
+ROOMS = (
+    "bench", "calibration", "cli", "comparison", "compiler", "data", "deploy", "engines", "model", "pipeline",
+    "reporting", "spec", "tuning",
+)  # fmt: skip
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
 )
 
 # A room may import itself and those listed; modules at the root are named by their own name.
-GROUND = {"errors", "shapes", "artifact", "progress", "version", "figures", "spec"}
+GROUND = {"errors", "tensors", "artifact", "progress", "version", "figures", "spec"}
+ONNX = GROUND | {"model", "data"}
+BUILT = ONNX | {"calibration", "compiler", "engines"}
 ALLOWED = {
     "version": set[str](),
     "telemetry": set[str](),
     "errors": set[str](),
-    "shapes": {"errors"},
+    "tensors": {"errors"},
     "progress": set[str](),
     "figures": set[str](),
-    "spec": {"errors", "shapes"},
-    "artifact": {"errors", "shapes", "version"},
+    "spec": {"errors", "tensors"},
+    "artifact": {"errors", "tensors", "version"},
     "model": GROUND,
-    "calibration": GROUND | {"model"},
-    "compiler": GROUND | {"model", "calibration"},
-    "engines": GROUND | {"model", "calibration"},
-    "bench": GROUND | {"model", "calibration", "engines"},
+    "data": GROUND | {"model"},
+    "calibration": ONNX,
+    "compiler": ONNX | {"calibration"},
+    "engines": ONNX | {"calibration"},
+    "bench": ONNX | {"calibration", "engines"},
+    "comparison": ONNX | {"calibration", "engines", "bench"},
+    "reporting": ONNX | {"calibration", "engines", "bench", "comparison"},
     "deploy": GROUND | {"model"},
-    "recipe": GROUND | {"engines", "recipe_batches"},
-    "recipe_batches": GROUND,
-    "store": GROUND,
-    "preparation": GROUND | {"calibration", "compiler", "engines"},  # the types of its fields
-    "lowering": GROUND | {"model", "calibration", "compiler", "engines", "preparation"},
-    "building": GROUND | {"model", "calibration", "engines", "lowering", "preparation"},
-    "intent": GROUND | {"model", "calibration", "compiler", "engines", "preparation", "lowering", "building"},
-    "qat": GROUND | {"compiler"},
-    "tuning": GROUND
-    | {"model", "calibration", "compiler", "engines", "bench", "intent", "preparation", "lowering"},
-    "inspection": GROUND | {"model", "calibration", "bench"},
-    "stages": GROUND
-    | {"model", "calibration", "compiler", "engines", "bench", "recipe", "recipe_batches", "intent"}
-    | {"preparation", "lowering"},
-    "bench_stages": GROUND | {"model", "calibration", "engines", "bench", "recipe", "stages"},
-    "pipeline": GROUND | {"model", "engines", "bench", "recipe", "store", "stages", "bench_stages"},
-    "cli": GROUND
+    "preparation": BUILT,
+    "lowering": BUILT | {"preparation"},
+    "building": BUILT | {"preparation", "lowering"},
+    "intent": BUILT | {"preparation", "lowering", "building"},
+    "tuning": BUILT | {"bench", "intent", "preparation", "lowering", "building"},
+    "pipeline": BUILT | {"bench", "reporting", "intent", "preparation", "lowering", "building"},
+    "cli": BUILT
     | {
-        "model",
-        "calibration",
-        "compiler",
-        "engines",
         "bench",
+        "comparison",
+        "reporting",
         "tuning",
         "deploy",
+        "pipeline",
         "intent",
         "preparation",
-        "inspection",
-        "pipeline",
-        "recipe",
+        "building",
     },
 }
 

@@ -27,7 +27,7 @@ from qcompile.artifact import (
     writing,
 )
 from qcompile.errors import ArtifactError, InvalidOption, MissingFile
-from qcompile.shapes import ModelIO, TensorInfo
+from qcompile.tensors import ModelIO, TensorInfo
 
 MANIFEST = Manifest(
     kind="engine",

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import qcompile
-from qcompile.bench.accuracy import top_k
-from qcompile.calibration import Data
+from qcompile.bench.metrics.accuracy import top_k
+from qcompile.data.batches import Data
 from qcompile.model.weightless import read_weightless
-from qcompile.shapes import parse_input
+from qcompile.tensors import parse_input
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 DIGITS = EXAMPLES / "digits"

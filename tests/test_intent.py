@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from qcompile.calibration import calibrate
-from qcompile.compiler import quantize
+from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load, names
 from qcompile.errors import CalibrationError, EngineUnavailable, IntentNotReached, InvalidOption
 from qcompile.intent import build
-from qcompile.model.fidelity import fidelity
+from qcompile.model.output_error import fidelity
 from qcompile.model.weightless import fingerprint
 
 MakeFile = Callable[..., Path]

@@ -21,15 +21,15 @@ from simulated_machine import install
 
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
-from qcompile.compiler.request import WeightOptions
+from qcompile.compiler.quantize.request import WeightOptions
 from qcompile.engines.base import PRECISIONS, BuildRequest
 from qcompile.engines.tensorrt.options import TensorRTOptions
 from qcompile.errors import InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.weightless import fingerprint
-from qcompile.pipeline import RunReport
+from qcompile.pipeline.run import RunReport
+from qcompile.pipeline.stages import build_stage
 from qcompile.progress import silent
-from qcompile.stages import build_stage
 
 HEAD = """
 version = 1

@@ -68,7 +68,7 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
 
 
 def test_the_recipe_of_the_guide_is_read(tmp_path: Path) -> None:
-    from qcompile.recipe import read_recipe
+    from qcompile.pipeline.recipe import read_recipe
 
     text = (ROOT / "docs/recipe.md").read_text(encoding="utf-8")
     shown = re.search(r"```toml\n(.*?)```", text, re.S)

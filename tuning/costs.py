@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..engines.registry import engine
-from ..shapes import Feeds
+from ..tensors import Feeds
 from .trials import Trial
 
 

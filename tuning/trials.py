@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..artifact import size_bytes
-from ..bench import benchmark
-from ..bench.accuracy import Tally
-from ..bench.metrics import Metric, Outputs, Scored, Truth
+from ..bench.benchmark import benchmark
+from ..bench.metrics.accuracy import Tally
+from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
 from ..bench.outputs import paired
-from ..calibration import Batch, Ranges
+from ..calibration import Ranges
+from ..data.readers import Batch
 from ..engines.base import Precision, Runner
 from ..engines.capabilities import capabilities
 from ..engines.registry import engine

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ..artifact import write_json, write_text
-from ..bench.accuracy import read_metric
-from ..calibration import Batch, Data, Ranges, load_ranges, parse_method
-from ..compiler import export, simplify
-from ..compiler.int8.placement import graph_target
-from ..compiler.sensitivity import Damage, rank_layers
+from ..bench.metrics.accuracy import read_metric
+from ..calibration import Ranges, load_ranges, parse_method
+from ..compiler.export import export
+from ..compiler.quantize.int8.placement import graph_target
+from ..compiler.quantize.sensitivity import Damage, rank_layers
+from ..compiler.simplify.simplify import simplify
+from ..data.batches import Data
+from ..data.readers import Batch
 from ..engines.build import require_builder
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
@@ -21,7 +24,7 @@ from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
 from ..model.source import parse_source
 from ..progress import Progress, silent
-from ..shapes import TensorInfo
+from ..tensors import TensorInfo
 from .costs import slower_layers
 from .recipe_file import recipe_text
 from .search import fewest_in_float, pareto
@@ -115,7 +118,7 @@ def tune(
         data: Samples that accuracy is measured on, with labels if the metric needs them.
         output: Folder for the artifacts, `recipe.toml`, `tune.json` and, with matplotlib, `front.svg`.
         max_drop: What may be lost, in the metric's unit: points of top1.
-        metric: "top1", "top5", "miou", "cosine", "mse" or "file.py:function"; see `bench.accuracy`.
+        metric: "top1", "top5", "miou", "cosine", "mse" or "file.py:function"; see `bench.metrics.accuracy`.
         calibration: Samples to calibrate on; those of `data` otherwise.
         targets: Engines to try; those for the CPU that are installed, if none is given.
         inputs: Inputs of a MODEL that does not declare them.

@@ -20,9 +20,10 @@ MODELS = Path(__file__).resolve().parent.parent / "coverage_models"
 _LIBRARIES = ("torch", "torch.export", "torch.onnx", "onnx", "onnxscript", "numpy", "sympy")
 _RUNTIMES = (
     "onnxruntime", "openvino", "onnxsim", "polygraphy.comparator", "tensorrt_rtx",
-    "qcompile.compiler.export", "qcompile.compiler.simplify", "qcompile.compiler.quantize", "qcompile.intent",
-    "qcompile.calibration.calibrate", "qcompile.calibration.kernel", "qcompile.engines.build",
-    "qcompile.engines.openvino", "qcompile.bench.diff", "qcompile.bench.process",
+    "qcompile.compiler.export", "qcompile.compiler.simplify.simplify", "qcompile.compiler.quantize.quantize",
+    "qcompile.intent", "qcompile.calibration.calibrate", "qcompile.calibration.kernel",
+    "qcompile.engines.build", "qcompile.engines.openvino",
+    "qcompile.comparison.diff", "qcompile.bench.workers.process",
 )  # fmt: skip
 _TRACEBACK_LINES = 14
 

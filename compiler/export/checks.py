@@ -12,7 +12,7 @@ from ...errors import ExportError, ModelError
 from ...model.example import CHECK_EXTENTS, Example
 from ...model.input_notes import AxisRange
 from ...progress import Progress
-from ...shapes import Feeds
+from ...tensors import Feeds
 from ..check import OnnxReference, Outputs, compare_outputs
 from .axes import Axes
 from .original import Original

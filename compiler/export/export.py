@@ -18,9 +18,9 @@ from ...model.pt2_archive import trusting
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
 from ...model.source import Source, parse_source
 from ...progress import Progress, silent
-from ...shapes import TensorInfo
-from ..int8.placement import Target
-from ..qat.onnx_translations import TRAINED_FOR, register_operators
+from ...tensors import TensorInfo
+from ..quantize.int8.placement import Target
+from ..quantize.qat.onnx_translations import TRAINED_FOR, register_operators
 from .axes import rename_axes
 from .capture import require_axes
 from .checks import Comparison, open_session, spelled
@@ -61,7 +61,7 @@ def export(
         opset_version: ONNX opset to export to.
         target: What the Q/DQ of a model that was trained with it is completed for; what `qat.prepare` was
             told, or "onnxruntime", by default. A float model is the same for all.
-        data: Samples (`calibration.batches`) in place of random input: for tracing, where the model has no
+        data: Samples (`data.batches`) in place of random input: for tracing, where the model has no
             example, and for every comparison.
         trust: Load a `.pt2` that runs code when it is loaded all the same.
         progress: Told of every step.
@@ -206,7 +206,7 @@ def _of_exporter(reason: str, label: str) -> list[str]:
 
 def _require_converted(module: Any, label: str) -> None:
     """A model in training rounds by Python code, which ONNX has no form for."""
-    from ..qat.fake_quantize import FakeQuantize
+    from ..quantize.qat.fake_quantize import FakeQuantize
 
     if any(isinstance(part, FakeQuantize) for part in module.modules()):
         raise ExportError(

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ...calibration import Data
+from ...data.batches import Data
 from ...errors import ExportError, ModelError, first_line
 from ...model.example import Example, examples, flat_outputs, make_example
 from ...model.extents import RUNGS
 from ...model.outputs import ForeignOutput, flat_tensors
 from ...model.pytorch import LoadedModel
 from ...progress import quiet
-from ...shapes import Feeds, TensorInfo, format_shape
+from ...tensors import Feeds, TensorInfo, format_shape
 from ..check import Outputs
 
 TRAINING_MODE = "the model was in training mode; it is exported in evaluation mode"

@@ -14,13 +14,13 @@ from ...model.onnx_file import load_onnx, opset, save_onnx
 from ...model.outputs import flat_tensors
 from ...model.pytorch import import_torch
 from ...progress import quiet
-from ..embedding_bags import bags_without_loops
-from ..int8.placement import Target
 from ..opset.lower import lower_opset
-from ..qat.finish_qdq import finish_qdq
-from ..qat.onnx_translations import onnx_translations
+from ..quantize.int8.placement import Target
+from ..quantize.qat.finish_qdq import finish_qdq
+from ..quantize.qat.onnx_translations import onnx_translations
 from .axes import Axes, plain_axes
 from .capture import capture
+from .embedding_bags import bags_without_loops
 from .failure import explain_export_failure
 
 _LOWEST_EXPORTED = 18  # below that, PyTorch's exporter has onnx.version_converter try, which gives up early

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writing
-from ...calibration import Data
+from ...data.batches import Data
 from ...errors import ModelError
 from ...model.graph import graph_precision
 from ...model.onnx_file import (
@@ -21,7 +21,7 @@ from ...model.onnx_file import (
 )
 from ...model.random_input import RandomInput
 from ...progress import Progress, silent
-from ...shapes import Feeds
+from ...tensors import Feeds
 from ..check import OnnxReference, compare_outputs
 from .lower import lower_opset
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...model.graph import without_weights
 from ...model.onnx_file import copy_model, opset, save_onnx
-from ..prepare import upgrade_opset
+from ..quantize.prepare import upgrade_opset
 from .fit import same_outputs
 
 if TYPE_CHECKING:

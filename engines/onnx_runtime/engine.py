@@ -16,7 +16,7 @@ from ...model.graph import count_weighted, holds_half, weighted_nodes
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
 from ...model.random_input import run_on
 from ...model.session import make_session, optimize_file, session_options
-from ...shapes import Feeds, ModelIO
+from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, GpuRun, Place, Planned, Precision, Runner
 from ..gpu import why_not_gpu
 from ..processor import missing_features, processor

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...errors import ModelError, first_line
-from ...shapes import Dim, Feeds, ModelIO, TensorInfo, check_feeds
+from ...tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner
 
 _DTYPES = {"float": "float32", "double": "float64"}

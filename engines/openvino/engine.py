@@ -13,7 +13,7 @@ from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
-from ...shapes import Feeds, ModelIO
+from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Precision, Runner
 from ..processor import processor, why_emulated
 from .kernels import UNREPORTED, Computed, computed_by

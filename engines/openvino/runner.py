@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...errors import BuildError, ModelError, first_line
-from ...shapes import Feeds, ModelIO, check_feeds
+from ...tensors import Feeds, ModelIO, check_feeds
 from ..base import Runner
 from .kernels import Kernel, read_kernels
 

@@ -7,7 +7,7 @@ from ...errors import BuildError, EngineUnavailable, InvalidOption
 from ...model.example import make_example
 from ...model.pytorch import import_torch, load_torch
 from ...model.source import parse_source
-from ...shapes import ModelIO
+from ...tensors import ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, GpuRun, Place, Precision, Runner
 from ..gpu import why_not_gpu
 from .runner import MODES, PyTorchRunner

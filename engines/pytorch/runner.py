@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, ModelError, first_line
 from ...model.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
-from ...model.fidelity import fidelity
+from ...model.output_error import fidelity
 from ...model.pytorch import import_torch
 from ...progress import quiet
-from ...shapes import Feeds, ModelIO, TensorInfo, check_feeds
+from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner
 
 Mode = Literal["eager", "trace", "script", "freeze", "compile"]

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from ...artifact import Check
 from ...errors import BuildError, ModelError, first_line
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
-from ...model.fidelity import fidelity
+from ...model.output_error import fidelity
 from ...model.pytorch import import_torch, load_torch
 from ...model.source import parse_source
 from ...progress import quiet
-from ...shapes import Dim, Feeds, ModelIO, TensorInfo
+from ...tensors import Dim, Feeds, ModelIO, TensorInfo
 from ..base import BuildOutcome, BuildRequest
 from ..processor import processor
 from .engine import PyTorch

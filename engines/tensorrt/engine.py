@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ...artifact import read_manifest
 from ...errors import EngineUnavailable, InvalidOption
-from ...shapes import Feeds, ModelIO
+from ...tensors import Feeds, ModelIO
 from ..base import PRECISIONS, BuildOutcome, BuildRequest, Engine, GpuRun, Place, Precision, Runner
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
 
 if TYPE_CHECKING:
-    from .running.runner import TensorRTRunner
+    from .runner.runner import TensorRTRunner
 
 
 class TensorRT(Engine):
@@ -53,7 +53,7 @@ class TensorRT(Engine):
         return load_adapter(self.name).highest_opset
 
     def build(self, request: BuildRequest) -> BuildOutcome:
-        from .building.builder import build_plan
+        from .builder.builder import build_plan
         from .verify import verified
 
         outcome = build_plan(load_adapter(self.name), request)
@@ -62,7 +62,7 @@ class TensorRT(Engine):
         return verified(outcome, request, lambda: self._opened(request.output, GpuRun(), outcome.io))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
-        from .building.builder import dry_run
+        from .builder.builder import dry_run
 
         return dry_run(load_adapter(self.name), request)
 
@@ -89,7 +89,7 @@ class TensorRT(Engine):
         return self._opened(path, run, manifest.io if manifest else None)
 
     def _opened(self, path: Path, run: GpuRun, declared: ModelIO | None) -> TensorRTRunner:
-        from .running.runner import TensorRTRunner
+        from .runner.runner import TensorRTRunner
 
         return TensorRTRunner(
             load_adapter(self.name),

@@ -10,12 +10,12 @@ import numpy as np
 
 from ...artifact import Check
 from ...errors import BuildError, EngineUnavailable, QCompileError
-from ...model.fidelity import fidelity
 from ...model.input_domain import read_domains
+from ...model.output_error import fidelity
 from ...model.random_input import random_feeds
 from ...model.session import make_session, run_session, session_options
 from ...model.weightless import read_weightless
-from ...shapes import Feeds, ModelIO
+from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Runner
 
 if TYPE_CHECKING:

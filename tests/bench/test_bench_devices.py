@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import qcompile
-from qcompile.bench.compare import Speedup
 from qcompile.bench.recorder import Recorder
-from qcompile.bench.row import Row
+from qcompile.bench.results.row import Row
+from qcompile.bench.statistics.speedup import Speedup
 from qcompile.bench.subjects import choose_subjects
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
@@ -22,7 +22,7 @@ without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
 
 def placed(artifacts: dict[str, str], *devices: int | None, modes: tuple[str, ...] = ()) -> dict[str, str]:
     """Name of each subject to its device."""
-    from qcompile.bench.interpreters import Interpreters
+    from qcompile.bench.workers.interpreters import Interpreters
 
     subjects, _ = choose_subjects(
         artifacts, next(iter(artifacts)), trust=False, pythons=Interpreters(), torch_modes=modes,

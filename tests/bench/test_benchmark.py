@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 
 import qcompile
-from qcompile.bench.results import SCHEMA, load_results
-from qcompile.bench.results_json import row_json
-from qcompile.bench.row import Energy, NoEnergy
+from qcompile.bench.results.results import SCHEMA, load_results
+from qcompile.bench.results.row import Energy, NoEnergy
+from qcompile.bench.results.row_json import row_json
 from qcompile.errors import DataError, InvalidOption
 
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the usual: what is looked at here is not how exact the figures are."""
-    from qcompile.bench import measure, sweep, warm_up
+    from qcompile.bench.measuring import rounds, sweep, warm_up
 
-    monkeypatch.setattr(measure, "BLOCK_S", 0.015)
-    monkeypatch.setattr(measure, "_LEAST_PATIENCE_S", 3.0)
+    monkeypatch.setattr(rounds, "BLOCK_S", 0.015)
+    monkeypatch.setattr(rounds, "_LEAST_PATIENCE_S", 3.0)
     monkeypatch.setattr(warm_up, "_BLOCK_S", 0.0025)
     monkeypatch.setattr(warm_up, "LEAST_S", 0.03)
     monkeypatch.setattr(warm_up, "LIMIT_S", 0.2)
-    monkeypatch.setattr(measure, "LIMIT_S", 0.2)
+    monkeypatch.setattr(rounds, "LIMIT_S", 0.2)
     monkeypatch.setattr(sweep, "POINT_S", 0.2)
 
 

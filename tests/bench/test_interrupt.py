@@ -15,7 +15,7 @@ import jsonschema
 import psutil
 import pytest
 
-from qcompile.bench.results import SCHEMA, load_results
+from qcompile.bench.results.results import SCHEMA, load_results
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 

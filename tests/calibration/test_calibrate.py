@@ -22,8 +22,9 @@ from calibrated import (
 )
 
 from qcompile.artifact import load_artifact
-from qcompile.calibration import Data, Ranges, calibrate, load_ranges
+from qcompile.calibration import Ranges, calibrate, load_ranges
 from qcompile.calibration.calibrate import Shard
+from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError
 from qcompile.model.weightless import fingerprint, read_weightless
 

@@ -21,8 +21,9 @@ from calibrated import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.calibration import Data, Ranges, calibrate, observe
+from qcompile.calibration import Ranges, calibrate, observe
 from qcompile.calibration.taps import choose_taps
+from qcompile.data.batches import Data
 from qcompile.model.weightless import read_weightless
 
 

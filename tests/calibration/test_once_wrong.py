@@ -15,11 +15,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from qcompile.calibration import Data, calibrate, load_ranges, observe
-from qcompile.calibration.archive import read_rows
+from qcompile.calibration import calibrate, load_ranges, observe
 from qcompile.calibration.calibrate import Shard
 from qcompile.calibration.checkpoint import load_checkpoint
 from qcompile.calibration.taps import choose_taps
+from qcompile.data.archive import read_rows
+from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, DataError, InvalidOption, QCompileError
 from qcompile.model.weightless import read_weightless
 

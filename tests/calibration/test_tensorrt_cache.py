@@ -27,7 +27,7 @@ from qcompile.calibration.tensorrt_cache import (
     version_code,
 )
 from qcompile.calibration.thresholds import METHODS
-from qcompile.compiler import quantize
+from qcompile.compiler.quantize.quantize import quantize
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError
 from qcompile.intent import calibrate
 from qcompile.model.weightless import fingerprint

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from qcompile.bench.results import Results, load_results, save_results
-from qcompile.bench.row import Latency, Launch, Row
+from qcompile.bench.results.results import Results, load_results, save_results
+from qcompile.bench.results.row import Latency, Launch, Row
 from qcompile.cli import main
 
 Run = Callable[..., tuple[int, str, str]]

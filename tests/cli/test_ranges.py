@@ -14,13 +14,14 @@ import pytest
 from onnx import numpy_helper, parser
 
 from qcompile.artifact import load_artifact
-from qcompile.calibration import Data, Method, Ranges, load_ranges, observe, parse_method, save_ranges
+from qcompile.calibration import Method, Ranges, load_ranges, observe, parse_method, save_ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.ranges import Portion
 from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
 from qcompile.calibration.thresholds import METHODS
 from qcompile.cli import main
-from qcompile.compiler.int8.tensors_to_calibrate import tensors_to_calibrate
+from qcompile.compiler.quantize.int8.tensors_to_calibrate import tensors_to_calibrate
+from qcompile.data.batches import Data
 from qcompile.model.weightless import fingerprint, read_weightless
 
 MakePath = Callable[..., Path]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from packaging_engines import make_engine
 
 from qcompile.deploy.protobuf_text import format_message
-from qcompile.deploy.served import read_served
 from qcompile.deploy.triton_check import check_config
 from qcompile.deploy.triton_config import Config, make_config
+from qcompile.deploy.triton_model import read_served
 from qcompile.deploy.triton_options import TritonOptions
 from qcompile.errors import ArtifactError, InvalidOption, QCompileError
 

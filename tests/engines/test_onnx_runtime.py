@@ -14,14 +14,14 @@ from onnx import parser
 
 from qcompile.artifact import Artifact
 from qcompile.calibration import calibrate
-from qcompile.compiler import quantize
-from qcompile.compiler.int8.placement import Target
+from qcompile.compiler.quantize.int8.placement import Target
+from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest, Precision
 from qcompile.engines.build import build_engine
 from qcompile.errors import BuildError, DataError, IntentNotReached, ModelError
-from qcompile.model.fidelity import fidelity
 from qcompile.model.onnx_file import count_operators, load_onnx
+from qcompile.model.output_error import fidelity
 from qcompile.model.weightless import fingerprint
 
 MakeFile = Callable[..., Path]

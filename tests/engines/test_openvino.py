@@ -16,7 +16,7 @@ from qcompile.engines.openvino.kernels import Kernel
 from qcompile.engines.openvino.runner import OpenVinoRunner
 from qcompile.engines.registry import engine
 from qcompile.errors import ArtifactError, BuildError, DataError, IntentNotReached, QCompileError
-from qcompile.model.fidelity import fidelity
+from qcompile.model.output_error import fidelity
 
 pytest.importorskip("openvino")
 

@@ -8,7 +8,7 @@ import pytest
 
 from qcompile.engines.base import BuildOutcome, Planned
 from qcompile.engines.weigh import weigh
-from qcompile.shapes import ModelIO
+from qcompile.tensors import ModelIO
 
 COUNTS = {"large": 88, "small": 9, "tiny": 3}
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 import qcompile
-from qcompile.compiler.request import WeightOptions
+from qcompile.compiler.quantize.request import WeightOptions
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompileError
 
 MakePath = Callable[..., Path]

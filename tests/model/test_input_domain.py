@@ -11,7 +11,7 @@ from qcompile.errors import DataError, ModelError
 from qcompile.model.input_domain import Domain, read_domains
 from qcompile.model.input_notes import AxisRange, InputNote, write_notes
 from qcompile.model.random_input import RandomInput, random_feeds
-from qcompile.shapes import Feeds, TensorInfo
+from qcompile.tensors import Feeds, TensorInfo
 
 INT64, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 

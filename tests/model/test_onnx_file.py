@@ -23,7 +23,7 @@ from qcompile.model.onnx_file import (
     save_onnx,
 )
 from qcompile.model.weightless import fingerprint, read_weightless
-from qcompile.shapes import TensorInfo
+from qcompile.tensors import TensorInfo
 
 MakePath = Callable[..., Path]
 Tiny = Callable[..., onnx.ModelProto]

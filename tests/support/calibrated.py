@@ -14,8 +14,9 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from qcompile.calibration import Data, Ranges, calibrate, load_ranges, observe
+from qcompile.calibration import Ranges, calibrate, load_ranges, observe
 from qcompile.calibration.histogram import BINS, Histogram
+from qcompile.data.batches import Data
 from qcompile.model.weightless import read_weightless
 
 MakePath = Callable[..., Path]

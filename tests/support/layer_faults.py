@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from qcompile.model.fidelity import fidelity
+from qcompile.model.output_error import fidelity
 
 
 def perturbed(model: onnx.ModelProto, name: str, *, by: float = 0.0, times: float = 1.0) -> onnx.ModelProto:

@@ -14,7 +14,7 @@ from onnx import numpy_helper, parser
 
 import qcompile
 from qcompile.artifact import Artifact
-from qcompile.compiler import quantize
+from qcompile.compiler.quantize.quantize import quantize
 from qcompile.model.onnx_file import save_onnx
 
 Floats = NDArray[np.float32]

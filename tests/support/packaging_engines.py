@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qcompile.artifact import Manifest, commit, writing
-from qcompile.shapes import Dim, ModelIO, TensorInfo
+from qcompile.tensors import Dim, ModelIO, TensorInfo
 
 Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
 

@@ -225,7 +225,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedGpu:
     from simulated_libcuda import Library
     from simulated_pycuda import make_module
 
-    from qcompile.engines.tensorrt.running import cuda_driver
+    from qcompile.engines.tensorrt.runner import cuda_driver
 
     gpu = SimulatedGpu(**options)
     package = types.ModuleType("pycuda")

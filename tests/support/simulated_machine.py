@@ -15,7 +15,7 @@ import qcompile
 from qcompile.artifact import Artifact
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
-from qcompile.engines.tensorrt.building import builder, refit
+from qcompile.engines.tensorrt.builder import builder, refit
 from qcompile.engines.tensorrt.options import TensorRTOptions
 
 GPU = Gpu("Simulated A10", "sm86", 24 << 30, "12.4")

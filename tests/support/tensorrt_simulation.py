@@ -13,7 +13,7 @@ from onnx import parser
 from simulated_cuda import SimulatedGpu
 
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.running.runner import TensorRTRunner
+from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 
 PYTORCHS = 0xBEEF
 """Handle of a context that somebody else has made current."""

@@ -11,7 +11,7 @@ from onnx import parser
 from qcompile.compiler.opset.lower import lower_opset
 from qcompile.model.onnx_file import model_io, opset
 from qcompile.model.random_input import random_feeds
-from qcompile.shapes import Feeds
+from qcompile.tensors import Feeds
 
 
 def model(version: int, signature: str, body: str, stored: str = "") -> onnx.ModelProto:

@@ -20,8 +20,8 @@ from onnx import numpy_helper, parser
 
 import qcompile
 from qcompile.artifact import is_manifest, load_artifact
-from qcompile.bench.results import Results
-from qcompile.bench.row import Latency, Row
+from qcompile.bench.results.results import Results
+from qcompile.bench.results.row import Latency, Row
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import load_onnx

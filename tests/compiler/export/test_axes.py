@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qcompile.artifact import Artifact
-from qcompile.compiler import export
+from qcompile.compiler.export import export
 from qcompile.errors import ExportError, InvalidOption, ModelError
 from qcompile.model.input_notes import AxisRange, InputNote, read_notes
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qcompile.artifact import load_artifact
-from qcompile.compiler import export
+from qcompile.compiler.export import export
 from qcompile.errors import ExportError, InvalidOption, ModelError
 
 

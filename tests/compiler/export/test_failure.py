@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qcompile.compiler import export
+from qcompile.compiler.export import export
 from qcompile.compiler.export.failure import explain_export_failure
 from qcompile.errors import ExportError, InvalidOption
 

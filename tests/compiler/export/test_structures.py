@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qcompile.compiler import export
+from qcompile.compiler.export import export
 from qcompile.errors import ExportError, InvalidOption, ModelError
 
 SOURCE = """

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qcompile.compiler import export
+from qcompile.compiler.export import export
 from qcompile.compiler.opset.fit import fit_opset
 from qcompile.errors import ExportError
 from qcompile.model.onnx_file import count_operators, load_onnx, opset

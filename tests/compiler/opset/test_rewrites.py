@@ -11,7 +11,7 @@ from two_opsets import assert_the_same, operators
 
 from qcompile.compiler.opset.lower import lower_opset
 from qcompile.errors import UnsupportedOperator
-from qcompile.shapes import Feeds
+from qcompile.tensors import Feeds
 
 REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare", "Sum"]
 

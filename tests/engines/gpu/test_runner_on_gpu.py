@@ -18,8 +18,8 @@ from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 import qcompile
-from qcompile.engines.tensorrt.running.cuda_context import PrimaryContext
-from qcompile.engines.tensorrt.running.runner import TensorRTRunner
+from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
+from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.errors import DataError, InvalidOption, ModelError
 
 pytestmark = pytest.mark.gpu

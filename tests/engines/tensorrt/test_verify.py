@@ -19,7 +19,7 @@ from qcompile.engines.tensorrt.verify import verified
 from qcompile.errors import BuildError, EngineUnavailable
 from qcompile.model.onnx_file import load_onnx, model_io
 from qcompile.model.session import make_session, session_options
-from qcompile.shapes import Feeds
+from qcompile.tensors import Feeds
 
 MakeFile = Callable[..., Path]
 PROFILE = {"x": {"min": [1, 4, 8, 8], "opt": [3, 4, 8, 8], "max": [8, 4, 8, 8]}}

@@ -1,0 +1,1 @@
+"""Warm-up, interleaved rounds, curves, energy, and what disturbed them."""

@@ -1,0 +1,62 @@
+"""Several clients at once on one loaded artifact, each a thread that asks again as soon as it is answered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import ModelError, first_line
+from ...tensors import Feeds
+
+
+def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[list[int], int]:
+    """Let one client per runner call in a closed loop.
+
+    Args:
+        runners: One per client; the same one again where it takes calls from several threads.
+        feeds: What every call is given.
+        seconds: Begin no call after this.
+
+    Returns:
+        The nanoseconds of every call, and those from the common start to the end of the last call.
+
+    Raises:
+        ModelError: If a call fails.
+    """
+    calls = [runner.prepare(feeds) for runner in runners]
+    for call in calls:
+        call()
+    gate = threading.Barrier(len(calls) + 1)
+    found: list[list[int]] = [[] for _ in calls]
+    failures: list[Exception] = []
+    deadline = 0
+
+    def client(call: Any, durations: list[int]) -> None:
+        clock = time.perf_counter_ns
+        gate.wait()
+        try:
+            now = clock()
+            while now < deadline or not durations:
+                start = now
+                call()
+                now = clock()
+                durations.append(now - start)
+        except Exception as error:  # a runtime may raise anything; it is raised again by the caller
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=client, args=pair, daemon=True) for pair in zip(calls, found, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    begin = time.perf_counter_ns()
+    deadline = begin + int(seconds * 1e9)
+    gate.wait()
+    for thread in threads:
+        thread.join()
+    wall_ns = time.perf_counter_ns() - begin
+    if failures:
+        raise ModelError(f"{len(calls)} clients: a call fails: {first_line(failures[0])}") from failures[0]
+    return [ns for durations in found for ns in durations], wall_ns

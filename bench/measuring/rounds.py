@@ -1,0 +1,266 @@
+"""Launches and rounds: every artifact is started several times, and runs one block per round, in balanced
+order, until the intervals are narrow."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ...errors import QCompileError
+from ..statistics.launches import median
+from ..statistics.speedup import FEWEST_ROUNDS, ratio_level, speedup_with_interval
+from ..workers.process import Worker
+from .schedule import rounds
+from .warm_up import LIMIT_S, TimedWarmUp, warm_up
+
+BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds
+FEWEST_LAUNCHES = 5  # to stop early: few can lie close together by chance, and would be believed
+_FEWEST_LAUNCH_ROUNDS = 4
+_FEWEST_SLOW_ROUNDS = 2  # where rounds are so slow that launches would be few
+_ROUND_VARIANCE = 3.0  # of a round, in units of that of a launch, until it can be told
+_DISCARD = 2  # calls after an idle pause: caches and threads wake up
+_FEWEST_CALLS = 3
+_PATIENCE = 20.0  # times what a block should take, before its worker is given up
+_LEAST_PATIENCE_S = 30.0
+
+Workers = Mapping[str, Worker]
+
+
+@dataclass
+class TimingSeries:
+    """What was timed of one artifact.
+
+    Attributes:
+        iterations: Calls per block.
+        warm_up: How it warmed up in its last launch; None before.
+        unsettled: How it did in a launch whose latency did not settle.
+        launches_ms: Of each launch the median of each block.
+        latencies_ms: Every timed call.
+        failure: Set when it failed in the middle; it is left out of further rounds.
+        keeps_spinning: Whether its threads went on spinning after a block, so that it was frozen in between.
+    """
+
+    iterations: int = 1
+    warm_up: TimedWarmUp | None = None
+    unsettled: TimedWarmUp | None = None
+    launches_ms: list[list[float]] = field(default_factory=list)
+    latencies_ms: array[float] = field(default_factory=lambda: array("d"))
+    failure: QCompileError | None = None
+    keeps_spinning: bool = False
+
+    @property
+    def round_medians_ms(self) -> list[float]:
+        """Of all launches, one after the other."""
+        return [value for launch in self.launches_ms for value in launch]
+
+
+@dataclass(frozen=True)
+class BenchProgress:
+    """How far measuring is: the launch, the round of it, and the widest interval; inf before there is one."""
+
+    launch: int
+    round: int
+    widest: float
+
+
+def measure(
+    workers: Workers,
+    relaunch: Callable[[], Workers],
+    baseline: str,
+    timed: Mapping[str, TimingSeries],
+    *,
+    max_time_s: float,
+    launch_s: float = 0.0,
+    precision_target: float,
+    progress: Callable[[BenchProgress], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Time loaded and fed workers against each other, launch after launch.
+
+    An artifact that fails is left out of further rounds, and its process is ended; the others go on. Without
+    a baseline there is nothing to compare with, but the others get the rounds that their own figures need.
+
+    Args:
+        workers: Name to worker of the first launch, the baseline among them.
+        relaunch: Ends these and starts new ones of all that have not failed; it sets `failure` of those that
+            do not start.
+        baseline: Name of the baseline.
+        timed: Name to where its times go; what is there when this is interrupted is whole.
+        max_time_s: No launch is begun that would not end before this, and no round after it, but the first
+            eight; launches behind the first and their warm-up are contained.
+        launch_s: What a launch takes, before the first of them was timed.
+        precision_target: Stop once the interval of every speed-up is narrower (0.02: two percent).
+        progress: Told after each round.
+        clock: Seconds that pass.
+    """
+    budget = _Budget(max_time_s, precision_target, launch_s)
+    orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced
+    began = clock()
+    for launch in itertools.count(1):
+        for name, worker in workers.items():
+            timed[name].launches_ms.append([])
+            _guard(timed[name], worker, functools.partial(_warm_up, worker, max_time_s, clock))
+        budget.launched(launch, began, clock())
+        step: _Step = "round"
+        for count in itertools.count(1):
+            for name in (name for name in next(orders) if name in workers):
+                _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
+            uncertainty = _uncertainty(timed, baseline)
+            progress(BenchProgress(launch, count, uncertainty.widest))
+            step = budget.next_step(launch, count, uncertainty, timed, timed[baseline], clock())
+            if step != "round":
+                break
+        if step == "end":
+            return
+        began = clock()
+        workers = relaunch()
+
+
+_Step = Literal["round", "launch", "end"]
+
+
+@dataclass
+class _Uncertainty:
+    """The widest interval of a speed-up, the largest variance that a round leaves, and the fewest launches
+    that counted; see `Level`."""
+
+    widest: float = 0.0
+    variance: float = 0.0
+    launches: float = math.inf
+
+
+@dataclass
+class _Budget:
+    """What to do with the time there is.
+
+    Attributes:
+        max_time_s, precision_target: As `measure` is given them.
+        launch_s: What the last launch took, from the end of the one before until it was warm.
+        start_s: When the first launch was warm.
+        warm_s: When the last one was.
+    """
+
+    max_time_s: float
+    precision_target: float
+    launch_s: float
+    start_s: float = 0.0
+    warm_s: float = 0.0
+
+    def launched(self, launch: int, began_s: float, now_s: float) -> None:
+        """Remember what a launch took; the start of the first was timed elsewhere, here its warm-up."""
+        self.launch_s = now_s - began_s + (self.launch_s if launch == 1 else 0.0)
+        self.start_s, self.warm_s = (now_s if launch == 1 else self.start_s), now_s
+
+    def next_step(
+        self,
+        launch: int,
+        count: int,
+        uncertainty: _Uncertainty,
+        timed: Mapping[str, TimingSeries],
+        base: TimingSeries,
+        now_s: float,
+    ) -> _Step:
+        """Return what follows `count` rounds of a launch."""
+        enough = max(len(one.round_medians_ms) for one in timed.values()) >= FEWEST_ROUNDS
+        counted = min(launch, uncertainty.launches)
+        sure = counted >= FEWEST_LAUNCHES and uncertainty.widest <= self.precision_target
+        over = now_s - self.start_s > self.max_time_s or base.failure is not None
+        if all(one.failure for one in timed.values()) or (enough and over):
+            return "end"
+        round_s = (now_s - self.warm_s) / count
+        share_s = self.max_time_s / FEWEST_LAUNCHES
+        slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
+        if not slow and count < self._best_rounds(round_s, uncertainty.variance):
+            return "round"
+        if enough and sure:
+            return "end"
+        left_s = self.start_s + self.max_time_s - now_s
+        if self.launch_s + _FEWEST_SLOW_ROUNDS * round_s < left_s:
+            return "launch"
+        # Further rounds of this launch would say nothing new, unless it is the only one.
+        return "end" if launch > 1 and enough else "round"
+
+    def _best_rounds(self, round_s: float, variance: float) -> float:
+        """Rounds a launch that leave the least uncertainty for the time (Kalibera and Jones 2013, 6.3)."""
+        best = math.sqrt(variance * self.launch_s / round_s) if round_s > 0.0 else 0.0
+        return max(best, _FEWEST_LAUNCH_ROUNDS)
+
+
+def ask_timing(worker: Worker, do: str, expected_s: float, **arguments: Any) -> tuple[list[int], bool]:
+    """Ask for timed calls; a worker that is not at rest afterwards is frozen until it is asked again.
+
+    Returns:
+        Nanoseconds of each call, and whether the worker's threads came to rest.
+
+    Raises:
+        WorkerError: If it dies, or takes many times as long as expected.
+    """
+    answer = worker.ask(do, timeout_s=_patience_s(expected_s), **arguments)
+    if not answer["at_rest"]:
+        worker.freeze()
+    return answer["ns"], answer["at_rest"]
+
+
+def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], timed: TimingSeries) -> None:
+    """Run until warm, and learn how many calls fill a block."""
+
+    longest_ns = 0
+
+    def time_calls(iterations: int) -> list[int]:
+        nonlocal longest_ns
+        # The very first call may take as long as a compiler does.
+        patience_s = _patience_s(iterations * longest_ns / 1e9) if longest_ns else None
+        found: list[int] = worker.ask("time", timeout_s=patience_s, iterations=iterations, rest=False)["ns"]
+        longest_ns = max(longest_ns, *found)
+        return found
+
+    timed.warm_up = warm_up(time_calls, limit_s=min(LIMIT_S, max_time_s), clock=clock)
+    if not timed.warm_up.stable:
+        timed.unsettled = timed.warm_up
+    timed.iterations = max(int(BLOCK_S * 1e9 / timed.warm_up.call_ns), _FEWEST_CALLS)
+    expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
+    # The first block does not count, as little as the warm-up does: it shows whether it comes to rest.
+    _, at_rest = ask_timing(worker, "time", expected_s, iterations=1)
+    timed.keeps_spinning |= not at_rest
+
+
+def _patience_s(expected_s: float) -> float:
+    return max(_PATIENCE * expected_s, _LEAST_PATIENCE_S)
+
+
+def _block(worker: Worker, timed: TimingSeries) -> None:
+    assert timed.warm_up is not None
+    expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
+    durations, at_rest = ask_timing(worker, "time", expected_s, iterations=timed.iterations, discard=_DISCARD)
+    timed.keeps_spinning |= not at_rest
+    latencies = [ns / 1e6 for ns in durations]
+    timed.latencies_ms.extend(latencies)
+    timed.launches_ms[-1].append(median(latencies))
+
+
+def _uncertainty(timed: Mapping[str, TimingSeries], baseline: str) -> _Uncertainty:
+    reference, found = timed[baseline], _Uncertainty()
+    for name, one in timed.items():
+        if name != baseline and one.failure is None and not reference.failure:
+            if len(one.round_medians_ms) < FEWEST_ROUNDS:
+                return _Uncertainty(float("inf"), _ROUND_VARIANCE)
+            level = ratio_level(reference.launches_ms, one.launches_ms)
+            found.widest = max(found.widest, speedup_with_interval(level.mean, [level]).width)
+            found.variance = max(found.variance, level.round_variance)
+            found.launches = min(found.launches, level.launches)
+    return found
+
+
+def _guard(timed: TimingSeries, worker: Worker, work: Callable[[TimingSeries], None]) -> None:
+    if timed.failure is None:
+        try:
+            work(timed)
+        except QCompileError as error:
+            timed.failure = error
+            worker.kill()  # it is asked no more

@@ -1,0 +1,121 @@
+"""Curves: latency and throughput over batch sizes, and over clients that call at the same time.
+
+Each point is one second after a short warm-up; the points of all artifacts are taken in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from ...errors import InvalidOption, QCompileError, WorkerError
+from ...progress import Progress
+from ...tensors import Feeds
+from ..outputs import save_feeds
+from ..recorder import Recorder, latency_of
+from ..results.row import CurvePoint
+from ..workers.process import Worker
+from .rounds import ask_timing
+from .warm_up import warm_up
+
+POINT_S = 1.0
+_WARM_UP_S = 2.0
+_FEWEST_CALLS = 5
+
+
+def sweep_batches(
+    workers: Mapping[str, Worker],
+    recorder: Recorder,
+    feeds_of: Mapping[int, Feeds],
+    folder: Path,
+    progress: Progress,
+) -> None:
+    """Measure every artifact over batch sizes.
+
+    Args:
+        workers: Name to worker.
+        recorder: Takes the points.
+        feeds_of: Batch size to feeds.
+        folder: Where feeds may be written for the workers.
+        progress: Told of every batch size.
+    """
+    for batch_size, feeds in feeds_of.items():
+        path = folder / f"batch-{batch_size}.npz"
+        save_feeds(feeds, path)
+
+        def point(worker: Worker, path: Path = path, batch_size: int = batch_size) -> CurvePoint:
+            worker.ask("feed", path=str(path))
+            call_ns = _warm(worker)
+            calls = max(int(POINT_S * 1e9 / call_ns), _FEWEST_CALLS)
+            durations, _ = ask_timing(worker, "time", calls * call_ns / 1e9, iterations=calls)
+            return _point(batch_size, durations, batch_size * len(durations) / (sum(durations) / 1e9))
+
+        progress(f"batch size {batch_size}")
+        _each(workers, recorder, f"batch size {batch_size}", "batches", point)
+
+
+def sweep_clients(
+    workers: Mapping[str, Worker],
+    recorder: Recorder,
+    counts: Sequence[int],
+    samples: int,
+    progress: Progress,
+) -> None:
+    """Measure every artifact over numbers of clients: threads that call one artifact in a closed loop."""
+    for count in counts:
+
+        def point(worker: Worker, count: int = count) -> CurvePoint:
+            answer = worker.ask("clients", clients=count, seconds=POINT_S)
+            if not answer["at_rest"]:
+                worker.freeze()
+            return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
+
+        progress(f"{count} clients")
+        _each(workers, recorder, f"{count} clients", "concurrency", point)
+
+
+def check_counts(values: Sequence[int], option: str) -> None:
+    """Refuse what is no list of different positive numbers.
+
+    Raises:
+        InvalidOption: Naming the option.
+    """
+    if any(value < 1 for value in values) or len(set(values)) != len(values):
+        raise InvalidOption(
+            f"{option}: {', '.join(map(str, values))}; different numbers of at least 1 are required",
+            option=option,
+        )
+
+
+def _each(
+    workers: Mapping[str, Worker],
+    recorder: Recorder,
+    what: str,
+    curve: Literal["batches", "concurrency"],
+    point: Callable[[Worker], CurvePoint],
+) -> None:
+    """A point that fails is a warning: the artifact's other figures stand. A dead worker is asked no more."""
+    for name, worker in workers.items():
+        if not recorder.can_be_asked(name):
+            continue
+        try:
+            recorder.point(name, curve, point(worker))
+        except QCompileError as error:
+            recorder.warn(name, f"{what}: {error.message}")
+            if isinstance(error, WorkerError):
+                recorder.died(name, error)
+                worker.kill()
+
+
+def _point(count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:
+    found = latency_of([ns / 1e6 for ns in durations_ns])
+    return CurvePoint(count, found.median_ms, found.p99_ms, throughput_per_s, found.p90_ms)
+
+
+def _warm(worker: Worker) -> float:
+    def time_calls(iterations: int) -> list[int]:
+        found: list[int] = worker.ask("time", iterations=iterations, rest=False)["ns"]
+        return found
+
+    return warm_up(time_calls, limit_s=_WARM_UP_S).call_ns

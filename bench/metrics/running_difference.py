@@ -1,0 +1,100 @@
+"""The difference from the baseline's outputs, batch by batch: `output_verdict.judge`, nothing kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model.judgement import SNR_DB, RowTally
+from ...model.output_error import ErrorSums
+from ..results.row import Difference
+from .metric import Outputs
+from .output_verdict import ATOL_SHARE, BY_SIGNAL, RTOL
+
+
+@dataclass
+class _Running:
+    """One output so far.
+
+    Attributes:
+        rows: What its rows are, and how they agree.
+        sums: Its errors.
+        atol: Smallest absolute tolerance for which every element passes by it or the relative one.
+        mismatch: Shapes that differ, in words.
+    """
+
+    rows: RowTally
+    sums: ErrorSums = field(default_factory=ErrorSums)
+    atol: float = 0.0
+    mismatch: str = ""
+
+    def add(self, expected: NDArray[Any], found: NDArray[Any], rtol: float) -> None:
+        """Add a batch."""
+        if expected.shape != found.shape:
+            self.mismatch = f"shape {expected.shape} is required, {found.shape} found"
+            return
+        batch = ErrorSums()
+        values, error = batch.add(expected, found)
+        self.sums.include(batch)
+        # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
+        self.atol = max(self.atol, float(error[error > rtol * np.abs(values)].max(initial=0.0)))
+        self.rows.add(expected, found)
+
+    @property
+    def snr_db(self) -> float:
+        """Of everything added; -inf where the shapes differ."""
+        return -math.inf if self.mismatch else self.sums.snr_db
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of rows with the same argmax; None where the output is no classes."""
+        return None if self.mismatch else self.rows.agreement
+
+
+class RunningDifference:
+    """The difference of one artifact from the baseline.
+
+    Args:
+        precision: The artifact's, which decides what counts as equal (see `diff`).
+    """
+
+    def __init__(self, precision: str) -> None:
+        self._by_signal = precision in BY_SIGNAL
+        self._kind = precision if precision in RTOL else "fp32"
+        self._outputs: dict[str, _Running] = {}
+
+    def add(self, reference: Outputs, outputs: Outputs) -> None:
+        """Add a batch; the names are the reference's (see `paired`)."""
+        for name, expected in reference.items():
+            running = self._outputs.setdefault(name, _Running(RowTally(name)))
+            running.add(expected, outputs[name], RTOL[self._kind])
+
+    def result(self) -> Difference:
+        """Return the worst output's figures, and whether all passed."""
+        name, worst = min(self._outputs.items(), key=lambda item: item[1].snr_db)
+        return Difference(
+            passed=all(self._passed(running) for running in self._outputs.values()),
+            output=name,
+            snr_db=worst.snr_db,
+            max_abs_error=math.inf if worst.mismatch else worst.sums.max_abs_error,
+            agreement=worst.agreement,
+            criterion=self._criterion(worst),
+        )
+
+    def _passed(self, running: _Running) -> bool:
+        if running.mismatch:
+            return False
+        if not self._by_signal:
+            return running.atol <= ATOL_SHARE[self._kind] * running.sums.max_abs
+        return running.rows.verdict(loud=running.snr_db >= SNR_DB)[0]
+
+    def _criterion(self, running: _Running) -> str:
+        if running.mismatch:
+            return running.mismatch
+        if not self._by_signal:
+            return f"atol {ATOL_SHARE[self._kind] * running.sums.max_abs:.3g}, rtol {RTOL[self._kind]:g}"
+        return running.rows.verdict(loud=running.snr_db >= SNR_DB)[1]

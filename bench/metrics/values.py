@@ -1,0 +1,164 @@
+"""Metrics of the outputs' values: cosine similarity, mean squared error, and the user's own function.
+
+Cosine and mean squared error compare the first output with the labels where these are targets. Where there
+are no labels, or they are classes (whole numbers in another shape than the output's), every output is
+compared with the baseline's, whose own value is then 1 or 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError, InvalidOption
+from ...model.source import parse_source
+from ...model.user_code import call, load_function
+from .metric import Metric, Outputs, Scored, Truth, first_output, require_numbers
+
+PerSample = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+
+
+def cosine(found: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the cosine of each pair of rows, [samples, elements] to [samples].
+
+    Equal rows have 1, also where they are zero; anything else against zero has 0.
+    """
+    # Scaled first: the square of a large float32 fits, that of a large float64 does not.
+    found, expected = (rows / _scale(rows) for rows in (found, expected))
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    products = (found * expected).sum(axis=1)
+    equal = (found == expected).all(axis=1)
+    return np.where(equal, 1.0, products / np.where(lengths > 0, lengths, 1.0))
+
+
+def mean_squared_error(found: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean squared error of each pair of rows, [samples, elements] to [samples]."""
+    error: NDArray[np.float64] = np.square(found - expected).mean(axis=1)
+    return error
+
+
+class Similarity(Metric):
+    """The mean over samples of a comparison with the targets, or with the baseline's outputs."""
+
+    def __init__(
+        self, name: str, compare: PerSample, *, unit: Literal["points", "units"], higher_is_better: bool
+    ) -> None:
+        self.name, self._compare = name, compare
+        self.unit, self.higher_is_better, self.needs_labels = unit, higher_is_better, False
+
+    def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+        """See `Metric.score`; several outputs of a sample count alike."""
+        values = []
+        for name, found, expected in _pairs(outputs, reference, truth):
+            if not found.ndim or len(found) != truth.samples:
+                raise DataError(
+                    f"{truth.where}: output {name!r} of shape {found.shape} for {truth.samples} samples; "
+                    "a first axis of samples is required",
+                    hint="give --metric file.py:function, which may choose among the outputs",
+                )
+            require_numbers(name, found, truth.where, finite=True)
+            require_numbers(f"{name} (expected)", expected, truth.where, finite=True)
+            values.append(self._compare(_rows(found), _rows(expected)))
+        mean = np.mean(values, axis=0)
+        return Scored(np.stack([mean, np.ones(len(mean))], axis=1))
+
+
+class OwnMetric(Metric):
+    """`file.py:function`, called with a batch's outputs (name to array) and labels (None without).
+
+    It returns one value per sample, or one number for the batch, which counts as often as the batch has
+    samples and is then resampled as a whole. `function.higher_is_better = False` where less is better.
+    """
+
+    unit = "units"
+    needs_labels = False
+
+    def __init__(self, text: str, *, base: Path | None = None) -> None:
+        self.name, self._source = text, parse_source(text, base=base)
+        self._function: Callable[..., Any] = load_function(self._source)
+        better = getattr(self._function, "higher_is_better", True)
+        if not isinstance(better, bool):
+            raise InvalidOption(f"metric {text}: higher_is_better is {better!r}; True or False is required")
+        self.higher_is_better = better
+
+    def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+        """See `Metric.score`.
+
+        Raises:
+            ModelError: If the function raises, with its line.
+            DataError: If it returns no such thing.
+        """
+        # Copies: what a function changes in place is compared with other artifacts afterwards.
+        own = {name: array.copy() for name, array in outputs.items()}
+        found = call(lambda: self._function(own, truth.labels), self._source)
+        if hasattr(found, "detach"):  # a torch tensor, without importing torch
+            found = found.detach().cpu().numpy()
+        values = _numbers(found)
+        if values is None or values.shape not in ((), (truth.samples,)):
+            shown = type(found).__name__ if values is None else f"an array of shape {values.shape}"
+            raise DataError(
+                f"metric {self.name}: returned {shown} for the {truth.samples} samples of {truth.where}; "
+                "one value per sample or one number is required"
+            )
+        if not np.isfinite(values).all():
+            raise DataError(
+                f"metric {self.name}: returned {values[~np.isfinite(values)].ravel()[0]} for {truth.where}; "
+                "finite numbers are required"
+            )
+        weight = np.full(values.size, truth.samples / values.size)
+        return Scored(np.stack([values.ravel() * weight, weight], axis=1))
+
+
+def _scale(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A power of two near each row's largest magnitude: dividing by it changes no bit of the fractions."""
+    largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
+    scale: NDArray[np.float64] = np.ldexp(1.0, np.frexp(largest)[1] - 1)
+    return scale
+
+
+def _rows(array: NDArray[Any]) -> NDArray[np.float64]:
+    return array.reshape(len(array), -1).astype(np.float64)
+
+
+def _pairs(
+    outputs: Outputs, reference: Outputs, truth: Truth
+) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """Name, found and expected of each comparison."""
+    name, first = first_output(outputs, truth.where)
+    labels = None if truth.labels is None else np.asarray(truth.labels)
+    if labels is not None:
+        fits = _without_ones(labels.shape) == _without_ones(first.shape) and len(labels) == truth.samples
+        if fits:
+            yield name, first, labels.reshape(first.shape)
+            return
+        if labels.dtype.kind not in "iub":
+            raise DataError(
+                f"{truth.where}: targets of shape {labels.shape}; the shape of output {name!r}, "
+                f"{first.shape}, is required"
+            )
+    for name, expected in reference.items():
+        if outputs[name].shape != expected.shape:
+            raise DataError(
+                f"{truth.where}: output {name!r} is of shape {outputs[name].shape}; the baseline's, "
+                f"{expected.shape}, is required"
+            )
+        yield name, outputs[name], expected
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(extent for extent in shape[1:] if extent != 1)
+
+
+def _numbers(found: Any) -> NDArray[np.float64] | None:
+    """What a user's function returned, as an array; None if it is no numbers."""
+    if isinstance(found, bool) or not isinstance(found, int | float | np.generic | np.ndarray | list | tuple):
+        return None
+    try:
+        values = np.asarray(found)
+    except ValueError:  # lists of different lengths
+        return None
+    return values.astype(np.float64) if values.dtype.kind in "fiub" else None

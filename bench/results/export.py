@@ -1,0 +1,60 @@
+"""Results as CSV, one row per artifact with every single figure, and as the Markdown table of a README."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from ...artifact import write_text
+from ...figures import DASH
+from ..measuring.environment import machine_text
+from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
+from .render import RowText, csv_columns, csv_row, interval_words, render
+from .results import Results
+
+_CHARACTERS = str.maketrans({"|": "\\|", "\n": " "})
+_HEADER = ["method", "latency ms", "speed-up", "size", "reduction", "accuracy", "drop"]
+
+
+def save_csv(results: Results, path: Path) -> None:
+    """Write one row per artifact; columns carry their units, an empty cell was not measured."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, csv_columns(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(csv_row(row) for row in results.rows)
+    write_text(path, text.getvalue())
+
+
+def save_markdown(results: Results, path: Path) -> None:
+    """Write the table, and beneath it the machine, the input and whether the run was disturbed."""
+    write_text(path, markdown(results))
+
+
+def markdown(results: Results) -> str:
+    """Return the table as GitHub's Markdown, the baseline first."""
+    rows = sorted(results.rows, key=lambda row: row.name != results.baseline)
+    lines = [_HEADER, ["---"] + ["---:"] * (len(_HEADER) - 1)]
+    lines += [_cells(render(row, results.baseline)) for row in rows]
+    table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    settings = results.settings
+    shapes = ", ".join(f"{name}:{shape}" for name, shape in settings.get("inputs", {}).items())
+    about = (
+        f"{machine_text(results.environment)}, {settings.get('threads')} threads, input {shapes}; "
+        f"speed-up against {results.baseline} with its {interval_words(results.confidence)}"
+    )
+    if any(row.accuracy for row in rows):
+        about += f", drop with its {DROP_CONFIDENCE:.0%} interval"
+    noise = results.environment.get("noise") or {}
+    disturbed = "".join(f"\n- disturbed: {reason}" for reason in noise.get("reasons", ()))
+    stopped = "\n- interrupted: not every round was measured" if results.interrupted else ""
+    return f"{table}\n\n{about}\n{disturbed}{stopped}".rstrip() + "\n"
+
+
+def _cells(text: RowText) -> list[str]:
+    if text.problem:
+        cells = [text.name, text.problem, *[DASH] * 5]
+    else:
+        drop = f"{text.drop} {text.drop_interval}".strip()
+        cells = [text.name, text.latency, text.compared, text.size, text.reduction, text.accuracy, drop]
+    return [cell.translate(_CHARACTERS) for cell in cells]

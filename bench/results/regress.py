@@ -1,0 +1,240 @@
+"""New results against old ones: has an artifact become slower, larger, less accurate?
+
+The two runs share no rounds, so their levels are two means over launches (see `launches`), and the interval
+is that of their difference. The verdict follows from it as in `compare`.
+
+What the interval cannot contain is that the machine itself was slower that day. `relative` compares the
+speed-ups against each run's own baseline instead: what slows both down is then left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ...errors import InvalidOption
+from ..measuring.environment import machine_of, machine_text
+from ..statistics.launches import level_of
+from ..statistics.speedup import FEWEST_ROUNDS, Launches, Speedup, logarithms, speedup_with_interval
+from .results import Results
+from .row import Row, Unit
+
+_SAME_SETTINGS = ("threads", "inputs")
+Kind = Literal["slower", "larger", "accuracy"]
+KINDS: tuple[Kind, ...] = ("slower", "larger", "accuracy")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What must not happen: slower or larger by more than a share, or accuracy lost in points."""
+
+    kind: Kind
+    amount: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """One artifact in both results.
+
+    Attributes:
+        name: Of the artifact.
+        old_ms, new_ms: Median latencies.
+        speedup: Of new against old: 0.95 is 5% slower. None where it cannot be.
+        size_ratio: New file by old; None for a MODEL.
+        gain: How much better the accuracy is, in `unit`; negative where it is worse.
+        unit: Points, or units of the metric.
+        reason: Why there is no comparison.
+        broken: The limits that this breaks, as they were given.
+    """
+
+    name: str
+    old_ms: float | None = None
+    new_ms: float | None = None
+    speedup: Speedup | None = None
+    size_ratio: float | None = None
+    gain: float | None = None
+    unit: Unit = "points"
+    reason: str = ""
+    broken: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the `--json` form; `accuracy_points` is null for a metric of other units."""
+        ratio = self.speedup
+        return {
+            "name": self.name,
+            "old_ms": self.old_ms,
+            "new_ms": self.new_ms,
+            "speedup": ratio
+            and {"value": ratio.value, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict},
+            "size_ratio": self.size_ratio,
+            "accuracy_points": self.gain if self.unit == "points" else None,
+            "accuracy_gain": self.gain,
+            "reason": self.reason,
+            "broken": list(self.broken),
+        }
+
+
+@dataclass
+class Regression:
+    """The comparison of two runs; true when no limit is broken.
+
+    Attributes:
+        changes: One per artifact of either run, the new run's first.
+        same_machine: Whether both were measured on the same kind of machine.
+        machines: The old and the new, in words.
+        relative: Whether speed-ups against the own baseline were compared.
+    """
+
+    changes: list[Change]
+    same_machine: bool
+    machines: tuple[str, str]
+    relative: bool
+
+    def __bool__(self) -> bool:
+        return not any(change.broken for change in self.changes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the `--json` form."""
+        return {
+            "passed": bool(self),
+            "same_machine": self.same_machine,
+            "machines": list(self.machines),
+            "relative_to_baseline": self.relative,
+            "artifacts": [change.as_json() for change in self.changes],
+        }
+
+
+def compare_results(
+    old: Results,
+    new: Results,
+    limits: Sequence[Limit] = (),
+    *,
+    relative: bool = False,
+    across_machines: bool = False,
+) -> Regression:
+    """Compare two runs.
+
+    Args:
+        old: What is compared with.
+        new: What is judged.
+        limits: What counts as failed. An artifact that was measured before and is not now fails too.
+        relative: Compare speed-ups against the own baseline, not latencies.
+        across_machines: Show the figures of different machines side by side, without a verdict.
+
+    Raises:
+        InvalidOption: If machines or settings differ, so that a comparison would mean nothing.
+    """
+    machines = machine_text(old.environment), machine_text(new.environment)
+    same = machine_of(old.environment) == machine_of(new.environment)
+    if not same and not across_machines:
+        raise InvalidOption(
+            f"results of different machines: {machines[0]}; {machines[1]}",
+            hint="measure both on one machine, or give --across-machines to see them side by side",
+            option="--across-machines",
+        )
+    if across_machines and limits:
+        raise InvalidOption("--fail-if: results of different machines have no verdict", option="--fail-if")
+    for name in _SAME_SETTINGS:
+        first, second = old.settings.get(name), new.settings.get(name)
+        if first != second:
+            raise InvalidOption(f"results of different {name}: {first}; {second}: measure both alike")
+    if relative and old.baseline != new.baseline:
+        raise InvalidOption(f"results of different baselines: {old.baseline}; {new.baseline}")
+    names = dict.fromkeys([row.name for row in (*new.rows, *old.rows)])
+    changes = [
+        _change(name, old, new, limits, relative=relative, verdict=not across_machines) for name in names
+    ]
+    return Regression(changes, same, machines, relative)
+
+
+def parse_limit(text: str) -> Limit:
+    """Read `slower:5%`, `larger:10%` or `accuracy:0.5` (points).
+
+    Raises:
+        InvalidOption: If it is spelled otherwise.
+    """
+    kind, colon, amount = text.partition(":")
+    number = amount.removesuffix("%")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    wants_percent = kind != "accuracy"
+    if not colon or kind not in KINDS or not 0 <= value < math.inf or wants_percent != amount.endswith("%"):
+        raise InvalidOption(
+            f"--fail-if {text!r}: slower:PERCENT%, larger:PERCENT% or accuracy:POINTS is required",
+            hint="--fail-if slower:5%",
+            option="--fail-if",
+        )
+    return Limit(KINDS[KINDS.index(kind)], value / 100.0 if wants_percent else value, text)
+
+
+def unpaired_speedup(old_ms: Launches, new_ms: Launches) -> Speedup:
+    """Return how many times faster new launches are than old ones that were measured at another time.
+
+    Raises:
+        InvalidOption: If either has fewer than `FEWEST_ROUNDS` rounds.
+    """
+    counts = [sum(map(len, launches)) for launches in (old_ms, new_ms)]
+    if min(counts) < FEWEST_ROUNDS:
+        raise InvalidOption(
+            f"{counts[0]} and {counts[1]} rounds; at least {FEWEST_ROUNDS} of each are required",
+            hint="measure longer: --max-time",
+        )
+    old, new = (level_of(logarithms(launches)) for launches in (old_ms, new_ms))
+    return speedup_with_interval(old.mean - new.mean, [old, new])
+
+
+def _change(
+    name: str, old: Results, new: Results, limits: Sequence[Limit], *, relative: bool, verdict: bool
+) -> Change:
+    before, after = _measured(old, name), _measured(new, name)
+    if before is None or after is None:
+        reason = f"not measured in the {'old' if before is None else 'new'} results"
+        return Change(name, reason=reason, broken=(reason,) if after is None and limits else ())
+    change = Change(
+        name,
+        before.latency.median_ms if before.latency else None,
+        after.latency.median_ms if after.latency else None,
+        size_ratio=after.size_bytes / before.size_bytes if before.size_bytes and after.size_bytes else None,
+        gain=after.accuracy.gain_on(before.accuracy) if before.accuracy and after.accuracy else None,
+        unit=after.accuracy.unit if after.accuracy else "points",
+    )
+    if before.device != after.device:
+        reason = f"ran on {before.device}, and now on {after.device}"
+        return replace(change, reason=reason, broken=(reason,) if limits else ())
+    if not verdict:
+        return change
+    try:
+        ratio = unpaired_speedup(_launches(old, before, relative), _launches(new, after, relative))
+        change = replace(change, speedup=ratio)
+    except InvalidOption as error:
+        change = replace(change, reason=error.message)
+    return replace(change, broken=tuple(limit.text for limit in limits if _breaks(change, limit)))
+
+
+def _launches(results: Results, row: Row, relative: bool) -> Launches:
+    if not relative:
+        return row.launches_ms
+    base = results.row(results.baseline).launches_ms
+    # A smaller ratio is a faster artifact, as with latencies. An interrupted round has some of them.
+    return [
+        [own / first for own, first in zip(*launch, strict=False)]
+        for launch in zip(row.launches_ms, base, strict=False)
+    ]
+
+
+def _breaks(change: Change, limit: Limit) -> bool:
+    if limit.kind == "slower":
+        # Sure to be slower by that much: the whole interval is.
+        return change.speedup is not None and change.speedup.high < 1.0 / (1.0 + limit.amount)
+    if limit.kind == "larger":
+        return change.size_ratio is not None and change.size_ratio > 1.0 + limit.amount
+    return change.gain is not None and -change.gain > limit.amount
+
+
+def _measured(results: Results, name: str) -> Row | None:
+    return next((row for row in results.rows if row.name == name and row.status == "measured"), None)

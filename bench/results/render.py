@@ -1,0 +1,165 @@
+"""A row as it is read: one form of each figure for terminal, Markdown and report; CSV has the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...figures import (
+    DASH,
+    accuracy_text,
+    bytes_text,
+    decibels,
+    drop_interval,
+    drop_text,
+    figure,
+    interval,
+    times,
+)
+from ..statistics.speedup import CONFIDENCE, Speedup
+from .results import Results
+from .row import Row
+from .row_json import row_json
+
+RUNTIMES = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "pytorch": "PyTorch",
+    "torchscript": "TorchScript",
+    "tensorrt": "TensorRT",
+    "tensorrt-rtx": "TensorRT-RTX",
+}
+_NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from
+_SINGLE = (
+    "name", "artifact", "engine", "mode", "precision", "runs_on", "device", "status", "reason", "size_bytes",
+    "size_ratio", "throughput_per_s", "load_ms", "peak_memory_bytes", "gpu_memory_bytes", "contains",
+)  # fmt: skip
+_GROUPS = {
+    "latency_ms": ("min", "median", "p90", "p99", "max", "calls"),
+    "speedup": ("value", "low", "high", "rounds", "launches", "verdict"),
+    "accuracy": ("metric", "value", "drop_points", "low", "high", "samples", "agreement"),
+    "difference": ("snr_db", "state", "max_abs_error", "passed"),
+    "cold_start_ms": ("process", "load", "first_result", "total"),
+    "energy": ("mj_per_sample", "source", "unavailable"),
+}
+
+
+@dataclass(frozen=True)
+class RowText:
+    """The figures of a row in words; a dash where nothing was measured, nothing where nothing is to be said.
+
+    Attributes:
+        name: With "(baseline)" behind that of the baseline.
+        runtime: What runs it, and how where that is not the usual.
+        problem: Why it has no latency; empty where it has one.
+        latency: Median in milliseconds; `tail` the 90th and 99th percentile.
+        throughput: Samples per second.
+        speedup, interval, verdict: Against the baseline; no verdict where it is faster.
+        size, reduction, memory: Of the file, how many times smaller it is, of the worker.
+        accuracy, drop, drop_interval: In the metric's unit.
+        difference: Signal-to-noise ratio of the outputs, and whether they fail.
+    """
+
+    name: str
+    runtime: str
+    problem: str
+    latency: str
+    tail: str
+    throughput: str
+    speedup: str
+    interval: str
+    verdict: str
+    size: str
+    reduction: str
+    memory: str
+    accuracy: str
+    drop: str
+    drop_interval: str
+    difference: str
+
+    @property
+    def compared(self) -> str:
+        """Speed-up, interval and verdict in one line."""
+        return " ".join(text for text in (self.speedup, self.interval, self.verdict) if text)
+
+
+def render(row: Row, baseline: str) -> RowText:
+    """Return the words of a row."""
+    latency, accuracy, ratio = row.latency, row.accuracy, row.speedup
+    is_baseline = row.name == baseline
+    problem = ""
+    if row.status != "measured" or latency is None:
+        status = "no latency" if row.status == "measured" else row.status
+        problem = f"{status}: {row.reason}" if row.reason else status
+    tail = [latency.p90_ms, latency.p99_ms] if latency else []
+    drop = accuracy.drop if accuracy else None
+    mode = "" if row.mode == "eager" else f" ({row.mode})"
+    unit = accuracy.unit if accuracy else "points"
+    speed, ends = speedup_text(ratio) if ratio else (times(1.0) if is_baseline and not problem else DASH, "")
+    return RowText(
+        name=f"{row.name} (baseline)" if is_baseline else row.name,
+        runtime=f"{RUNTIMES.get(row.engine, row.engine)}{mode}",
+        problem=problem,
+        latency=figure(latency.median_ms if latency else None),
+        tail="" if None in tail or not tail else " ".join(map(figure, tail)),
+        throughput=figure(row.throughput_per_s),
+        speedup=speed,
+        interval=ends,
+        verdict=ratio.verdict if ratio and ratio.verdict != "faster" else "",
+        size=bytes_text(row.size_bytes),
+        reduction=times(row.size_ratio),
+        memory=bytes_text(row.memory.peak_bytes if row.memory else None),
+        accuracy=accuracy_text(accuracy.value if accuracy else None, unit),
+        drop=drop_text(drop.value if drop else None, unit),
+        drop_interval=drop_interval(drop.low, drop.high, unit) if drop else "",
+        difference=_difference(row),
+    )
+
+
+def speedup_text(ratio: Speedup) -> tuple[str, str]:
+    """Return "3.59×" and "[3.56, 3.63]", with as many decimals as show whether an end is beyond 1."""
+    near = min(abs(ratio.low - 1.0), abs(ratio.high - 1.0)) < _NEAR_ONE
+    decimals = 3 if near else 2
+    return times(ratio.value, decimals), interval(ratio.low, ratio.high, decimals)
+
+
+def interval_words(confidence: float) -> str:
+    """Return "99% interval", which the verdicts follow from; older files had two confidences."""
+    words = f"{confidence:.0%} interval"
+    return words if confidence == CONFIDENCE else f"{words}, verdicts of {CONFIDENCE:.0%}"
+
+
+def warning_lines(results: Results) -> list[str]:
+    """Return what the user should know, artifacts with the same warning in one line."""
+    names: dict[str, list[str]] = {}
+    for row in results.rows:
+        for text in row.warnings:
+            names.setdefault(text, []).append(row.name)
+    return [f"{', '.join(rows)}: {text}" for text, rows in names.items()]
+
+
+def csv_columns() -> list[str]:
+    """Return the columns of a row's numbers; the unit stands at the end: `latency_median_ms`."""
+    return [*_SINGLE, *(_column(group, part) for group, parts in _GROUPS.items() for part in parts)]
+
+
+def csv_row(row: Row) -> dict[str, Any]:
+    """Return column to number or word; None where nothing was measured."""
+    value = row_json(row)
+    cells = {name: value[name] for name in _SINGLE}
+    for group, parts in _GROUPS.items():
+        found = value[group] or {}
+        cells |= {_column(group, part): found.get(part) for part in parts}
+    return cells
+
+
+def _column(group: str, part: str) -> str:
+    stem = group.removesuffix("_ms")
+    return f"{stem}_{part}_ms" if stem != group and part != "calls" else f"{stem}_{part}"
+
+
+def _difference(row: Row) -> str:
+    if row.difference is None:
+        return DASH
+    text = decibels(row.difference.snr_db)
+    return text if row.difference.passed else f"{text} MISMATCH"

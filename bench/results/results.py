@@ -1,0 +1,134 @@
+"""Results: versioned JSON in which every number has its unit in its name and its environment beside it.
+
+`results.schema.json` beside this file is their JSON Schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ...artifact import require_file, write_json
+from ...errors import ArtifactError
+from .row import Row
+from .row_json import read_row, row_json
+
+SCHEMA_VERSION = 2
+KIND = "qcompile.results"
+SCHEMA = Path(__file__).with_name("results.schema.json")
+_READABLE = (1, 2)
+_OLDER_CONFIDENCE = 0.95  # of speed-ups in files that do not say it
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one `bench` measured.
+
+    Attributes:
+        baseline: Name of the row that the others are compared with.
+        rows: One per artifact.
+        environment: What does not change, and `before`, `after` and `noise`.
+        settings: What was asked for.
+        created: When, ISO 8601 in UTC; empty in files of version 1.
+        history: Summaries of earlier runs that were written to the same file, oldest first.
+        interrupted: Whether it was ended by hand, and holds what there was until then.
+    """
+
+    baseline: str
+    rows: Sequence[Row]
+    environment: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    created: str = ""
+    history: Sequence[Mapping[str, Any]] = ()
+    interrupted: bool = False
+
+    def row(self, name: str) -> Row:
+        """Return the row of an artifact.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    @property
+    def confidence(self) -> float:
+        """Of the intervals of the speed-ups."""
+        return float(self.settings.get("confidence", _OLDER_CONFIDENCE))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form of `results.json`."""
+        return {
+            "kind": KIND,
+            "schema_version": SCHEMA_VERSION,
+            "created": self.created,
+            "interrupted": self.interrupted,
+            "baseline": self.baseline,
+            "settings": dict(self.settings),
+            "environment": dict(self.environment),
+            "artifacts": [row_json(row) for row in self.rows],
+            "history": [dict(run) for run in self.history],
+        }
+
+
+class BenchInterrupted(KeyboardInterrupt):
+    """Measuring was ended by Ctrl-C; `results` holds what there was, and is written already."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__("interrupted")
+        self.results = results
+
+
+def now() -> str:
+    """Return this moment, ISO 8601 in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def save_results(results: Results, path: Path) -> None:
+    """Write results atomically."""
+    write_json(path, results.as_json())
+
+
+def load_results(path: Path) -> Results:
+    """Read results, of version 1 too.
+
+    Raises:
+        MissingFile: If the file is not there.
+        ArtifactError: If it is not results, or of another version.
+    """
+    require_file(path, what="results")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value["kind"] != KIND or value["schema_version"] not in _READABLE:
+            raise ArtifactError(
+                f"{path}: {value['kind']} of version {value['schema_version']}; "
+                f"{KIND} of version {' or '.join(map(str, _READABLE))} is required",
+                hint="a newer qcompile wrote it: use that one" if value["kind"] == KIND else "",
+                file=path,
+            )
+        return read_results(value)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{path}: not a results file ({error})", file=path) from error
+
+
+def read_results(value: Mapping[str, Any]) -> Results:
+    """Return the results that a JSON value of a known version holds.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: If it holds none.
+    """
+    return Results(
+        value["baseline"],
+        [read_row(row) for row in value["artifacts"]],
+        dict(value["environment"]),
+        dict(value["settings"]),
+        created=value.get("created", ""),
+        history=value.get("history", []),
+        interrupted=value.get("interrupted", False),
+    )

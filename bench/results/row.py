@@ -1,0 +1,268 @@
+"""What a bench measured of one artifact: immutable values, each with its unit in its name.
+
+Launch ─▶ Row ─▶ Results. A figure that was not measured is None; `results_json` reads and writes all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..statistics.speedup import Speedup
+
+Status = Literal["measured", "not run", "failed"]
+Unit = Literal["points", "units"]
+
+METRICS_IN_POINTS = ("top1", "top5", "miou", "cosine")
+"""Metrics that are a share: their drop is in points, hundredths of it."""
+
+
+def unit_of(metric: str) -> Unit:
+    """Return what a metric's drop is counted in: "points", or the metric's own "units"."""
+    return "points" if metric in METRICS_IN_POINTS else "units"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process of an artifact: the median latency of each of its rounds, in the order of measuring."""
+
+    round_medians_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The latency of a call, over every timed call.
+
+    Attributes:
+        median_ms, p90_ms, p99_ms, min_ms, max_ms: Percentiles; None where an older file does not hold them.
+        calls: Number of timed calls.
+        quantiles_ms: 0%, 1%, ... 100% of the calls; empty where the file does not hold them.
+    """
+
+    median_ms: float
+    p90_ms: float | None = None
+    p99_ms: float | None = None
+    min_ms: float | None = None
+    max_ms: float | None = None
+    calls: int | None = None
+    quantiles_ms: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuLatency:
+    """Medians by the GPU's clock, and the host's time to enqueue."""
+
+    compute_ms: float
+    with_transfers_ms: float
+    enqueue_ms: float
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """How an artifact warmed up.
+
+    Attributes:
+        calls: Calls that were made and do not count.
+        seconds: What they took.
+        stable: Whether the latency had stopped changing; False where the limit came first.
+    """
+
+    calls: int
+    seconds: float
+    stable: bool
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """From a new process to its first result; files may be in the system's cache."""
+
+    process_ms: float
+    load_ms: float
+    first_result_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """The sum of the three."""
+        return self.process_ms + self.load_ms + self.first_result_ms
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the ends of its interval, which are None where there are too few samples for one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class ClassChange:
+    """The metric of one class: the baseline's, the artifact's, and the samples in which the class occurs."""
+
+    label: int
+    baseline: float
+    value: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The metric over the evaluation data, against the baseline.
+
+    Attributes:
+        metric: Its spelling, see `accuracy.read_metric`.
+        value: Of the artifact: a share for metrics in points, the metric's own units otherwise.
+        drop: How much worse it is than the baseline, in `unit`; negative where it is better.
+        samples: How many were evaluated.
+        agreement: Share of predictions that are the baseline's; None where nothing is predicted.
+        per_class: The classes that changed most.
+        higher_is_better: Whether more of the metric is better.
+    """
+
+    metric: str
+    value: float
+    drop: Interval | None = None
+    samples: int | None = None
+    agreement: float | None = None
+    per_class: tuple[ClassChange, ...] = ()
+    higher_is_better: bool = True
+
+    @property
+    def unit(self) -> Unit:
+        """What the drop is counted in."""
+        return unit_of(self.metric)
+
+    def gain_on(self, before: Accuracy) -> float | None:
+        """Return how much better this is than another, in `unit`; None where the metrics differ."""
+        if self.metric != before.metric:
+            return None
+        gain = (self.value - before.value) * (100.0 if self.unit == "points" else 1.0)
+        return gain if self.higher_is_better else -gain
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of the outputs from the baseline's, of the worst output.
+
+    Attributes:
+        passed: Whether every output passed.
+        output: Name of the worst.
+        snr_db: Its signal-to-noise ratio: `inf` where the outputs are equal, `-inf` where an error is
+            infinite, the shapes differ, or the reference is zero; None where the file does not say.
+        max_abs_error: Its largest error; `inf` where one is infinite; None where the file does not say.
+        agreement: Share of rows with the same argmax; None where the output is no classes.
+        criterion: What was required, in words.
+    """
+
+    passed: bool
+    output: str = ""
+    snr_db: float | None = None
+    max_abs_error: float | None = None
+    agreement: float | None = None
+    criterion: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Largest resident memory of the worker until the timing ended, and what it has on the GPU."""
+
+    peak_bytes: int | None
+    gpu_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energy of an inference; `source` says which counter, and what it contains."""
+
+    mj_per_sample: float
+    source: str
+
+
+@dataclass(frozen=True)
+class NoEnergy:
+    """Why energy was not measured."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Latency and throughput at one batch size, or one number of clients."""
+
+    count: int
+    median_ms: float
+    p99_ms: float | None
+    throughput_per_s: float
+    p90_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One artifact of a bench.
+
+    Attributes:
+        name: Short and unique name.
+        artifact: Path or MODEL spelling.
+        engine: What runs it.
+        precision: Of its manifest; "fp32" for a MODEL.
+        runs_on: "CPU", "GPU", or the GPUs it was built for.
+        mode: How PyTorch runs a MODEL: eager, trace, script, freeze or compile.
+        device: "cpu", or the GPU it ran on as "cuda:0".
+        interpreter: Python that ran it, where that was another one.
+        status: Whether it was measured; `reason` says why not.
+        output_tail: Last output of a worker that failed.
+        size_bytes: File with its side files; None for a MODEL.
+        size_ratio: How many times smaller than the baseline's file, or than the first float file.
+        launches: The processes that were timed.
+        throughput_per_s: Samples per second over every timed block.
+        speedup: Against the baseline; None for the baseline itself.
+        load_ms: From nothing to a loaded artifact, importing the runtime included.
+        batches, concurrency: Curves over batch sizes and numbers of clients.
+        contains: What a latency contains.
+        packages: Versions of what the worker had loaded.
+        layers_by_precision: From the manifest's proof.
+        warnings: What the user should know.
+    """
+
+    name: str
+    artifact: str
+    engine: str
+    precision: str = "fp32"
+    runs_on: str = "CPU"
+    mode: str = "eager"
+    device: str = "cpu"
+    interpreter: str = ""
+    status: Status = "measured"
+    reason: str = ""
+    output_tail: str = ""
+    size_bytes: int | None = None
+    size_ratio: float | None = None
+    launches: tuple[Launch, ...] = ()
+    latency: Latency | None = None
+    throughput_per_s: float | None = None
+    speedup: Speedup | None = None
+    accuracy: Accuracy | None = None
+    difference: Difference | None = None
+    memory: Memory | None = None
+    energy: Energy | NoEnergy | None = None
+    gpu_latency: GpuLatency | None = None
+    warm_up: WarmUp | None = None
+    cold_start: ColdStart | None = None
+    load_ms: float | None = None
+    batches: tuple[CurvePoint, ...] = ()
+    concurrency: tuple[CurvePoint, ...] = ()
+    contains: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    layers_by_precision: Mapping[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def launches_ms(self) -> Sequence[Sequence[float]]:
+        """The round medians of each launch, as `compare` takes them."""
+        return [launch.round_medians_ms for launch in self.launches]
+
+    @property
+    def round_medians_ms(self) -> list[float]:
+        """Of all launches, one after the other."""
+        return [median for launch in self.launches for median in launch.round_medians_ms]

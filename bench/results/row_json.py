@@ -1,0 +1,326 @@
+"""Rows as JSON: the form that `results.json` has had since version 1, read into types and written from them.
+
+A figure that is no number (a file may hold null, NaN or words) counts as not measured. Verdicts rest on the
+rounds: damaged ones are refused. `results.schema.json` is the form's JSON Schema.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast, get_args
+
+from ...figures import number
+from ..statistics.launches import split_launches
+from ..statistics.speedup import Speedup, Verdict, verdict_of
+from .row import (
+    Accuracy,
+    ClassChange,
+    ColdStart,
+    CurvePoint,
+    Difference,
+    Energy,
+    GpuLatency,
+    Interval,
+    Latency,
+    Launch,
+    Memory,
+    NoEnergy,
+    Row,
+    Status,
+    WarmUp,
+)
+
+_QUANTILES = 101
+_TEXTS = (
+    "artifact",
+    "precision",
+    "runs_on",
+    "mode",
+    "device",
+    "interpreter",
+    "reason",
+    "output_tail",
+    "contains",
+)
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    """Return the `artifacts` entry of `results.json`."""
+    latency, memory = row.latency, row.memory or Memory(None, None)
+    return {
+        "name": row.name,
+        "artifact": row.artifact,
+        "engine": row.engine,
+        "precision": row.precision,
+        "runs_on": row.runs_on,
+        "status": row.status,
+        "reason": row.reason,
+        "size_bytes": row.size_bytes,
+        "latency_ms": latency and _present(
+            min=latency.min_ms, median=latency.median_ms, p90=latency.p90_ms, p99=latency.p99_ms,
+            max=latency.max_ms, calls=latency.calls,
+        ),
+        "throughput_per_s": row.throughput_per_s,
+        "load_ms": row.load_ms,
+        "peak_memory_bytes": memory.peak_bytes,
+        "contains": row.contains,
+        "speedup": row.speedup and dict(vars(row.speedup)),
+        "accuracy": row.accuracy and accuracy_json(row.accuracy),
+        "difference": row.difference and difference_json(row.difference),
+        "round_medians_ms": row.round_medians_ms,
+        "launch_rounds": [len(launch.round_medians_ms) for launch in row.launches],
+        "warnings": list(row.warnings),
+        "mode": row.mode,
+        "device": row.device,
+        "interpreter": row.interpreter,
+        "packages": dict(row.packages),
+        "latency_quantiles_ms": list(latency.quantiles_ms) if latency else [],
+        "gpu_latency_ms": row.gpu_latency and {
+            "compute": row.gpu_latency.compute_ms,
+            "with_transfers": row.gpu_latency.with_transfers_ms,
+            "enqueue": row.gpu_latency.enqueue_ms,
+        },
+        "warm_up": row.warm_up and dict(vars(row.warm_up)),
+        "cold_start_ms": row.cold_start and {
+            "process": row.cold_start.process_ms,
+            "load": row.cold_start.load_ms,
+            "first_result": row.cold_start.first_result_ms,
+            "total": row.cold_start.total_ms,
+        },
+        "gpu_memory_bytes": memory.gpu_bytes,
+        "energy": _energy_json(row.energy),
+        "batches": [_point_json("batch_size", point) for point in row.batches],
+        "concurrency": [_point_json("clients", point) for point in row.concurrency],
+        "size_ratio": row.size_ratio,
+        "layers_by_precision": None if row.layers_by_precision is None else dict(row.layers_by_precision),
+        "output_tail": row.output_tail,
+    }  # fmt: skip
+
+
+def read_row(value: Mapping[str, Any]) -> Row:
+    """Read an `artifacts` entry of any version.
+
+    Raises:
+        KeyError, TypeError, ValueError: If it is no entry, or its rounds are damaged.
+    """
+    texts = {key: str(value[key]) for key in _TEXTS if value.get(key) is not None}
+    engine = str(value["engine"])
+    if engine.startswith("tensorrt"):
+        texts.setdefault("device", "cuda:0")  # older files tell no device, and engines ran on a GPU then, too
+    status = value.get("status", "measured")
+    if status not in get_args(Status):
+        raise ValueError(f"status of {value['name']}")
+    peak, gpu = _whole(value.get("peak_memory_bytes")), _whole(value.get("gpu_memory_bytes"))
+    layers = value.get("layers_by_precision")
+    return Row(
+        name=str(value["name"]),
+        engine=engine,
+        status=status,
+        **texts,
+        size_bytes=_whole(value.get("size_bytes")),
+        size_ratio=_positive(value.get("size_ratio")),
+        launches=_read_launches(value),
+        latency=_read_latency(value),
+        throughput_per_s=_positive(value.get("throughput_per_s")),
+        speedup=_read_speedup(_mapping(value.get("speedup"))),
+        accuracy=_read_accuracy(_mapping(value.get("accuracy"))),
+        difference=_read_difference(_mapping(value.get("difference"))),
+        memory=None if peak is None and gpu is None else Memory(peak, gpu),
+        energy=_read_energy(_mapping(value.get("energy"))),
+        gpu_latency=_read_all(
+            GpuLatency, value.get("gpu_latency_ms"), "compute", "with_transfers", "enqueue"
+        ),
+        warm_up=_read_warm_up(_mapping(value.get("warm_up"))),
+        cold_start=_read_all(ColdStart, value.get("cold_start_ms"), "process", "load", "first_result"),
+        load_ms=number(value.get("load_ms")),
+        batches=_read_curve(value.get("batches"), "batch_size"),
+        concurrency=_read_curve(value.get("concurrency"), "clients"),
+        packages={str(name): str(version) for name, version in _mapping(value.get("packages")).items()},
+        layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
+        warnings=tuple(str(text) for text in value.get("warnings") or ()),
+    )
+
+
+def accuracy_json(found: Accuracy) -> dict[str, Any]:
+    """Return the `accuracy` of an entry."""
+    drop = found.drop
+    return {
+        "metric": found.metric,
+        "value": found.value,
+        **({} if drop is None else {"drop_points": drop.value, "low": drop.low, "high": drop.high}),
+        "samples": found.samples,
+        "agreement": found.agreement,
+        "per_class": [dict(vars(one)) for one in found.per_class] or None,
+        "higher_is_better": found.higher_is_better,
+    }
+
+
+def difference_json(found: Difference) -> dict[str, Any]:
+    """Return the `difference` of an entry.
+
+    `snr_db` and `max_abs_error` are null where they are infinite; `state` says which infinity.
+    """
+    snr = found.snr_db
+    state = "equal" if snr == math.inf else "not finite" if snr == -math.inf else "finite"
+    return {
+        "output": found.output,
+        "snr_db": _finite(snr),
+        **({} if snr is None else {"state": state}),
+        "max_abs_error": _finite(found.max_abs_error),
+        "agreement": found.agreement,
+        "passed": found.passed,
+        "criterion": found.criterion,
+    }
+
+
+def _energy_json(found: Energy | NoEnergy | None) -> dict[str, Any] | None:
+    if isinstance(found, NoEnergy):
+        return {"unavailable": found.reason}
+    return None if found is None else dict(vars(found))
+
+
+def _point_json(axis: str, point: CurvePoint) -> dict[str, Any]:
+    return _present(
+        **{axis: point.count}, median_ms=point.median_ms, p90_ms=point.p90_ms, p99_ms=point.p99_ms,
+        throughput_per_s=point.throughput_per_s,
+    )  # fmt: skip
+
+
+def _read_launches(value: Mapping[str, Any]) -> tuple[Launch, ...]:
+    medians, counts = value.get("round_medians_ms", []), value.get("launch_rounds", [])
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        raise ValueError(f"launch_rounds of {value['name']}")
+    if not all(0.0 < median < math.inf for median in medians):
+        raise ValueError(f"round_medians_ms of {value['name']}")
+    return tuple(Launch(tuple(launch)) for launch in split_launches(medians, counts)) if medians else ()
+
+
+def _read_latency(value: Mapping[str, Any]) -> Latency | None:
+    found = _mapping(value.get("latency_ms"))
+    median = _positive(found.get("median"))
+    if median is None:
+        return None
+    p90, p99, least, most = (_positive(found.get(key)) for key in ("p90", "p99", "min", "max"))
+    quantiles = [_positive(item) for item in value.get("latency_quantiles_ms") or ()]
+    whole = tuple(sorted(item for item in quantiles if item is not None))
+    shown = whole if len(whole) == len(quantiles) == _QUANTILES else ()
+    return Latency(median, p90, p99, least, most, _whole(found.get("calls")), shown)
+
+
+def _read_speedup(found: Mapping[str, Any]) -> Speedup | None:
+    value, low, high = (_positive(found.get(key)) for key in ("value", "low", "high"))
+    if value is None or low is None or high is None:
+        return None
+    verdict = found.get("verdict")
+    return Speedup(
+        value,
+        low,
+        high,
+        _whole(found.get("rounds")) or 0,
+        # As it was said: files of a 95% interval hold the verdict of a 99% one.
+        cast("Verdict", verdict) if verdict in get_args(Verdict) else verdict_of(low, high),
+        number(found.get("correlation_rounds")) or 1.0,
+        _whole(found.get("launches")) or 1,
+    )
+
+
+def _read_accuracy(found: Mapping[str, Any]) -> Accuracy | None:
+    value = number(found.get("value"))
+    if value is None:
+        return None
+    drop = number(found.get("drop_points"))
+    return Accuracy(
+        str(found["metric"]),
+        value,
+        None if drop is None else Interval(drop, number(found.get("low")), number(found.get("high"))),
+        _whole(found.get("samples")),
+        number(found.get("agreement")),
+        _read_classes(found.get("per_class")),
+        found.get("higher_is_better", True) is True,
+    )
+
+
+def _read_classes(value: object) -> tuple[ClassChange, ...]:
+    changes = []
+    for item in map(_mapping, value if isinstance(value, list) else ()):
+        label, samples = _whole(item.get("label")), _whole(item.get("samples"))
+        before, after = number(item.get("baseline")), number(item.get("value"))
+        if label is not None and samples is not None and before is not None and after is not None:
+            changes.append(ClassChange(label, before, after, samples))
+    return tuple(changes)
+
+
+def _read_difference(found: Mapping[str, Any]) -> Difference | None:
+    """Older files hold no `state`: equal outputs have an error of 0 there, infinite ones null."""
+    if not found:
+        return None
+    snr, error = number(found.get("snr_db")), number(found.get("max_abs_error"))
+    state = found.get("state")
+    if snr is None and (state or "max_abs_error" in found):
+        equal = state == "equal" if state else error == 0.0
+        snr = math.inf if equal else -math.inf
+        error = math.inf if error is None and not equal else error
+    return Difference(
+        found.get("passed") is True,
+        str(found.get("output", "")),
+        snr,
+        error,
+        number(found.get("agreement")),
+        str(found.get("criterion", "")),
+    )
+
+
+def _read_energy(found: Mapping[str, Any]) -> Energy | NoEnergy | None:
+    energy = number(found.get("mj_per_sample"))
+    if energy is not None:
+        return Energy(energy, str(found.get("source", "")))
+    return NoEnergy(str(found["unavailable"])) if found.get("unavailable") else None
+
+
+def _read_warm_up(found: Mapping[str, Any]) -> WarmUp | None:
+    calls, seconds = _whole(found.get("calls")), number(found.get("seconds"))
+    if calls is None or seconds is None:
+        return None
+    return WarmUp(calls, seconds, found.get("stable") is True)
+
+
+def _read_curve(value: object, axis: str) -> tuple[CurvePoint, ...]:
+    points = []
+    for item in value if isinstance(value, list) else ():
+        found = _mapping(item)
+        count, median = _whole(found.get(axis)), _positive(found.get("median_ms"))
+        throughput = _positive(found.get("throughput_per_s"))
+        if count and median and throughput:
+            p90, p99 = _positive(found.get("p90_ms")), _positive(found.get("p99_ms"))
+            points.append(CurvePoint(count, median, p99, throughput, p90))
+    return tuple(points)
+
+
+def _read_all(kind: Any, value: object, *keys: str) -> Any:
+    """A type all of whose figures are required; None where one is not there."""
+    figures = [number(_mapping(value).get(key)) for key in keys]
+    return None if None in figures else kind(*figures)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _present(**figures: float | None) -> dict[str, Any]:
+    """Without the figures that older files do not hold."""
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _positive(value: object) -> float | None:
+    found = number(value)
+    return found if found is not None and found > 0 else None
+
+
+def _whole(value: object) -> int | None:
+    found = number(value)
+    return int(found) if found is not None and found >= 0 and found == int(found) else None

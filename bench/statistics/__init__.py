@@ -1,0 +1,1 @@
+"""Levels, ratios and their intervals: how sure a figure is."""

@@ -1,0 +1,135 @@
+"""The workers of one bench: one process per artifact, started one after the other, launch after launch."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from ...errors import QCompileError
+from ...progress import Progress
+from ..measuring.rounds import TimingSeries
+from ..outputs import Subject, start
+from ..recorder import Recorder
+from ..results.row import ColdStart
+from .process import Worker
+
+
+class WorkerPool:
+    """The workers of all subjects that can run here. A context manager; leaving it ends them.
+
+    Args:
+        subjects: What is measured.
+        recorder: The rows.
+        feeds: File that every worker is fed.
+        threads: Of every worker.
+        timeout_s: Longest wait for one answer.
+        progress: Told of every start.
+    """
+
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        recorder: Recorder,
+        feeds: Path,
+        *,
+        threads: int,
+        timeout_s: float,
+        progress: Progress,
+    ) -> None:
+        self._subjects, self._recorder, self._feeds = subjects, recorder, feeds
+        self._threads, self._timeout_s, self._progress = threads, timeout_s, progress
+        self._stack = contextlib.ExitStack()
+        self._used: dict[str, tuple[float, int]] = {}
+        self._launches = 0
+        self.workers: dict[str, Worker] = {}
+        self.timed: dict[str, TimingSeries] = {}
+        self.cpu_s, self.switches = 0.0, 0
+        """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def start(self) -> float:
+        """Start and load one worker after the other, so that load times do not disturb each other.
+
+        Returns:
+            Seconds that it took.
+
+        Raises:
+            QCompileError: If the baseline does not start; the failure of another is its row's.
+        """
+        began = time.monotonic()
+        for subject in self._subjects:
+            if self._recorder.is_measured(subject.name):
+                self._start(subject)
+        self.timed = {name: TimingSeries() for name in self.workers}
+        return time.monotonic() - began
+
+    def relaunch(self) -> Mapping[str, Worker]:
+        """End all workers, and start those again that have not failed; one that does not start has then."""
+        self.count_usage()
+        self._stack.close()
+        self.workers.clear()
+        self._launches += 1
+        for subject in self._subjects:
+            timed = self.timed.get(subject.name)
+            if timed is not None and timed.failure is None:
+                try:
+                    self._start(subject)
+                except QCompileError as error:
+                    timed.failure = error
+        self._used = dict.fromkeys(self.workers, (0.0, 0))  # their start was ours too
+        return self.workers
+
+    def mark_usage(self) -> None:
+        """Remember what the workers have used until now: it does not count."""
+        self._used = {}
+        for name, worker in self.workers.items():
+            with contextlib.suppress(QCompileError):  # one that has failed is reported elsewhere
+                answer = worker.ask("usage")
+                self._used[name] = answer["cpu_s"], answer["involuntary_switches"]
+
+    def count_usage(self) -> None:
+        """Add what the workers have used since `mark_usage`."""
+        for name, (cpu_s, switches) in self._used.items():
+            if self.timed[name].failure is None:
+                with contextlib.suppress(QCompileError):
+                    answer = self.workers[name].ask("usage")
+                    self.cpu_s += answer["cpu_s"] - cpu_s
+                    self.switches += answer["involuntary_switches"] - switches
+        self._used = {}
+
+    def _start(self, subject: Subject) -> None:
+        again = f" again ({self._launches + 1})" if self._launches else ""
+        self._progress(f"load {subject.name}{again}")
+        worker = self._stack.enter_context(
+            Worker(subject.name, threads=self._threads, python=subject.python, timeout_s=self._timeout_s)
+        )
+        try:
+            began = worker.hello()["started_ms"]
+            answer = start(worker, subject, self._subjects, self._threads)
+            fed = worker.ask("feed", path=str(self._feeds))
+        except QCompileError as error:
+            worker.kill()
+            if self._launches or subject.name == self._recorder.base:
+                raise
+            self._recorder.failed(subject.name, error)
+            return
+        if not fed["at_rest"]:
+            worker.freeze()
+        if not self._launches:
+            cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
+            self._recorder.started(subject.name, cold_start, answer["contains"], answer["packages"])
+            self._recorder.warn(subject.name, *answer["notes"])
+        self.workers[subject.name] = worker

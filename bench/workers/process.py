@@ -1,0 +1,222 @@
+"""The caller's side of a worker: start it, ask it, end it, and say what it said when it died."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from ...errors import InvalidOption, QCompileError, WorkerError
+from .command import worker_command
+
+DEFAULT_TIMEOUT_S = 600.0
+_LAST_LINES = 5
+_LAST_BYTES = 1 << 16
+_GRACE_S = 2.0
+
+
+class Worker:
+    """One worker process. A context manager; leaving it ends the process and what it started.
+
+    Args:
+        name: For messages.
+        threads: Threads of the runtime, set before any library is loaded.
+        python: Interpreter to run it with, or a script that runs one.
+        timeout_s: Longest wait for one answer.
+
+    Raises:
+        InvalidOption: If the interpreter cannot be run.
+    """
+
+    def __init__(
+        self, name: str, *, threads: int, python: str = "", timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self.name, self._timeout_s = name, timeout_s
+        self._frozen = False
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
+        self._began = time.perf_counter()
+        try:
+            self._process = subprocess.Popen(
+                worker_command("qcompile.bench.worker", python=python),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=_environment(threads),
+                # Ctrl-C reaches the caller alone, which then ends its workers in order.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            raise InvalidOption(
+                f"interpreter {python}: cannot be run ({error.strerror})", option="--python"
+            ) from error
+        self._answers: queue.Queue[bytes] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started; a script's interpreter may be a child of it."""
+        return self._process.pid
+
+    def hello(self) -> dict[str, Any]:
+        """Wait until it serves; returns `started_ms` since it was made, `python` and `executable`."""
+        answer = self.ask("hello")
+        return answer | {"started_ms": (time.perf_counter() - self._began) * 1e3}
+
+    def ask(
+        self,
+        do: str,
+        *,
+        timeout_s: float | None = None,
+        told: Callable[[int], None] | None = None,
+        **arguments: Any,
+    ) -> dict[str, Any]:
+        """Send one request and return its answer.
+
+        Args:
+            do: Name of the request, see `worker`.
+            timeout_s: Longest wait for this answer, where that is shorter than for others.
+            told: Called with how far a long request is; each time the wait begins anew.
+            arguments: Of the request.
+
+        Raises:
+            WorkerError: If the worker died, hung or answered nonsense, with its last output.
+            QCompileError: The error that the artifact's runtime raised.
+        """
+        assert self._process.stdin is not None
+        wait_s = min(timeout_s or self._timeout_s, self._timeout_s)
+        self._thaw()
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            self._answers.put(b"")  # it has died, and perhaps that was said already
+        while "progress" in (answer := self._receive(do, wait_s)):
+            if told is not None:
+                told(answer["progress"])
+        if not answer["ok"]:
+            raise _as_error(answer, self.name, self.last_output())
+        return answer
+
+    def _receive(self, do: str, wait_s: float) -> dict[str, Any]:
+        try:
+            line = self._answers.get(timeout=wait_s)
+        except queue.Empty:
+            self.kill()  # it would go on using the processor, and answer the next request with this one
+            raise self._error(f"gave no answer to {do!r} for {wait_s:.0f} s") from None
+        if not line:
+            raise self._error(f"died during {do!r} ({self._cause()})")
+        try:
+            return json.loads(line)  # type: ignore[no-any-return]
+        except ValueError:
+            raise self._error(f"answered {do!r} with {line[:80]!r}") from None
+
+    def freeze(self) -> None:
+        """Stop the process until it is asked again: its threads would go on spinning otherwise."""
+        if hasattr(signal, "SIGSTOP"):
+            self._signal(signal.SIGSTOP)
+            self._frozen = True
+
+    def last_output(self) -> str:
+        """Return the last lines that the process wrote to its standard streams."""
+        if self._log.closed:
+            return ""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(self._log.tell() - _LAST_BYTES, 0))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
+
+    def kill(self) -> None:
+        """End the process and its children by force."""
+        self._signal(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+
+    def close(self) -> None:
+        """End the process: by closing its input, then by force. Does nothing when it was closed before."""
+        if self._log.closed:
+            return
+        self._thaw()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # it is gone already
+                self._process.stdin.close()
+        self._reader.join(_GRACE_S)  # its pipe ends with the process
+        self.kill()  # if it is still there, and what it has started
+        self._process.wait()
+        self._reader.join()
+        self._log.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        self.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as answers:
+            for line in answers:
+                self._answers.put(line)
+        self._answers.put(b"")
+
+    def _thaw(self) -> None:
+        if self._frozen:
+            self._signal(signal.SIGCONT)
+            self._frozen = False
+
+    def _signal(self, number: int) -> None:
+        """To the whole session: a script's interpreter, and processes that a library has started."""
+        with contextlib.suppress(ProcessLookupError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, number)  # it leads a session of its own
+            else:
+                self._process.send_signal(number)
+
+    def _cause(self) -> str:
+        try:
+            code = self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its output"
+        if code < 0:
+            name = signal.Signals(-code).name
+            return f"{name}, out of memory?" if name == "SIGKILL" else name
+        return f"exit code {code}"
+
+    def _error(self, what: str) -> WorkerError:
+        said = self.last_output()
+        shown = "; it said:\n    " + said.replace("\n", "\n    ") if said else ""
+        return WorkerError(f"worker of {self.name} {what}{shown}", artifact=self.name, output=said)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    if threads:
+        # Read once when the libraries load: it is too late for them in the worker's own code.
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            environment[name] = str(threads)
+    return environment
+
+
+def _as_error(answer: dict[str, Any], name: str, output: str) -> QCompileError:
+    from ... import errors
+
+    kind = getattr(errors, answer["type"], None)
+    if isinstance(kind, type) and issubclass(kind, QCompileError):
+        return kind(f"{name}: {answer['message']}", hint=answer["hint"], artifact=name, output=output)
+    message = ": ".join(part for part in (answer["type"], answer["message"]) if part)
+    return WorkerError(f"{name}: {message}", artifact=name, output=output)

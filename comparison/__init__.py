@@ -1,0 +1,1 @@
+"""`qcompile diff`: the outputs of two artifacts, or their layers, compared."""

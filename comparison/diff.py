@@ -1,0 +1,126 @@
+"""`qcompile diff`: Polygraphy's comparison of two artifacts, or of an artifact and the model it came from.
+
+What counts as equal: `bench.metrics.output_verdict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..bench.metrics.output_verdict import BY_SIGNAL, RTOL, OutputDifference, Tolerances, judge
+from ..bench.outputs import Subject, collect_outputs, describe, feeds_for, shared_io
+from ..errors import InvalidOption
+from ..model.judgement import RULES, Rule
+from ..model.pt2_archive import trusting
+from ..progress import Progress, silent
+from ..tensors import samples_in
+
+_COARSER = (*RTOL, *BY_SIGNAL)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison; true when every output passed."""
+
+    reference: str
+    artifact: str
+    precision: str
+    samples: int
+    outputs: Sequence[OutputDifference]
+
+    def __bool__(self) -> bool:
+        return all(output.passed for output in self.outputs)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the `--json` form."""
+        return {"passed": bool(self), **asdict(self)}
+
+
+def diff(
+    reference: str,
+    artifact: str,
+    *,
+    data: str | None = None,
+    inputs: Sequence[str] = (),
+    samples: int = 64,
+    tolerances: Tolerances | None = None,
+    rules: Mapping[str, Rule] | None = None,
+    threads: int = 0,
+    trust: bool = False,
+    progress: Progress = silent,
+) -> Comparison:
+    """Run both on the same input, each in a process of its own, and compare their outputs.
+
+    Args:
+        reference: Artifact or MODEL that is right by definition.
+        artifact: What is judged.
+        data: Samples; made input otherwise.
+        inputs: `NAME:SHAPE[:DTYPE]` where neither side declares its inputs.
+        samples: Use at most this many.
+        tolerances: Limits instead of the defaults.
+        rules: Output name to "classes", "embedding" or "signal", where it is not what it looks like.
+        threads: Threads of each side; 0 lets it choose.
+        trust: Run files that are not what their manifests say, and engines without one, all the same.
+        progress: Told of every step.
+
+    Returns:
+        The comparison; a mismatch is a result, not an error.
+
+    Raises:
+        DataError, WorkerError, EngineUnavailable: If one side cannot run.
+    """
+    subjects = [describe(one, trust=trust) for one in (reference, artifact)]
+    with trusting(trust):
+        io = shared_io(subjects, inputs)
+    feeds = list(feeds_for(io, data, subjects=subjects, samples=samples))
+    found = []
+    for subject in subjects:
+        progress(f"run {subject.name}")
+        found.append(collect_outputs(subject, feeds, subjects, threads=threads))
+    count = sum(samples_in(batch) for batch in feeds)
+    outputs = judge(found[0], found[1], _precision(subjects), tolerances, rules)
+    return Comparison(reference, artifact, _precision(subjects), count, outputs)
+
+
+def parse_rules(texts: Sequence[str], *, option: str) -> dict[str, Rule]:
+    """Read `OUTPUT:RULE` or `RULE`, for what outputs are.
+
+    Raises:
+        InvalidOption: If a rule is unknown.
+    """
+    rules: dict[str, Rule] = {}
+    for text in texts:
+        name, _, rule = text.rpartition(":")
+        if rule not in RULES:
+            raise InvalidOption(
+                f"{option} {text!r}: {', '.join(RULES)}, or OUTPUT:RULE, is required", option=option
+            )
+        rules[name] = RULES[RULES.index(rule)]
+    return rules
+
+
+def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
+    """Read `OUTPUT:NUMBER` or `NUMBER`, as Polygraphy spells them.
+
+    Raises:
+        InvalidOption: If a number cannot be read.
+    """
+    limits = {}
+    for text in texts:
+        name, _, number = text.rpartition(":")
+        try:
+            limits[name] = float(number)
+        except ValueError:
+            limits[name] = -1.0
+        if not limits[name] >= 0.0:
+            raise InvalidOption(
+                f"{option} {text!r}: a number from 0, or OUTPUT:NUMBER, is required", option=option
+            )
+    return limits
+
+
+def _precision(subjects: Sequence[Subject]) -> str:
+    """The coarser precision of the two sides decides what can be asked."""
+    return max((subject.precision for subject in subjects), key=_COARSER.index)

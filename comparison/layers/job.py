@@ -1,0 +1,140 @@
+"""One run of one side, in a process of its own: what a worker does when it is asked for `layers`.
+
+A job names the artifact, the feeds and the taps. The reference's taps are written to files, one a batch;
+the artifact's are compared with them as they come, piece by piece, and only sums remain. The process ends
+with the run: what it took is given back, its peak is that of this run, and a crash is nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...bench.workers.arrays import load_arrays
+from ...model.output_error import ErrorSums
+from .forms import Form
+
+PIECE = 1 << 17
+"""Elements that are compared at once: 1 MB as float64."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one side; paths as text, as it travels as JSON.
+
+    Attributes:
+        path, runtime, threads, io: The artifact and how it is loaded.
+        feeds, batches, where: Folder of `N.npz`, their number, and what each is called in errors.
+        taps: `{"tensor", "file", "form"}` each: a tensor of the artifact, the folder of its reference's
+            values and how it is read; none for a run of the artifact as it is.
+        own: Output of the artifact to the folder it is written to, or checked against.
+        outputs: Output of the artifact to the folder of its reference's values.
+        write: Folder that taps and outputs are written into.
+        reference: Folder that the taps are compared with.
+        reference_outputs: Folder that the outputs are compared with.
+        own_outputs: Folder of the artifact's own outputs without taps, to see whether they changed.
+        cast: Input to the type that it is rounded to.
+    """
+
+    path: str
+    runtime: str
+    threads: int
+    io: Mapping[str, Any] | None
+    feeds: str
+    batches: int
+    where: Sequence[str]
+    taps: Sequence[Mapping[str, Any]] = ()
+    own: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    write: str = ""
+    reference: str = ""
+    reference_outputs: str = ""
+    own_outputs: str = ""
+    cast: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_job(job: Mapping[str, Any], told: Callable[[int], None]) -> dict[str, Any]:
+    """Carry out a job; its keys are those of `Job`. `told` is called with the number of batches done."""
+    from ...bench.worker import peak_memory_bytes
+    from ...tensors import ModelIO
+    from .tapped import open_tapped
+
+    taps = {tap["tensor"]: tap for tap in job["taps"]}
+    io = ModelIO.from_json(job["io"]) if job["io"] else None
+    work = _Work(job, taps)
+    arguments = {"threads": job["threads"], "folder": Path(job["folder"]), "io": io}
+    with open_tapped(Path(job["path"]), job["runtime"], list(taps), **arguments) as opened:
+        for number in range(job["batches"]):
+            feeds = _feeds(job, number)
+            for name, array in opened.run(feeds, job["where"][number]):
+                work.take(name, number, array)
+                del array
+            told(number + 1)
+    return {**work.answer(), "peak_bytes": peak_memory_bytes()}
+
+
+class _Work:
+    """What is done with each tensor of each batch."""
+
+    def __init__(self, job: Mapping[str, Any], taps: Mapping[str, Any]) -> None:
+        self.job, self.taps = job, taps
+        self.errors: dict[str, ErrorSums] = {}
+        self.changed: dict[str, ErrorSums] = {}
+        self.refused: dict[str, str] = {}
+
+    def take(self, name: str, number: int, array: NDArray[Any]) -> None:
+        job, tap = self.job, self.taps.get(name)
+        if tap is not None and job["reference"]:
+            self._compare(
+                name, Form.from_json(tap["form"]), Path(job["reference"]) / tap["file"], number, array
+            )
+        elif tap is None and name in job["outputs"] and job["reference_outputs"]:
+            folder = Path(job["reference_outputs"]) / job["outputs"][name]
+            self._compare(name, Form(), folder, number, array)
+        if tap is None and job["own_outputs"] and name in job["own"]:
+            found = self.changed.setdefault(name, ErrorSums())
+            _compare_file(found, Path(job["own_outputs"]) / job["own"][name], number, array, Form())
+        place = tap["file"] if tap is not None else job["own"].get(name)
+        if job["write"] and place is not None:
+            folder = Path(job["write"]) / place
+            folder.mkdir(exist_ok=True)
+            np.save(folder / f"{number}.npy", np.ascontiguousarray(array), allow_pickle=False)
+
+    def answer(self) -> dict[str, Any]:
+        return {
+            "errors": {name: one.as_json() for name, one in self.errors.items()},
+            "changed": {name: one.as_json() for name, one in self.changed.items()},
+            "refused": self.refused,
+        }
+
+    def _compare(self, name: str, form: Form, folder: Path, number: int, array: NDArray[Any]) -> None:
+        if name in self.refused:
+            return
+        reason = _compare_file(self.errors.setdefault(name, ErrorSums()), folder, number, array, form)
+        if reason:
+            self.refused[name] = reason
+            del self.errors[name]
+
+
+def _compare_file(sums: ErrorSums, folder: Path, number: int, array: NDArray[Any], form: Form) -> str:
+    """Add a tensor and the reference's in a file to the sums; the reason why that cannot be, if any."""
+    array = form.ordered(array)
+    with (folder / f"{number}.npy").open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        if shape != array.shape:
+            return f"its shape is {array.shape}, the reference's {shape}"
+        for piece in form.pieces(array, PIECE):
+            # Read, not mapped: mapped pages would count as memory of this process.
+            sums.add(np.fromfile(file, dtype, piece.size), piece)
+    return ""
+
+
+def _feeds(job: Mapping[str, Any], number: int) -> dict[str, Any]:
+    arrays = load_arrays(Path(job["feeds"]) / f"{number}.npz")
+    return {name: array.astype(job["cast"].get(name, array.dtype)) for name, array in arrays.items()}

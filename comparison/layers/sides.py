@@ -1,0 +1,139 @@
+"""The two sides of a comparison: what they are, and why they cannot be compared where they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...artifact import Manifest, load_artifact, manifest_path, read_manifest, require_file
+from ...engines.load import engine_of
+from ...engines.registry import engine
+from ...errors import EngineUnavailable, InvalidOption, ModelError
+from ...model.graph import graph_precision, weighted_nodes
+from ...model.weightless import WeightlessModel, read_weightless
+from ...tensors import ModelIO, TensorInfo
+from .outcome import THRESHOLD_DB
+
+_LOOK = "compare with the ONNX file that the engine was built from, to see inside"
+
+
+@dataclass(frozen=True)
+class Side:
+    """An ONNX file, or an engine.
+
+    Attributes:
+        path, runtime: The file, and the name of its engine.
+        precision: "fp32", "tf32", "fp16", "bf16", "fp8", "int8" or "int4".
+        outline: The graph; None for an engine, which shows its outputs alone.
+        io: Inputs and outputs.
+    """
+
+    path: Path
+    runtime: str
+    precision: str
+    outline: WeightlessModel | None
+    io: ModelIO
+
+    @property
+    def name(self) -> str:
+        """How it is called in progress and errors."""
+        return self.path.name
+
+    @property
+    def layers(self) -> int:
+        """Number of nodes that do the arithmetic; 1 where that is not known."""
+        found = weighted_nodes(self.outline.model).values() if self.outline else ()
+        return max(1, sum(map(len, found)))
+
+
+def reference_side(reference: str, *, trust: bool = False) -> Side:
+    """Look at the reference.
+
+    Raises:
+        InvalidOption: If it is no ONNX file: there is no graph to take tensors from.
+        MissingFile, ModelError, ArtifactError: If it is not what it claims to be.
+    """
+    path = Path(reference)
+    if path.suffix != ".onnx":
+        raise InvalidOption(
+            f"{reference}: layers are compared with those of an ONNX file",
+            hint="qcompile export makes one of a PyTorch model",
+        )
+    return artifact_side(reference, trust=trust)
+
+
+def artifact_side(artifact: str, *, trust: bool = False) -> Side:
+    """Look at an artifact without running it; a file must be what its manifest says.
+
+    Raises:
+        InvalidOption: If it is neither an ONNX file nor an engine.
+        EngineUnavailable: If its runtime cannot work here.
+        MissingFile, ModelError, ArtifactError: If it is not what it claims to be.
+    """
+    path = Path(artifact)
+    if path.suffix not in (".onnx", ".engine", ".plan"):
+        raise InvalidOption(
+            f"{artifact}: its layers cannot be looked at; an ONNX file or an engine is required",
+            hint="leave --layers out to compare the outputs",
+        )
+    require_file(path, what="artifact")
+    runtime = engine_of(artifact, trust=trust)
+    manifest = read_manifest(path)
+    if manifest is not None and not trust:
+        load_artifact(path)  # the digest, before anything is executed
+    if reason := engine(runtime).why_not_run():
+        fix = engine(runtime).fix()
+        raise EngineUnavailable(
+            f"{path}: cannot run here: {reason}",
+            hint=f"{fix}; or {_LOOK}" if path.suffix != ".onnx" else fix,
+            engine=runtime,
+        )
+    if path.suffix != ".onnx":
+        return _engine_side(path, runtime, manifest)
+    outline = read_weightless(path)
+    precision = graph_precision(outline.model)
+    if precision == "fp32" and manifest is not None and manifest.precision in ("fp16", "bf16"):
+        precision = manifest.precision  # a hint to the runtime: the graph is float32
+    return Side(path, runtime, precision, outline, outline.io)
+
+
+def _engine_side(path: Path, runtime: str, manifest: Manifest | None) -> Side:
+    if manifest is None or manifest.io is None:
+        raise ModelError(
+            f"{path}: {manifest_path(path).name} does not say what goes in and comes out",
+            hint=_LOOK,
+            file=path,
+        )
+    known = manifest.precision in THRESHOLD_DB  # "best" may be anything down to INT8
+    return Side(path, runtime, manifest.precision if known else "int8", None, manifest.io)
+
+
+def input_casts(reference: Side, artifact: Side) -> dict[str, str]:
+    """Return input to the float type that the artifact takes in place of the reference's.
+
+    Raises:
+        InvalidOption: If the inputs differ otherwise.
+    """
+    theirs = {tensor.name: tensor for tensor in artifact.io.inputs}
+    casts: dict[str, str] = {}
+    if set(theirs) != {tensor.name for tensor in reference.io.inputs}:
+        raise InvalidOption(
+            f"inputs differ: {reference.name} takes {_names(reference.io.inputs)}; "
+            f"{artifact.name} takes {_names(artifact.io.inputs)}",
+            hint="compare an artifact with the model that it was made from",
+        )
+    for tensor in reference.io.inputs:
+        wanted = theirs[tensor.name].dtype
+        if wanted == tensor.dtype:
+            continue
+        if not (wanted in ("float16", "float32") and "float" in tensor.dtype):
+            raise InvalidOption(
+                f"input {tensor.name!r} is {tensor.dtype} in {reference.name} and {wanted} in {artifact.name}"
+            )
+        casts[tensor.name] = wanted
+    return casts
+
+
+def _names(tensors: Sequence[TensorInfo]) -> str:
+    return ", ".join(tensor.name for tensor in tensors) or "none"

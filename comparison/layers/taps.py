@@ -1,0 +1,206 @@
+"""Both sides run, K tensors at a time: what is tapped, what it may take, and what comes back."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...model.graph import infer_types
+from ...model.output_error import ErrorSums
+from ...progress import Progress
+from .forms import Form
+from .job import Job
+from .pairing import Pairs
+from .runs import run
+from .samples import Samples, tensor_sizes
+from .sides import Side
+
+SHARE = 0.12
+"""Of the memory of a run without taps, what the taps of one run may take."""
+
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 4}  # bfloat16 is widened
+
+
+class Taps:
+    """The runs of one comparison.
+
+    Attributes:
+        runs: Runs of the artifact so far.
+        memory_bytes: Side to "plain" and "tapped", the largest memory of its runs.
+        changed: Output of the artifact to its distance, with taps, from itself without; the largest noise.
+        refused: Index of a pair to why it cannot be compared.
+    """
+
+    def __init__(
+        self,
+        reference: Side,
+        artifact: Side,
+        pairs: Pairs,
+        samples: Samples,
+        *,
+        threads: int,
+        casts: Mapping[str, str],
+        progress: Progress,
+    ) -> None:
+        self.reference, self.artifact, self.pairs, self.samples = reference, artifact, pairs, samples
+        self.threads, self.casts, self.progress = threads, casts, progress
+        self.folder = samples.folder.parent
+        self.runs = 0
+        self.memory_bytes = {side: {"plain": 0, "tapped": 0} for side in ("reference", "artifact")}
+        self.changed: dict[str, ErrorSums] = {}
+        self.refused: dict[int, str] = {}
+        self._cost = self._bytes()
+
+    def plain(self) -> dict[str, ErrorSums]:
+        """Run both as they are; return the artifact's outputs' distances."""
+        io = self.reference.io
+        own = {tensor.name: f"r{number}" for number, tensor in enumerate(io.outputs)}
+        theirs = [tensor.name for tensor in self.artifact.io.outputs]
+        partners = self._partners([tensor.name for tensor in io.outputs], theirs)
+        outputs = {name: own[partner] for name, partner in partners.items()}
+        written = self._folder("outputs")
+        self._run("reference", "run", own=own, write=written, plain=True)
+        self._own = {name: f"a{number}" for number, name in enumerate(theirs)}
+        answer = self._run(
+            "artifact",
+            "run",
+            own=self._own,
+            outputs=outputs,
+            write=written,
+            reference_outputs=written,
+            plain=True,
+        )
+        return {name: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
+
+    def fits(self, chosen: Sequence[int]) -> bool:
+        """Whether taps may be read in one run: in memory they stay a small share of a run without."""
+        for side, cost in self._cost.items():
+            allowed = SHARE * self.memory_bytes[side]["plain"]
+            if sum(cost[index] for index in chosen) > allowed:
+                return False
+        return True
+
+    def measure(self, chosen: Sequence[int]) -> dict[int, ErrorSums]:
+        """Run both with taps; return index to distance. Pairs that cannot be compared are in `refused`."""
+        written = self._write_reference(chosen)
+        answer = self._run(
+            "artifact",
+            f"run with {len(chosen)} taps",
+            **self._compared(chosen, written),
+            own=self._own,
+            own_outputs=str(self.folder / "outputs"),
+        )
+        shutil.rmtree(written)
+        for name, found in answer["changed"].items():
+            sums = ErrorSums.from_json(found)
+            if name not in self.changed or sums.snr_db < self.changed[name].snr_db:
+                self.changed[name] = sums
+        by_name = {self.pairs.pairs[index].artifact: index for index in chosen}
+        self.refused.update({by_name[name]: why for name, why in answer["refused"].items()})
+        return {by_name[name]: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
+
+    def keep(self, chosen: Sequence[int]) -> tuple[Path, Path]:
+        """Run both once more and leave the values of the taps on disk: the reference's and the artifact's."""
+        written = self._write_reference(chosen)
+        kept = self._folder("kept")
+        text = f"keep {len(chosen)} tensors"
+        self._run("artifact", text, **self._written(chosen), write=kept)
+        return Path(written), Path(kept)
+
+    def tap_file(self, index: int) -> str:
+        """Return the folder of a pair's values, below those of `keep`."""
+        return f"t{index}"
+
+    def _write_reference(self, chosen: Sequence[int]) -> str:
+        written = self._folder("taps")
+        inputs = {tensor.name for tensor in self.reference.io.inputs}
+        taps: dict[str, dict[str, Any]] = {}
+        again: list[tuple[str, str]] = []  # an artifact may have two forms of one tensor
+        for index in chosen:
+            name, file = self.pairs.pairs[index].reference, self.tap_file(index)
+            if name in inputs:
+                self._write_input(name, Path(written) / file)
+            elif name in taps:
+                again.append((taps[name]["file"], file))
+            else:
+                taps[name] = {"tensor": name, "file": file, "form": Form().as_json()}
+        if taps:
+            self._run("reference", f"run with {len(taps)} taps", taps=list(taps.values()), write=written)
+        for first, other in again:
+            (Path(written) / other).symlink_to(Path(written) / first)
+        return written
+
+    def _write_input(self, name: str, folder: Path) -> None:
+        folder.mkdir()
+        for number in range(len(self.samples.where)):
+            np.save(folder / f"{number}.npy", self.samples.read(number, name), allow_pickle=False)
+
+    def _compared(self, chosen: Sequence[int], written: str) -> dict[str, Any]:
+        """What a run of the artifact is told so that it compares; an engine has its outputs and no taps."""
+        if self.artifact.outline is not None:
+            return {"taps": self._artifact_taps(chosen), "reference": written}
+        files = {self.pairs.pairs[index].artifact: self.tap_file(index) for index in chosen}
+        return {"outputs": files, "reference_outputs": written}
+
+    def _written(self, chosen: Sequence[int]) -> dict[str, Any]:
+        """What a run of the artifact is told so that it writes."""
+        if self.artifact.outline is not None:
+            return {"taps": self._artifact_taps(chosen)}
+        return {"own": {self.pairs.pairs[index].artifact: self.tap_file(index) for index in chosen}}
+
+    def _artifact_taps(self, chosen: Sequence[int]) -> list[dict[str, Any]]:
+        pairs = self.pairs.pairs
+        return [
+            {"tensor": pairs[i].artifact, "file": self.tap_file(i), "form": pairs[i].form.as_json()}
+            for i in chosen
+        ]
+
+    def _run(self, side: str, text: str, *, plain: bool = False, **settings: Any) -> dict[str, Any]:
+        one = self.reference if side == "reference" else self.artifact
+        job = Job(
+            path=str(one.path.resolve()),
+            runtime=one.runtime,
+            threads=self.threads,
+            io=one.io.as_json(),
+            feeds=str(self.samples.folder),
+            batches=len(self.samples.where),
+            where=self.samples.where,
+            cast=self.casts if side == "artifact" else {},
+            **settings,
+        )
+        self.runs += side == "artifact"
+        answer = run(job, one.name, f"{text}: {one.name}", self.progress)
+        memory, kind = self.memory_bytes[side], "plain" if plain else "tapped"
+        memory[kind] = max(memory[kind], answer["peak_bytes"])
+        return answer
+
+    def _folder(self, name: str) -> str:
+        folder = self.folder / name
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+        return str(folder)
+
+    def _partners(self, ours: Sequence[str], theirs: Sequence[str]) -> dict[str, str]:
+        """Output of the artifact to the reference's: by name, or by position where they are as many."""
+        if not set(ours) & set(theirs) and len(ours) == len(theirs):
+            return dict(zip(theirs, ours, strict=True))
+        return {name: name for name in theirs if name in set(ours)}
+
+    def _bytes(self) -> dict[str, list[int]]:
+        """What each tap takes on either side, in bytes; of an unknown size, as much as the largest."""
+        assert self.reference.outline is not None
+        sizes = tensor_sizes(self.reference.outline.model, self.samples.shapes)
+        types = infer_types(self.artifact.outline.model) if self.artifact.outline else {}
+        pairs = self.pairs.pairs
+        largest = max((sizes[p.reference] for p in pairs if p.reference in sizes), default=0)
+        elements = [sizes.get(pair.reference, largest) for pair in pairs]
+        width = [1 if p.form.is_integer else _BYTES.get(types.get(p.artifact, ""), 4) for p in pairs]
+        return {
+            "reference": [4 * count for count in elements],
+            "artifact": [count * size for count, size in zip(elements, width, strict=True)],
+        }

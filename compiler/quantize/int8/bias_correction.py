@@ -1,0 +1,249 @@
+"""Bias correction: the mean error that quantization brings to an output channel is taken off its bias.
+
+Rounded weights and clipped activations shift the mean of a layer's output, and the shift is carried on
+(Nagel et al. 2019, arXiv 1906.04721, section 4.2; Finkelstein et al. 2019, arXiv 1906.03193). Each layer
+is measured by itself, on the activations of the float model: its float output against that of its
+quantized weights on its quantized input. All layers are measured in one pass over the samples:
+
+    x ─┬─ layer ─────────────────────┬─ mean over samples and positions of each channel
+       └─ Q ─ DQ ─ quantized layer ──┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....errors import CalibrationError
+from ....model.graph import captured_names, consumers, producers, tensor_values, weighted_nodes
+from ....model.graph_edits import set_values
+from ....model.onnx_file import copy_model, load_onnx, opset
+from ....progress import Progress, silent
+from ...opset.upgrade import upgrade_in_place
+from ..activations import run_samples
+from ..prepare import prepared
+from .float8 import stored_weight
+from .gemms import join_biases
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ....data.batches import Data
+
+_CORRECTED = frozenset(["Conv", "Gemm", "MatMul"])
+_INT32 = np.iinfo(np.int32)
+
+
+def correct_biases(
+    float_model_path: Path,
+    quantized: onnx.ModelProto,
+    data: Data,
+    limit: int | None = None,
+    progress: Progress = silent,
+) -> tuple[onnx.ModelProto, int]:
+    """Return a copy of a quantized model with corrected biases, and the number of layers corrected.
+
+    Layers without a bias are left as they are.
+
+    Args:
+        float_model_path: The model that was quantized.
+        quantized: From `static_int8.quantize_static`: biases are int32 behind DequantizeLinear, or float,
+            or the vector that an Add behind a MatMul adds.
+        data: Samples; those of the calibration will do.
+        limit: Use at most this many; None uses all.
+        progress: Told of every sample.
+
+    Raises:
+        CalibrationError: If a layer's error is not finite.
+        ModelError: If ONNX Runtime refuses the model.
+    """
+    corrected = copy_model(quantized)
+    reference = prepared(load_onnx(float_model_path))
+    gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
+    join_biases(reference, exclude={node.name for node in reference.graph.node} - gemms - _adds(reference))
+    upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
+    layers = list(_layers(corrected, reference))
+    errors = _measure(reference, corrected, layers, Path(float_model_path), data, limit, progress)
+    for layer in layers:
+        layer.bias.add(errors[layer.node.name])
+    return corrected, len(layers)
+
+
+def _adds(model: onnx.ModelProto) -> set[str]:
+    return {node.name for node in model.graph.node if node.op_type == "Add"}
+
+
+@dataclass
+class _Bias:
+    """The initializer that holds a bias: int32 in units of `scale`, or float in units of 1."""
+
+    tensor: onnx.TensorProto
+    scale: NDArray[Any] | None
+
+    def add(self, correction: NDArray[np.float64]) -> None:
+        from onnx import numpy_helper
+
+        values = tensor_values(self.tensor)
+        if self.scale is None:
+            # One number for all channels becomes one for each.
+            total = values + (correction if values.size == 1 else correction.reshape(values.shape))
+        else:
+            steps = np.round(correction / self.scale.astype(np.float64))
+            total = np.clip(values + steps, _INT32.min, _INT32.max)
+        self.tensor.CopyFrom(numpy_helper.from_array(total.astype(values.dtype), self.tensor.name))
+
+
+@dataclass
+class _Quantized:
+    """A quantized layer, the output of its float counterpart, its bias, and the axis of its channels.
+
+    The quantized one may write under the name of a Relu that was folded into it.
+    """
+
+    node: onnx.NodeProto
+    float_output: str
+    bias: _Bias
+    axis: int
+
+    @property
+    def error_name(self) -> str:
+        return f"{self.float_output}/error"
+
+
+def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[_Quantized]:
+    """The layers that have a bias of their own, and whose input and output exist in the float model."""
+    graph = quantized.graph
+    known = {name for node in reference.graph.node for name in node.output}
+    counterparts = {node.name: node for node in reference.graph.node if node.op_type in _CORRECTED}
+    known |= {value.name for value in reference.graph.input}
+    made_by, readers = producers(graph), consumers(graph)
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    kept = {value.name for value in graph.output}
+    kept |= {name for node in graph.node for name in captured_names(node)}
+    nodes = weighted_nodes(quantized)
+    for node in (*nodes["int8"], *nodes.get("fp8", ())):
+        counterpart = counterparts.get(node.name)
+        if counterpart is None or counterpart.op_type != node.op_type:
+            continue
+        quantize = made_by.get(made_by[node.input[0]].input[0])
+        if quantize is None or quantize.op_type != "QuantizeLinear" or quantize.input[0] not in known:
+            continue
+        weight = made_by[node.input[1]].input[0]
+        if weight not in stored and weight in made_by:
+            weight = made_by[weight].input[0]  # floats behind a pair, for TensorRT
+        if weight not in stored:
+            continue  # a product of two activations
+        name = _bias_name(node, made_by, readers, kept)
+        if name not in stored or len(readers[name]) > 1 or name in kept:
+            continue
+        if node.op_type == "MatMul" and not _per_channel(stored[name], stored[weight].dims[-1]):
+            continue  # a value per position, as anchors of boxes are
+        dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
+        scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
+        axis = 1 if node.op_type == "Conv" else -1
+        yield _Quantized(node, str(counterpart.output[0]), _Bias(stored[name], scale), axis)
+
+
+def _per_channel(bias: onnx.TensorProto, channels: int) -> bool:
+    """Whether what is added has one value for each channel of the last axis, or one for all."""
+    extents = [extent for extent in bias.dims if extent != 1]
+    return not extents or (extents == [channels] and bias.dims[-1] == channels)
+
+
+def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
+    if len(node.input) > 2 and node.input[2]:
+        maker = made_by.get(node.input[2])
+        return str(node.input[2] if maker is None else maker.input[0])
+    behind = readers.get(node.output[0], ())
+    if node.op_type != "MatMul" or len(behind) != 1 or behind[0].op_type != "Add" or node.output[0] in kept:
+        return ""
+    return next((str(name) for name in behind[0].input if name != node.output[0]), "")
+
+
+def _measure(
+    reference: onnx.ModelProto,
+    quantized: onnx.ModelProto,
+    layers: list[_Quantized],
+    path: Path,
+    data: Data,
+    limit: int | None,
+    progress: Progress,
+) -> dict[str, NDArray[np.float64]]:
+    """Name of a layer's output to float minus quantized, per channel, on average."""
+    beside = _with_quantized_layers(reference, quantized, layers)
+    axes = {layer.error_name: layer.axis for layer in layers}
+    sums = {name: np.zeros(1) for name in axes}
+    counts = dict.fromkeys(axes, 0)
+    for _, found in run_samples(beside, path, list(axes), data, limit, progress, doing="correct biases"):
+        for name, array in found.items():
+            others = tuple(i for i in range(array.ndim) if i != axes[name] % array.ndim)
+            sums[name] = sums[name] + array.sum(axis=others, dtype=np.float64)
+            counts[name] += array.size // array.shape[axes[name]]
+    errors = {}
+    for layer in layers:
+        mean = sums[layer.error_name] / max(counts[layer.error_name], 1)
+        if not np.isfinite(mean).all():
+            raise CalibrationError(
+                f"node {layer.node.name!r}: its error is NaN or infinite on the samples",
+                hint="check the samples and the float model",
+                node=layer.node.name,
+            )
+        errors[layer.node.name] = mean
+    return errors
+
+
+def _with_quantized_layers(
+    reference: onnx.ModelProto, quantized: onnx.ModelProto, layers: list[_Quantized]
+) -> onnx.ModelProto:
+    """The float model, with the quantized layers beside its own, and the differences of both."""
+    import onnx
+
+    model = copy_model(reference)
+    graph = model.graph
+    made_by = producers(quantized.graph)
+    stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
+    present = {tensor.name for tensor in graph.initializer}
+    copied: set[str] = set()
+
+    def bring(name: str) -> str:
+        """Copy what makes an operand, up to a stored tensor or an activation; return its new name."""
+        if name in stored:
+            if f"quantized/{name}" not in present:
+                tensor = graph.initializer.add()
+                tensor.CopyFrom(stored[name])
+                tensor.name = f"quantized/{name}"
+                present.add(tensor.name)
+            return f"quantized/{name}"
+        maker = made_by.get(name)
+        if maker is None or maker.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            return name  # an activation, as the float model has it
+        values = stored_weight(maker, stored)
+        if values is not None:
+            if f"quantized/{name}" not in present:
+                set_values(graph.initializer.add(name=f"quantized/{name}", data_type=1), values)
+                present.add(f"quantized/{name}")
+            return f"quantized/{name}"
+        if name not in copied:
+            copied.add(name)
+            operands = [bring(operand) for operand in maker.input]
+            _copy_node(graph, maker, operands, f"quantized/{name}")
+        return f"quantized/{name}"
+
+    for layer in layers:
+        quantized_output = f"quantized/{layer.float_output}"
+        _copy_node(graph, layer.node, [bring(name) for name in layer.node.input], quantized_output)
+        names = [layer.float_output, quantized_output]
+        graph.node.append(onnx.helper.make_node("Sub", names, [layer.error_name], name=layer.error_name))
+    return model
+
+
+def _copy_node(graph: onnx.GraphProto, node: onnx.NodeProto, inputs: list[str], output: str) -> None:
+    copy = graph.node.add()
+    copy.CopyFrom(node)
+    copy.name = f"quantized/{output}"
+    copy.input[:], copy.output[:] = inputs, [output]

@@ -1,0 +1,251 @@
+"""Dynamic INT8: weights are stored as integers, activations get their scale while the model runs.
+
+Only operators whose weights dominate are quantized: MatMul, Gemm, LSTM, Attention. A Conv is left alone:
+ONNX Runtime's ConvInteger spends more on finding the scale than it saves.
+
+A GRU has no integer form in ONNX Runtime, and none can be made of its LSTM, which has no reset gate. Its
+weights are stored as int8 and become float32 when the model is loaded: a smaller file, the arithmetic and
+speed of float. What is reached says so: "GRU (weights only)".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ....calibration.qparams import choose_weight_qparams, quantize
+from ....errors import InvalidOption, QuantizationError, first_line
+from ....model.graph import attribute, consumers
+from ....model.graph_edits import drop_unused_initializers, set_nodes, store
+from ....model.onnx_file import load_onnx, save_onnx
+from ....progress import quiet
+from ..match_nodes import match_nodes
+
+if TYPE_CHECKING:
+    import onnx
+
+DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "Attention", "GRU")
+WeightType = Literal["int8", "uint8"]
+
+_WEIGHTS_ONLY = "GRU (weights only)"
+_INTEGER = (
+    "MatMulInteger",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul",
+    "QAttention",
+    "ConvInteger",
+)
+
+
+def quantize_dynamic(
+    model: onnx.ModelProto, path: Path, *, exclude: tuple[str, ...] = (), weight_type: WeightType = "int8"
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Write the dynamically quantized model to `path`.
+
+    Args:
+        model: From `prepare.prepared`; it is changed.
+        path: File to write, inside `artifact.writing`.
+        exclude: Names, globs or operator types that stay in float.
+        weight_type: "int8": symmetric, with a scale per output channel. "uint8": with a zero point too;
+            x86 processors without VNNI sum two products of uint8 by int8 in int16, which overflows, and
+            two of uint8 by uint8 in int32. A GRU's weights are int8 in both, as no integers are multiplied.
+
+    Returns:
+        Operator to number of nodes planned, and integer operator to number of nodes reached. A GRU is
+        reached as "GRU (weights only)".
+
+    Raises:
+        QuantizationError: If the model has nothing to quantize this way, or less was reached.
+        InvalidOption: If a pattern matches nothing, or there is no such weight type.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
+
+    types = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}
+    if weight_type not in types:
+        raise InvalidOption(f"weight type {weight_type!r}: int8 or uint8 is required")
+    excluded = match_nodes(model.graph, exclude)
+    nodes = _planned(model, set(excluded))
+    planned = Counter(node.op_type for node in nodes)
+    names = {node.name for node in nodes}
+    if not planned:
+        raise QuantizationError(
+            f"nothing to quantize: dynamic INT8 takes {', '.join(DYNAMIC_OPERATORS)} with constant "
+            "weights, and the model has none",
+            hint="quantize it with --mode static and a ranges file",
+        )
+    _give_own_weights(model.graph, names)
+    _gemms_to_matmuls(model.graph, names)
+    weights_only = _store_gru_weights(model.graph, names)
+    left = {node.name for node in model.graph.node if node.name not in names}
+    left |= {f"{name}_MatMul" for name in left}  # as the quantizer calls what it makes of a Gemm
+    try:
+        with quiet():
+            quantize_by_onnxruntime(
+                model,
+                path,
+                op_types_to_quantize=sorted({*planned, "MatMul"} - {"Gemm", "GRU"}),
+                per_channel=True,
+                weight_type=types[weight_type],
+                nodes_to_exclude=sorted(left),
+                extra_options={"MatMulConstBOnly": True},
+            )
+    except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
+        raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
+    if weight_type == "uint8" and planned["LSTM"]:
+        _lstms_to_uint8(path)
+    written = onnx.load(path, load_external_data=False)
+    reached = Counter(node.op_type for node in written.graph.node if node.op_type in _INTEGER)
+    reached += Counter({_WEIGHTS_ONLY: weights_only})
+    if reached.total() < sum(planned.values()):
+        raise QuantizationError(
+            f"{reached.total()} of {sum(planned.values())} planned nodes were quantized "
+            f"(planned {dict(planned)}, reached {dict(reached)})",
+            hint="exclude the operator type that the quantizer passes over",
+        )
+    return dict(planned), dict(reached)
+
+
+def _give_own_weights(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Copy each weight that a planned node shares with one that stays in float, and an LSTM's that any other
+    node reads. The quantizer would let the node in float read the rounded weight, and reshape the weight of
+    an LSTM under the other's feet.
+    """
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    readers = consumers(graph)
+    for node in graph.node:
+        if node.name not in names or node.op_type == "GRU":
+            continue
+        for index in (1, 2) if node.op_type == "LSTM" else (1,):
+            weight = node.input[index]
+            others = {reader.name for reader in readers[weight]} - {node.name}
+            if not (others if node.op_type == "LSTM" else others - names):
+                continue
+            own = f"{weight}/{node.name}" if node.op_type == "LSTM" else f"{weight}/products"
+            if own not in stored:
+                stored[own] = graph.initializer.add()
+                stored[own].CopyFrom(stored[weight])
+                stored[own].name = own
+            node.input[index] = own
+
+
+def _store_gru_weights(graph: onnx.GraphProto, names: set[str]) -> int:
+    """Store W [directions, 3 * hidden, input] and R [directions, 3 * hidden, hidden] of planned GRUs as int8
+    with a scale per row, and return the number of these GRUs.
+
+        GRU(x, w, r, ...)      becomes      GRU(x, Mul(Cast(w8), scale), Mul(Cast(r8), scale), ...)
+
+    Not DequantizeLinear: ONNX Runtime carries that out in every run, and cannot pack the weights before.
+    Cast and Mul of constants it folds when it loads the model.
+    """
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    widened: dict[str, str] = {}
+    count = 0
+    for node in graph.node:
+        if node.op_type == "GRU" and node.name in names:
+            count += 1
+            for index in (1, 2):
+                weight = node.input[index]
+                if weight not in widened:
+                    widened[weight] = _widen(graph, stored[weight], nodes)
+                node.input[index] = widened[weight]
+        nodes.append(node)
+    set_nodes(graph, nodes)
+    drop_unused_initializers(graph)
+    return count
+
+
+def _widen(graph: onnx.GraphProto, weight: onnx.TensorProto, nodes: list[onnx.NodeProto]) -> str:
+    """Store a weight as int8 and return the tensor that becomes float32 again, by nodes that are added."""
+    import onnx
+    from onnx import numpy_helper
+
+    values, name = numpy_helper.to_array(weight), weight.name
+    rows = values.reshape(-1, values.shape[-1])
+    qparams = choose_weight_qparams(rows, 0)
+    integers = quantize(rows, qparams).reshape(values.shape)
+    scales = qparams.scale.reshape(*values.shape[:-1], 1)
+    store(graph, f"{name}/int8", integers)
+    store(graph, f"{name}/scale", scales)
+    cast = onnx.helper.make_node("Cast", [f"{name}/int8"], [f"{name}/steps"], f"{name}/cast", to=1)
+    factors = [f"{name}/steps", f"{name}/scale"]
+    nodes += [cast, onnx.helper.make_node("Mul", factors, [f"{name}/widened"], f"{name}/mul")]
+    return f"{name}/widened"
+
+
+def _lstms_to_uint8(path: Path) -> None:
+    """Shift the int8 weights of each DynamicQuantizeLSTM to uint8 with zero_point 128: the same numbers.
+
+    ONNX Runtime's quantizer knows int8 only for an LSTM, whatever it is told.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    model = load_onnx(path)
+    integers = {
+        name
+        for node in model.graph.node
+        if node.op_type == "DynamicQuantizeLSTM"
+        for index in (1, 2, 9, 11)  # W, R and the zero points of both
+        for name in [node.input[index]]
+    }
+    for tensor in model.graph.initializer:
+        if tensor.name in integers and tensor.data_type == onnx.TensorProto.INT8:
+            shifted = (numpy_helper.to_array(tensor).astype(np.int16) + 128).astype(np.uint8)
+            tensor.CopyFrom(numpy_helper.from_array(shifted, tensor.name))
+    save_onnx(model, path)
+
+
+def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Turn each planned Gemm into MatMul and Add. The quantizer would do it, and go wrong where two Gemms
+    share a weight: it transposes it twice.
+
+        Gemm(x, w, b)      becomes      Add(MatMul(x, w or wᵀ), b)
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.op_type != "Gemm" or node.name not in names:
+            nodes.append(node)
+            continue
+        weight = node.input[1]
+        if attribute(node, "transB", 0):
+            weight = f"{weight}/transposed"
+            if weight not in stored:
+                array = np.ascontiguousarray(numpy_helper.to_array(stored[node.input[1]]).T)
+                stored[weight] = numpy_helper.from_array(array, weight)
+                graph.initializer.append(stored[weight])
+        has_bias = len(node.input) > 2 and bool(node.input[2])
+        product = f"{node.output[0]}/product" if has_bias else node.output[0]
+        operands = [node.input[0], weight]
+        nodes.append(onnx.helper.make_node("MatMul", operands, [product], name=node.name))
+        if has_bias:
+            operands = [product, node.input[2]]
+            name = f"{node.name}/bias"
+            nodes.append(onnx.helper.make_node("Add", operands, [node.output[0]], name=name))
+    set_nodes(graph, nodes)
+    drop_unused_initializers(graph)
+
+
+def _planned(model: onnx.ModelProto, excluded: set[str]) -> list[onnx.NodeProto]:
+    """The nodes that can be taken: stored weights, of two axes in a product, no transposed activation."""
+    axes = {t.name: len(t.dims) for t in model.graph.initializer if t.data_type == 1}
+    found = []
+    for node in model.graph.node:
+        if node.op_type not in DYNAMIC_OPERATORS or node.name in excluded or len(node.input) < 2:
+            continue
+        transposed = attribute(node, "transA", 0)
+        product = node.op_type in ("MatMul", "Gemm")
+        weights = node.input[1:3] if node.op_type in ("LSTM", "GRU") else node.input[1:2]
+        fits = not product or axes.get(node.input[1]) == 2
+        if fits and not transposed and all(name in axes for name in weights):
+            found.append(node)
+    return found

@@ -1,0 +1,237 @@
+"""Where Q/DQ goes: which nodes are quantized for which target, and why the others are not.
+
+The target decides.
+
+- ONNX Runtime on x86 with VNNI multiplies uint8 activations by int8 weights and adds int32 bias; symmetric
+  int8 activations are slower there than float. A product of a stored weight writes float for free, so
+  what follows it stays in float; a product of two activations (attention) is faster in float.
+- OpenVINO takes uint8, with a zero point where values are negative; float bias; products of two
+  activations too, in symmetric int8: with a zero point they fall to float (2026.4).
+- TensorRT wants symmetric int8 with zero_point 0, float bias, Q/DQ in front of the layers that can use
+  it, and on both inputs of the adds that close a residual branch.
+
+What lies between convolutions (adds, pools, concatenations) is quantized where all that it reads is made
+by integer kernels anyway: elsewhere it would cost a conversion and precision, and gain nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from ....errors import InvalidOption
+from ....model.graph import WEIGHTED, constant_names, consumers, producers
+from ..match_nodes import match_nodes
+from .float8 import unfit_for_float8
+from .tables import is_table
+
+if TYPE_CHECKING:
+    import onnx
+
+Target = Literal["onnxruntime", "openvino", "tensorrt"]
+TARGETS: tuple[Target, ...] = ("onnxruntime", "openvino", "tensorrt")
+
+
+def graph_target(engine: str) -> Target:
+    """Return what a graph for an engine is placed for: TensorRT and TensorRT-RTX take the same."""
+    return "onnxruntime" if engine == "onnxruntime" else "openvino" if engine == "openvino" else "tensorrt"
+
+
+# Operators for which a CPU runtime has a kernel that reads and writes integers (or that only moves data).
+# Softmax and normalizations stay in float: eight bits are too few for their outputs.
+_BETWEEN = frozenset(
+    """
+    Add Mul MaxPool AveragePool GlobalAveragePool Concat LeakyRelu Sigmoid Relu
+    Clip Reshape Transpose Squeeze Unsqueeze Flatten Split Resize Gather Where
+    """.split()
+)
+SAME_SCALE = frozenset(
+    ["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Split", "Resize"]
+)
+"""Operators whose results are quantized as their input is."""
+
+_WEIGHTED = {
+    "onnxruntime": frozenset(["Conv", "MatMul", "Gemm"]),
+    "openvino": frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"]),
+    "tensorrt": frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"]),
+}
+_TRANSPARENT = frozenset(["Relu", "Clip", "BatchNormalization", "Identity", "Dropout", "LeakyRelu"])
+WRITES_FLOAT = frozenset(["MatMul", "Gemm"])
+"""Operators whose results are never quantized by themselves: their kernels write float for free."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The plan of one quantization.
+
+    Attributes:
+        target: What it is for.
+        nodes: Names of the nodes to quantize.
+        left_in_float: Name to reason, for nodes of weighted operators that are not quantized.
+        tables: Names of Gather nodes whose stored table of floats (an embedding) becomes int8.
+    """
+
+    target: Target
+    nodes: tuple[str, ...]
+    left_in_float: Mapping[str, str] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
+
+
+def plan(
+    model: onnx.ModelProto,
+    target: Target,
+    *,
+    exclude: Iterable[str] = (),
+    only: Iterable[str] = (),
+    float8: bool = False,
+) -> Placement:
+    """Decide which nodes of a prepared model are quantized.
+
+    Args:
+        model: From `prepare.prepared`.
+        target: What the result is for.
+        exclude: Names, globs (`/head/*`) or operator types of nodes that stay in float.
+        only: The same, for the nodes that may be quantized; empty for all.
+        float8: Whether it is for FP8, for which there are fewer kernels.
+
+    Raises:
+        InvalidOption: If a pattern matches nothing, or the target is unknown.
+    """
+    if target not in TARGETS:
+        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(TARGETS)}")
+    excluded = match_nodes(model.graph, exclude)
+    weighted_excluded = match_nodes(model.graph, (), only=only) | excluded
+    return _Planner(model, target, excluded, weighted_excluded, float8=float8).run()
+
+
+class _Planner:
+    """One walk over a graph in the order of execution."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        target: Target,
+        excluded: Mapping[str, str],
+        weighted_excluded: Mapping[str, str],
+        *,
+        float8: bool,
+    ) -> None:
+        self.graph, self.target, self.float8 = model.graph, target, float8
+        self.excluded, self.weighted_excluded = excluded, weighted_excluded
+        self.constants = constant_names(model)
+        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.shared = _read_elsewhere(model.graph)
+        self.made_by = producers(model.graph)
+        self.integer: set[str] = set()  # tensors that an integer kernel makes
+        self.planned: set[str] = set()
+
+    def run(self) -> Placement:
+        nodes, tables, left = [], [], {}
+        for node in self.graph.node:
+            if node.domain not in ("", "ai.onnx"):
+                continue
+            if is_table(node, self.stored):
+                if self.target != "tensorrt" and node.name not in self.weighted_excluded:
+                    tables.append(node.name)  # TensorRT gathers floats only
+                continue
+            if node.op_type in WEIGHTED:
+                reason = self.weighted_excluded.get(node.name) or self._unfit(node)
+                if reason is not None:
+                    left[node.name] = reason
+                    continue
+            elif node.name in self.excluded or not self._goes_along(node):
+                continue
+            nodes.append(node.name)
+            self.planned.add(node.name)
+            if node.op_type not in WRITES_FLOAT and self.target != "tensorrt":
+                self.integer.update(node.output)
+        if self.target == "openvino":
+            nodes = self._wanted_by_integers(nodes)
+        return Placement(self.target, tuple(nodes), left, tuple(tables))
+
+    def _wanted_by_integers(self, nodes: list[str]) -> list[str]:
+        """Leave out what no integer kernel reads: OpenVINO's convolutions write float for nothing."""
+        by_name = {node.name: node for node in self.graph.node}
+        readers = consumers(self.graph)
+        kept = set(nodes)
+        for name in reversed(nodes):
+            node = by_name[name]
+            behind = {reader.name for output in node.output for reader in readers.get(output, ())}
+            if node.op_type not in WEIGHTED and not behind & kept:
+                kept.discard(name)
+        return [name for name in nodes if name in kept]
+
+    def _goes_along(self, node: onnx.NodeProto) -> bool:
+        """Whether an operator without weights is quantized with those around it."""
+        if self.target == "tensorrt":
+            return node.op_type == "Add" and self._closes_residual(node)
+        if node.op_type not in _BETWEEN:
+            return False
+        if node.op_type in ("Relu", "Clip") and node.input[0] in self.shared:
+            return False  # it would be folded into its producer, whose own value is read elsewhere
+        return all(name in self.integer for name in _values(node))
+
+    def _closes_residual(self, node: onnx.NodeProto) -> bool:
+        """Whether two activations meet, and an integer convolution makes one (through Relu and its like).
+
+        Where it stays in float there is nothing that the Add could be fused with: Q/DQ would only cost.
+        """
+        activations = [name for name in node.input if name not in self.constants]
+        makers = [self._convolution(name) for name in activations]
+        return len(activations) == 2 and any(one is not None and one.name in self.planned for one in makers)
+
+    def _convolution(self, name: str) -> onnx.NodeProto | None:
+        node = self.made_by.get(name)
+        while node is not None and node.op_type in _TRANSPARENT:
+            node = self.made_by.get(node.input[0])
+        return node if node is not None and node.op_type in ("Conv", "ConvTranspose") else None
+
+    def _unfit(self, node: onnx.NodeProto) -> str | None:
+        """The reason why a weighted node stays in float; None when it is quantized."""
+        if node.op_type not in _WEIGHTED[self.target]:
+            return f"{self.target} has no integer kernel for {node.op_type}"
+        activations = [name for name in node.input if name and name not in self.constants]
+        if not activations:
+            return "all its inputs are constant"
+        if node.op_type in ("Conv", "ConvTranspose") and node.input[1] not in self.constants:
+            return "its weight is computed at run time"
+        if node.input[1] in self.constants:
+            if node.input[1] not in self.stored:
+                return "its weight is made by nodes; simplify folds them"
+            axes = len(self.stored[node.input[1]].dims)
+            if node.op_type == "MatMul" and axes != 2:
+                return f"its weight has {axes} axes; scales per channel need 2"
+        elif self.target == "onnxruntime" and len(activations) > 1:
+            return "it multiplies two activations, which ONNX Runtime does faster in float"
+        bias = self.stored.get(node.input[2]) if len(node.input) > 2 else None
+        if node.op_type == "Gemm" and bias is not None and len(bias.dims) != 1:
+            return "its bias is not one value per channel"
+        if node.op_type == "MatMul" and node.input[0] in self.constants:
+            return "its constant is the left operand"
+        return unfit_for_float8(node, self.stored) if self.float8 else None
+
+
+def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:
+    """Return the names of all tensors that a planned node reads or makes: those that may get a scale."""
+    planned = set(placement.nodes)
+    nodes = [node for node in model.graph.node if node.name in planned]
+    read = {name for node in nodes for name in node.input}
+    # TensorRT's Q/DQ graph needs no scale of what an operator makes; its calibration cache does.
+    without = frozenset[str]() if placement.target == "tensorrt" else WRITES_FLOAT
+    made = {name for node in nodes if node.op_type not in without for name in node.output}
+    return (read | made) - {""}
+
+
+def _read_elsewhere(graph: onnx.GraphProto) -> set[str]:
+    """Tensors that more than one node reads, or that are outputs of the model."""
+    read = Counter(name for node in graph.node for name in node.input)
+    return {name for name, count in read.items() if count > 1} | {v.name for v in graph.output}
+
+
+def _values(node: onnx.NodeProto) -> list[str]:
+    """The inputs whose values come out; the others are shapes, indices and limits."""
+    if node.op_type in ("Add", "Mul", "Concat"):
+        return list(node.input)
+    return list(node.input[1:]) if node.op_type == "Where" else list(node.input[:1])

@@ -1,0 +1,288 @@
+"""The ways to quantize: each takes a request and gives what to write, with the proof of what was reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...calibration import Ranges, observe, parse_method
+from ...calibration.taps import choose_taps
+from ...errors import InvalidOption, QuantizationError
+from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, without_weights
+from ...model.graph_edits import name_nodes
+from ...model.onnx_file import load_onnx, save_onnx
+from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
+from ..opset.upgrade import in_newer_opset
+from .half.precision import to_half
+from .int8.adaptive_rounding import round_weights
+from .int8.bias_correction import correct_biases
+from .int8.dynamic import quantize_dynamic
+from .int8.executed import executed, require_executed
+from .int8.float8 import LOWEST_OPSET, to_float8
+from .int8.gemms import join_biases
+from .int8.placement import Placement, plan
+from .int8.qdq_cleanup import keep_norms_apart
+from .int8.static import activation_limits, quantize_static
+from .int8.tables import large_tables, quantize_tables
+from .match_nodes import exactly, match_nodes
+from .prepare import prepared
+from .request import HALVES, Outcome, Request
+from .search import best_static
+from .weights.hessians import collect_hessians
+from .weights.rewrite import gptq_inputs, quantize_weights
+
+if TYPE_CHECKING:
+    import onnx
+
+_CORRECTED_ON = 32  # samples on which the mean error of every layer is taken
+_LEARNT_ON = 128  # samples for GPTQ
+_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
+
+
+def quantize_graph(request: Request) -> Outcome:
+    """Do what is asked, in memory.
+
+    Raises:
+        QuantizationError: If there is nothing to do, or less was reached than planned.
+        CalibrationError, InvalidOption: If ranges or patterns do not fit.
+    """
+    if request.precision in HALVES:
+        return _half(request)
+    by_mode: dict[str, Callable[[Request], Outcome]] = {
+        "static": lambda asked: best_static(asked, _static),
+        "dynamic": _dynamic,
+        "weights": _weights,
+    }
+    return by_mode[request.mode](request)
+
+
+def _half(request: Request) -> Outcome:
+    ranges, warnings = request.ranges, []
+    if request.precision == "bf16":
+        pass  # it reaches as far as float32
+    elif ranges is not None:
+        warnings = _unobserved(request.model, ranges)
+    elif request.data is not None:
+        request.progress("look for values beyond float16")
+        ranges = observe(request.path, request.samples(_LOOKED_AT), infinite=True)
+    else:
+        warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
+    dtype = HALVES[request.precision]
+    named = without_weights(request.model)
+    name_nodes(named.graph)  # as `to_half` will
+    left = match_nodes(named.graph, request.exclude, only=request.only)
+    layers = _layers(request, named.graph)
+    left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
+    half, kept = to_half(request.model, dtype, block=map(exactly, left), ranges=ranges)
+    kept = {name: left.get(name, reason) for name, reason in kept.items()}
+    if all(node.name in kept for node in request.model.graph.node if node.name) and kept:
+        raise QuantizationError(f"no node could become {dtype}", hint="see --exclude and the model's types")
+    proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
+    return Outcome(lambda path: save_onnx(half, path), proof, warnings)
+
+
+def _weights(request: Request) -> Outcome:
+    options = request.weights
+    form = options.form or ("nbits" if request.target == "onnxruntime" else "qdq")
+    ready = prepared(request.model)
+    if form == "nbits" and request.target == "tensorrt":
+        raise InvalidOption("form 'nbits' has operators of ONNX Runtime alone", hint="leave --form out")
+    excluded = match_nodes(ready.graph, request.exclude, only=request.only)
+    left = [exactly(name) for name in excluded]
+    hessians = None
+    if options.rounding == "gptq":
+        wanted = gptq_inputs(ready, form=form, exclude=left)
+        samples = request.samples(_LEARNT_ON)
+        hessians = collect_hessians(request.path, wanted, samples, _LEARNT_ON, request.progress)
+        request.progress("round the weights")
+    model, proof = quantize_weights(
+        ready,
+        bits=4 if request.precision == "int4" else 8,
+        block_size=options.block_size,
+        method=options.rounding,
+        form=form,
+        exclude=left,
+        hessians=hessians,
+    )
+    proof["left_in_float"] = _told(proof["left_in_float"], excluded)
+    return Outcome(lambda path: save_onnx(model, path), {**proof, "form": form})
+
+
+def _dynamic(request: Request) -> Outcome:
+    proof: dict[str, object] = {}
+
+    def write(path: Path) -> None:
+        model = prepared(request.model)
+        left = match_nodes(model.graph, request.exclude, only=request.only)
+        tables = large_tables(model, left)
+        planned, reached = quantize_dynamic(
+            model, path, exclude=tuple(map(exactly, left)), weight_type=request.weight_type
+        )
+        made = load_onnx(path)
+        quantize_tables(made, tables)
+        keep_norms_apart(made.graph)
+        save_onnx(made, path)
+        proof.update({"planned": planned, "quantized": reached, "tables": sorted(tables)})
+
+    return Outcome(write, proof)
+
+
+def _static(request: Request) -> Outcome:
+    assert request.ranges is not None, "check_ranges comes first"
+    chosen = parse_method(request.method) if request.method else None
+    float8 = request.precision == "fp8"
+    model = request.model
+    if float8:
+        model = in_newer_opset(model, request.path, LOWEST_OPSET, data=request.data)
+    ready = prepared(model)
+    layers = _layers(request, ready.graph)
+    left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
+    left |= {**match_nodes(ready.graph, request.exclude), **request.in_float}
+    if request.target == "onnxruntime":
+        join_biases(ready, exclude=left)
+    opens = request.target == "tensorrt" and request.precision == "int8"
+    opened = open_lstms(ready, exclude=left) if opens else []
+    placement = plan(ready, request.target, exclude=map(exactly, left), only=request.only, float8=float8)
+    floats = {**placement.left_in_float, **(closed_lstms(ready) if opens else {})}
+    placement = replace(placement, left_in_float=_told(floats, left))
+    operators = {node.name: node.op_type for node in ready.graph.node}
+    planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
+    if not planned:
+        raise _nothing_to_quantize(placement)
+    limits = activation_limits(ready, placement, request.ranges, chosen)
+    result = quantize_static(ready, placement, limits, processor=request.processor)
+    states = quantize_states(result) if opened else 0
+    if float8:
+        to_float8(result, half_scales="fp16" in (request.rest, *request.layers.values()))
+    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.precision, ())])
+    rounded = 0
+    if request.weights.rounding == "gptq":
+        samples = request.samples(_LEARNT_ON)
+        rounded = round_weights(request.path, result, samples, _LEARNT_ON, request.progress)
+    corrected = 0
+    if request.correct_bias and request.data is not None:
+        samples = request.samples(_CORRECTED_ON)
+        result, corrected = correct_biases(request.path, result, samples, progress=request.progress)
+    result, kept, missed = _mixed(request, result, layers)
+    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.precision, ())])
+    proof: dict[str, object] = {
+        "nodes_by_precision": count_weighted(result),
+        "left_in_float": dict(placement.left_in_float),
+        "left_in_fp32": kept,
+        "corrected_biases": corrected,
+        "rounded_weights": rounded,
+        "tables": list(placement.tables),
+        "lstms": {"opened": opened, "state_products": states},
+    }
+
+    warnings = [*_unfused(request.model), *missed]
+
+    def write(path: Path) -> None:
+        save_onnx(result, path)
+        if request.target != "onnxruntime":
+            return
+        request.progress("look at what ONNX Runtime executes")
+        counts, in_float = executed(path, planned, signed=request.processor == "arm")
+        if in_float.keys() - request.in_float.keys():
+            # As they are they only cost conversions: plan without them. What fed them may then miss, too.
+            again = _static(replace(request, in_float={**request.in_float, **in_float}))
+            again.write(path)
+            proof.update(again.proof)
+            warnings[:] = again.warnings
+            return
+        warnings.extend(require_executed(path, planned, in_float))
+        proof["as_executed"] = counts
+
+    return Outcome(write, proof, warnings)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What a node was asked to be by name, and the pattern that says so."""
+
+    kind: str
+    reason: str
+
+
+def _layers(request: Request, graph: onnx.GraphProto) -> dict[str, _Layer]:
+    """Node name to what it was asked to be: the last pattern that names a node decides."""
+    return {
+        name: _Layer(kind, reason)
+        for pattern, kind in request.layers.items()
+        for name, reason in match_nodes(graph, [pattern]).items()
+    }
+
+
+def _told(left: object, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Name to reason, in the user's own patterns."""
+    assert isinstance(left, Mapping)
+    return {name: reasons.get(name, reason) for name, reason in left.items()}
+
+
+def _mixed(
+    request: Request, model: onnx.ModelProto, layers: Mapping[str, _Layer]
+) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
+    """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
+    what of that was to be half by name.
+    """
+    halves = {kind for kind in (request.rest, *request.layers.values()) if kind in HALVES}
+    if not halves:
+        return model, {}, []
+    (half,) = halves
+    names = [node.name for node in model.graph.node]
+    asked = {name for name, layer in layers.items() if layer.kind == half}
+    if request.rest == half:
+        block = {
+            name: layers[name].reason for name in names if name in layers and layers[name].kind == "fp32"
+        }
+    else:
+        block = {name: "not among the layers" for name in names if name not in asked}
+    mixed, kept = to_half(model, HALVES[half], block=map(exactly, block), ranges=request.ranges)
+    wanted = asked if request.rest != half else kept.keys()
+    kept = {name: block.get(name, reason) for name, reason in kept.items() if name in wanted}
+    missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
+    return mixed, kept, missed
+
+
+def _nothing_to_quantize(placement: Placement) -> QuantizationError:
+    left = placement.left_in_float
+    name, reason = next(iter(left.items()), ("", "no Conv, ConvTranspose, MatMul or Gemm"))
+    return QuantizationError(
+        f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
+        hint="simplify first" if "simplify" in reason else "choose another target, or keep it in float",
+        reasons=dict(left),
+    )
+
+
+def _require_reached(planned: Sequence[str], reached: Sequence[str]) -> None:
+    missed = [name for name in planned if name not in set(reached)]
+    if missed:
+        raise QuantizationError(
+            f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
+            hint="exclude them by name if that is wanted",
+            nodes=missed,
+        )
+
+
+def _unfused(proto: onnx.ModelProto) -> list[str]:
+    """A BatchNormalization behind a Conv stays in float, between two conversions: simplify fuses it."""
+    made_by = producers(proto.graph)
+    makers = [made_by.get(n.input[0]) for n in proto.graph.node if n.op_type == "BatchNormalization"]
+    count = sum(maker is not None and maker.op_type == "Conv" for maker in makers)
+    if not count:
+        return []
+    return [f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"]
+
+
+def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:
+    """Ranges hold what INT8 scales, which is less than what may overflow in float16."""
+    every = set(choose_taps(proto).names)
+    left = every - set(ranges.names())
+    if not left:
+        return []
+    return [
+        f"{len(left)} of {len(every)} activations are not in the ranges: values beyond float16's 65504 were "
+        "not looked for there; --data without --ranges looks everywhere"
+    ]

@@ -1,0 +1,129 @@
+"""What the quantizers need of a graph, without changing what it computes.
+
+1. Opset 13 or newer: per-channel Q/DQ has an axis only from there.
+2. Initializers are no longer listed as inputs (files older than IR version 4 do that), so they are fixed.
+3. Every node has a name of its own: placement speaks of nodes by name.
+4. `Sum` of two is `Add`: the quantizers know a residual add by that name.
+5. Weights in Constant nodes are initializers; a Gemm's factors are folded into its weight and bias, and
+   its bias has one axis: the quantizers take a Gemm for plain.
+6. A bias read by several nodes is copied: its int32 scale differs with each.
+7. Every tensor whose type and shape can be inferred has them written in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import UnsupportedOperator, first_line
+from ...model.graph import attribute, consumers, without_weights
+from ...model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
+from ...model.onnx_file import copy_model, opset
+
+if TYPE_CHECKING:
+    import onnx
+
+LOWEST_OPSET = 13
+
+
+def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model as described above.
+
+    Raises:
+        UnsupportedOperator: If the model is of an older opset and an operator cannot be converted.
+    """
+    copy = copy_model(model)
+    fix_initializers(copy)
+    copy = upgrade_opset(copy, LOWEST_OPSET)
+    copy.ir_version = max(copy.ir_version, 8)
+    name_nodes(copy.graph)
+    sum_to_add(copy.graph)
+    store_constants(copy.graph)
+    _plain_gemms(copy.graph)
+    _copy_shared_biases(copy.graph)
+    infer_into(copy)
+    return copy
+
+
+def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
+    """Return the model in opset `lowest` or newer.
+
+    Raises:
+        UnsupportedOperator: Naming what ONNX's converter could not take.
+    """
+    import onnx
+
+    found = opset(model)
+    if found >= lowest:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, lowest)
+    except Exception as error:  # RuntimeError and ConvertError, by the converter's mood
+        raise UnsupportedOperator(
+            f"opset {found} cannot be converted to {lowest}: {first_line(error)}",
+            hint=f"export the model again with opset {lowest} or newer",
+        ) from error
+
+
+def infer_into(model: onnx.ModelProto) -> None:
+    """Write inferred types and shapes of tensors into the model."""
+    import onnx
+
+    try:
+        inferred = onnx.shape_inference.infer_shapes(without_weights(model))
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        return  # what is declared remains; a node that needs more is refused where it is used
+    known = {value.name for value in model.graph.value_info}
+    for value in inferred.graph.value_info:
+        if value.name not in known:
+            model.graph.value_info.append(value)
+
+
+def sum_to_add(graph: onnx.GraphProto) -> None:
+    """Rename each `Sum` of two to `Add`."""
+    for node in graph.node:
+        if node.op_type == "Sum" and node.domain in ("", "ai.onnx") and len(node.input) == 2:
+            node.op_type = "Add"
+
+
+def _plain_gemms(graph: onnx.GraphProto) -> None:
+    """Fold alpha and beta into stored weight and bias, and give the bias one value per output channel."""
+    from onnx import numpy_helper
+
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "Gemm" or any(name not in stored for name in node.input[1:] if name):
+            continue
+        alpha, beta = (attribute(node, name, 1.0) for name in ("alpha", "beta"))
+        weight = numpy_helper.to_array(stored[node.input[1]])
+        channels = weight.shape[0 if attribute(node, "transB", 0) else 1]
+        replaced = {1: weight * weight.dtype.type(alpha)} if alpha != 1.0 else {}
+        if len(node.input) > 2 and node.input[2]:
+            bias = numpy_helper.to_array(stored[node.input[2]])
+            if bias.size not in (1, channels) or (bias.size > 1 and bias.shape[-1] != channels):
+                continue  # one value per row: the placement leaves such a Gemm in float
+            plain = np.broadcast_to(bias.reshape(-1), (channels,)) * bias.dtype.type(beta)
+            if beta != 1.0 or bias.shape != (channels,):
+                replaced[2] = plain
+        for index, array in replaced.items():
+            node.input[index] = store(graph, f"{node.input[index]}/{node.name}", array)
+        drop_attributes(node, "alpha", "beta")
+
+
+def _copy_shared_biases(graph: onnx.GraphProto) -> None:
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    readers = consumers(graph)
+    seen: set[str] = set()
+    for node in graph.node:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3:
+            continue
+        bias = node.input[2]
+        if bias not in stored or len(readers[bias]) == 1:
+            continue
+        if bias in seen:
+            copy = graph.initializer.add()
+            copy.CopyFrom(stored[bias])
+            copy.name = f"{bias}/{node.name}"
+            node.input[2] = copy.name
+        seen.add(bias)

@@ -1,0 +1,278 @@
+"""Static INT8 as the outputs judge it: which method, balanced or not, which layers stay in float.
+
+What is best for a tensor need not be best for the model: a method that clips can destroy it, and a factor
+that helps one product may hurt another. Where samples are given, candidates are quantized in turn, and the
+one whose outputs are nearest to the float model's is kept:
+
+1. channels evened out: equalized (`balancing.equalize`), then smoothed (`balancing.smooth`);
+2. biases corrected (`int8.bias_correction`);
+3. other methods, where `auto` is asked for: minmax, percentile, entropy. A correction of biases destroys
+   some models together with a method that clips: few rows are clipped, and all get the correction;
+4. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
+   the outputs pass.
+
+Where there are enough samples, those that judge are not those that factors and biases are learnt from.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ...calibration import Method, parse_method
+from ...errors import InvalidOption, QuantizationError
+from ...model.judgement import SNR_DB
+from ...model.onnx_file import load_onnx, save_onnx
+from .balance.in_memory import Floats, equalized, smoothed
+from .judge import Judge, Judged
+from .match_nodes import exactly
+from .request import Outcome, Request
+from .sensitivity import rank_layers
+
+Once = Callable[[Request], Outcome]
+
+LEAST_GAIN_DB = 0.2
+"""What a later candidate must gain to replace an earlier one."""
+
+_ENOUGH_DB = SNR_DB + 1.0
+_NAMED = 5
+_RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One way to quantize, and what it gives."""
+
+    request: Request
+    outcome: Outcome
+    judged: Judged
+
+    @property
+    def integers(self) -> int:
+        """How many of its layers are integer."""
+        nodes = self.outcome.proof["nodes_by_precision"]
+        assert isinstance(nodes, Mapping), "the proof of static quantization"
+        return sum(nodes["int8"].values())
+
+
+@dataclass
+class _Search:
+    """The best candidate for a model so far, and all that was tried."""
+
+    model: Path
+    judge: Judge
+    once: Once
+    best: _Candidate
+    tried: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def request(self) -> Request:
+        """Of the best."""
+        return self.best.request
+
+    def offer(self, what: str, request: Request, *, least_db: float = LEAST_GAIN_DB) -> bool:
+        """Quantize another way; keep it where it gains. Return whether it did.
+
+        What the target does not execute as planned is no candidate; the proof says so.
+        """
+        try:
+            outcome = self.once(request)
+            judged = self.judge.written(outcome.write)
+        except QuantizationError as error:
+            self.tried.append({"tried": what, "refused": str(error)})
+            return False
+        self.tried.append({"tried": what, "snr_db": round(judged.snr_db, 2)})
+        candidate = _Candidate(request, outcome, judged)
+        if judged.snr_db < self.best.judged.snr_db + least_db:
+            return False
+        if least_db >= 0.0 and candidate.integers < self.best.integers:
+            self.tried[-1]["refused"] = "fewer layers are computed in integers"
+            return False
+        self.best = candidate
+        return True
+
+
+def best_static(request: Request, once: Once) -> Outcome:
+    """Return the best outcome of static quantization.
+
+    Args:
+        request: Of static INT8, with ranges. Without `search`, without data, or with fixed scales, it is
+            carried out as it is.
+        once: Carries a request out.
+
+    Raises:
+        InvalidOption: If `max_damage` is asked for without data or without `search`.
+        QuantizationError: If `max_damage` cannot be met, or `once` raises it.
+    """
+    if request.max_damage is not None and request.data is None:
+        raise InvalidOption("--max-damage is measured on samples", hint="give --data", option="--data")
+    if request.max_damage is not None and not request.search:
+        raise InvalidOption("max_damage: is met by a search, which is switched off", option="--max-damage")
+    if request.data is None or request.ranges is None or request.ranges.fixed:
+        return once(request)
+    if request.precision != "int8" or not request.search:
+        return once(request)
+    with tempfile.TemporaryDirectory(prefix="qcompile-search-") as folder:
+        return _searched(request, once, Path(folder))
+
+
+def _searched(request: Request, once: Once, folder: Path) -> Outcome:
+    request.progress("quantize, and compare")
+    plain = replace(request, correct_bias=False)
+    judge, outcome = Judge(request), once(plain)
+    judged = judge.written(outcome.write)
+    search = _Search(request.path, judge, once, _Candidate(plain, outcome, judged))
+    chosen = _method(request)
+    search.tried.append({"tried": str(chosen), "snr_db": round(judged.snr_db, 2)})
+    balancing = _balance(search, folder) if request.balance else {}
+    if request.correct_bias:
+        search.offer("corrected biases", replace(search.request, correct_bias=True), least_db=0.0)
+    for method in _others(chosen):
+        search.offer(str(method), replace(search.request, method=str(method)))
+    kept = _kept_in_float(search)
+    outcome = search.best.outcome
+    left = outcome.proof.get("left_in_float")
+    proof = {**outcome.proof, "search": search.tried, **balancing}
+    if isinstance(left, dict):
+        proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
+    proof["method"] = str(_method(search.request))
+    best = folder / "best.onnx"
+    outcome.write(best)  # while the folder is there: writing may plan again, from the balanced model
+    proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
+    found, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
+    return Outcome(lambda path: save_onnx(found, path), proof, warnings)
+
+
+def _kept_in_float(search: _Search) -> dict[str, str]:
+    """Leave layers in float as `max_damage` asks; without it, where `diff` would not let the outputs pass.
+
+    Without it half of the layers at most: beyond that INT8 is not for this model, and the caller refuses it.
+    """
+    wanted, whole = search.request.max_damage, search.best
+    if wanted is not None:
+        return _take_back(search, lambda judged: judged.snr_db >= wanted, f"{wanted:g} dB")
+    if search.request.allow_loss:
+        return {}
+    try:
+        return _take_back(search, _passes, f"{_ENOUGH_DB:g} dB", most=0.5)
+    except QuantizationError:
+        search.best = whole
+        return {}
+
+
+def _passes(judged: Judged) -> bool:
+    """Whether `diff` will let the outputs pass; it may look at more samples."""
+    return judged.snr_db >= _ENOUGH_DB and not judged.failed
+
+
+def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
+    """A warning where layers stay in float that nobody named."""
+    if not kept or search.request.max_damage is not None:
+        return []
+    named = ", ".join(list(kept)[:_NAMED]) + (f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else "")
+    return [f"left in float, because `diff` would not let the outputs pass otherwise: {named}"]
+
+
+def _method(request: Request) -> Method:
+    assert request.ranges is not None, "best_static asks"
+    return parse_method(request.method) if request.method else request.ranges.method
+
+
+def _others(chosen: Method) -> list[Method]:
+    """The methods beside `auto` that are tried, where that was asked for."""
+    if chosen.name != "auto":
+        return []
+    return [Method("minmax"), Method("percentile", chosen.percentile), Method("entropy")]
+
+
+def _balance(search: _Search, folder: Path) -> dict[str, object]:
+    """Offer the equalized and the smoothed model; return what the proof tells of it."""
+    request, told = search.request, dict[str, object]()
+    data = request.samples(_samples(request))
+    request.progress("equalize channels")
+    floats, pairs = equalized(_floats(request), data, folder / "equalized.onnx")
+    if pairs:
+        kept = search.offer("equalized", _on(request, floats))
+        told["equalized_pairs"] = pairs if kept else 0
+    request = search.request
+    request.progress("smooth channels")
+    symmetric = request.target == "tensorrt"
+    floats, done = smoothed(_floats(request), data, folder / "smoothed.onnx", symmetric=symmetric)
+    if done.rescaled:
+        kept = search.offer("smoothed", _on(request, floats))
+        gained = "the outputs gain by it" if kept else "the outputs do not gain by it"
+        told["smoothed"] = done.places if kept else {}
+        told["smoothing"] = f"{len(done.places)} places: {gained}"
+    told["left_alone"] = done.left_alone
+    return told
+
+
+def _floats(request: Request) -> Floats:
+    assert request.ranges is not None, "best_static asks"
+    return Floats(request.path, request.model, request.ranges)
+
+
+def _on(request: Request, floats: Floats) -> Request:
+    return replace(request, path=floats.path, model=floats.model, ranges=floats.ranges)
+
+
+def _samples(request: Request) -> int:
+    """As many samples as the ranges were observed on."""
+    assert request.ranges is not None, "best_static asks"
+    return max(request.ranges.samples, 1)
+
+
+def _take_back(
+    search: _Search, enough: Callable[[Judged], bool], wanted: str, *, most: float = 1.0
+) -> dict[str, str]:
+    """Leave the most damaging layers in float until the outputs are near enough; return why they are.
+
+    Args:
+        search: Whose best request it starts from.
+        enough: Whether outputs are near enough.
+        wanted: What that means, in words.
+        most: Share of the layers that may be left in float.
+
+    Raises:
+        QuantizationError: If that does not suffice.
+    """
+    request = search.request
+    assert request.ranges is not None, "best_static asks"
+    if enough(search.best.judged):
+        return {}
+    request.progress("damage of each layer")
+    ranked = rank_layers(
+        request.model, request.target, request.ranges, request.samples(_RANKED_ON),
+        method=_method(request), exclude=[*request.exclude, *_floats_by_name(request)],
+    )  # fmt: skip
+    names = [damage.layer for damage in ranked]
+    limit = min(int(most * len(names)) + 1, len(names))  # so many are too many
+    low, high = 0, limit  # so many are too few; so many were never tried, or are enough
+    most_db, kept = search.best.judged.snr_db, None
+    while high - low > 1:
+        middle = (low + high) // 2
+        exclude = [*request.exclude, *map(exactly, names[:middle])]
+        tried = replace(request, exclude=exclude)
+        made = search.offer(f"{middle} layers in float", tried, least_db=-float("inf"))
+        most_db = max(most_db, search.best.judged.snr_db)
+        if made and enough(search.best.judged):
+            high, kept = middle, search.best
+        else:
+            low = middle
+    if kept is None:
+        raise QuantizationError(
+            f"{search.model}: {most_db:.1f} dB with {low} of {len(names)} layers in float; "
+            f"{wanted} is required",
+            hint="lower --max-damage, or keep the model in float",
+        )
+    search.best = kept
+    return {
+        damage.layer: f"for {wanted}: alone in INT8 it leaves {damage.snr_db:.1f} dB"
+        for damage in ranked[:high]
+    }
+
+
+def _floats_by_name(request: Request) -> list[str]:
+    return [pattern for pattern, kind in request.layers.items() if kind != "int8"]

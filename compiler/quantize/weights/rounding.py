@@ -1,0 +1,361 @@
+"""How a weight becomes integers of 4 or 8 bits, block by block: to the nearest, or by GPTQ.
+
+A weight has a row per output channel, [N, K]. Each run of `block_size` values of a row shares one scale and
+one zero point, and stands for `(code - zero_point) * scale` with codes from 0 to `2**bits - 1`. The last
+block of a row may be shorter. Symmetric means that the zero point is the middle, `2**(bits - 1)`.
+
+The largest value need not be met: where clipping it lets the others lie closer, the sum of squared errors
+falls. The search tries ranges that are narrower by a few percent each, and then fits the scale to the
+codes that came out (least squares: `sum(w * c) / sum(c * c)`, with `c = code - zero_point`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....calibration.qparams import Scheme, scale_and_zero_point
+from ....errors import QuantizationError
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+
+# Parts of the full range that are tried. With 8 bits the steps are fine, and clipping gains little.
+_SHRINKS = {4: tuple(np.linspace(0.6, 1.0, 11)), 8: (0.9, 0.95, 1.0)}
+_REFITS = 2
+_TINY = np.finfo(np.float32).tiny
+_CHUNK_VALUES = 1 << 17  # blocks are fitted so many values at a time, to stay in the processor's cache
+_LAZY_COLUMNS = 128  # of GPTQ: errors reach the columns behind these in one matrix product
+_DAMPING_TRIES = 4
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A weight as integers.
+
+    Attributes:
+        codes: uint8 [N, K], 0 to `2**bits - 1`.
+        scales: float32 [N, ceil(K / block_size)], above 0.
+        zero_points: uint8, as many as scales.
+        bits: 4 or 8.
+        block_size: Values of a row that share a scale, 1 to K.
+    """
+
+    codes: Codes
+    scales: Floats
+    zero_points: Codes
+    bits: int
+    block_size: int
+
+    def dequantized(self) -> Floats:
+        """Return float32 [N, K]: what the integers stand for."""
+        columns = self.codes.shape[1]
+        scales = np.repeat(self.scales, self.block_size, axis=1)[:, :columns]
+        zeros = np.repeat(self.zero_points, self.block_size, axis=1)[:, :columns]
+        values: Floats = (self.codes.astype(np.float32) - zeros) * scales
+        return values
+
+
+def round_to_nearest(
+    weight: Floats, *, bits: int, block_size: int, symmetric: bool, search: bool = True
+) -> Rounded:
+    """Return the weight with every value at the nearest step of its block.
+
+    Args:
+        weight: float32 [N, K], finite.
+        bits: 4 or 8.
+        block_size: Values of a row that share a scale; 0 gives each row one scale.
+        symmetric: Whether the zero point is the middle; else it is chosen for each block.
+        search: Whether a block's range may be clipped; without, it spans the block's values and 0.
+    """
+    rows, columns = weight.shape
+    size = min(block_size or columns, columns)
+    count = -(-columns // size)
+    padded = np.zeros((rows, count * size), np.float32)  # zeros change neither a range nor an error
+    padded[:, :columns] = weight
+    blocks = padded.reshape(rows * count, size)
+    scales, zeros = fit_blocks(blocks, bits=bits, symmetric=symmetric, search=search)
+    codes = np.empty(blocks.shape, np.uint8)
+    for part in _chunks(blocks):
+        codes[part] = _nearest(blocks[part], scales[part, None], zeros[part, None], bits)
+    shape = (rows, count)
+    codes = np.ascontiguousarray(codes.reshape(rows, -1)[:, :columns])
+    return Rounded(codes, scales.reshape(shape), zeros.reshape(shape).astype(np.uint8), bits, size)
+
+
+def gptq(
+    weight: Floats,
+    hessian: NDArray[Any],
+    *,
+    bits: int,
+    block_size: int,
+    symmetric: bool,
+    search: bool = True,
+    damping: float = 0.01,
+    name: str = "",
+    scales: Floats | None = None,
+) -> Rounded:
+    """Return the weight rounded so that the layer's output changes least on the observed inputs.
+
+    Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers"
+    (arXiv 2210.17323), algorithm 1: columns are rounded one after the other, and the error of each is made
+    up for by the columns that are still to come, by the Cholesky factor of the inverse Hessian. The scales
+    of a block are chosen when its first column comes up, on the weights as they are by then. With a
+    Hessian that is a multiple of the identity it is `round_to_nearest`.
+
+    Args:
+        weight: float32 [N, K], finite.
+        hessian: [K, K], `2 X Xᵀ` over the layer's inputs X [K, samples]; any factor gives the same.
+        bits, block_size, symmetric, search: As of `round_to_nearest`.
+        damping: Part of the mean of the Hessian's diagonal that is added to the diagonal.
+        name: Of the weight, for messages.
+        scales: float32 [N], where a symmetric weight's are given: one for each row, whatever `block_size`.
+
+    Raises:
+        QuantizationError: If the Hessian has another shape, is not finite or not positive.
+    """
+    columns = weight.shape[1]
+    size = columns if scales is not None else min(block_size or columns, columns)
+    middle = np.full(len(weight), 2 ** (bits - 1), np.float32)
+    factor = _inverse_factor(hessian, columns, damping, name)
+    left = np.array(weight.T, np.float32, order="C")  # a row per column of the weight
+    codes = np.empty(left.shape, np.uint8)
+    fitted = []
+    for start in range(0, columns, size):
+        stop = min(start + size, columns)
+        block = np.ascontiguousarray(left[start:stop].T)
+        found, zeros = (
+            (scales, middle)
+            if scales is not None
+            else fit_blocks(block, bits=bits, symmetric=symmetric, search=search)
+        )
+        fitted.append((found, zeros))
+        for first in range(start, stop, _LAZY_COLUMNS):
+            last = min(first + _LAZY_COLUMNS, stop)
+            errors = np.empty((last - first, left.shape[1]), np.float32)
+            for column in range(first, last):
+                steps = _nearest(left[column], found, zeros, bits)
+                codes[column] = steps
+                error = (left[column] - (steps - zeros) * found) / factor[column, column]
+                left[column + 1 : last] -= factor[column, column + 1 : last, None] * error
+                errors[column - first] = error
+            left[last:] -= factor[first:last, last:].T @ errors
+    return Rounded(
+        np.ascontiguousarray(codes.T),
+        np.stack([found for found, _ in fitted], axis=1),
+        np.stack([zeros for _, zeros in fitted], axis=1).astype(np.uint8),
+        bits,
+        size,
+    )
+
+
+def fit_blocks(blocks: Floats, *, bits: int, symmetric: bool, search: bool = True) -> tuple[Floats, Floats]:
+    """Return scale and zero point of each block.
+
+    Args:
+        blocks: float32 [blocks, values].
+        bits, symmetric, search: As of `round_to_nearest`.
+
+    Returns:
+        Scales and zero points, float32 [blocks]; the zero points are whole numbers.
+    """
+    scales = np.empty(len(blocks), np.float32)
+    zeros = np.empty(len(blocks), np.float32)
+    for part in _chunks(blocks):
+        scales[part], zeros[part] = _full_range(blocks[part], bits, symmetric=symmetric)
+        if search:
+            scales[part] = _searched(blocks[part], scales[part], zeros[part], bits)
+    return scales, zeros
+
+
+def packed(codes: Codes, bits: int) -> Codes:
+    """Return codes as they are stored: with 4 bits two in a byte along the last axis, the first one low.
+
+    Args:
+        codes: uint8 of any shape; an odd last axis is filled up with a 0.
+        bits: 4 or 8; codes of 8 bits are returned as they are.
+    """
+    if bits == 8:
+        return codes
+    if codes.shape[-1] % 2:
+        codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], axis=-1)
+    pairs: Codes = codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
+    return pairs
+
+
+def nbits_arrays(rounded: Rounded) -> tuple[dict[str, NDArray[Any]], int]:
+    """Return what ONNX Runtime's operators read, and the block size that it has.
+
+    Returns:
+        "scale" float32 [N, n] and "zero_point" uint8, packed along the last axis; "blocks" of MatMulNBits,
+        uint8 [N, n, block_size * bits / 8], filled up with 0; "rows" of GatherBlockQuantized, uint8
+        [N, K * bits / 8].
+    """
+    rows, columns = rounded.codes.shape
+    size = nbits_block(columns, rounded.bits, rounded.block_size)
+    count = -(-columns // size)
+    times = count if rounded.scales.shape[1] == 1 else 1  # of a row's one scale, each block has a copy
+    padded = np.zeros((rows, count * size), np.uint8)
+    padded[:, :columns] = rounded.codes
+    return {
+        "scale": np.repeat(rounded.scales, times, axis=1),
+        "zero_point": packed(np.repeat(rounded.zero_points, times, axis=1), rounded.bits),
+        "blocks": packed(padded, rounded.bits).reshape(rows, count, -1),
+        "rows": packed(rounded.codes, rounded.bits),
+    }, size
+
+
+def qdq_arrays(rounded: Rounded, axis: int) -> tuple[Codes, Floats]:
+    """Return what DequantizeLinear reads, of a symmetric weight.
+
+    Args:
+        rounded: [N, K].
+        axis: 1 for a weight stored as [N, K], 0 for [K, N].
+
+    Returns:
+        The signed values in two's complement, packed where they have 4 bits; and the scales: one axis where
+        each output channel has one, else two, in the order of the weight's.
+    """
+    codes, scales = rounded.codes - np.uint8(2 ** (rounded.bits - 1)), rounded.scales
+    codes = np.ascontiguousarray(codes if axis else codes.T)
+    if rounded.bits == 4:
+        codes = packed(codes.reshape(-1) & np.uint8(15), 4)
+    if scales.shape[1] == 1:
+        return codes, scales[:, 0]
+    return codes, np.ascontiguousarray(scales if axis else scales.T)
+
+
+def nbits_block(columns: int, bits: int, block_size: int) -> int:
+    """Return the block that MatMulNBits is to have; where a row is one block, that which wastes least."""
+    if 0 < block_size < columns:
+        return block_size
+    return min((16, 32, 64, 128, 256), key=lambda size: nbits_row_bytes(columns, bits, size, exact=True))
+
+
+def nbits_row_bytes(columns: int, bits: int, block_size: int, *, exact: bool = False) -> int:
+    """Return the bytes of an output channel in MatMulNBits: full blocks, scales and zero points.
+
+    Args:
+        columns, bits, block_size: As of `nbits_block`, which decides on the block.
+        exact: Whether `block_size` is that block already.
+    """
+    size = block_size if exact else nbits_block(columns, bits, block_size)
+    blocks = -(-columns // size)
+    return blocks * (size * bits // 8 + 4) + -(-blocks * bits // 8)
+
+
+def qdq_row_bytes(columns: int, bits: int, block_size: int) -> int:
+    """Return the bytes of an output channel in front of a DequantizeLinear: values and scales."""
+    return -(-columns * bits // 8) + 4 * (columns // (dividing_block(columns, block_size) or columns))
+
+
+def dividing_block(columns: int, block_size: int) -> int:
+    """Return the largest block up to `block_size` that divides a row; 0 where it would be below 16."""
+    sizes = range(min(block_size, columns), 0, -1) if block_size else ()
+    found = next((size for size in sizes if columns % size == 0), 0)
+    return found if found >= 16 else 0
+
+
+def _full_range(blocks: Floats, bits: int, *, symmetric: bool) -> tuple[Floats, Floats]:
+    """The scales and zero points with which no value is clipped, and 0 is exact."""
+    middle = 2 ** (bits - 1)
+    scheme = (
+        Scheme(-middle, middle - 1, symmetric=True) if symmetric else Scheme(0, 2**bits - 1, symmetric=False)
+    )
+    scales, zeros = scale_and_zero_point(blocks.min(axis=1), blocks.max(axis=1), scheme)
+    return scales, zeros + middle if symmetric else zeros
+
+
+def _usable(scales: Floats) -> Floats:
+    """1 where a block holds nothing but zeros: a scale of 0 is no scale."""
+    return np.where(scales < _TINY, np.float32(1), scales)
+
+
+def _searched(blocks: Floats, full: Floats, zeros: Floats, bits: int) -> Floats:
+    """The scales, of those tried, with the least squared error. Shrinking a range leaves its zero point."""
+    best, least = full, np.full(len(blocks), np.inf, np.float32)
+    for shrink in _SHRINKS[bits]:
+        best, least, _ = _better(blocks, full * np.float32(shrink), zeros, bits, best, least)
+    for _ in range(_REFITS):
+        steps = _nearest(blocks, best[:, None], zeros[:, None], bits) - zeros[:, None]
+        squares = np.einsum("ij,ij->i", steps, steps)
+        products = np.einsum("ij,ij->i", blocks, steps)
+        fits = (squares > 0) & (products > 0)
+        refit = np.where(fits, products / np.where(fits, squares, 1), best).astype(np.float32)
+        best, least, improved = _better(blocks, _usable(refit), zeros, bits, best, least)
+        if not improved:
+            break
+    return best
+
+
+def _better(
+    blocks: Floats, tried: Floats, zeros: Floats, bits: int, best: Floats, least: Floats
+) -> tuple[Floats, Floats, bool]:
+    """The better of two scales for each block, its error, and whether any was bettered."""
+    missed = _nearest(blocks, tried[:, None], zeros[:, None], bits)
+    missed -= zeros[:, None]
+    missed *= tried[:, None]
+    missed -= blocks
+    error = np.einsum("ij,ij->i", missed, missed)
+    wins = error < least
+    return np.where(wins, tried, best), np.where(wins, error, least), bool(wins.any())
+
+
+def _nearest(values: Floats, scales: Floats, zeros: Floats, bits: int) -> Floats:
+    """The nearest codes, as float32; a value halfway goes to the even number of steps from 0."""
+    codes: Floats = values / scales
+    np.rint(codes, out=codes)
+    codes += zeros
+    np.clip(codes, 0, 2**bits - 1, out=codes)
+    return codes
+
+
+def _chunks(blocks: Floats) -> list[slice]:
+    rows = max(1, _CHUNK_VALUES // blocks.shape[1])
+    return [slice(start, start + rows) for start in range(0, len(blocks), rows)]
+
+
+def _inverse_factor(hessian: NDArray[Any], columns: int, damping: float, name: str) -> Floats:
+    """The upper triangular U with `Uᵀ U = H⁻¹`.
+
+    With H's rows and columns reversed and factored, `H = R Rᵀ` with an upper triangular R, and `U = R⁻¹`:
+    one factorization, and H itself is never inverted.
+    """
+    if hessian.shape != (columns, columns) or not np.isfinite(hessian).all():
+        raise QuantizationError(
+            f"weight {name!r}: a Hessian of {hessian.shape}; a finite [{columns}, {columns}] is required",
+            hint="collect the Hessians on this very model",
+        )
+    damped = hessian.astype(np.float64)[::-1, ::-1].copy()
+    mean = float(damped.trace()) / columns or 1.0  # inputs that are always 0 say nothing: H = identity
+    for attempt in range(_DAMPING_TRIES):
+        damped[np.diag_indices(columns)] += mean * damping * 10**attempt
+        try:
+            lower = np.linalg.cholesky(damped)
+        except np.linalg.LinAlgError:
+            continue  # rounding made it indefinite; more damping makes up for it
+        return np.ascontiguousarray(_inverse_upper(lower[::-1, ::-1]), np.float32)
+    raise QuantizationError(
+        f"weight {name!r}: the Hessian of its {columns} inputs is not positive definite",
+        hint="collect it over more samples, or round to nearest",
+    )
+
+
+def _inverse_upper(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The inverse of an upper triangular matrix, by halves: numpy's own would not see the zeros.
+
+    [A B]⁻¹   [A⁻¹  -A⁻¹ B D⁻¹]
+    [0 D]   = [0     D⁻¹      ]
+    """
+    columns = len(matrix)
+    if columns <= 64:
+        return np.triu(np.linalg.inv(matrix))
+    half = columns // 2
+    inverse = np.zeros_like(matrix, order="C")
+    inverse[:half, :half] = _inverse_upper(matrix[:half, :half])
+    inverse[half:, half:] = _inverse_upper(matrix[half:, half:])
+    inverse[:half, half:] = -inverse[:half, :half] @ matrix[:half, half:] @ inverse[half:, half:]
+    return inverse

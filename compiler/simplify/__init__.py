@@ -1,0 +1,1 @@
+"""`qcompile simplify`: fewer nodes, the same model; one rewrite a file."""

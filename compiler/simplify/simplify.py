@@ -1,0 +1,234 @@
+"""`qcompile simplify`: fewer nodes, the same model.
+
+onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing; `attention` takes
+out what exporters leave there. The result is taken only if no input, output or dynamic axis changed and
+the outputs are equal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ...data.batches import Data
+from ...errors import EngineUnavailable, first_line
+from ...model.graph import graph_precision
+from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
+from ...model.random_input import RandomInput
+from ...model.weightless import fingerprint
+from ...progress import Progress, quiet, silent
+from ...tensors import Feeds, ModelIO
+from ..check import OnnxReference, compare_outputs
+from .attention import simplify_attention
+from .pooling import pool_globally
+
+if TYPE_CHECKING:
+    import onnx
+
+_DATA_BATCHES = 2
+_FOREIGN = ["fuse_attention", "fuse_gqa"]
+"""Passes of onnxsim that write `com.microsoft.Attention` and its kin, which only ONNX Runtime knows."""
+
+
+def simplify(
+    model: str | Path,
+    output: str | Path,
+    *,
+    data: str | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Simplify an ONNX file; where that fails or changes the model, keep it as it is, with a warning.
+
+    Args:
+        model: ONNX file.
+        output: ONNX file to write.
+        data: Samples to check the outputs on; random input otherwise.
+        progress: Told of every step.
+
+    Returns:
+        The file and its manifest; `proof["removed"]` counts nodes by type, `warnings` say why the model
+        was left as it is.
+
+    Raises:
+        ModelError: If the given model itself is damaged.
+        DataError: If the data does not fit the model.
+    """
+    model, output = Path(model), Path(output)
+    before = load_onnx(model)
+    check_onnx(model)
+    reference = OnnxReference(model)
+    feeds, expected = _references(before, data, reference)
+    progress("simplify")
+    with writing(output) as path:
+        after, checks, warnings = _attempt(model, before, path, feeds, expected, reference.names)
+        if after is None:
+            after = before
+            save_onnx(before, path)
+        manifest = commit(path, _manifest(model, before, after, checks, warnings))
+    return Artifact(output, manifest)
+
+
+def removed_nodes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return operator to number of nodes that went (negative where some came)."""
+    difference = {name: before.get(name, 0) - after.get(name, 0) for name in {*before, *after}}
+    return {
+        name: count
+        for name, count in sorted(difference.items(), key=lambda item: (-item[1], item[0]))
+        if count
+    }
+
+
+def _attempt(
+    model: Path,
+    before: onnx.ModelProto,
+    path: Path,
+    feeds: list[Feeds],
+    expected: list[Any],
+    names: list[str],
+) -> tuple[onnx.ModelProto | None, list[Check], list[str]]:
+    """Return the simplified model written to `path`, or None with the reason as a warning."""
+    kept = "the model was left as it is"
+    try:
+        large = is_large(before)
+        after = _run_onnxsim_on_file(model, path.parent) if large else _run_onnxsim(before)
+        simplify_attention(after)
+        pool_globally(after)
+        restore_io(before, after)
+        save_onnx(after, path)
+        check_onnx(path)
+        _require_own_operators(before, after)
+        same_io = _same_io(model_io(before), model_io(after))
+        found = [OnnxReference(path)(item) for item in feeds] if same_io.passed else []
+    except EngineUnavailable:
+        raise
+    except Exception as error:  # onnxsim fails in many ways; every one of them leaves the model whole
+        return None, [], [f"onnxsim failed ({type(error).__name__}: {first_line(error)}); {kept}"]
+    checks = [same_io]
+    if same_io.passed:
+        pairs = zip(expected, found, strict=True)
+        checks.append(compare_outputs("same outputs as before", names, pairs))
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        detail = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+        return None, [], [f"onnxsim changed the model ({detail}); {kept}"]
+    return after, checks, []
+
+
+def _run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
+    onnxsim = _import_onnxsim()
+    with quiet():
+        simplified, ok = onnxsim.simplify(model, skipped_optimizers=_FOREIGN)
+    if not ok:
+        raise RuntimeError("its own check of the outputs failed")
+    return simplified
+
+
+def _run_onnxsim_on_file(file: Path, folder: Path) -> onnx.ModelProto:
+    """Over 2 GB onnxsim works from file to file, and leaves files of its own behind."""
+    onnxsim = _import_onnxsim()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        output = Path(scratch) / file.name
+        with quiet():
+            _, ok = onnxsim.simplify(str(file), output_path=str(output), skipped_optimizers=_FOREIGN)
+        if not ok:
+            raise RuntimeError("its own check of the outputs failed")
+        return load_onnx(output)
+
+
+def _import_onnxsim() -> Any:
+    try:
+        import onnxsim
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"simplify needs onnxsim, which cannot be imported ({error})",
+            hint="pip install 'qcompile[cpu]'",
+            engine="onnxsim",
+        ) from error
+    return onnxsim
+
+
+def _require_own_operators(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """A simplified file is for every runtime: no operator of one alone may have come."""
+    known = {(node.domain, node.op_type) for node in before.graph.node}
+    foreign = {(n.domain, n.op_type) for n in after.graph.node if n.domain not in ("", "ai.onnx")} - known
+    if foreign:
+        raise RuntimeError(f"it wrote {', '.join(f'{domain}.{name}' for domain, name in sorted(foreign))}")
+
+
+def restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Write the declared shapes of inputs and outputs, and the file's notes, back as they were.
+
+    Names of dynamic axes may have gone, and onnxsim writes a diary of its own into the metadata.
+    """
+    del after.metadata_props[:]
+    after.metadata_props.extend(before.metadata_props)
+    stored = {tensor.name for tensor in after.graph.initializer}
+    for values, originals in (
+        (after.graph.input, before.graph.input),
+        (after.graph.output, before.graph.output),
+    ):
+        declared = {value.name: value for value in originals}
+        for value in values:
+            if value.name in declared and value.name not in stored:
+                value.CopyFrom(declared[value.name])
+
+
+def _same_io(before: ModelIO, after: ModelIO) -> Check:
+    name = "same inputs, outputs and dynamic axes"
+    for kind in ("inputs", "outputs"):
+        old = {tensor.name: tensor for tensor in getattr(before, kind)}
+        new = {tensor.name: tensor for tensor in getattr(after, kind)}
+        for tensor in old.values():
+            if tensor.name not in new:
+                return Check(name, False, f"{kind[:-1]} {tensor.name!r} was lost")
+            if new[tensor.name] != tensor:
+                return Check(name, False, f"{tensor} became {new[tensor.name]}")
+        if list(old) != list(new):
+            return Check(name, False, f"{kind} are now {', '.join(new)}")
+    return Check(name, True, f"{len(before.inputs)} in, {len(before.outputs)} out")
+
+
+def _references(
+    model: onnx.ModelProto, data: str | None, reference: OnnxReference
+) -> tuple[list[Feeds], list[Any]]:
+    """Input of two batch sizes, so that an axis that was folded to a constant is found out; what it gives."""
+    if data is None:
+        made = RandomInput(model)
+        pairs = [made.run(reference)]
+        if made.has_batch:
+            pairs.append(made.run(reference, 3, seed=1))
+        return [feeds for feeds, _ in pairs], [outputs for _, outputs in pairs]
+    batches = itertools.islice(Data(data, model_io(model).inputs), _DATA_BATCHES)
+    feeds = [batch.feeds for batch in batches]
+    return feeds, [reference(item) for item in feeds]
+
+
+def _manifest(
+    model: Path,
+    before: onnx.ModelProto,
+    after: onnx.ModelProto,
+    checks: list[Check],
+    warnings: list[str],
+) -> Manifest:
+    counts = count_operators(before), count_operators(after)
+    return Manifest(
+        kind="onnx",
+        stage="simplify",
+        precision=graph_precision(after),
+        io=model_io(after),
+        sources={"model": fingerprint(model)},
+        tools=tool_versions("onnx", "onnxsim", "onnxruntime"),
+        options={"opset": opset(after)},
+        proof={
+            "operators": counts[1],
+            "nodes_before": sum(counts[0].values()),
+            "nodes_after": sum(counts[1].values()),
+            "removed": removed_nodes(*counts),
+        },
+        checks=checks,
+        warnings=warnings,
+    )

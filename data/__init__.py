@@ -1,0 +1,1 @@
+"""What DATA may be: arrays, folders of images, functions; read batch by batch."""

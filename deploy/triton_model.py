@@ -1,0 +1,257 @@
+"""What an artifact is to Triton: which backend serves it, its inputs and outputs, its files, its profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from ..artifact import Check, Manifest, load_artifact, manifest_path, read_manifest, require_file
+from ..errors import ArtifactError, InvalidOption
+from ..tensors import ModelIO, TensorInfo
+from .triton_backends import ONNX_RUNTIME, OPENVINO, PYTORCH, TENSORRT, Backend
+from .triton_model_onnx import onnx_io, onnx_side_files
+from .triton_model_torchscript import positional_names
+
+_INT64_BEFORE = 10
+"""TensorRT 8's parser casts int64 inputs to int32 (onnx-tensorrt, docs/operators.md)."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Extents that one input may have in one optimization profile."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Served:
+    """An artifact as Triton will see it.
+
+    Attributes:
+        path: The artifact.
+        backend: Who serves it.
+        io: Inputs and outputs under the names that requests use.
+        kind: "gpu" or "cpu" where it belongs; empty for either.
+        files: Place in the version's folder to the file that goes there.
+        manifest: The artifact's; None for an ONNX file from elsewhere.
+        profiles: Optimization profiles: input to its range.
+        shape_tensors: Inputs whose values are shapes.
+        non_linear: Inputs and outputs in a memory format that is not linear.
+        checks: What was verified.
+        notes: What the user should know.
+        server_options: What `tritonserver` must be started with.
+    """
+
+    path: Path
+    backend: Backend
+    io: ModelIO
+    kind: str
+    files: Mapping[str, Path]
+    manifest: Manifest | None = None
+    profiles: Sequence[Mapping[str, Range]] = ()
+    shape_tensors: frozenset[str] = frozenset()
+    non_linear: frozenset[str] = frozenset()
+    checks: tuple[Check, ...] = ()
+    notes: tuple[str, ...] = ()
+    server_options: tuple[str, ...] = ()
+
+
+def read_served(path: Path, *, verify: bool = True) -> Served:
+    """Return what Triton is to be told of an artifact.
+
+    Args:
+        path: An engine, ONNX or TorchScript file; all but ONNX need their manifest.
+        verify: Whether to compare the file with its manifest's digest.
+
+    Raises:
+        MissingFile: If there is no such file.
+        ArtifactError: If it is not what its manifest says, or nothing Triton serves.
+        ModelError: If an ONNX file is damaged.
+    """
+    require_file(path, what="artifact")
+    manifest = read_manifest(path)
+    kind = manifest.kind if manifest else "onnx" if path.suffix.lower() == ".onnx" else ""
+    if kind not in _READERS:
+        raise ArtifactError(
+            f"{path}: {f'is a {kind} file' if kind else 'has no manifest that says what it is'}; "
+            "Triton takes engines, ONNX and TorchScript",
+            hint="give what qcompile build made, with its manifest beside it, or an .onnx file",
+            file=path,
+        )
+    checks: tuple[Check, ...] = ()
+    if manifest is not None and verify:
+        load_artifact(path)
+        checks = (Check("the file is what its manifest says", True, manifest.digest),)
+    served = _READERS[kind](path, manifest)
+    _check_types(served)
+    files = {**served.files}
+    if manifest is not None:
+        model = PurePosixPath(next(iter(files)))
+        files[str(model.with_name(f"{model.name}.json"))] = manifest_path(path)
+    return replace(served, files=files, manifest=manifest, checks=(*checks, *served.checks))
+
+
+def _read_engine(path: Path, manifest: Manifest | None) -> Served:
+    assert manifest is not None  # an engine without one is of no kind
+    if manifest.target != "tensorrt":
+        raise ArtifactError(
+            f"{path}: built for {manifest.target}; Triton's tensorrt backend loads plans of TensorRT itself",
+            hint="build with `target` tensorrt on the GPU that will serve, or package the ONNX file",
+            file=path,
+        )
+    if manifest.options.get("strip_weights"):
+        raise ArtifactError(
+            f"{path}: stored without weights (`strip_weights`); Triton loads whole plans",
+            hint="put the weights back first, or build without `strip_weights`",
+            file=path,
+        )
+    io, notes = _tensorrt_io(_manifest_io(path, manifest), manifest)
+    profiles = _profiles(path, manifest)
+    tensors = {tensor.name: tensor for tensor in io.inputs}
+    # Data of fixed shape is in no profile: what is there without a dynamic axis has a range of values.
+    of_values = {
+        name for ranges in profiles for name in ranges if name in tensors and not tensors[name].dynamic_axes
+    }
+    found, options = _engine_needs(manifest)
+    return Served(
+        path, TENSORRT, io, "gpu", {TENSORRT.file: path}, profiles=profiles,
+        shape_tensors=frozenset(of_values), non_linear=_non_linear(manifest),
+        notes=(*notes, *found), server_options=options,
+    )  # fmt: skip
+
+
+def _read_onnx(path: Path, manifest: Manifest | None) -> Served:
+    backend = OPENVINO if manifest and manifest.target == "openvino" else ONNX_RUNTIME
+    notes = [] if manifest else [f"{path.name} has no manifest: nothing says how it was verified"]
+    if manifest and manifest.target.startswith("tensorrt"):
+        notes.append(f"its Q/DQ is placed for {manifest.target}, and ONNX Runtime will run it")
+    if backend is OPENVINO:
+        notes.append("OpenVINO computes float parts in bf16 where the CPU can; its backend has no other hint")
+    io, checks, found = onnx_io(path, with_onnxruntime=backend is ONNX_RUNTIME)
+    side = onnx_side_files(path)
+    # Triton, "Model Repository": an ONNX model of several files lies in a folder, its main file model.onnx.
+    folder = f"{backend.file}/" if side and backend is ONNX_RUNTIME else ""
+    files = {f"{folder}{backend.file}": path, **{f"{folder}{name}": file for name, file in side.items()}}
+    kind = "cpu" if manifest and manifest.target in ("onnxruntime", "openvino") else ""
+    return Served(path, backend, io, kind, files, checks=checks, notes=(*notes, *found))
+
+
+def _read_torchscript(path: Path, manifest: Manifest | None) -> Served:
+    assert manifest is not None
+    io = _manifest_io(path, manifest)
+    inputs = positional_names(path, io)
+    outputs = [f"OUTPUT__{index}" for index in range(len(io.outputs))]
+    renamed = ModelIO(
+        tuple(replace(tensor, name=name) for tensor, name in zip(io.inputs, inputs, strict=True)),
+        tuple(replace(tensor, name=name) for tensor, name in zip(io.outputs, outputs, strict=True)),
+    )
+    names = [tensor.name for tensor in (*io.inputs, *io.outputs)]
+    said = ", ".join(f"{new} is {old}" for new, old in zip([*inputs, *outputs], names, strict=True))
+    note = f"TorchScript keeps no names that Triton could read: {said}"
+    return Served(path, PYTORCH, renamed, "cpu", {PYTORCH.file: path}, notes=(note,))
+
+
+_READERS = {"engine": _read_engine, "onnx": _read_onnx, "torchscript": _read_torchscript}
+
+
+def _manifest_io(path: Path, manifest: Manifest) -> ModelIO:
+    if manifest.io is None or not manifest.io.inputs or not manifest.io.outputs:
+        raise ArtifactError(
+            f"{path}: its manifest names no inputs and outputs; Triton must be told them",
+            hint="make the artifact again",
+            file=path,
+        )
+    return manifest.io
+
+
+def _tensorrt_io(io: ModelIO, manifest: Manifest) -> tuple[ModelIO, list[str]]:
+    version = manifest.tools.get("tensorrt", "")
+    major = version.partition(".")[0]
+    if not major.isdigit() or int(major) >= _INT64_BEFORE:
+        return io, []
+    wide = [tensor.name for tensor in (*io.inputs, *io.outputs) if tensor.dtype == "int64"]
+
+    def narrowed(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+        return tuple(
+            replace(tensor, dtype="int32") if tensor.dtype == "int64" else tensor for tensor in tensors
+        )
+
+    note = f"TensorRT {version} made int32 of int64 {', '.join(wide)}: requests send int32"
+    return ModelIO(narrowed(io.inputs), narrowed(io.outputs)), [note] if wide else []
+
+
+def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
+    found = manifest.proof.get("profiles", [])
+    try:
+        profiles = [
+            {
+                name: Range(*(tuple(int(extent) for extent in item[key]) for key in ("min", "opt", "max")))
+                for name, item in ranges.items()
+            }
+            for ranges in found  # type: ignore[attr-defined]  # any JSON: what is wrong is said below
+        ]
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"{manifest_path(path)}: its profiles cannot be read ({type(error).__name__}: {error})",
+            hint="build the engine again",
+            file=manifest_path(path),
+        ) from error
+    assert manifest.io is not None
+    dynamic = {tensor.name: len(tensor.shape) for tensor in manifest.io.inputs if tensor.dynamic_axes}
+    for index, ranges in enumerate(profiles or [{}]):
+        ranks = {name: {len(item.min), len(item.opt), len(item.max)} for name, item in ranges.items()}
+        wrong = sorted(name for name, rank in dynamic.items() if ranks.get(name) != {rank})
+        if wrong:
+            raise ArtifactError(
+                f"{path}: profile {index} of its manifest has no whole range for {', '.join(wrong)}",
+                hint="build the engine again",
+                file=path,
+            )
+    return profiles
+
+
+def _non_linear(manifest: Manifest) -> frozenset[str]:
+    texts = manifest.options.get("io_formats", [])
+    found = set()
+    for text in texts if isinstance(texts, list) else []:
+        name, _, rest = str(text).rpartition("=")
+        if rest.partition(":")[2] not in ("", "linear"):
+            found.add(name)
+    return frozenset(found)
+
+
+def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
+    """What the server must be and be told, by how the engine was built."""
+    version = manifest.tools.get("tensorrt", "")
+    device = ", ".join(f"{key} {value}" for key, value in manifest.device.items())
+    notes, options = [], []
+    if manifest.options.get("version_compatible"):
+        options.append("--backend-config=tensorrt,version-compatible=true")
+        notes.append(
+            f"built by TensorRT {version or 'unknown'} for it and newer ones, on {device or 'unknown'}"
+        )
+    else:
+        notes.append(
+            f"built by TensorRT {version or 'unknown'} on {device or 'unknown'}: "
+            "the server must have that version and such a GPU"
+        )
+    plugins = manifest.options.get("plugins")
+    if isinstance(plugins, list) and plugins:
+        options.append(f"--backend-config=tensorrt,plugins={';'.join(map(str, plugins))}")
+        notes.append("its plugins are not packaged: copy the libraries and name where they are")
+    return notes, tuple(options)
+
+
+def _check_types(served: Served) -> None:
+    for tensor in (*served.io.inputs, *served.io.outputs):
+        if tensor.dtype not in served.backend.dtypes:
+            raise InvalidOption(
+                f"{served.path}: {tensor.name!r} is {tensor.dtype}; Triton's {served.backend.name} backend "
+                f"takes {', '.join(sorted(served.backend.dtypes))}",
+                hint="export the model with another type there",
+            )
+        if not tensor.name:
+            raise ArtifactError(f"{served.path}: an input or output has no name", file=served.path)

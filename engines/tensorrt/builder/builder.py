@@ -1,0 +1,225 @@
+"""From an ONNX file to a serialized engine (plan)."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ....artifact import Check
+from ....data.readers import Batch
+from ....errors import InvalidOption
+from ....model.input_notes import read_notes
+from ....model.onnx_file import load_onnx, model_io, opset
+from ....tensors import ModelIO
+from ...base import BuildOutcome, BuildRequest
+from ...gpu import Gpu, find_gpu
+from ..adapter import Adapter
+from ..log import make_log
+from ..options import TensorRTOptions
+from .calibrator import Device, Feeder, first_and_all, make_calibrator
+from .configure import add_profiles, configure, load_plugins, set_calibration_profile
+from .failure import build_failure
+from .inspector import inspect_plan
+from .monitor import make_monitor
+from .network import keep_layers, parse, set_formats, shape_tensors
+from .outcome import prove
+from .profiles import InputRange, make_profiles
+from .proof import ComputeLayer, by_precision, compute_layers
+from .timing_cache import cache_file, merge_cache, use_cache
+
+
+@dataclass
+class Prepared:
+    """A network that is parsed and configured, ready to be built.
+
+    Attributes:
+        builder, network, parser, config: TensorRT's; the parser holds the weights until the build.
+        log: Where TensorRT speaks.
+        layers: The network's layers that compute.
+        profiles: Optimization profiles.
+        monitor: Told of the build's progress; None where TensorRT has none.
+        timing_cache: Its file; None for none.
+        gpu: The device here; None where there is none.
+    """
+
+    builder: Any
+    network: Any
+    parser: Any
+    config: Any
+    log: Any
+    layers: list[ComputeLayer]
+    profiles: list[list[InputRange]]
+    monitor: Any
+    timing_cache: Path | None
+    gpu: Gpu | None
+
+
+def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
+    """Parse, check, build, and write the plan to `request.output`.
+
+    Raises:
+        InvalidOption: If shapes, GPUs or options contradict the model or this TensorRT.
+        UnsupportedOperator: If the parser refuses a node, naming it.
+        BuildError: If the build fails, with TensorRT's reason.
+    """
+    with _frames_cleared(), _feeding(adapter, request) as feeder:
+        return _build(adapter, request, feeder)
+
+
+def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
+    """Parse, check and configure as `build_plan` does, and return what would be built.
+
+    Raises:
+        InvalidOption, UnsupportedOperator: As `build_plan`.
+    """
+    with _frames_cleared(), _feeding(adapter, request) as feeder:
+        prepared = _prepare(adapter, request, feeder)
+        return {
+            "tensorrt": adapter.name,
+            "typing": "weak" if _weak(adapter, feeder) else "strong",
+            "layers_by_precision": by_precision(prepared.layers),
+            "forced_layers": dict(request.layers),
+            "network_layers": int(prepared.network.num_layers),
+            "profiles": _profiles_json(prepared.profiles),
+            "gpus": list(request.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
+            "timing_cache": str(prepared.timing_cache or ""),
+            "options": _options(request).as_json(),
+        }
+
+
+@contextmanager
+def _frames_cleared() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        # The traceback would keep TensorRT's objects alive until the garbage collector finds them,
+        # perhaps while a later build logs: their destructors log too, and wait for it forever.
+        traceback.clear_frames(error.__traceback__)
+        raise
+
+
+@contextmanager
+def _feeding(adapter: Adapter, request: BuildRequest) -> Iterator[Feeder | None]:
+    """What TensorRT's own calibrator takes its batches from; None where it does not calibrate."""
+    if request.calibration is None:
+        yield None
+        return
+    adapter.require_calibrators()
+    first: Batch | None = None
+    batches: Iterator[Batch] = iter(())
+    if not request.calibration.scales:
+        first, batches = first_and_all(request.calibration.batches)
+    shapes = {name: tuple(array.shape) for name, array in first.feeds.items()} if first else {}
+    device = Device()
+    try:
+        yield Feeder(batches, shapes, device, request.progress)
+    finally:
+        device.close()
+
+
+def _prepare(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> Prepared:
+    options, path = _options(request), Path(request.model)
+    gpu = None if request.gpus else find_gpu()
+    timing_cache = cache_file(adapter, gpu, options.timing_cache)
+    model = load_onnx(path, external_data=False)
+    io, notes = model_io(model), read_notes(model)
+    if not _may_hold_shapes(io):  # else only the parsed network tells what a range is of
+        make_profiles(io.inputs, request, options.profiles, notes=notes)
+    log = make_log(adapter.module)
+    builder = adapter.module.Builder(log)
+    load_plugins(adapter, builder, log, options)
+    network = builder.create_network(adapter.network_flags(weak=feeder is not None))
+    request.progress("parse")
+    parser = parse(adapter, network, log, path, shown=request.source)
+    set_formats(adapter, network, log, options.tensor_formats)
+    config = builder.create_builder_config()
+    adapter.set_precision(
+        config, request.precision, weak=feeder is not None, rest=request.rest, tf32=request.tf32
+    )
+    adapter.set_gpus(config, list(request.gpus))
+    profiles = make_profiles(io.inputs, request, options.profiles, shape_tensors(network), notes)
+    add_profiles(builder, config, profiles)
+    configure(adapter, builder, config, log, options)
+    use_cache(adapter, config, log, timing_cache)
+    layers = compute_layers(network)
+    keep_layers(adapter, network, config, log, request.layers)
+    if feeder is not None and request.calibration is not None:
+        config.int8_calibrator = make_calibrator(adapter, request.calibration, feeder)
+        if profiles and feeder.shapes:
+            set_calibration_profile(builder, config, feeder.shapes)
+    monitor = None
+    if adapter.has_progress_monitor:
+        monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
+    return Prepared(builder, network, parser, config, log, layers, profiles, monitor, timing_cache, gpu)
+
+
+def _build(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> BuildOutcome:
+    prepared = _prepare(adapter, request, feeder)
+    request.progress("build")
+    plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
+    for watcher in (prepared.monitor, feeder):
+        if watcher is not None and watcher.raised is not None:
+            raise watcher.raised
+    if plan is None:
+        gpus = ", ".join(request.gpus) or "the one here"
+        raise build_failure(
+            prepared.log,
+            f"{request.source or request.model}: {adapter.name}",
+            f"{request.precision}, GPUs {gpus}",
+        )
+    unkept: tuple[str, ...] = ()
+    try:
+        merge_cache(adapter, prepared.config, prepared.timing_cache)
+    except InvalidOption as error:  # the engine is worth more than what it was measured with
+        unkept = (f"what was measured is not kept: {error.message}",)
+    with request.output.open("wb") as file:
+        file.write(memoryview(plan))
+    inspections = []
+    if prepared.gpu is not None:
+        request.progress("inspect")
+        inspections = inspect_plan(adapter, prepared.log, plan, prepared.profiles)
+    found = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, feeder))
+    proof = {
+        **found.proof,
+        "network_layers": int(prepared.network.num_layers),
+        "profiles": _profiles_json(prepared.profiles),
+        "has_run": False,
+    }
+    if feeder is not None and request.calibration is not None:
+        proof |= {"calibrator": request.calibration.calibrator, "calibration_batches": feeder.fed}
+    model = load_onnx(Path(request.model), external_data=False)
+    return BuildOutcome(
+        kind="engine",
+        io=model_io(model),
+        planned=found.planned,
+        reached=found.reached,
+        proof=proof,
+        device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.gpus)},
+        packages=("onnx",),
+        versions={adapter.package: adapter.version},
+        checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
+        warnings=(*prepared.log.warnings, *found.warnings, *unkept),
+        calibration_cache=feeder.cache if feeder is not None else b"",
+        layers=found.layers,
+    )
+
+
+def _weak(adapter: Adapter, feeder: Feeder | None) -> bool:
+    """Whether TensorRT chooses types by itself: it knows no strong ones, or calibrates."""
+    return feeder is not None or not adapter.strongly_typed
+
+
+def _options(request: BuildRequest) -> TensorRTOptions:
+    return request.options or TensorRTOptions()
+
+
+def _may_hold_shapes(io: ModelIO) -> bool:
+    return any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs)
+
+
+def _profiles_json(profiles: list[list[InputRange]]) -> list[dict[str, dict[str, list[int]]]]:
+    return [{item.name: item.as_json() for item in ranges} for ranges in profiles]

@@ -1,0 +1,165 @@
+"""TensorRT's own INT8 calibration (8.5 to 10), fed with the user's batches, or with our scales.
+
+TensorRT asks for a batch after the other and takes "none" for the end of the data. An error in between
+must therefore not look like the end: it is kept, and the builder raises it and throws the engine away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ....data.readers import Batch
+from ....errors import DataError
+from ....progress import Progress
+from ....tensors import format_shape
+from ..adapter import Adapter
+from ..runner.buffers import DeviceBuffer, raw
+from ..runner.cuda_context import PrimaryContext
+
+Calibrator = Literal["entropy", "minmax"]
+
+_CLASSES = {"entropy": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrator"}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How TensorRT gets the scales of a float graph.
+
+    Attributes:
+        calibrator: Which of TensorRT's calibrators.
+        batches: What it runs the network on; empty where `scales` are given.
+        scales: A calibration cache that it reads in place of running the network.
+    """
+
+    calibrator: Calibrator
+    batches: Iterable[Batch] = ()
+    scales: bytes = b""
+
+
+@dataclass
+class Feeder:
+    """Copies batches to the device, one at a time; what TensorRT's calibrator calls.
+
+    Attributes:
+        batches: Where they come from.
+        shapes: Input name to the shape that the calibration profile is made for.
+        device: Where they go, see `Device`.
+        progress: Told of every batch.
+        raised: What went wrong meanwhile; TensorRT saw the end of the data, and the engine is worthless.
+        fed: Batches handed out.
+        cache: What TensorRT wrote: its own scales.
+    """
+
+    batches: Iterator[Batch]
+    shapes: dict[str, tuple[int, ...]]
+    device: Any
+    progress: Progress
+    raised: BaseException | None = None
+    fed: int = 0
+    cache: bytes = field(default=b"", repr=False)
+
+    def next(self, names: list[str]) -> list[int] | None:
+        """Return the addresses of the next batch on the device, in the order of `names`; None at its end."""
+        try:
+            batch = next(self.batches, None) if self.raised is None else None
+            if batch is None:
+                return None
+            addresses = [self._copy(name, batch) for name in names]
+            self.fed += 1
+            self.progress("calibrate by TensorRT", self.fed)
+            return addresses
+        except BaseException as error:  # Ctrl-C too: it must not cross TensorRT's C++
+            self.raised = error
+            return None
+
+    def _copy(self, name: str, batch: Batch) -> int:
+        array = np.ascontiguousarray(batch.feeds[name])
+        if array.shape != self.shapes[name]:
+            raise DataError(
+                f"{batch.where}: input {name!r} has shape {format_shape(array.shape)}; TensorRT calibrates "
+                f"at one shape, which is the first batch's, {format_shape(self.shapes[name])}",
+                hint="give samples of one shape, or let it read our scales: `calibrator` ours",
+                tensor=name,
+                sample=batch.where,
+            )
+        return int(self.device.copy(name, array))
+
+
+class Device:
+    """Buffers on the GPU, one per input, by PyCUDA in the device's primary context.
+
+    Raises:
+        EngineUnavailable: If PyCUDA finds no device.
+    """
+
+    def __init__(self) -> None:
+        self._context = PrimaryContext(0, "calibration")
+        self._buffers: dict[str, DeviceBuffer] = {}
+
+    def copy(self, name: str, array: Any) -> int:
+        """Copy an array to the buffer of an input and return its address."""
+        with self._context.active("copying a batch"):
+            buffer = self._buffers.setdefault(name, DeviceBuffer(self._context.cuda))
+            address = buffer.reserve(array.nbytes)
+            if array.nbytes:
+                self._context.cuda.memcpy_htod(address, raw(array))
+            return address
+
+    def close(self) -> None:
+        """Free the buffers, each even if another one fails to be, and release the context."""
+        if not self._context.is_open:
+            return
+        with ExitStack() as stack:
+            stack.callback(self._context.close)
+            stack.enter_context(self._context.active("freeing"))
+            while self._buffers:
+                stack.callback(self._buffers.popitem()[1].free)
+
+
+def make_calibrator(adapter: Adapter, calibration: Calibration, feeder: Feeder) -> Any:
+    """Return an object of TensorRT's calibrator class that takes its batches from a feeder."""
+    base: Any = getattr(adapter.module, _CLASSES[calibration.calibrator])
+
+    class FedCalibrator(base):  # type: ignore[misc]
+        """Hands everything on; nothing is raised into TensorRT."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+
+        def get_batch_size(self) -> int:
+            # Of implicit-batch networks; with explicit batch the shape of the profile counts.
+            return 1
+
+        def get_batch(self, names: list[str]) -> list[int] | None:
+            return feeder.next(names)
+
+        def read_calibration_cache(self) -> bytes | None:
+            return calibration.scales or None
+
+        def write_calibration_cache(self, cache: Any) -> None:
+            feeder.cache = bytes(cache)
+
+    return FedCalibrator()
+
+
+def first_and_all(batches: Iterable[Batch]) -> tuple[Batch, Iterator[Batch]]:
+    """Return the first batch, for its shapes, and an iterator over all of them.
+
+    Raises:
+        DataError: If there is none.
+    """
+    iterator = iter(batches)
+    first = next(iterator, None)
+    if first is None:
+        raise DataError("no batch to calibrate on; at least one is required")
+
+    def every() -> Iterator[Batch]:
+        yield first
+        yield from iterator
+
+    return first, every()

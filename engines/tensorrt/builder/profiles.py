@@ -1,0 +1,219 @@
+"""Optimization profiles: the shapes a dynamic input may have, checked before the build starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ....errors import InvalidOption
+from ....model.input_notes import AxisRange, InputNote
+from ....tensors import TensorInfo, fill_dynamic, format_shape, parse_shape
+from ...base import BuildRequest, Shapes
+
+_DEFAULT_OPT, _DEFAULT_MAX = 8, 16
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """Shapes of one dynamic input, or the values of one that holds a shape."""
+
+    name: str
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+    of_values: bool = False
+
+    def as_json(self) -> dict[str, list[int]]:
+        """Return the form kept in manifests."""
+        return {"min": list(self.min), "opt": list(self.opt), "max": list(self.max)}
+
+
+def make_profiles(
+    inputs: Sequence[TensorInfo],
+    request: BuildRequest,
+    profiles: Sequence[str] = (),
+    shape_tensors: Collection[str] = (),
+    notes: Mapping[str, InputNote] | None = None,
+) -> list[list[InputRange]]:
+    """Return a range for every dynamic input, for each profile; no profile where nothing is dynamic.
+
+    Args:
+        inputs: The model's.
+        request: Whose shapes make the one profile, where `profiles` is empty.
+        profiles: One text each: `NAME:MIN..OPT..MAX`, inputs divided by commas.
+        shape_tensors: Inputs whose values are shapes: their ranges are of these values.
+        notes: What the file says of its inputs (`model.input_notes`).
+
+    Raises:
+        InvalidOption: As `make_ranges`; or if a profile cannot be read, leaves a dynamic input out, or
+            gives one axis that inputs share two different ranges.
+    """
+    if profiles and (request.min_shapes or request.opt_shapes or request.max_shapes):
+        raise InvalidOption("`profiles`: excludes `min_shapes`, `opt_shapes` and `max_shapes`")
+    if not profiles:
+        found = [make_ranges(inputs, request, shape_tensors, notes)]
+    else:
+        found = [_profile(text, index, inputs, shape_tensors) for index, text in enumerate(profiles)]
+    for ranges in found:
+        _check_shared_axes(inputs, ranges)
+    return [ranges for ranges in found if ranges]
+
+
+def _profile(
+    text: str, index: int, inputs: Sequence[TensorInfo], shape_tensors: Collection[str]
+) -> list[InputRange]:
+    option = f"`profiles` {index + 1}"
+    given: dict[str, Shapes] = {"min": {}, "opt": {}, "max": {}}
+    for part in re.split(r",(?=[^,\[\]]*:)", text):
+        name, colon, spelled = part.strip().rpartition(":")
+        shapes = spelled.split("..")
+        if not (name and colon) or len(shapes) != 3:
+            raise InvalidOption(
+                f"{option}: {part!r} is not NAME:MIN..OPT..MAX",
+                hint="for instance image:1x3x224x224..8x3x224x224..32x3x224x224",
+                option="profiles",
+            )
+        for kind, shape in zip(given, shapes, strict=True):
+            given[kind] = {**given[kind], name: _fixed(parse_shape(shape, option=option), option, name)}
+    needed = [tensor.name for tensor in inputs if tensor.dynamic_axes or tensor.name in shape_tensors]
+    missing = [name for name in needed if name not in given["opt"]]
+    if missing:
+        raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
+    return _ranges(inputs, given, shape_tensors, option, {})
+
+
+def _fixed(shape: tuple[int | str, ...], option: str, name: str) -> tuple[int, ...]:
+    if any(isinstance(extent, str) for extent in shape):
+        raise InvalidOption(f"{option}: input {name!r}: {format_shape(shape)} is not made of numbers")
+    return tuple(int(extent) for extent in shape)
+
+
+def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange]) -> None:
+    """One axis name, one range: TensorRT finds out only when an inference fails."""
+    tensors = {tensor.name: tensor for tensor in inputs}
+    first: dict[str, tuple[str, tuple[int, int, int]]] = {}
+    for item in ranges:
+        for axis, name in () if item.of_values else tensors[item.name].dynamic_axes.items():
+            limits = item.min[axis], item.opt[axis], item.max[axis]
+            where, known = first.setdefault(name, (item.name, limits))
+            if known != limits and name != "?":
+                raise InvalidOption(
+                    f"axis {name!r}: {'/'.join(map(str, known))} (min/opt/max) in input {where!r}, "
+                    f"{'/'.join(map(str, limits))} in input {item.name!r}; one axis has one range",
+                    hint="give both inputs the same extents there",
+                )
+
+
+def make_ranges(
+    inputs: Sequence[TensorInfo],
+    request: BuildRequest,
+    shape_tensors: Collection[str] = (),
+    notes: Mapping[str, InputNote] | None = None,
+) -> list[InputRange]:
+    """Return a range for every dynamic input.
+
+    A shape that is not given follows from those that are: min from opt, opt from max or min, max from
+    opt. When nothing is given, a batch gets 1, 8 and 16; other axes get the ranges that the file's notes
+    have, the example's extent as opt, and twice that as max where there is no end.
+
+    Raises:
+        InvalidOption: Naming the input: unknown, of the wrong rank, not within its neighbours, dynamic
+            in other axes than the first and without any shape, or one that holds a shape and has no values.
+    """
+    given = {"min": request.min_shapes, "opt": request.opt_shapes, "max": request.max_shapes}
+    return _ranges(inputs, given, shape_tensors, "", notes or {})
+
+
+def _ranges(
+    inputs: Sequence[TensorInfo],
+    given: dict[str, Shapes],
+    shape_tensors: Collection[str],
+    option: str,
+    notes: Mapping[str, InputNote],
+) -> list[InputRange]:
+    names = {tensor.name: tensor for tensor in inputs}
+    for kind, shapes in given.items():
+        for name, shape in shapes.items():
+            _check_given(kind, name, shape, names, shape_tensors, option or f"`{kind}_shapes`")
+    return [
+        _range(tensor, given, tensor.name in shape_tensors, notes.get(tensor.name))
+        for tensor in inputs
+        if tensor.dynamic_axes or tensor.name in shape_tensors
+    ]
+
+
+def _check_given(
+    kind: str,
+    name: str,
+    shape: tuple[int, ...],
+    names: dict[str, TensorInfo],
+    shape_tensors: Collection[str],
+    option: str,
+) -> None:
+    if name not in names:
+        raise InvalidOption(f"{option}: no input {name!r}; the inputs are {', '.join(names)}")
+    if name in shape_tensors:
+        count = names[name].shape[0] if names[name].shape else 1
+        if len(shape) != count:
+            raise InvalidOption(
+                f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}",
+                hint="give the least, usual and largest values it holds",
+            )
+    elif not names[name].accepts(shape):
+        raise InvalidOption(
+            f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "
+            f"{format_shape(names[name].shape)}"
+        )
+
+
+def _range(
+    tensor: TensorInfo, given: dict[str, Shapes], of_values: bool, note: InputNote | None
+) -> InputRange:
+    low, opt, high = (given[kind].get(tensor.name) for kind in ("min", "opt", "max"))
+    if low is None and opt is None and high is None:
+        if of_values:
+            raise InvalidOption(
+                f"input {tensor.name!r}: its values are a shape, and no ranges for them are given",
+                hint="give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`",
+            )
+        noted = note is not None and len(note.example) == len(tensor.shape)
+        if set(tensor.dynamic_axes) != {0} and not noted:
+            raise InvalidOption(
+                f"input {tensor.name!r}: axes {sorted(tensor.dynamic_axes)} of "
+                f"{format_shape(tensor.shape)} are dynamic and no shapes are given",
+                hint="give `min_shapes`, `opt_shapes` and `max_shapes`",
+            )
+        if noted and note is not None:
+            return _from_note(tensor, note)
+        low, opt, high = (fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
+    opt = opt or high or low
+    assert opt is not None
+    low, high = low or opt, high or opt
+    for smaller, larger, words in ((low, opt, ("min", "opt")), (opt, high, ("opt", "max"))):
+        if any(a > b for a, b in zip(smaller, larger, strict=True)):
+            raise InvalidOption(
+                f"input {tensor.name!r}: {words[0]} shape {format_shape(smaller)} is above "
+                f"{words[1]} {format_shape(larger)}",
+                hint=f"raise `{words[1]}_shapes` or lower `{words[0]}_shapes`",
+            )
+    return InputRange(tensor.name, low, opt, high, of_values)
+
+
+def _from_note(tensor: TensorInfo, note: InputNote) -> InputRange:
+    """The default range of an input of which the file knows what suits the model."""
+    shapes: list[tuple[int, int, int]] = []
+    for axis, extent in enumerate(tensor.shape):
+        limits, example = note.axes.get(axis, AxisRange()), note.example[axis]
+        if isinstance(extent, int):
+            shapes.append((extent, extent, extent))
+            continue
+        usual = (
+            (_DEFAULT_OPT, _DEFAULT_MAX) if axis == 0 and example <= _DEFAULT_MAX else (example, 2 * example)
+        )
+        opt, high = (limits.nearest(number) for number in usual)
+        if axis and limits.maximum is not None:
+            high = limits.nearest(limits.maximum)
+        shapes.append((limits.nearest(1), opt, high))
+    low, opts, highs = zip(*shapes, strict=True)
+    return InputRange(tensor.name, low, opts, highs)

@@ -1,0 +1,149 @@
+"""New weights for a built engine: the kernels stay, nothing is timed again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ....artifact import Artifact, Manifest, commit, load_artifact, tool_versions, writing
+from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
+from ....model.onnx_file import load_onnx, model_io
+from ....model.weightless import fingerprint
+from ....progress import Progress
+from ....tensors import ModelIO
+from ...gpu import find_gpu, why_no_gpu
+from ..adapter import Adapter
+from ..compatibility import check_version_and_gpu
+from ..log import last_error, make_log
+
+_SHOWN = 5
+
+
+def refit_plan(
+    adapter: Adapter, engine_file: Path, graph: Path, output: Path, *, source: str, progress: Progress
+) -> Artifact:
+    """Give an engine the weights of a graph of the same structure, and write it with its manifest.
+
+    Args:
+        adapter: The TensorRT that built it.
+        engine_file: Built with `refit` or `strip_weights`.
+        graph: ONNX file with the new weights, as it would be built: quantized or converted already.
+        output: Engine to write; may be the same file.
+        source: What the user gave, for the manifest.
+        progress: Told of every step.
+
+    Raises:
+        EngineUnavailable: If there is no GPU.
+        ArtifactError: If the engine is of another version or GPU, or takes no new weights.
+        ModelError: If the graph has other inputs and outputs.
+        BuildError: If weights are missing or TensorRT refuses them, naming them.
+    """
+    artifact = load_artifact(engine_file)
+    gpu = find_gpu()
+    if gpu is None:
+        raise EngineUnavailable(
+            f"{engine_file}: cannot be refitted here: {why_no_gpu()}",
+            hint="refit it on the machine it is for",
+            engine=adapter.target,
+        )
+    check_version_and_gpu(engine_file, artifact.manifest, adapter, gpu)
+    io = model_io(load_onnx(graph, external_data=False))
+    if artifact.manifest.io is not None and not _same_io(io, artifact.manifest.io):
+        raise ModelError(
+            f"{source}: its inputs and outputs are not those of {engine_file}",
+            hint="refit takes other weights of the same model; build it instead",
+            file=source,
+        )
+    log = make_log(adapter.module)
+    progress("load the engine")
+    runtime = adapter.module.Runtime(log)
+    engine = runtime.deserialize_cuda_engine(engine_file.read_bytes())
+    if engine is None:
+        raise ArtifactError(
+            f"{engine_file}: {adapter.name} cannot load it: {last_error(log, 'no reason given')}"
+        )
+    if not engine.refittable:
+        raise ArtifactError(
+            f"{engine_file}: takes no new weights", hint="build it with --refit", file=engine_file
+        )
+    progress("refit")
+    _refit(adapter, engine, log, graph, source)
+    return _write(adapter, engine, artifact.manifest, output, source, graph)
+
+
+def _refit(adapter: Adapter, engine: Any, log: Any, graph: Path, source: str) -> None:
+    refitter = adapter.module.Refitter(engine, log)
+    weights: dict[str, Any] = {}  # TensorRT reads them when it refits: they live until then
+    unknown: list[str] = []
+    if adapter.refits_from_onnx:
+        parser = adapter.module.OnnxParserRefitter(refitter, log)
+        if not parser.refit_from_file(str(graph)):
+            errors = [" ".join(str(parser.get_error(i).desc()).split()) for i in range(parser.num_errors)]
+            reasons = "; ".join(errors[:_SHOWN]) or last_error(log, "no reason given")
+            raise BuildError(
+                f"{source}: {adapter.name} refuses its weights: {reasons}",
+                hint="the model must be the one the engine was built from, with other weights",
+            )
+    else:
+        weights = named_weights(graph)
+        unknown = _set_by_name(refitter, weights)
+    missing = list(refitter.get_missing_weights()) + unknown
+    if missing:
+        raise BuildError(
+            f"{source}: gives no weights for {', '.join(missing[:_SHOWN])}"
+            + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""),
+            hint="the model must be the one the engine was built from, with other weights",
+        )
+    if not refitter.refit_cuda_engine():
+        raise BuildError(f"{source}: {adapter.name} cannot refit: {last_error(log, 'no reason given')}")
+
+
+def named_weights(graph: Path) -> dict[str, NDArray[Any]]:
+    """Return initializer to its values: before 10 no parser refits, and weights go by these names."""
+    from onnx import numpy_helper
+
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in load_onnx(graph).graph.initializer}
+
+
+def _set_by_name(refitter: Any, weights: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Give the weights that an engine has; returns those it refuses."""
+    return [
+        name
+        for name in refitter.get_all_weights()
+        if name in weights and not refitter.set_named_weights(name, weights[name])
+    ]
+
+
+def _write(
+    adapter: Adapter, engine: Any, manifest: Manifest, output: Path, source: str, graph: Path
+) -> Artifact:
+    plan = adapter.serialize_with_weights(engine)
+    with writing(output) as path:
+        path.write_bytes(memoryview(plan))
+        renewed = commit(
+            path,
+            replace(
+                manifest,
+                stage="refit",
+                sources={"model": fingerprint(Path(source)), "graph": fingerprint(graph)},
+                tools={**tool_versions(*manifest.tools), adapter.package: adapter.version},
+                proof={**manifest.proof, "refitted_with": fingerprint(graph)},
+            ),
+        )
+    return Artifact(output, renewed)
+
+
+def _same_io(found: ModelIO, built: ModelIO) -> bool:
+    """Names of dynamic axes do not matter; everything else does."""
+
+    def plain(io: ModelIO) -> list[tuple[str, str, tuple[object, ...]]]:
+        return [
+            (tensor.name, tensor.dtype, tuple(-1 if isinstance(dim, str) else dim for dim in tensor.shape))
+            for tensor in (*io.inputs, *io.outputs)
+        ]
+
+    return plain(found) == plain(built)

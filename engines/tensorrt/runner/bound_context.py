@@ -1,0 +1,324 @@
+"""One execution context with its buffers on one stream: all that a single inference in flight needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ....errors import DataError, ModelError, first_line
+from ....tensors import format_shape
+from .buffers import DeviceBuffer, HostBuffer
+from .cuda_driver import DriverError
+from .cuda_graph import CudaGraph
+from .device_array import DeviceArray
+from .device_input import DeviceInput
+from .gpu_times import elapsed_ns
+from .io_tensors import IOTensor
+from .layer_times import make_profiler
+from .loaded_engine import LoadedEngine
+from .output_allocator import make_output_allocator
+from .profile_choice import Profile, Request
+
+_GRAPH_HINT = "leave cuda_graph off"
+
+Values = Mapping[str, "NDArray[Any] | DeviceInput"]
+
+
+class Lane:
+    """An execution context, bound to feeds, run, and bound again. The primary context must be active.
+
+    Args:
+        loaded: The engine.
+        stream: A stream of PyCUDA, on which everything is enqueued.
+        cuda_graph: Whether what is bound is captured and replayed.
+
+    Attributes:
+        binding: Another object after each `bind`: whoever bound before can see that it was not the last.
+    """
+
+    def __init__(self, loaded: LoadedEngine, stream: Any, *, cuda_graph: bool) -> None:
+        self._loaded, self._stream, self._cuda_graph = loaded, stream, cuda_graph
+        self._cuda = loaded.context.cuda
+        self._context = loaded.engine.create_execution_context()
+        if self._context is None:
+            raise ModelError(f"{loaded.path}: no execution context can be made: {loaded.said()}")
+        self.binding: object = object()
+        self._bound: tuple[int, object] | None = None
+        self._device = {tensor.name: DeviceBuffer(self._cuda) for tensor in loaded.tensors}
+        self._host = {tensor.name: HostBuffer(self._cuda) for tensor in loaded.tensors}
+        self._addresses: dict[str, int] = {}
+        self._allocators: dict[str, Any] = {}
+        self._owners: list[Any] = []
+        self._uploads: list[str] = []
+        self._on_host: dict[str, NDArray[Any]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._graph: CudaGraph | None = None
+        self._events: list[Any] = []
+        self._under_way = False
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of inputs and outputs on the device."""
+        return sum(buffer.size_bytes for buffer in self._device.values())
+
+    def bind(self, values: Values, request: Request, profile: Profile, *, graph: bool = True) -> None:
+        """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address.
+
+        Args:
+            values: Input name to array, already checked.
+            request: Shapes and values of `values`.
+            profile: One that takes them.
+            graph: Whether to capture, where the lane was made for that.
+
+        Raises:
+            DataError: If an input on the device is this lane's own output.
+            ModelError: If TensorRT refuses, or it cannot be captured.
+        """
+        self.synchronize()
+        self.binding = object()
+        self._refuse_own_outputs(values)
+        self._choose(profile, request)
+        self._uploads, self._owners = [], []
+        for tensor in self._loaded.inputs:
+            self._bind_input(tensor, values[tensor.name])
+        for tensor in self._loaded.outputs:
+            self._bind_output(tensor)
+        if self._cuda_graph and graph and self._graph is None:
+            self._capture()
+
+    def start(self, *, to_host: bool = True) -> None:
+        """Enqueue copies to the device, the run, and copies back."""
+        self._under_way = True
+        self._upload()
+        self._enqueue()
+        if to_host:
+            self._download()
+
+    def synchronize(self) -> None:
+        """Wait until nothing is under way."""
+        if self._under_way:
+            self._stream.synchronize()
+            self._under_way = False
+
+    def wait_for(self, event: Any) -> None:
+        """Let the stream wait for an event of PyCUDA; the host does not wait."""
+        self._stream.wait_for_event(event)
+
+    def outputs_on_host(self) -> dict[str, NDArray[Any]]:
+        """Return the outputs in page-locked memory, which the next run writes again."""
+        return dict(self._on_host)
+
+    def outputs_on_device(self) -> dict[str, DeviceArray]:
+        """Return the outputs where they are, valid until the lane is bound or freed."""
+        binding = self.binding
+        found = {}
+        for tensor in self._loaded.outputs:
+            if tensor.on_host:
+                raise ModelError(
+                    f"output {tensor.name!r} is computed on the host; none on the device can be had",
+                    hint="leave on_device off",
+                    tensor=tensor.name,
+                )
+            found[tensor.name] = DeviceArray(
+                self._device[tensor.name].address,
+                self._shape_after_run(tensor),
+                tensor.dtype,
+                self._loaded.context,
+                lambda: self.binding is binding,
+            )
+        return found
+
+    def timed_run(self) -> tuple[int, int, int]:
+        """Run once and return compute, with transfers, enqueue: see `GpuTimes`, nanoseconds."""
+        while len(self._events) < 4:
+            self._events.append(self._cuda.Event())
+        before, uploaded, computed, downloaded = self._events
+        self._under_way = True
+        before.record(self._stream)
+        self._upload()
+        uploaded.record(self._stream)
+        start = time.perf_counter_ns()
+        self._enqueue()
+        enqueue = time.perf_counter_ns() - start
+        computed.record(self._stream)
+        self._download()
+        downloaded.record(self._stream)
+        self.synchronize()
+        return elapsed_ns(uploaded, computed), elapsed_ns(before, downloaded), enqueue
+
+    def layer_times(self, iterations: int, warmup: int) -> dict[str, float]:
+        """Run with TensorRT's profiler and return layer to its median time in milliseconds."""
+        self._drop_graph()  # a graph does not report, and what the profiler changes is not in it
+        for _ in range(warmup):
+            self.start()
+            self.synchronize()
+        profiler = make_profiler(self._loaded.adapter.module)
+        self._context.profiler = profiler
+        try:
+            for _ in range(iterations):
+                self.start()
+                self.synchronize()
+        finally:
+            self._context.profiler = None
+        return dict(profiler.median_ms())
+
+    def free(self) -> None:
+        """Free buffers, graph and execution context; each is freed even if another one fails to be."""
+        self.binding = object()
+        with ExitStack() as stack:
+            stack.callback(self._drop_context)
+            for device in self._device.values():
+                stack.callback(device.free)
+            for host in self._host.values():
+                stack.callback(host.free)
+            stack.callback(self._drop_graph)
+            stack.callback(self.synchronize)
+
+    def _drop_context(self) -> None:
+        self._uploads, self._owners, self._on_host, self._events = [], [], {}, []
+        self._context = self._stream = None
+        self._allocators = {}
+
+    def _drop_graph(self) -> None:
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            graph.free()
+
+    def _refuse_own_outputs(self, values: Values) -> None:
+        for name, value in values.items():
+            if not isinstance(value, DeviceInput):
+                continue
+            for tensor in self._loaded.outputs:
+                buffer = self._device[tensor.name]
+                if 0 <= value.address - buffer.address < buffer.size_bytes:
+                    raise DataError(
+                        f"feeds: input {name!r} is this runner's own output {tensor.name!r}, which the run "
+                        "would write while it reads",
+                        hint="give a copy of it",
+                        tensor=name,
+                    )
+
+    def _choose(self, profile: Profile, request: Request) -> None:
+        wanted = (profile.index, request.key)
+        if self._bound == wanted:
+            return
+        self._drop_graph()  # a graph is void once its execution context changes
+        self._bound = None
+        if self._context.active_optimization_profile != profile.index:
+            if not self._context.set_optimization_profile_async(profile.index, self._stream.handle):
+                raise self._refused(f"optimization profile {profile.index} cannot be chosen")
+            self._stream.synchronize()
+        for name, shape in request.shapes.items():
+            if not self._context.set_input_shape(name, shape):
+                raise self._refused(f"input {name!r} cannot be of shape {format_shape(shape)}")
+        self._bound = wanted
+
+    def _bind_input(self, tensor: IOTensor, value: NDArray[Any] | DeviceInput) -> None:
+        name, buffer = tensor.name, self._device[tensor.name]
+        if isinstance(value, DeviceInput):
+            self._owners.append(value.owner)
+            self._set_address(name, value.address or buffer.reserve(1))
+            return
+        self._host[name].view(value.shape, value.dtype)[...] = value
+        if tensor.on_host:
+            self._set_address(name, self._host[name].address)
+            return
+        self._set_address(name, buffer.reserve(value.nbytes))
+        if value.nbytes:
+            self._uploads.append(name)
+
+    def _bind_output(self, tensor: IOTensor) -> None:
+        name = tensor.name
+        shape = tuple(int(extent) for extent in self._context.get_tensor_shape(name))
+        if any(extent < 0 for extent in shape):
+            self._let_allocate(name)
+            return
+        self._shapes[name] = shape
+        self._on_host[name] = self._host[name].view(shape, tensor.dtype)
+        if tensor.on_host:
+            self._set_address(name, self._host[name].address)
+        else:
+            self._set_address(name, self._device[name].reserve(self._on_host[name].nbytes))
+
+    def _let_allocate(self, name: str) -> None:
+        if self._cuda_graph:
+            raise ModelError(
+                f"output {name!r}: its shape depends on data, which no CUDA graph can capture",
+                hint=_GRAPH_HINT,
+                tensor=name,
+            )
+        if name in self._allocators:
+            return
+        allocator = make_output_allocator(self._loaded.adapter.module, self._device[name])
+        if not self._context.set_output_allocator(name, allocator):
+            raise self._refused(f"output {name!r} takes no allocator")
+        self._allocators[name] = allocator
+
+    def _set_address(self, name: str, address: int) -> None:
+        if self._addresses.get(name) == address:
+            return
+        self._drop_graph()
+        self._addresses.pop(name, None)
+        if not self._context.set_tensor_address(name, address):
+            raise self._refused(f"tensor {name!r} takes no address")
+        self._addresses[name] = address
+
+    def _upload(self) -> None:
+        for name in self._uploads:
+            self._cuda.memcpy_htod_async(self._device[name].address, self._host[name].used, self._stream)
+
+    def _enqueue(self) -> None:
+        if self._graph is not None:
+            self._graph.launch()
+        else:
+            self._execute()
+
+    def _execute(self) -> None:
+        for allocator in self._allocators.values():
+            allocator.begin()
+        if not self._context.execute_async_v3(self._stream.handle):
+            for allocator in self._allocators.values():
+                allocator.raise_again()
+            raise self._refused("the engine failed")
+
+    def _download(self) -> None:
+        for tensor in self._loaded.outputs:
+            if tensor.name in self._allocators:
+                shape = self._shape_after_run(tensor)
+                self._on_host[tensor.name] = self._host[tensor.name].view(shape, tensor.dtype)
+            if self._on_host[tensor.name].nbytes and not tensor.on_host:
+                self._cuda.memcpy_dtoh_async(
+                    self._host[tensor.name].used, self._device[tensor.name].address, self._stream
+                )
+
+    def _shape_after_run(self, tensor: IOTensor) -> tuple[int, ...]:
+        if tensor.name not in self._allocators:
+            return self._shapes[tensor.name]
+        shape: tuple[int, ...] | None = self._allocators[tensor.name].shape
+        if shape is None:
+            raise self._refused(f"output {tensor.name!r} was given no shape")
+        return shape
+
+    def _capture(self) -> None:
+        """Run once, as TensorRT requires after new shapes, then capture; a failure is an error."""
+        self._under_way = True
+        self._upload()
+        self._execute()
+        self.synchronize()
+        handle = self._stream.handle
+        try:
+            if not self._loaded.adapter.can_be_captured(self._context, handle):
+                raise self._refused("TensorRT says that it is not capturable")
+            self._graph = CudaGraph(self._loaded.context.driver, handle, self._execute)
+        except (DriverError, ModelError, self._cuda.Error) as error:
+            raise ModelError(
+                f"{self._loaded.path}: it cannot be captured in a CUDA graph: {first_line(error)}",
+                hint=_GRAPH_HINT,
+            ) from error
+
+    def _refused(self, what: str) -> ModelError:
+        return ModelError(f"{self._loaded.path}: {what}: {self._loaded.said()}")

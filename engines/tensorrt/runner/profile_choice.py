@@ -1,0 +1,146 @@
+"""Which optimization profile an engine runs in: the tightest that the shapes of the feeds fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....errors import DataError
+from ....tensors import format_shape
+from ..adapter import Adapter
+from .io_tensors import IOTensor
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Smallest, optimal and largest shape of an input, or values of a shape input."""
+
+    min: Shape
+    opt: Shape
+    max: Shape
+
+    def holds(self, found: Shape) -> bool:
+        """Whether each extent is within its range."""
+        return len(found) == len(self.min) and all(
+            low <= value <= high for low, value, high in zip(self.min, found, self.max, strict=True)
+        )
+
+    def __str__(self) -> str:
+        low, high = format_shape(self.min), format_shape(self.max)
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a profile is chosen for.
+
+    Attributes:
+        shapes: Input to its shape.
+        values: Shape input to its values.
+    """
+
+    shapes: Mapping[str, Shape]
+    values: Mapping[str, Shape]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for requests that run alike."""
+        return tuple(sorted(self.shapes.items())), tuple(sorted(self.values.items()))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One optimization profile.
+
+    Attributes:
+        index: Its number in the engine.
+        shapes: Dynamic input to its range; inputs of one fixed shape are not in it.
+        values: Shape input to the range of its values.
+    """
+
+    index: int
+    shapes: Mapping[str, Extremes]
+    values: Mapping[str, Extremes]
+
+    def holds(self, request: Request) -> bool:
+        """Whether it takes these shapes and values."""
+        return all(extremes.holds(request.shapes[name]) for name, extremes in self.shapes.items()) and all(
+            extremes.holds(request.values[name]) for name, extremes in self.values.items()
+        )
+
+    def slack(self, request: Request) -> tuple[int, int, int]:
+        """Smaller is tighter: elements it allows, then elements between its optimum and the request."""
+        allowed = sum(math.prod(extremes.max) for extremes in self.shapes.values())
+        off = sum(
+            abs(math.prod(extremes.opt) - math.prod(request.shapes[name]))
+            for name, extremes in self.shapes.items()
+        )
+        return allowed, off, self.index
+
+
+def read_profiles(adapter: Adapter, engine: Any, inputs: Sequence[IOTensor]) -> tuple[Profile, ...]:
+    """Return the optimization profiles of an engine; without dynamic inputs one that takes all."""
+    return tuple(
+        Profile(
+            index,
+            {
+                tensor.name: _extremes(engine.get_tensor_profile_shape(tensor.name, index))
+                for tensor in inputs
+                if -1 in tensor.shape
+            },
+            {
+                tensor.name: _extremes(values)
+                for tensor in inputs
+                if tensor.on_host and (values := adapter.profile_values(engine, tensor.name, index))
+            },
+        )
+        for index in range(engine.num_optimization_profiles)
+    )
+
+
+def fitting_profiles(profiles: Sequence[Profile], request: Request) -> list[Profile]:
+    """Return the profiles that take a request, the tightest first.
+
+    Raises:
+        DataError: Naming the input, its shape and the ranges of the profiles.
+    """
+    found = [profile for profile in profiles if profile.holds(request)]
+    if found:
+        return sorted(found, key=lambda profile: profile.slack(request))
+    for name, shape in request.shapes.items():
+        ranges = [profile.shapes[name] for profile in profiles if name in profile.shapes]
+        if ranges and not any(extremes.holds(shape) for extremes in ranges):
+            raise _outside(f"input {name!r} has shape {format_shape(shape)}", ranges, name)
+    for name, values in request.values.items():
+        ranges = [profile.values[name] for profile in profiles if name in profile.values]
+        if ranges and not any(extremes.holds(values) for extremes in ranges):
+            raise _outside(f"input {name!r} holds {', '.join(map(str, values))}", ranges, name)
+    given = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in request.shapes.items())
+    raise DataError(
+        f"feeds: each input fits some optimization profile, and none fits all of {given}; "
+        f"required: {'; or '.join(_spelled(profile) for profile in profiles)}",
+        hint="build with a profile for these shapes together",
+    )
+
+
+def _outside(found: str, ranges: Sequence[Extremes], name: str) -> DataError:
+    required = " or ".join(dict.fromkeys(str(extremes) for extremes in ranges))
+    return DataError(
+        f"feeds: {found}, outside the engine's optimization profiles; required: {required}",
+        hint="build with wider `min_shapes` and `max_shapes`",
+        tensor=name,
+    )
+
+
+def _spelled(profile: Profile) -> str:
+    ranges = [*profile.shapes.items(), *profile.values.items()]
+    return ", ".join(f"{name} {extremes}" for name, extremes in ranges)
+
+
+def _extremes(three: Sequence[Any]) -> Extremes:
+    low, opt, high = (tuple(int(extent) for extent in shape) for shape in three)
+    return Extremes(low, opt, high)

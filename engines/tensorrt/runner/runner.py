@@ -1,0 +1,289 @@
+"""Run an engine on named I/O tensors, which every TensorRT from 8.5 on has, with memory by PyCUDA.
+
+    feeds ──check──▶ profile ──▶ page-locked ──copy──▶ device ──execute_async_v3──▶ device ──copy──▶ outputs
+                                  (host only)             ▲     or a CUDA graph of it  │
+          on the device already ──────────────────────────┘        on_device=True ◀────┘
+
+The device's primary context is used, the one that PyTorch uses too; it is current only inside these calls.
+Tested with PyCUDA and TensorRT simulated (tests/support); tests/engines/gpu has not met a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....errors import DataError, InvalidOption, ModelError
+from ....tensors import Feeds, ModelIO, check_feeds
+from ...base import Runner
+from ..adapter import Adapter
+from .bound_context import Lane, Values
+from .cuda_context import PrimaryContext
+from .device_array import DeviceArray
+from .device_input import DeviceInput, read_device_input
+from .gpu_times import GpuTimes, collect
+from .io_tensors import model_io
+from .loaded_engine import LoadedEngine, load_engine
+from .profile_choice import Request
+from .stream_slots import StreamSlot, StreamSlots
+from .wide_integers import WideIntegers
+
+_NON_BLOCKING = 1
+_WARMUP = 2
+
+
+class TensorRTRunner(Runner):
+    """An engine with its execution contexts, streams and buffers on one device. Not for several threads.
+
+    A feed is a numpy array, or an array on the same device with `__dlpack__` or `__cuda_array_interface__`,
+    such as a CUDA tensor of PyTorch: that is used where it lies, once its producer's stream has written it.
+
+    Args:
+        adapter: The TensorRT that built the engine.
+        path: The engine's file.
+        device: Number of the CUDA device.
+        streams: How many inferences of `infer_many` may be under way at once, each with an execution
+            context and buffers of its own.
+        cuda_graph: Capture `execute_async_v3` once for each input shape, after one ordinary run, and
+            replay it. The graphs of the last four shapes are kept.
+        declared: The model's inputs and outputs, where known: 64-bit integers that the engine has with 32
+            are narrowed if they fit. Outputs on the device stay as the engine has them.
+
+    Raises:
+        EngineUnavailable: If PyCUDA finds no such device, or its memory does not suffice.
+        ArtifactError: If TensorRT cannot deserialize the engine: other version, other GPU, damaged.
+        InvalidOption: If the engine cannot be run on so many streams.
+        ModelError: If an input or output is of a type that no array has.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        path: Path,
+        *,
+        device: int = 0,
+        streams: int = 1,
+        cuda_graph: bool = False,
+        declared: ModelIO | None = None,
+    ) -> None:
+        self._path = path
+        enqueued = "a CUDA graph of execute_async_v3" if cuda_graph else "execute_async_v3"
+        self.contains = (
+            f"host to host, in page-locked memory: copies to the GPU, {enqueued}, copies back, synchronize"
+        )
+        self._loaded: LoadedEngine | None = None
+        self._slots: StreamSlots | None = None
+        self._intake: Any = None
+        self._context = PrimaryContext(device, str(path), engine=adapter.target)
+        try:
+            with self._context.active("loading the engine"):
+                self._loaded = load_engine(adapter, self._context, path)
+                self._slots = StreamSlots(self._loaded, streams, cuda_graph=cuda_graph)
+                self._intake = self._context.cuda.Stream(_NON_BLOCKING)
+            self._integers = WideIntegers(model_io(self._loaded.tensors), declared)
+            self.io = self._integers.io
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> TensorRTRunner:
+        return self
+
+    @overload
+    def infer(self, feeds: Feeds, *, on_device: Literal[False] = False) -> dict[str, NDArray[Any]]: ...
+
+    @overload
+    def infer(self, feeds: Feeds, *, on_device: Literal[True]) -> dict[str, DeviceArray]: ...
+
+    def infer(
+        self, feeds: Feeds, *, on_device: bool = False
+    ) -> dict[str, NDArray[Any]] | dict[str, DeviceArray]:
+        """Run once.
+
+        Args:
+            feeds: Input to array, on the host or on the device.
+            on_device: Leave the outputs on the GPU, valid until this runner is used again or closed.
+
+        Returns:
+            Output to array: copies that outlive the runner, or where they are on the device.
+
+        Raises:
+            DataError: If the feeds do not fit the inputs or any optimization profile.
+            ModelError: If the engine fails, with TensorRT's reason.
+            EngineUnavailable: If the device's memory does not suffice.
+        """
+        self._require_open()
+        with self._context.active("inference"):
+            lane = self._bind(feeds)
+            lane.start(to_host=not on_device)
+            lane.synchronize()
+            return lane.outputs_on_device() if on_device else self._integers.widen(_copies(lane))
+
+    def infer_many(self, many: Sequence[Feeds]) -> list[dict[str, NDArray[Any]]]:
+        """Run on each of several feeds, as many at once as there are streams, and return outputs in order.
+
+        Raises:
+            DataError, ModelError, EngineUnavailable: As `infer`; nothing is returned then.
+        """
+        self._require_open()
+        found: list[dict[str, NDArray[Any]]] = [{} for _ in many]
+        under_way: dict[StreamSlot, tuple[int, Lane]] = {}
+
+        def gather(slot: StreamSlot) -> None:
+            index, lane = under_way.pop(slot)
+            lane.synchronize()
+            found[index] = self._integers.widen(_copies(lane))
+
+        with self._context.active("inference"):
+            for index, feeds in enumerate(many):
+                values, request = self._check(feeds)
+                slot, profile = self._opened.choose(index, request)
+                if slot in under_way:
+                    gather(slot)
+                lane = slot.lane(request)
+                self._after_producers(lane, values)
+                lane.bind(values, request, profile)
+                lane.start()
+                under_way[slot] = (index, lane)
+            for slot in list(under_way):
+                gather(slot)
+        return found
+
+    def prepare(self, feeds: Feeds) -> Callable[[], dict[str, NDArray[Any]]]:
+        """Bind the feeds and return the call that copies, runs and copies back.
+
+        With CUDA graphs the capture happens here. The arrays that the call returns are the runner's own:
+        the next run writes them again.
+
+        Raises:
+            DataError, ModelError, EngineUnavailable: As `infer`.
+        """
+        self._require_open()
+        with self._context.active("inference"):
+            lane = self._bind(feeds)
+        binding = lane.binding
+
+        def run() -> dict[str, NDArray[Any]]:
+            nonlocal lane, binding
+            self._require_open()
+            with self._context.active("inference"):
+                if lane.binding is not binding:  # the runner was used for something else in between
+                    lane = self._bind(feeds)
+                    binding = lane.binding
+                lane.start()
+                lane.synchronize()
+            return self._integers.widen(lane.outputs_on_host())
+
+        return run
+
+    def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
+        """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains.
+
+        Raises:
+            DataError, ModelError, EngineUnavailable: As `infer`.
+        """
+        self._require_open()
+        with self._context.active("timing"):
+            lane = self._bind(feeds)
+            return collect([lane.timed_run() for _ in range(iterations)])
+
+    def layer_times(self, feeds: Feeds, iterations: int = 10) -> dict[str, float]:
+        """Return layer to its median time in milliseconds, by TensorRT's profiler, without CUDA graphs.
+
+        Layers are named as the engine was built to tell (profiling verbosity).
+
+        Raises:
+            DataError, ModelError, EngineUnavailable: As `infer`.
+        """
+        self._require_open()
+        if iterations < 1:
+            raise InvalidOption(f"iterations: {iterations}; 1 or more is required")
+        with self._context.active("profiling"):
+            return self._bind(feeds, graph=False).layer_times(iterations, _WARMUP)
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """Memory on the device of execution contexts, as TensorRT tells it, inputs and outputs.
+
+        Without the engine's weights, and without what CUDA itself takes.
+        """
+        self._require_open()
+        assert self._loaded is not None
+        lanes = [lane for slot in self._opened.all for lane in slot.lanes]
+        each = self._loaded.adapter.memory_bytes(self._loaded.engine)
+        return sum(each + lane.buffer_bytes for lane in lanes)
+
+    def close(self) -> None:
+        """Free buffers, execution contexts, engine and runtime, in this order, then the CUDA context."""
+        if not self._context.is_open:
+            return
+        with ExitStack() as stack:
+            stack.callback(self._context.close)
+            stack.enter_context(self._context.active("freeing"))
+            stack.callback(self._drop_engine)
+            if self._slots is not None:
+                stack.callback(self._slots.free)
+
+    def _drop_engine(self) -> None:
+        loaded, self._loaded = self._loaded, None
+        self._intake = self._slots = None
+        if loaded is not None:
+            loaded.release()
+
+    def _require_open(self) -> None:
+        if not self._context.is_open:
+            raise ModelError(f"{self._path}: its runner is closed", hint="load it again")
+
+    @property
+    def _opened(self) -> StreamSlots:
+        assert self._slots is not None
+        return self._slots
+
+    def _bind(self, feeds: Feeds, *, graph: bool = True) -> Lane:
+        """Check the feeds and bind them on the first stream."""
+        values, request = self._check(feeds)
+        slot, profile = self._opened.choose(0, request)
+        lane = slot.lane(request)
+        self._after_producers(lane, values)
+        lane.bind(values, request, profile, graph=graph)
+        return lane
+
+    def _check(self, feeds: Feeds) -> tuple[Values, Request]:
+        assert self._loaded is not None
+        values = {name: self._value(name, value) for name, value in feeds.items()}
+        check_feeds(self.io.inputs, values, "feeds")
+        values = self._integers.narrow(values)
+        shape_values = {}
+        for tensor in self._loaded.inputs:
+            value = values[tensor.name]
+            if tensor.on_host:
+                if isinstance(value, DeviceInput):
+                    raise DataError(
+                        f"feeds: input {tensor.name!r} is on the device; TensorRT reads it on the host, "
+                        "because shapes depend on its values",
+                        hint="give a numpy array",
+                        tensor=tensor.name,
+                    )
+                shape_values[tensor.name] = tuple(int(element) for element in value.reshape(-1))
+        return values, Request({name: tuple(value.shape) for name, value in values.items()}, shape_values)
+
+    def _value(self, name: str, value: Any) -> NDArray[Any] | DeviceInput:
+        if isinstance(value, np.ndarray | np.generic):
+            return np.asarray(value)
+        return read_device_input(name, value, self._context, self._intake.handle)
+
+    def _after_producers(self, lane: Lane, values: Values) -> None:
+        """Let the lane's stream wait for what the producers of inputs on the device have enqueued."""
+        if any(isinstance(value, DeviceInput) for value in values.values()):
+            written = self._context.cuda.Event()
+            written.record(self._intake)
+            lane.wait_for(written)
+
+
+def _copies(lane: Lane) -> dict[str, NDArray[Any]]:
+    return {name: array.copy() for name, array in lane.outputs_on_host().items()}

@@ -1,0 +1,125 @@
+"""Which execution context on which stream runs an inference, and which optimization profile it uses."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import ExitStack
+from typing import Any
+
+from ....errors import InvalidOption
+from .bound_context import Lane
+from .loaded_engine import LoadedEngine
+from .profile_choice import Profile, Request, fitting_profiles
+
+GRAPHS_KEPT = 4
+"""Input shapes per stream whose CUDA graphs are kept, each with an execution context and buffers."""
+
+_NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
+
+
+class StreamSlot:
+    """One stream with its execution contexts: one, or with CUDA graphs one for each of the last shapes.
+
+    "Use one execution context per captured graph" (NVIDIA, TensorRT best practices, CUDA graphs): changing a
+    context whose graph is replayed later is undefined.
+    """
+
+    def __init__(self, loaded: LoadedEngine, *, cuda_graph: bool) -> None:
+        self._loaded, self._cuda_graph = loaded, cuda_graph
+        self._kept = GRAPHS_KEPT if cuda_graph and loaded.contexts_share_profiles else 1
+        self._lanes: OrderedDict[object, Lane] = OrderedDict()
+        self.stream: Any = loaded.context.cuda.Stream(_NON_BLOCKING)
+        try:
+            self._lanes[None] = Lane(loaded, self.stream, cuda_graph=cuda_graph)
+        except BaseException:
+            self.stream = None
+            raise
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Its execution contexts."""
+        return tuple(self._lanes.values())
+
+    def lane(self, request: Request) -> Lane:
+        """Return the execution context for these shapes, a new one if there is room, else the oldest."""
+        key = request.key if self._kept > 1 else None
+        if key not in self._lanes:
+            if None in self._lanes:  # the first, which nothing has used yet
+                self._lanes[key] = self._lanes.pop(None)
+            else:
+                if len(self._lanes) == self._kept:
+                    _, oldest = self._lanes.popitem(last=False)
+                    oldest.free()
+                self._lanes[key] = Lane(self._loaded, self.stream, cuda_graph=self._cuda_graph)
+        self._lanes.move_to_end(key)
+        return self._lanes[key]
+
+    def free(self) -> None:
+        """Free everything, the stream last."""
+        with ExitStack() as stack:
+            stack.callback(self._drop_stream)
+            while self._lanes:
+                stack.callback(self._lanes.popitem()[1].free)
+
+    def _drop_stream(self) -> None:
+        self.stream = None
+
+
+class StreamSlots:
+    """All streams of a runner.
+
+    Args:
+        loaded: The engine; its context is active.
+        streams: How many inferences can be under way at once.
+        cuda_graph: Whether they are captured and replayed.
+
+    Raises:
+        InvalidOption: If the engine cannot be run on so many.
+    """
+
+    def __init__(self, loaded: LoadedEngine, streams: int, *, cuda_graph: bool) -> None:
+        self._loaded = loaded
+        if streams < 1:
+            raise InvalidOption(f"streams: {streams}; 1 or more is required", option="--streams")
+        self._exclusive = streams > 1 and not loaded.contexts_share_profiles
+        if self._exclusive and streams > len(loaded.profiles):
+            raise InvalidOption(
+                f"streams: {streams}; before TensorRT 8.6 each execution context of an engine with dynamic "
+                f"shapes needs an optimization profile of its own, and {loaded.path} has "
+                f"{len(loaded.profiles)}",
+                hint="give no more streams than profiles, or build with TensorRT 10 or newer",
+                option="--streams",
+            )
+        self.all: list[StreamSlot] = []
+        try:
+            for _ in range(streams):
+                self.all.append(StreamSlot(loaded, cuda_graph=cuda_graph))
+        except BaseException:
+            self.free()
+            raise
+        self._owners = dict(enumerate(self.all)) if self._exclusive else {}
+
+    def choose(self, turn: int, request: Request) -> tuple[StreamSlot, Profile]:
+        """Return stream and profile for the inference of this turn.
+
+        Raises:
+            DataError: If no profile takes the request.
+        """
+        fitting = fitting_profiles(self._loaded.profiles, request)
+        slot = self.all[turn % len(self.all)]
+        if not self._exclusive:
+            return slot, fitting[0]
+        owned = [profile for profile in fitting if profile.index in self._owners]
+        if owned:
+            profile = owned[turn % len(owned)]
+            return self._owners[profile.index], profile
+        given_up = next(index for index, owner in self._owners.items() if owner is slot)
+        self._owners[fitting[0].index] = self._owners.pop(given_up)
+        return slot, fitting[0]
+
+    def free(self) -> None:
+        """Free everything, each even if another one fails to be."""
+        with ExitStack() as stack:
+            while self.all:
+                stack.callback(self.all.pop().free)

@@ -1,0 +1,1 @@
+"""`qcompile run`: a recipe becomes stages, keyed by content; what did not change is not made again."""

@@ -1,0 +1,135 @@
+"""The last stages of a recipe: what was built is measured, and what was measured becomes a page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ..artifact import tool_versions
+from ..model.source import Source, digest_source, parse_source
+from ..progress import Progress
+from ..spec.decode import key as options_key
+from .recipe import BASELINE, ArtifactSection, Recipe
+from .stages import ONNX_TOOLS, Made, Stage, located
+
+RESULTS = "results.json"
+REPORT = "report.html"
+INTERRUPTED = "results.interrupted.json"
+
+
+def bench_stage(
+    recipe: Recipe,
+    source: Source,
+    source_digest: str,
+    built: Mapping[str, Made],
+    output: Path,
+    why_not: Mapping[str, str],
+) -> Stage:
+    """Measure what was built against the baseline; what was not built has a row that says why.
+
+    A baseline that was not built is replaced by the MODEL itself.
+    """
+    from ..data.batches import Data
+    from ..engines.gpu import find_gpu, parse_devices
+    from ..engines.processor import processor
+
+    section = recipe.bench
+    assert section is not None, "the caller looks first"
+    evaluation = located(recipe, recipe.data.evaluation)
+    function = parse_source(section.metric, base=recipe.folder) if ":" in section.metric else None
+    gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
+    artifacts = {BASELINE: source.absolute}
+    artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
+    baseline = BASELINE if section.baseline in why_not else section.baseline
+
+    def work(path: Path, progress: Progress) -> object:
+        from ..bench.benchmark import benchmark
+        from ..bench.results.results import BenchInterrupted, save_results
+        from ..bench.results.row import Row
+
+        unbuilt = [
+            Row(
+                one.name,
+                "",
+                one.target,
+                one.precision,
+                _runs_on(one),
+                status="failed",
+                reason=why_not[one.name],
+            )
+            for one in recipe.artifact
+            if one.name in why_not
+        ]
+        if baseline != section.baseline:
+            warning = f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
+            unbuilt[0] = replace(unbuilt[0], warnings=(warning,))
+
+        try:
+            return benchmark(
+                artifacts,
+                baseline=baseline,
+                unbuilt=unbuilt,
+                output=path,
+                history=output / RESULTS,
+                batch_size=section.batch_size,
+                threads=section.threads,
+                data=evaluation,
+                evaluation=evaluation,
+                metric=function.absolute if function else section.metric,
+                precision_target=section.precision_target,
+                max_time_s=section.max_time_s,
+                batch_sizes=section.batch_sizes,
+                clients=section.clients,
+                torch_modes=section.torch_modes,
+                devices=section.devices,
+                pythons=section.python,
+                timeout_s=section.timeout_s,
+                command=("qcompile", "run", _shown(recipe.path)),
+                recipe=recipe.path.read_text(encoding="utf-8"),
+                progress=progress,
+            )
+        except BenchInterrupted as stopped:
+            # The stage is not done: what there is must not be taken for its result.
+            save_results(stopped.results, output / INTERRUPTED)
+            raise
+
+    key = {
+        "artifacts": {name: made.digest for name, made in built.items()},
+        "failures": dict(why_not),
+        "source": source_digest,
+        "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
+        "metric": digest_source(function) if function else section.metric,
+        "settings": options_key(section),
+        "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
+        "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
+    }
+    return Stage("bench", RESULTS, key, work)
+
+
+def report_stage(results: Made, ranges: Made | None) -> Stage:
+    """What was measured becomes a page."""
+
+    def work(path: Path, progress: Progress) -> object:
+        from ..reporting import write_report
+
+        progress("draw")
+        return write_report(results.path, path, ranges=ranges.path if ranges else None)
+
+    key = {
+        "results": results.digest,
+        "ranges": ranges.digest if ranges else "",
+        "tools": tool_versions("matplotlib", "jinja2"),
+    }
+    return Stage("report", REPORT, key, work)
+
+
+def _runs_on(one: ArtifactSection) -> str:
+    return " ".join(("GPU", ", ".join(one.gpus))).strip() if one.target.startswith("tensorrt") else "CPU"
+
+
+def _shown(path: Path) -> str:
+    """Relative to the working folder where that is shorter: what a user would type."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) else str(path)

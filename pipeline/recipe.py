@@ -1,0 +1,80 @@
+"""The recipe: a TOML file that says which model becomes which artifacts, and how they are measured.
+
+`spec/` declares its keys. A wrong one is named with its path before any work is done.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..artifact import require_file
+from ..engines.gpu import parse_devices
+from ..errors import InvalidOption, RecipeError
+from ..spec.artifacts import ArtifactSection
+from ..spec.decode import Refused, decode
+from ..spec.recipes import RECIPE_VERSION, RecipeFile
+from ..spec.words import BASELINE
+from .recipe_batches import find_contradiction
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(RecipeFile):
+    """A whole recipe; `path` is the file it was read from, or would be written to."""
+
+    path: Path = Path("recipe.toml")
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the recipe's paths are relative to."""
+        return self.path.resolve().parent
+
+    @property
+    def data_depends(self) -> tuple[Path, ...]:
+        """Files elsewhere that the data's function reads."""
+        return tuple(self.folder / name for name in self.data.depends)
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Read and validate a recipe.
+
+    Raises:
+        MissingFile: If it is not there.
+        RecipeError: Naming the key, what was found and what is required.
+    """
+    path = require_file(Path(path), what="recipe")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not TOML: {error}", file=path) from error
+    try:
+        return Recipe(**vars(_decoded(values)), path=path)
+    except Refused as error:
+        message = f"{path}: key '{error.key}' {error.sentence}"
+        raise RecipeError(message, hint=error.hint, file=path, key=error.key) from error
+
+
+def _decoded(values: dict[str, Any]) -> RecipeFile:
+    version = values.get("version")
+    if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
+        raise Refused("version", f"{RECIPE_VERSION} is required", found=version)
+    recipe = decode(RecipeFile, values)
+    if recipe.bench:
+        try:
+            parse_devices(recipe.bench.devices)
+        except InvalidOption as error:
+            raise Refused("bench.devices", f"holds {error.message}", hint=error.hint) from error
+    contradiction = find_contradiction(recipe.model, recipe.artifact, recipe.bench)
+    if contradiction:
+        key, problem, hint = contradiction
+        raise Refused(key, problem, hint=hint)
+    return recipe

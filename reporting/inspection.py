@@ -1,0 +1,106 @@
+"""`qcompile inspect`: what a file is: ONNX, engine, TorchScript, ranges, or results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..artifact import digest_artifact, read_manifest, require_file, size_bytes
+from ..errors import InvalidOption
+
+
+def inspect(path: str | Path, *, nodes: bool = False) -> dict[str, Any]:
+    """Return what is known of a file, ready for JSON.
+
+    Args:
+        path: Any file of the road, or an ONNX file from elsewhere.
+        nodes: List every node of an ONNX file with its operator and precision.
+
+    Raises:
+        MissingFile: If it is not there.
+        ModelError, CalibrationError, ArtifactError: If it is damaged.
+        InvalidOption: If it is nothing that qcompile knows.
+    """
+    path = require_file(Path(path))
+    kind = _kind(path)
+    facts: dict[str, Any] = {"file": str(path), "kind": kind, "size_bytes": size_bytes(path)}
+    if kind == "results":
+        return facts | _results(path)
+    manifest = read_manifest(path)
+    if manifest:
+        facts["manifest"] = manifest.as_json()
+        facts["matches_manifest"] = digest_artifact(path) == manifest.digest
+    if kind == "onnx":
+        facts |= _onnx(path, nodes=nodes)
+    elif kind == "ranges":
+        facts |= _ranges(path)
+    return facts
+
+
+def _kind(path: Path) -> str:
+    by_suffix = {".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".ranges": "ranges"}
+    by_suffix |= {".pt": "torchscript", ".torchscript": "torchscript", ".pt2": "pt2"}
+    if path.suffix in by_suffix:
+        return by_suffix[path.suffix]
+    if path.suffix == ".json":
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InvalidOption(f"{path}: not JSON ({error})") from error
+        if isinstance(value, dict) and value.get("kind") == "qcompile.results":
+            return "results"
+        if isinstance(value, dict) and "digest" in value:
+            raise InvalidOption(
+                f"{path}: a manifest", hint=f"inspect the artifact: {path.name.removesuffix('.json')}"
+            )
+    raise InvalidOption(f"{path}: is none of .onnx, .engine, .ranges, TorchScript (.pt), results (.json)")
+
+
+def _onnx(path: Path, *, nodes: bool) -> dict[str, Any]:
+    from ..model.graph import count_weighted, graph_precision, weighted_nodes
+    from ..model.onnx_file import count_operators, load_onnx, model_io, opset
+
+    model = load_onnx(path)
+    by_precision = count_weighted(model)
+    total = sum(sum(kinds.values()) for kinds in by_precision.values())
+    facts: dict[str, Any] = {
+        "opset": opset(model),
+        "ir_version": model.ir_version,
+        "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
+        "io": model_io(model).as_json(),
+        "operators": count_operators(model),
+        "precision": graph_precision(model),
+        "weighted_by_precision": by_precision,
+        "quantized_share": sum(sum(by_precision.get(kind, {}).values()) for kind in ("int8", "fp8")) / total
+        if total
+        else 0.0,
+    }
+    if nodes:
+        names = {node.name: kind for kind, found in weighted_nodes(model).items() for node in found}
+        facts["nodes"] = [
+            {"name": node.name, "operator": node.op_type, "precision": names.get(node.name, "")}
+            for node in model.graph.node
+        ]
+    return facts
+
+
+def _ranges(path: Path) -> dict[str, Any]:
+    from ..calibration import load_ranges
+
+    ranges = load_ranges(path)
+    return {
+        "model": ranges.model,
+        "samples": ranges.samples,
+        "method": str(ranges.method),
+        "data": ranges.data,
+        "tensors": len(ranges.histograms),
+        "shared": len(ranges.shared),
+        "skipped": dict(ranges.skipped),
+    }
+
+
+def _results(path: Path) -> dict[str, Any]:
+    from ..bench.results.results import load_results
+
+    return {"results": load_results(path).as_json()}

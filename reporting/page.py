@@ -1,0 +1,119 @@
+"""The page: sections and summary become one HTML file that loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..artifact import check_output, write_text
+from ..bench.measuring.environment import machine_text
+from ..errors import EngineUnavailable, InvalidOption
+from ..figures import words
+from ..version import __version__
+from .canvas import require_matplotlib
+from .sections import sections
+from .source import FAMILIES, Source, read_source
+from .summary import summarize
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+SUFFIXES = (".html", ".htm")
+
+
+def write_report(
+    results_path: str | Path,
+    output: str | Path,
+    *,
+    layers: Sequence[str | Path] = (),
+    ranges: str | Path | None = None,
+    recipe: str | Path | None = None,
+) -> Path:
+    """Write the report of a results file, atomically.
+
+    Args:
+        results_path: `results.json` of `bench` or `run`.
+        output: The HTML file.
+        layers: `layers.json` of `diff --layers`, any number of them.
+        ranges: Ranges file whose worst histograms are drawn.
+        recipe: Recipe to be shown, where the results hold none.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        InvalidOption: If the output is no .html, or a folder.
+        MissingFile, ArtifactError: If a file is not there, or not what it should be.
+        EngineUnavailable: If matplotlib or Jinja is missing.
+    """
+    path = Path(output)
+    if path.suffix not in SUFFIXES:
+        raise InvalidOption(f"output {path}: {' or '.join(SUFFIXES)} is required", option="--output")
+    check_output(path)
+    require_matplotlib()
+    source = read_source(
+        Path(results_path),
+        layers=[Path(one) for one in layers],
+        ranges=Path(ranges) if ranges is not None else None,
+        recipe=Path(recipe) if recipe is not None else None,
+    )
+    write_text(path, render(source, name=Path(results_path).name))
+    return path
+
+
+def render(source: Source, *, name: str) -> str:
+    """Return the page.
+
+    Args:
+        source: What it shows.
+        name: Of the results file.
+    """
+    summary = summarize(source)
+    every = sections(source, summary.chosen)
+    return _template().render(
+        summary=summary,
+        sections=[section for section in every if not section.missing],
+        left_out=[section for section in every if section.missing],
+        families=_families(source),
+        facts=_facts(source),
+        results=name,
+        created=str(source.results.created),
+        version=__version__,
+        style=(Path(__file__).parent / "style.css").read_text(encoding="utf-8"),
+    )
+
+
+def _template() -> Template:
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"jinja2 cannot be imported ({error})", hint="pip install 'qcompile[report]'", engine="report"
+        ) from error
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
+        autoescape=True,  # everything in a results file is somebody's text
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html")
+
+
+def _families(source: Source) -> dict[str, str]:
+    """The precisions that occur, for the key of colours."""
+    used = {subject.family for subject in source.subjects}
+    return {family: text for family, text in FAMILIES.items() if family in used}
+
+
+def _facts(source: Source) -> list[str]:
+    """What was measured on what, in a line."""
+    settings, environment = source.results.settings, source.results.environment
+    inputs: Mapping[str, Any] = settings.get("inputs") or {}
+    threads = settings.get("threads")
+    found = [", ".join(f"{name}:{shape}" for name, shape in inputs.items())]
+    found.append(f"{threads} threads" if threads != 1 else "1 thread")
+    if environment.get("processor"):
+        found.append(words(machine_text(environment)))
+    return [text for text in found if text]

@@ -1,0 +1,137 @@
+"""Sections of what is inside artifacts: precisions of layers, errors of layers, calibration."""
+
+from __future__ import annotations
+
+import math
+
+from ..calibration.summary import TensorSummary, summarize
+from ..figures import DASH, decibels, figure, number, words
+from .charts_layers import (
+    METHODS,
+    WORST_HISTOGRAMS,
+    WORST_TENSORS,
+    errors_chart,
+    histogram_charts,
+    layers_by_precision,
+    precision_chart,
+)
+from .parts import Cell, Drawn, Section, Table
+from .source import Layers, Source
+
+
+def precision_section(source: Source) -> Section:
+    """In which precision layers run."""
+    title = "Precision of the layers"
+    chart = precision_chart(source.subjects)
+    if chart is None:
+        reason = "no artifact has a manifest that tells its layers' precisions"
+        return Section("precision", title, missing=reason)
+    rows = [
+        [
+            Cell(s.label, subject=s),
+            Cell(name),
+            Cell(str(sum(kinds.values()))),
+            Cell(", ".join(f"{n} {kind}" for kind, n in kinds.items())),
+        ]
+        for s in source.subjects
+        for name, kinds in layers_by_precision(s).items()
+    ]
+    table = Table(
+        "Layers by precision and operator, from the artifacts' manifests.",
+        ("artifact", "precision", "layers", "operators"),
+        rows,
+        words=(0, 1, 3),
+        folded=True,
+    )
+    note = "What the built artifact holds, not what was asked for."
+    return Section(
+        "precision",
+        title,
+        charts=[Drawn(chart, "Layers by precision", note)],
+        tables=[table],
+        precisions=True,
+    )
+
+
+def layers_section(source: Source) -> Section:
+    """Where outputs begin to differ."""
+    title = "Errors of the layers"
+    if not source.layers:
+        reason = "no layer differences were given (qcompile diff --layers, then report --layers layers.json)"
+        return Section("layers", title, missing=reason)
+    charts, tables = [], []
+    for index, layers in enumerate(source.layers):
+        chart = errors_chart(f"layers-{index}", layers)
+        if chart is None:
+            continue
+        shown = min(len(layers.tensors), WORST_TENSORS)
+        note = f"The worst {shown} of {len(layers.tensors)} compared tensors. {_first_bad(layers)}"
+        charts.append(Drawn(chart, f"{layers.artifact} against {layers.reference}", note))
+        tables.append(_errors(layers))
+    if not charts:
+        return Section("layers", title, missing="the files of layers hold no tensors")
+    return Section("layers", title, charts=charts, tables=tables)
+
+
+def calibration_section(source: Source) -> Section:
+    """The histograms that lose most."""
+    title = "Calibration"
+    if source.ranges is None:
+        reason = "no ranges were given (qcompile report --ranges model.ranges)"
+        return Section("calibration", title, missing=reason)
+    found = summarize(source.ranges)
+    if not found:
+        return Section("calibration", title, missing="the ranges hold no histograms")
+    lead = (
+        f"{source.ranges.samples} samples, {len(found)} tensors, method {source.ranges.method}. "
+        f"The {min(len(found), WORST_HISTOGRAMS)} tensors that symmetric eight bits serve worst; thick lines "
+        "are the thresholds that were chosen."
+    )
+    charts = [
+        Drawn(
+            chart,
+            one.tensor,
+            f"{_snr(one.snr_db)} after quantization, {one.clipped:.2%} of the values clipped. Thresholds: "
+            + ", ".join(f"{method} {figure(amax)}" for method, amax in one.amax.items())
+            + ".",
+        )
+        for one, chart in histogram_charts(source.ranges, found)
+    ]
+    return Section("calibration", title, lead, charts, pairs=True, lines=_lines(found[0]))
+
+
+def _lines(one: TensorSummary) -> dict[str, str]:
+    """The dashes of every method's line."""
+    dashes = {method: METHODS[method] for method in one.amax}
+    return {
+        method: "" if isinstance(dash, str) else " ".join(f"{length:g}" for length in dash[1])
+        for method, dash in dashes.items()
+    }
+
+
+def _snr(value: float) -> str:
+    return "no error" if number(value) is None else f"{figure(value)} dB"
+
+
+def _first_bad(layers: Layers) -> str:
+    bad = layers.first_bad
+    if not bad.get("tensor"):
+        return "None of them diverges."
+    node = f", node {bad['node']}" if bad.get("node") else ""
+    return f"The first that diverges is {bad['tensor']} ({words(bad.get('operator'))}{node})."
+
+
+def _errors(layers: Layers) -> Table:
+    rows = []
+    for item in layers.tensors[:WORST_TENSORS]:
+        snr, equal = number(item.get("snr_db")), item.get("state", "equal") == "equal"
+        shown = decibels(snr) if snr is not None else decibels(math.inf if equal else -math.inf)
+        rows.append([
+            Cell(item["tensor"], str(item.get("node") or "")),
+            Cell(str(item.get("operator") or DASH)),
+            Cell(shown),
+            Cell(figure(number(item.get("max_abs_error")))),
+            Cell(figure(number(item.get("max_abs")))),
+        ])  # fmt: skip
+    columns = ("tensor", "operator", "SNR", "largest error", "largest value")
+    return Table(f"{layers.file}: tensors, the worst first.", columns, rows, words=(0, 1), folded=True)

@@ -1,0 +1,261 @@
+"""Sections of what was measured: the table, speed, trade-offs, accuracy, sweeps, costs, history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..bench.results.render import interval_words
+from ..bench.results.row import Energy, NoEnergy
+from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
+from ..bench.statistics.speedup import SMALLEST_DIFFERENCE
+from ..figures import DASH, bytes_text, drop_text, figure
+from .charts_curves import Curve, curve, curves_chart, history_chart
+from .charts_speed import drop_chart, latency_chart, speedup_chart
+from .charts_tradeoff import drops_differ, pareto_chart
+from .parts import Cell, Drawn, Section, Table
+from .source import Source, Subject
+
+_SWEEPS: dict[Curve, tuple[str, str, str]] = {
+    "batches": ("batch size", "Batch sizes", "--batch-sizes 1,8,32"),
+    "concurrency": ("number of clients", "Concurrent clients", "--clients 1,2,4"),
+}
+_CLASSES_SHOWN = 10
+
+
+def results_section(source: Source, chosen: Subject | None) -> Section:
+    """The table that papers print; `chosen` is the recommended artifact."""
+    columns = ("method", "latency, ms", "speed-up", "size", "reduction", "accuracy", "drop")
+    metric = next((s.row.accuracy.metric for s in source.measured if s.row.accuracy), "")
+    unit = next((s.drop_unit for s in source.measured if s.drop), "points")
+    caption = (
+        "Median latency of a call with its 90th and 99th percentile below; speed-up against the baseline "
+        f"with its {interval_words(source.results.confidence)}; reduction: how many times smaller than the "
+        "baseline's file, or than the "
+        "first FP32 file where the baseline has none"
+    )
+    if metric:
+        caption += f"; accuracy: {metric}, its drop in {unit} with the {DROP_CONFIDENCE:.0%} interval"
+    table = Table(f"{caption}.", columns, [_result(subject, chosen) for subject in source.subjects])
+    contains = sorted({s.row.contains for s in source.measured if s.row.contains})
+    lead = f"A latency contains: {'; '.join(contains)}." if contains else ""
+    return Section("results", "Results", lead, tables=[table])
+
+
+def speed_section(source: Source) -> Section:
+    """Speed-ups with their intervals."""
+    base = source.baseline.label if source.baseline else ""
+    shown = interval_words(source.results.confidence)
+    chart = speedup_chart(source.measured, base, shown)
+    if chart is None:
+        return Section("speed", "Speed-up", missing="no artifact was compared with the baseline")
+    note = (
+        f"The mark is the {_launches(source)}, the bar its {shown}. "
+        f"A difference is claimed where all of the bar is {SMALLEST_DIFFERENCE:.0%} or more beyond the line."
+    )
+    drawn = Drawn(chart, f"Speed-up against {base}", note)
+    return Section("speed", "Speed-up", charts=[drawn], precisions=True)
+
+
+def _launches(source: Source) -> str:
+    """How often the artifacts were started: what the intervals rest on."""
+    counts = [s.speedup.launches for s in source.measured if s.speedup]
+    least, most = min(counts), max(counts)
+    if most == 1:
+        return "median of one launch's rounds"
+    return f"mean over {most if least == most else f'{least} to {most}'} launches"
+
+
+def latency_section(source: Source) -> Section:
+    """Where every call lies."""
+    chart = latency_chart(source.measured)
+    if chart is None:
+        reason = "the results hold no quantiles of the calls (files of version 1 have none)"
+        return Section("latency", "Latency distributions", missing=reason)
+    note = (
+        "Shape: how often a call took so long, from the 1st to the 99th percentile. "
+        "Thick bar: the middle half of the calls. Ring: the median."
+    )
+    drawn = Drawn(chart, "Latency of every timed call", note)
+    return Section("latency", "Latency distributions", charts=[drawn], precisions=True)
+
+
+def tradeoff_section(source: Source) -> Section:
+    """Accuracy, latency and size at once."""
+    chart = pareto_chart(source.measured)
+    if chart is None:
+        reason = "at least two artifacts with a latency and an accuracy or a size are needed"
+        return Section("tradeoff", "Accuracy, latency and size", missing=reason)
+    note = (
+        "Area is the file's size; a small ring has no file of its own. Strong: beaten by no other in all "
+        "three. The dashed line joins the best in latency and the vertical axis."
+    )
+    if not drops_differ(source.measured):
+        note = f"No accuracy differs, or none was measured: size against latency. {note}"
+    drawn = Drawn(chart, "The trade-off", note)
+    return Section("tradeoff", "Accuracy, latency and size", charts=[drawn], signs=source.measured)
+
+
+def accuracy_section(source: Source) -> Section:
+    """Drops with their intervals, agreement, classes."""
+    found = [s for s in source.measured if s.drop is not None]
+    metric = found[0].row.accuracy.metric if found and found[0].row.accuracy else ""
+    chart = drop_chart(found, metric)
+    if chart is None:
+        reason = "accuracy was not measured (--evaluation gives labelled samples)"
+        if found:
+            reason = "only the baseline's accuracy was measured"
+        return Section("accuracy", "Accuracy", missing=reason)
+    base = source.baseline
+    samples = found[0].row.accuracy.samples if found[0].row.accuracy else None
+    value = base.text.accuracy if base else DASH
+    lead = f"{base.label if base else 'The baseline'} reaches {value} {metric} on {samples} samples."
+    note = (
+        f"Below 0 the artifact is better. The bar is the {DROP_CONFIDENCE:.0%} interval (paired bootstrap)."
+    )
+    agreement = [
+        [Cell(s.label, subject=s), Cell(f"{share:.2%}"), Cell(s.text.difference)]
+        for s in found
+        if s.row.accuracy and (share := s.row.accuracy.agreement) is not None
+    ]
+    tables = []
+    if agreement:
+        columns = ("artifact", "same prediction", "output SNR")
+        tables.append(Table("How often artifacts answer as the baseline does.", columns, agreement))
+    tables += [table for s in found if (table := _classes(s))]
+    drawn = Drawn(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
+    return Section("accuracy", "Accuracy", lead, [drawn], tables)
+
+
+def sweep_section(source: Source, key: Curve) -> Section:
+    """Throughput against latency over batch sizes or clients."""
+    word, title, option = _SWEEPS[key]
+    chart = curves_chart(source.measured, key, word)
+    if chart is None:
+        return Section(key, title, missing=f"no artifact was measured over them ({option})")
+    shown = [s for s in source.measured if curve(s, key)]
+    rows = [
+        [
+            Cell(s.label, subject=s),
+            Cell(str(point.count)),
+            Cell(figure(point.median_ms)),
+            Cell(figure(point.p99_ms)),
+            Cell(figure(point.throughput_per_s)),
+        ]
+        for s in shown
+        for point in curve(s, key)
+    ]
+    columns = ("artifact", word, "median, ms", "p99, ms", "samples/s")
+    table = Table(f"Throughput and latency by {word}.", columns, rows, folded=True)
+    note = (
+        f"A point per {word}, growing along each line; small figures tell it on the highest. "
+        "Up is more throughput, left is a quicker answer."
+    )
+    return Section(key, title, charts=[Drawn(chart, f"By {word}", note)], tables=[table], signs=shown)
+
+
+def costs_section(source: Source) -> Section:
+    """Start, memory, energy."""
+    rows, energy = [], set[str]()
+    for s in source.measured:
+        cold, power, memory = s.row.cold_start, s.row.energy, s.row.memory
+        if isinstance(power, NoEnergy):
+            energy.add(power.reason)
+        cells = [
+            figure(cold.process_ms if cold else None),
+            figure(cold.load_ms if cold else s.row.load_ms),
+            figure(cold.first_result_ms if cold else None),
+            figure(cold.total_ms if cold else None),
+            s.text.memory,
+            bytes_text(memory.gpu_bytes if memory else None),
+            figure(power.mj_per_sample if isinstance(power, Energy) else None),
+        ]
+        rows.append([Cell(s.label, subject=s), *map(Cell, cells)])
+    columns = (
+        "artifact", "process, ms", "load, ms", "first result, ms", "cold start, ms", "peak memory",
+        "GPU memory", "energy, mJ/sample",
+    )  # fmt: skip
+    kept = [0, *(i for i in range(1, len(columns)) if any(row[i].text != DASH for row in rows))]
+    if len(kept) == 1:
+        return Section("costs", "Start, memory, energy", missing="nothing of it was measured")
+    lead = f"Energy is not available: {'; '.join(sorted(energy))}." if energy else ""
+    table = Table(
+        "From a new process to the first result; largest memory of the worker, Python and runtime included.",
+        [columns[i] for i in kept],
+        [[row[i] for i in kept] for row in rows],
+    )
+    return Section("costs", "Start, memory, energy", lead, tables=[table])
+
+
+def history_section(source: Source) -> Section:
+    """Speed-ups over the runs that were written to the same file."""
+    earlier = [run for run in source.results.history or () if isinstance(run, Mapping)]
+    now = {
+        "created": source.results.created or "now",
+        "artifacts": {
+            s.name: {"speedup": s.speedup.value, "low": s.speedup.low, "high": s.speedup.high}
+            for s in source.measured
+            if s.speedup
+        },
+    }
+    runs: list[Mapping[str, Any]] = [*earlier, now]
+    chart = history_chart(runs, source.measured)
+    if chart is None:
+        reason = "the file holds one run; measuring again into the same file keeps its history"
+        return Section("history", "History", missing=reason)
+    machines = {str(run["machine"]) for run in earlier if run.get("machine")}
+    lead = "Runs of different machines are beside each other: compare with care." if len(machines) > 1 else ""
+    drawn = Drawn(chart, f"Speed-up over {len(runs)} runs", "Bars are intervals; the last run is this one.")
+    return Section("history", "History", lead, [drawn], signs=source.measured)
+
+
+def _result(subject: Subject, chosen: Subject | None) -> list[Cell]:
+    row, text = subject.row, subject.text
+    about = f"{text.runtime} · {row.precision} · {row.runs_on}"
+    if subject.is_baseline:
+        about = f"baseline · {about}"
+    name = Cell(subject.label, about, subject, tone="chosen" if subject is chosen else "")
+    size, reduction = Cell(text.size), Cell(text.reduction)
+    if not subject.is_measured:
+        status = "no latency" if row.status == "measured" else row.status
+        return [name, Cell(DASH, status), Cell(DASH), size, reduction, Cell(DASH), Cell(DASH)]
+    return [
+        name,
+        Cell(text.latency, " · ".join(text.tail.split())),
+        _speedup(subject),
+        size,
+        reduction,
+        Cell(text.accuracy),
+        _drop(subject),
+    ]
+
+
+def _speedup(subject: Subject) -> Cell:
+    text = subject.text
+    if subject.is_baseline:
+        return Cell(text.speedup, "baseline")
+    tone = {"faster": "good", "slower": "bad"}.get(subject.verdict, "")
+    return Cell(text.speedup, "\n".join(filter(None, (text.interval, text.verdict))), tone=tone)
+
+
+def _drop(subject: Subject) -> Cell:
+    drop, text = subject.drop, subject.text
+    if drop is None or subject.is_baseline:
+        return Cell(DASH)
+    return Cell(text.drop, text.drop_interval, tone="bad" if drop.low and drop.low > 0 else "")
+
+
+def _classes(subject: Subject) -> Table | None:
+    """The classes whose value changed most; None where none did."""
+    rows = [
+        [
+            Cell(str(one.label)), Cell(f"{one.baseline:.2%}"), Cell(f"{one.value:.2%}"),
+            Cell(drop_text(100 * (one.value - one.baseline), "points")), Cell(str(one.samples)),
+        ]
+        for one in (subject.row.accuracy.per_class if subject.row.accuracy else ())[:_CLASSES_SHOWN]
+        if one.value != one.baseline
+    ]  # fmt: skip
+    if not rows:
+        return None
+    columns = ("class", "baseline", subject.label, "change, points", "samples")
+    return Table(f"{subject.label}: classes that changed most.", columns, rows, folded=True)

@@ -1,0 +1,200 @@
+"""What a report is made of: the results file, and the files of layers, ranges and recipe given with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..artifact import require_file
+from ..bench.results.render import RowText, render
+from ..bench.results.results import Results, load_results, read_results
+from ..bench.results.row import Interval, Row, Unit
+from ..bench.statistics.speedup import Speedup
+from ..errors import ArtifactError
+from ..figures import clean, shortened
+
+if TYPE_CHECKING:
+    from ..calibration.ranges import Ranges
+
+LAYERS_KIND = "qcompile.layers"
+LAYERS_VERSION = 1
+LONGEST_NAME = 48
+
+Family = Literal["float", "half", "int8", "low", "mixed"]
+FAMILIES: dict[Family, str] = {
+    "float": "FP32",
+    "half": "FP16, BF16",
+    "int8": "INT8",
+    "low": "FP8, INT4",
+    "mixed": "other",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One artifact of the report.
+
+    Attributes:
+        number: 1, 2, ...: what charts call it.
+        row: Everything the results say of it.
+        is_baseline: Whether the others are compared with it.
+    """
+
+    number: int
+    row: Row
+    is_baseline: bool
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.row.name
+
+    @property
+    def label(self) -> str:
+        """Its name, as long as a line may be."""
+        return shortened(self.row.name, LONGEST_NAME)
+
+    @property
+    def family(self) -> Family:
+        """Group of its precision, which decides its colour."""
+        return family_of(self.row.precision)
+
+    @property
+    def text(self) -> RowText:
+        """Its figures in words."""
+        return render(self.row, self.row.name if self.is_baseline else "")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has a latency that may be shown."""
+        return self.row.status == "measured" and self.row.latency is not None
+
+    @property
+    def latency_ms(self) -> float | None:
+        """Median; None where it was not measured."""
+        return self.row.latency.median_ms if self.row.latency else None
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """Against the baseline; None for the baseline itself and where there is none."""
+        return None if self.is_baseline else self.row.speedup
+
+    @property
+    def verdict(self) -> str:
+        """ "faster", "slower", "no difference"; empty where nothing may be said."""
+        return self.row.speedup.verdict if self.row.speedup else ""
+
+    @property
+    def drop(self) -> Interval | None:
+        """Of accuracy against the baseline, in `drop_unit`; positive is worse."""
+        return self.row.accuracy.drop if self.row.accuracy else None
+
+    @property
+    def drop_unit(self) -> Unit:
+        """What the drop is counted in."""
+        return self.row.accuracy.unit if self.row.accuracy else "points"
+
+    @property
+    def size_bytes(self) -> int | None:
+        """File with its side files; None where there is none."""
+        return self.row.size_bytes or None
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The `layers.json` of one `diff --layers`: tensors worst first."""
+
+    file: str
+    reference: str
+    artifact: str
+    first_bad: Mapping[str, Any]
+    tensors: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything a report shows, with texts that can be shown."""
+
+    subjects: Sequence[Subject]
+    results: Results
+    layers: Sequence[Layers] = ()
+    ranges: Ranges | None = None
+    recipe: str | None = None
+
+    @property
+    def measured(self) -> list[Subject]:
+        """The artifacts with a latency."""
+        return [subject for subject in self.subjects if subject.is_measured]
+
+    @property
+    def baseline(self) -> Subject | None:
+        """What the others are compared with."""
+        return next((subject for subject in self.subjects if subject.is_baseline), None)
+
+
+def read_source(
+    results_path: Path, *, layers: Sequence[Path] = (), ranges: Path | None = None, recipe: Path | None = None
+) -> Source:
+    """Read every file of a report.
+
+    Raises:
+        MissingFile: If one is not there.
+        ArtifactError: If one is not what it should be.
+    """
+    results = read_results(clean(load_results(results_path).as_json()))
+    ordered = sorted(results.rows, key=lambda row: row.name != results.baseline)
+    subjects = [Subject(at, row, row.name == results.baseline) for at, row in enumerate(ordered, 1)]
+    text = results.settings.get("recipe")
+    if recipe is not None:
+        text = clean(require_file(recipe, what="recipe").read_text(encoding="utf-8", errors="replace"))
+    return Source(
+        subjects,
+        results,
+        tuple(_layers(path) for path in layers),
+        _ranges(ranges) if ranges is not None else None,
+        text if isinstance(text, str) and text.strip() else None,
+    )
+
+
+def family_of(precision: str) -> Family:
+    """Return the group of a precision as manifests and layers spell it."""
+    name = precision.lower()
+    if name in ("fp32", "float32", "float", "tf32", "fp64", "float64", "double"):
+        return "float"
+    if name in ("fp16", "float16", "half", "bf16", "bfloat16"):
+        return "half"
+    if name in ("int8", "uint8"):
+        return "int8"
+    return "low" if name.startswith(("fp8", "float8", "int4", "uint4", "fp4", "float4")) else "mixed"
+
+
+def _layers(path: Path) -> Layers:
+    require_file(path, what="layers")
+    try:
+        value = clean(json.loads(path.read_text(encoding="utf-8")))
+        if value["kind"] != LAYERS_KIND or value["schema_version"] != LAYERS_VERSION:
+            raise ArtifactError(
+                f"{path}: {value['kind']} of version {value['schema_version']}; "
+                f"{LAYERS_KIND} of version {LAYERS_VERSION} is required",
+                hint="qcompile diff --layers writes it",
+                file=path,
+            )
+        tensors = [{**tensor, "tensor": str(tensor["tensor"])} for tensor in value["tensors"]]
+        return Layers(
+            path.name, str(value["reference"]), str(value["artifact"]), value["first_bad"] or {}, tensors
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(
+            f"{path}: not a file of layers ({type(error).__name__}: {error})",
+            hint="qcompile diff --layers writes it",
+            file=path,
+        ) from error
+
+
+def _ranges(path: Path) -> Ranges:
+    from ..calibration import load_ranges
+
+    return load_ranges(path)

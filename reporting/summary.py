@@ -1,0 +1,270 @@
+"""Which artifact is recommended, and why, in words.
+
+1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Where accuracy
+   was not measured its outputs must have passed the comparison with the baseline's.
+2. The fastest of them is, unless
+3. another that no round-by-round comparison tells from it is smaller, or
+4. it is not faster than the baseline: then nothing is, and the baseline stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..bench.results.render import interval_words, speedup_text
+from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
+from ..bench.statistics.speedup import Speedup, speedup
+from ..errors import InvalidOption
+from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
+from .source import Source, Subject
+
+_NOTICEABLE_POINTS = 1.0
+"""An interval of a drop that reaches so far says little: more samples are needed."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One figure of the glance: what it is, its value, and what stands below it."""
+
+    label: str
+    value: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a reader who reads nothing else should know.
+
+    Attributes:
+        chosen: The recommended artifact; None where nothing was measured.
+        headline: One sentence.
+        facts: Speed, size and accuracy of the chosen one.
+        reasons: Why it, and what the others would give.
+        caveats: What may make this wrong.
+    """
+
+    chosen: Subject | None
+    headline: str
+    facts: Sequence[Fact] = ()
+    reasons: Sequence[str] = ()
+    caveats: Sequence[str] = ()
+
+
+def summarize(source: Source) -> Summary:
+    """Choose an artifact and say why."""
+    measured = source.measured
+    if not measured:
+        return Summary(None, "Nothing was measured.", caveats=_caveats(source, None))
+    base = source.baseline
+    if base not in measured:
+        headline = "The baseline was not measured: there is nothing to compare the others with."
+        return Summary(None, headline, caveats=_caveats(source, None))
+    kept = [subject for subject in measured if why_not(subject) is None]
+    quick = [subject for subject in kept if subject.is_baseline or subject.verdict == "faster"]
+    chosen, equals = _smallest_of_fastest(quick)
+    if chosen is None or chosen.is_baseline:
+        chosen = base
+    return Summary(
+        chosen,
+        _headline(source, chosen, len(measured)),
+        _facts(source, chosen),
+        [*_reasons(source, chosen, equals, kept), *_alternatives(measured, chosen)],
+        _caveats(source, chosen),
+    )
+
+
+def why_not(subject: Subject) -> str | None:
+    """Return why an artifact may not be recommended; None where nothing speaks against it."""
+    if subject.is_baseline:
+        return None
+    drop, unit = subject.drop, subject.drop_unit
+    if drop is not None:
+        worst = drop.value if drop.low is None else drop.low
+        if worst <= 0:
+            return None
+        ends = drop_interval(drop.low, drop.high, unit)
+        return f"it loses {drop_text(drop.value, unit)} {unit} {ends}".strip()
+    difference = subject.row.difference
+    if difference is not None and not difference.passed:
+        return "its outputs differ from the baseline's by more than is tolerated"
+    return None
+
+
+def faster(one: Subject, other: Subject) -> Speedup | None:
+    """Return how many times faster `one` is, round by round; None where that cannot be said."""
+    try:
+        return speedup(other.row.launches_ms, one.row.launches_ms)
+    except InvalidOption:  # too few rounds, or a worker that failed on the way: no verdict
+        return None
+
+
+def _smallest_of_fastest(kept: Sequence[Subject]) -> tuple[Subject | None, list[Subject]]:
+    """The fastest, or the smallest of those that cannot be told from it; and the others of these."""
+    if not kept:
+        return None, []
+    fastest = max(kept, key=_speed)
+    ties = [subject for subject in kept if subject is not fastest and _equally_fast(subject, fastest)]
+    sized = [subject for subject in (fastest, *ties) if subject.size_bytes is not None]
+    if fastest.size_bytes is None or not sized:
+        return fastest, ties
+    chosen = min(sized, key=lambda subject: (subject.size_bytes or 0.0, -_speed(subject)))
+    return chosen, [subject for subject in (fastest, *ties) if subject is not chosen]
+
+
+def _speed(subject: Subject) -> float:
+    return 1.0 if subject.speedup is None else subject.speedup.value
+
+
+def _equally_fast(one: Subject, other: Subject) -> bool:
+    ratio = faster(one, other)
+    return ratio is not None and ratio.verdict == "no difference"
+
+
+def _headline(source: Source, chosen: Subject, measured: int) -> str:
+    if measured == 1:
+        return "It is the only artifact that was measured: there is nothing to compare it with."
+    if chosen is source.baseline and not any(subject.verdict for subject in source.measured):
+        return "It is the baseline; no comparison came about, for want of rounds."
+    if chosen is source.baseline:
+        return "No other artifact is surely faster without losing accuracy."
+    if chosen.drop is not None:
+        shown = "" if chosen.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
+        return f"The fastest artifact that lost no accuracy{shown}."
+    if chosen.row.difference is not None and chosen.row.difference.passed:
+        return "The fastest artifact whose outputs agree with the baseline's."
+    return "The fastest artifact; whether it still answers rightly was not measured."
+
+
+def _facts(source: Source, chosen: Subject) -> list[Fact]:
+    base = source.baseline
+    facts = []
+    latency = f"{figure(chosen.latency_ms)} ms a call"
+    if chosen.speedup and base:
+        value, shown = speedup_text(chosen.speedup)
+        shown += f", {interval_words(source.results.confidence)}"
+        facts.append(Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}"))
+    else:
+        facts.append(Fact("median latency", f"{figure(chosen.latency_ms)} ms", "the baseline"))
+    reduction = chosen.row.size_ratio
+    compared = (
+        f"{times(reduction)} smaller" if reduction and reduction > 1.005 and not chosen.is_baseline else ""
+    )
+    facts.append(Fact("size", bytes_text(chosen.size_bytes), compared or _no_file(chosen)))
+    accuracy, difference = chosen.row.accuracy, chosen.row.difference
+    if accuracy is not None and chosen.drop is not None:
+        unit = chosen.drop_unit
+        shown = drop_interval(chosen.drop.low, chosen.drop.high, unit)
+        detail = "the baseline" if chosen.is_baseline else _drop_words(chosen.drop.value, shown, unit)
+        facts.append(Fact(accuracy.metric, accuracy_text(accuracy.value, unit), detail))
+    else:
+        detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
+        facts.append(Fact("accuracy", "not measured", detail))
+    return facts
+
+
+def _no_file(chosen: Subject) -> str:
+    return "" if chosen.size_bytes is not None else "a model in Python has no file of its own"
+
+
+def _drop_words(value: float, shown: str, unit: str) -> str:
+    return f"drop {drop_text(value, unit)} {shown} {unit}".replace("  ", " ")
+
+
+def _reasons(
+    source: Source, chosen: Subject, equals: Sequence[Subject], kept: Sequence[Subject]
+) -> list[str]:
+    found = []
+    others = len(source.measured) - 1
+    if chosen.is_baseline:
+        slow = [s.label for s in kept if not s.is_baseline]
+        if slow:
+            found.append(f"No loss of accuracy, but not surely faster: {_listed(slow)}.")
+        return found
+    if equals:
+        told = _listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
+        smallest = any((s.size_bytes or 0.0) > (chosen.size_bytes or 0.0) for s in equals)
+        better = f"it is smaller ({bytes_text(chosen.size_bytes)})" if smallest else "its median is the best"
+        found.append(f"Round by round its speed cannot be told from that of {told}; {better}.")
+    elif others > 1:
+        kind = "" if len(kept) == others + 1 else f" of the {len(kept)} that kept their accuracy"
+        found.append(f"Faster than every other{kind}.")
+    accuracy = chosen.row.accuracy
+    if accuracy is not None and accuracy.agreement is not None:
+        found.append(f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples.")
+    return found
+
+
+def _alternatives(measured: Sequence[Subject], chosen: Subject) -> list[str]:
+    """What the extremes would give, where they are not what is recommended."""
+    found = []
+    fastest = max(measured, key=_speed)
+    reason = why_not(fastest)
+    if fastest is not chosen and reason:
+        found.append(f"{fastest.label} is the fastest ({times(_speed(fastest))}), but {reason}.")
+    sized = [subject for subject in measured if subject.size_bytes is not None]
+    smallest = min(sized, key=lambda subject: subject.size_bytes or 0.0, default=None)
+    if smallest is not None and smallest is not chosen and smallest.size_bytes != chosen.size_bytes:
+        blame = why_not(smallest)
+        text = f"{smallest.label} is the smallest ({bytes_text(smallest.size_bytes)})"
+        speed = f", at {times(smallest.speedup.value)}" if smallest.speedup else ""
+        found.append(f"{text}, but {blame}." if blame else f"{text}{speed}.")
+    return found
+
+
+def _caveats(source: Source, chosen: Subject | None) -> list[str]:
+    noise = source.results.environment.get("noise") or {}
+    found = []
+    if source.results.interrupted:
+        found.append("Measuring was interrupted: this is what there was until then.")
+    if noise.get("noisy"):
+        found += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
+    found += _slow_int8(source.measured)
+    if chosen is not None:
+        found += _weak_accuracy(chosen)
+        found += [f"{chosen.label}: {text}." for text in chosen.row.warnings]
+    for status, said in (("failed", "failed"), ("not run", "could not run here")):
+        names = [s.label for s in source.subjects if s.row.status == status]
+        if names:
+            found.append(f"{_listed(names)} {said}; the reasons are below.")
+    return list(dict.fromkeys(found))
+
+
+def _slow_int8(measured: Sequence[Subject]) -> list[str]:
+    """INT8 artifacts that are slower than the fastest float artifact of the same engine."""
+    found = []
+    for quantized in (s for s in measured if s.family in ("int8", "low")):
+        floats = [s for s in measured if s.family == "float" and s.row.engine == quantized.row.engine]
+        if not floats:
+            continue
+        plain = max(floats, key=_speed)
+        ratio = faster(quantized, plain)
+        if ratio is not None and ratio.verdict == "slower":
+            found.append(
+                f"{quantized.label} is slower than {plain.label} "
+                f"({' '.join(speedup_text(ratio))}): hand out the float artifact."
+            )
+    return found
+
+
+def _weak_accuracy(chosen: Subject) -> list[str]:
+    if chosen.is_baseline:
+        return []
+    if chosen.drop is None:
+        return ["Accuracy was not measured: give --evaluation with labelled samples."]
+    high, samples = chosen.drop.high, chosen.row.accuracy and chosen.row.accuracy.samples
+    if chosen.drop.low is None or high is None:
+        return [f"The drop has no interval: {samples or 'too few'} samples do not say how sure it is."]
+    if chosen.drop_unit == "points" and high >= _NOTICEABLE_POINTS:
+        return [
+            f"The drop may be as large as {drop_text(high, 'points')} points: "
+            f"{samples} samples do not say it closer."
+        ]
+    return []
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:6])
+    if len(names) > len(shown):
+        shown.append(f"{len(names) - len(shown)} more")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

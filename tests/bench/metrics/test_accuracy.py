@@ -1,0 +1,298 @@
+"""Values, drops, agreement and classes, against counts made by hand or by brute force."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from qcompile.bench.metrics.accuracy import (
+    METRICS,
+    MOST_CLASSES_LISTED,
+    Tally,
+    accuracy,
+    read_metric,
+    top_k,
+)
+from qcompile.bench.metrics.metric import Metric, Truth
+from qcompile.bench.results.row import unit_of
+from qcompile.bench.results.row_json import accuracy_json
+from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError, RecipeError
+from qcompile.pipeline.recipe import read_recipe
+
+SCORES = np.array([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3], [0.3, 0.3, 0.4]], np.float32)
+
+
+def compare(
+    metric: Metric | str,
+    baseline: NDArray[Any],
+    found: NDArray[Any],
+    labels: NDArray[Any] | None,
+    cuts: list[int] | None = None,
+) -> dict[str, Any]:
+    """The `accuracy` of an artifact whose one output is given, cut into batches."""
+    metric = read_metric(metric) if isinstance(metric, str) else metric
+    base, mine = Tally(metric), Tally(metric)
+    edges = sorted({0, *(cuts or []), len(baseline)})
+    for low, high in itertools.pairwise(edges):
+        truth = Truth(None if labels is None else labels[low:high], high - low, f"data[{low}:{high}]")
+        reference, outputs = {"y": baseline[low:high]}, {"y": found[low:high]}
+        theirs = metric.score(reference, reference, truth)
+        base.add(theirs, theirs, high - low)
+        mine.add(metric.score(outputs, reference, truth), theirs, high - low)
+    return accuracy_json(accuracy(mine, base))
+
+
+def scores_of(rng: np.random.Generator, count: int, classes: int = 6) -> NDArray[np.float32]:
+    """Scores with many ties."""
+    return rng.integers(0, 8, (count, classes)).astype(np.float32)
+
+
+def test_top_k_counts_what_a_hand_counts() -> None:
+    labels = np.array([1, 2, 2])
+    assert top_k([SCORES], [labels], 1) == pytest.approx(2 / 3)
+    assert top_k([SCORES], [labels], 2) == 1.0
+    assert top_k([SCORES[:1], SCORES[1:]], [labels[:1], labels[1:]], 1) == pytest.approx(2 / 3)
+
+
+def test_of_equal_scores_the_first_wins() -> None:
+    assert top_k([np.zeros((1, 3))], [np.array([0])], 1) == 1.0
+    assert top_k([np.zeros((1, 3))], [np.array([1])], 1) == 0.0
+
+
+def test_a_comparison_holds_what_results_json_promises() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 6, 40)
+    found = compare("top1", scores_of(rng, 40), scores_of(rng, 40), labels)
+    assert list(found) == [
+        "metric", "value", "drop_points", "low", "high", "samples", "agreement", "per_class",
+        "higher_is_better",
+    ]  # fmt: skip
+    assert found["metric"] == "top1"
+    assert found["samples"] == 40
+    assert found["higher_is_better"] is True
+    assert found["low"] <= found["drop_points"] <= found["high"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_baseline_has_a_value_and_nothing_to_be_compared_with() -> None:
+    metric = read_metric("top1")
+    tally = Tally(metric)
+    scored = metric.score({"y": SCORES}, {"y": SCORES}, Truth(np.array([1, 0, 0]), 3, "data"))
+    tally.add(scored, scored, 3)
+    found = accuracy_json(accuracy(tally, tally))
+    assert found["value"] == pytest.approx(2 / 3)
+    assert found["drop_points"] == 0.0
+    assert [found[key] for key in ("low", "high", "agreement", "per_class")] == [None] * 4
+
+
+@pytest.mark.parametrize("metric", ["top1", "top5", "cosine", "mse"])
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(10, 40), data=st.data())
+def test_neither_batches_nor_the_order_of_samples_change_anything(
+    metric: str, seed: int, count: int, data: st.DataObject
+) -> None:
+    rng = np.random.default_rng(seed)
+    baseline, found = scores_of(rng, count), scores_of(rng, count)
+    labels = rng.integers(0, 6, count)
+    whole = compare(metric, baseline, found, labels)
+    cuts = data.draw(st.lists(st.integers(1, count - 1), max_size=5))
+    in_batches = compare(metric, baseline, found, labels, cuts)
+    assert in_batches == whole
+    order = rng.permutation(count)
+    moved = compare(metric, baseline[order], found[order], labels[order])
+    for key in ("value", "drop_points", "agreement"):
+        assert moved[key] == pytest.approx(whole[key])
+    assert moved["per_class"] == whole["per_class"]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(10, 30))
+def test_identical_outputs_lose_nothing(metric: str, seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 4, (count, 3, 3) if metric == "miou" else count)
+    shape = (count, 4, 3, 3) if metric == "miou" else (count, 4)
+    outputs = rng.standard_normal(shape).astype(np.float32)
+    found = compare(metric, outputs, outputs.copy(), labels)
+    assert (found["drop_points"], found["low"], found["high"]) == (0.0, 0.0, 0.0)
+    assert found["agreement"] == (None if metric in ("cosine", "mse") else 1.0)
+    for row in found["per_class"] or []:
+        assert row["value"] == row["baseline"]
+
+
+def test_the_drop_is_counted_in_points_and_agreement_in_predictions() -> None:
+    labels = np.arange(20) % 4
+    right = np.eye(4, dtype=np.float32)[labels]
+    found = right.copy()
+    found[:5] = np.eye(4, dtype=np.float32)[(labels[:5] + 1) % 4]  # a quarter is wrong now
+    result = compare("top1", right, found, labels)
+    assert result["value"] == 0.75
+    assert result["drop_points"] == pytest.approx(25.0)
+    assert result["agreement"] == 0.75
+    assert 5.0 < result["low"] < 25.0 < result["high"] < 50.0
+    better = compare("top1", found, right, labels)
+    assert better["drop_points"] == pytest.approx(-25.0)
+    assert (better["low"], better["high"]) == (-result["high"], -result["low"])
+
+
+def test_classes_are_listed_by_how_much_they_changed() -> None:
+    labels = np.array([0] * 4 + [1] * 4 + [3] * 4)  # class 2 never occurs
+    right = np.eye(4, dtype=np.float32)[labels]
+    found = right.copy()
+    found[4:8] = np.eye(4, dtype=np.float32)[0]
+    found[0] = np.eye(4, dtype=np.float32)[2]
+    assert compare("top1", right, found, labels)["per_class"] == [
+        {"label": 1, "baseline": 1.0, "value": 0.0, "samples": 4},
+        {"label": 0, "baseline": 1.0, "value": 0.75, "samples": 4},
+        {"label": 3, "baseline": 1.0, "value": 1.0, "samples": 4},
+    ]
+
+
+def test_of_many_classes_the_most_changed_are_listed() -> None:
+    labels = np.repeat(np.arange(80), 2)
+    right = np.eye(80, dtype=np.float32)[labels]
+    found = np.roll(right, 1, axis=1)
+    found[:120] = right[:120]  # only the classes from 60 on change
+    rows = compare("top1", right, found, labels)["per_class"]
+    assert [row["label"] for row in rows] == [*range(60, 80), *range(MOST_CLASSES_LISTED - 20)]
+
+
+def test_less_error_is_better_and_its_drop_is_a_rise() -> None:
+    targets = np.zeros((20, 2), np.float32)
+    found = compare("mse", targets + 1, targets + 2, targets)
+    assert found["value"] == 4.0
+    assert found["drop_points"] == 3.0
+    assert found["higher_is_better"] is False
+    assert unit_of("mse") == "units"
+    assert {unit_of(name) for name in METRICS} == {"points", "units"}
+
+
+def test_of_few_samples_there_is_no_interval() -> None:
+    labels = np.zeros(9, int)
+    found = compare("top1", np.eye(2)[labels], np.eye(2)[1 - labels], labels)
+    assert found["low"] is None
+    assert found["high"] is None
+    assert found["drop_points"] == 100.0
+
+
+def test_an_unknown_metric_names_those_known() -> None:
+    for text in ("top3", "", "Top1"):
+        with pytest.raises(InvalidOption, match=r"top1, top5, miou, cosine, mse and file\.py:function"):
+            read_metric(text)
+
+
+@pytest.mark.parametrize("metric", [*METRICS, "own.py:f", "package.module:f", "f", ":f", "own.py:", "top3"])
+def test_a_recipe_takes_the_same_spellings(metric: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'version = 1\nname = "net"\n[model]\nsource = "model.py:build"\n'
+        '[[artifact]]\nname = "a"\ntarget = "onnxruntime"\n'
+        f'[bench]\nmetric = "{metric}"\n'
+    )
+    if metric in METRICS or metric.endswith(("y:f", "e:f")):
+        found = read_recipe(path).bench
+        assert found is not None
+        assert found.metric == metric
+    else:
+        with pytest.raises(RecipeError, match=r"'bench\.metric' is .*top1, top5, miou, cosine, mse or file"):
+            read_recipe(path)
+
+
+OWN = """
+import numpy as np
+
+def each(outputs, labels):
+    return np.abs(outputs["y"][:, 0] - labels)
+each.higher_is_better = False
+
+def batch(outputs, labels):
+    return float((outputs["y"].argmax(1) == labels).mean())
+
+def spoils(outputs, labels):
+    outputs["y"][:] = 0
+    return 0.0
+
+def three(outputs, labels):
+    return [1.0, 2.0, 3.0]
+
+def ragged(outputs, labels):
+    return [[1.0], [2.0, 3.0]]
+
+def nothing(outputs, labels):
+    return None
+
+def nan(outputs, labels):
+    return np.where(np.arange(len(labels)) == 1, np.nan, 1.0)
+
+def fails(outputs, labels):
+    return outputs["logits"]
+
+def odd(outputs, labels):
+    return 1.0
+odd.higher_is_better = "no"
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    path = tmp_path / "metric.py"
+    path.write_text(OWN)
+    return str(path)
+
+
+def test_a_function_of_ones_own_gives_a_value_per_sample_or_per_batch(own: str) -> None:
+    rng = np.random.default_rng(1)
+    baseline, found, labels = scores_of(rng, 23), scores_of(rng, 23), rng.integers(0, 6, 23)
+    each = compare(f"{own}:each", baseline, found, labels, [7, 11])
+    assert each["value"] == pytest.approx(np.abs(found[:, 0] - labels).mean())
+    assert each["drop_points"] == pytest.approx(
+        np.abs(found[:, 0] - labels).mean() - np.abs(baseline[:, 0] - labels).mean()
+    )
+    assert each["higher_is_better"] is False
+    # Batches of different sizes: a batch counts as often as it has samples.
+    batch = compare(f"{own}:batch", baseline, found, labels, [7, 11])
+    assert batch["value"] == pytest.approx(top_k([found], [labels], 1))
+    assert batch["low"] is None  # three batches are too few to be resampled
+    many = compare(f"{own}:batch", baseline, found, labels, list(range(23)))
+    exact = compare("top1", baseline, found, labels)
+    assert 100 * many["low"] == pytest.approx(exact["low"])
+
+
+def test_what_a_function_changes_in_place_stays_its_own(own: str) -> None:
+    outputs = np.ones((4, 2), np.float32)
+    compare(f"{own}:spoils", outputs, outputs, np.zeros(4))
+    assert (outputs == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        (
+            "three",
+            DataError,
+            r"metric\.py:three: returned an array of shape \(3,\) for the 4 samples of data",
+        ),
+        ("ragged", DataError, r"metric\.py:ragged: returned list"),
+        ("nothing", DataError, r"metric\.py:nothing: returned NoneType"),
+        ("nan", DataError, r"metric\.py:nan: returned nan"),
+        ("fails", ModelError, r"metric\.py:fails: raised KeyError: 'logits' \(metric\.py, line 28\)"),
+        ("odd", InvalidOption, "higher_is_better is 'no'"),
+        ("missing", ModelError, "no function 'missing'"),
+    ],
+)
+def test_a_function_that_fails_is_named(own: str, name: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        compare(f"{own}:{name}", np.ones((4, 2)), np.ones((4, 2)), np.zeros(4))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match=r"none\.py"):
+        read_metric(f"{tmp_path}/none.py:f")

@@ -1,0 +1,204 @@
+"""Accuracy and difference from real workers: batch by batch, and each failure alone."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qcompile.bench.metrics.accuracy import read_metric
+from qcompile.bench.metrics.quality import check_evaluation, measure_quality
+from qcompile.bench.outputs import describe, start
+from qcompile.bench.recorder import Recorder
+from qcompile.bench.results.row import Row
+from qcompile.bench.workers.process import Worker
+from qcompile.errors import DataError, ModelError
+from qcompile.model.onnx_file import load_onnx, model_io
+
+
+@contextlib.contextmanager
+def workers_of(artifacts: dict[str, str]) -> Iterator[tuple[dict[str, Worker], Recorder]]:
+    """A loaded worker and a row of each artifact."""
+    with contextlib.ExitStack() as stack:
+        subjects = [describe(artifact, name=name) for name, artifact in artifacts.items()]
+        workers = {}
+        for subject in subjects:
+            workers[subject.name] = stack.enter_context(Worker(subject.name, threads=1))
+            start(workers[subject.name], subject, subjects, 1)
+        rows = [Row(one.name, one.artifact, one.engine) for one in subjects]
+        yield workers, Recorder(rows, "base")
+
+
+def judged(artifacts: dict[str, str], data: Path | str, metric: str) -> dict[str, Row]:
+    """The rows of artifacts, of which "base" is an ONNX file, after the evaluation."""
+    with workers_of(artifacts) as (workers, recorder):
+        io = model_io(load_onnx(Path(artifacts["base"])))
+        measure_quality(workers, recorder, io, str(data), read_metric(metric))
+    return {row.name: row for row in recorder.rows}
+
+
+def perturbed(path: Path, output: Path, *, by: float) -> str:
+    """A copy of a model whose first weight is off."""
+    model = onnx.load(path)
+    weights = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    noise = np.random.default_rng(5).standard_normal(weights.shape).astype(np.float32)
+    model.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(weights + by * noise, model.graph.initializer[0].name)
+    )
+    onnx.save(model, output)
+    return str(output)
+
+
+def test_every_number_is_what_the_sessions_outputs_give(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    import onnxruntime
+
+    model, data = tiny_file("residual"), samples("residual", 45)
+    other = perturbed(model, tmp_path / "off.onnx", by=0.4)
+    entries = judged({"base": str(model), "off": other}, data, "top1")
+    arrays = np.load(data)
+    a, b = (
+        onnxruntime.InferenceSession(str(path)).run(None, {"x": arrays["x"]})[0] for path in (model, other)
+    )
+    right_a, right_b = a.argmax(1) == arrays["labels"], b.argmax(1) == arrays["labels"]
+    found = entries["off"].accuracy
+    assert found is not None
+    assert found.value == pytest.approx(right_b.mean())
+    assert found.drop.value == pytest.approx(100 * (right_a.mean() - right_b.mean()))
+    assert found.agreement == pytest.approx((a.argmax(1) == b.argmax(1)).mean())
+    assert found.drop.low <= found.drop.value <= found.drop.high
+    assert found.samples == sum(row.samples for row in found.per_class) == 45
+    for row in found.per_class:
+        chosen = arrays["labels"] == row.label
+        assert row.baseline == pytest.approx(right_a[chosen].mean())
+        assert row.value == pytest.approx(right_b[chosen].mean())
+    difference = entries["off"].difference
+    assert difference is not None
+    assert difference.max_abs_error == pytest.approx(np.abs(a - b).max(), rel=1e-3)
+    assert difference.agreement == pytest.approx(found.agreement)
+    assert not difference.passed
+
+
+def test_metrics_that_need_no_labels_work_without(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    model, data = tiny_file("mlp"), tmp_path / "x.npz"
+    np.savez(data, x=np.load(samples("mlp", 20))["x"])
+    (tmp_path / "own.py").write_text(
+        "def norm(outputs, labels):\n    assert labels is None\n    return (outputs['y'] ** 2).sum(1)\n"
+    )
+    other = perturbed(model, tmp_path / "off.onnx", by=0.1)
+    for metric, base_value in (("cosine", 1.0), ("mse", 0.0), (f"{tmp_path}/own.py:norm", None)):
+        entries = judged({"base": str(model), "off": other}, data, metric)
+        base, off = (entry.accuracy for entry in entries.values())
+        assert base is not None
+        assert off is not None
+        assert off.metric == metric
+        assert off.agreement is None
+        assert off.per_class == ()
+        if base_value is not None:
+            assert base.value == base_value
+            assert off.drop.value > 0
+
+
+def test_what_is_wrong_with_labels_or_metric_is_said_before_measuring(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    model, data = tiny_file("mlp"), samples("mlp", 20)
+    (tmp_path / "own.py").write_text("def fails(outputs, labels):\n    return outputs['logits']\n")
+    np.savez(tmp_path / "two.npz", x=np.load(data)["x"], labels=np.zeros((20, 2), np.int64))
+    np.savez(tmp_path / "nan.npz", x=np.full((20, 16), np.nan, np.float32), labels=np.zeros(20, np.int64))
+    io = model_io(load_onnx(model))
+    with workers_of({"base": str(model)}) as (workers, _):
+        worker = workers["base"]
+        with pytest.raises(DataError, match=r"two\.npz\[0:8\]: an output of shape \(8, 8\) with labels of"):
+            check_evaluation(worker, io, str(tmp_path / "two.npz"), read_metric("top1"))
+        with pytest.raises(DataError, match="output 'y' holds NaN"):
+            check_evaluation(worker, io, str(tmp_path / "nan.npz"), read_metric("top1"))
+        with pytest.raises(ModelError, match=r"own\.py:fails: raised KeyError: 'logits' \(own\.py, line 2\)"):
+            check_evaluation(worker, io, str(data), read_metric(f"{tmp_path}/own.py:fails"))
+        check_evaluation(worker, io, str(data), read_metric("top5"))
+
+
+def test_an_artifact_whose_outputs_have_no_accuracy_fails_alone(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    model, data = tiny_file("mlp"), samples("mlp", 20)
+    broken = perturbed(model, tmp_path / "nan.onnx", by=np.nan)
+    narrow = perturbed(model, tmp_path / "off.onnx", by=0.1)
+    artifacts = {"base": str(model), "nan": broken, "off": narrow}
+    entries = judged(artifacts, data, "top1")
+    assert entries["nan"].status == "failed"
+    assert entries["nan"].reason == f"{data.name}[0:8]: output 'y' holds NaN; it has no accuracy"
+    assert entries["nan"].accuracy is None
+    for name in ("base", "off"):
+        assert entries[name].status == "measured"
+        assert entries[name].accuracy is not None
+
+
+DIES = """
+import os
+import torch
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        if x.mean() > 2:
+            print("no more", flush=True)
+            os._exit(7)
+        return x
+
+
+def build():
+    return Net()
+"""
+
+
+def test_a_worker_that_dies_in_the_evaluation_leaves_the_others_theirs(
+    tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "dies.py").write_text(DIES)
+    (tmp_path / "d.py").write_text(
+        "import numpy as np\n"
+        "def rows():\n    for i in range(4):\n"
+        "        yield np.full((3, 4), i, np.float32), np.zeros(3, int)\n"
+    )
+    model = str(tiny_file("elementwise"))
+    artifacts = {"base": model, "dies": f"{tmp_path}/dies.py:build", "same": model}
+    entries = judged(artifacts, f"{tmp_path}/d.py:rows", "top1")
+    assert entries["dies"].status == "failed"
+    assert "exit code 7" in entries["dies"].reason
+    assert "no more" in entries["dies"].reason
+    assert entries["dies"].accuracy is entries["dies"].difference is None
+    same = entries["same"].accuracy
+    assert same is not None
+    assert same.samples == 12
+    assert same.agreement == 1.0
+
+
+def test_memory_does_not_grow_with_the_data(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "d.py").write_text(
+        "import numpy as np\n"
+        "def few():\n    for i in range(3):\n        yield np.full((50_000, 4), i, np.float32)\n"
+        "def many():\n    for i in range(15):\n        yield np.full((50_000, 4), i, np.float32)\n"
+        "def mean(outputs, labels):\n    return float(outputs['y'].mean())\n"
+    )
+    model = str(tiny_file("elementwise"))
+    peaks = []
+    with workers_of({"base": model, "same": model}) as (workers, recorder):
+        io = model_io(load_onnx(Path(model)))
+        metric = read_metric(f"{tmp_path}/d.py:mean")
+        for name in ("few", "few", "many"):  # the first imports what is imported once
+            tracemalloc.start()
+            measure_quality(workers, recorder, io, f"{tmp_path}/d.py:{name}", metric)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert recorder["same"].accuracy is not None
+    assert recorder["same"].accuracy.samples == 15 * 50_000
+    assert peaks[2] < 1.1 * peaks[1]

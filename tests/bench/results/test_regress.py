@@ -1,0 +1,186 @@
+"""Two runs compared: verdicts on known rounds, limits, refusals."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qcompile.bench.results.regress import Limit, compare_results, parse_limit, unpaired_speedup
+from qcompile.bench.results.results import Results
+from qcompile.bench.results.row import Accuracy, Latency, Launch, Row
+from qcompile.bench.statistics.launches import half_width, level_of
+from qcompile.bench.statistics.speedup import CONFIDENCE
+from qcompile.errors import InvalidOption
+
+HERE = {"processor": "some", "architecture": "x86_64", "features": ["avx2"], "cores_usable": 2, "gpu": None}
+
+
+def row(name: str, medians: list[float], **fields: Any) -> Row:
+    return Row(
+        name, f"{name}.onnx", "onnxruntime", latency=Latency(float(np.median(medians))),
+        launches=tuple(Launch(tuple(one)) for one in launches(medians)), **fields,
+    )  # fmt: skip
+
+
+def run(*rows: Row, **environment: Any) -> Results:
+    settings = {"threads": 2, "inputs": {"x": "1x16"}}
+    return Results(rows[0].name, rows, HERE | environment, settings)
+
+
+def noisy(level: float, seed: int, rounds: int = 30) -> list[float]:
+    noise = random.Random(seed)
+    return [level * (1.0 + 0.03 * noise.random()) for _ in range(rounds)]
+
+
+def launches(medians: list[float]) -> list[list[float]]:
+    """Of five rounds each."""
+    return [medians[start : start + 5] for start in range(0, len(medians), 5)]
+
+
+def accuracy(value: float) -> Accuracy:
+    return Accuracy("top1", value)
+
+
+def test_the_estimate_is_the_ratio_of_levels_and_the_interval_that_of_their_difference() -> None:
+    old, new = launches(noisy(10.0, 1)), launches(noisy(11.0, 2))
+    levels = [level_of([[math.log(value) for value in launch] for launch in one]) for one in (old, new)]
+    means = [np.mean([np.log(launch).mean() for launch in one]) for one in (old, new)]
+    found = unpaired_speedup(old, new)
+    assert found.value == pytest.approx(math.exp(levels[0].mean - levels[1].mean))
+    assert found.value == pytest.approx(math.exp(means[0] - means[1]), rel=0.005)  # by another estimator
+    reach = math.exp(half_width(levels, CONFIDENCE))
+    assert (found.low, found.high) == pytest.approx((found.value / reach, found.value * reach))
+    assert found.launches == 6
+
+
+def test_single_launches_are_compared_with_all_the_doubt_they_have() -> None:
+    """Results of one launch each: two processes of one file may differ by as much."""
+    found = unpaired_speedup([noisy(10.0, 1)], [noisy(10.2, 2)])
+    assert found.verdict == "no difference"
+    assert found.width > 0.06
+
+
+def test_an_artifact_that_ran_on_another_device_is_not_compared() -> None:
+    old, new = run(row("a", noisy(5.0, 0))), run(row("a", noisy(1.0, 1), device="cuda:0"))
+    [change] = compare_results(old, new, [parse_limit("slower:5%")]).changes
+    assert change.speedup is None
+    assert change.broken == (change.reason,) == ("ran on cpu, and now on cuda:0",)
+
+
+def test_equal_levels_are_rarely_called_different() -> None:
+    found = [
+        unpaired_speedup(launches(noisy(5.0, seed)), launches(noisy(5.0, seed + 1000))).verdict
+        for seed in range(100)
+    ]
+    assert found.count("no difference") == 100
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.05, "slower"), (0.95, "faster"), (1.002, "no difference")]
+)
+def test_a_change_of_level_is_called_what_it_is(factor: float, verdict: str) -> None:
+    found = compare_results(run(row("a", noisy(5.0, 1))), run(row("a", noisy(5.0 * factor, 2))))
+    assert found.changes[0].speedup is not None
+    assert found.changes[0].speedup.verdict == verdict
+    assert found
+
+
+def test_a_limit_is_broken_only_by_what_is_surely_beyond_it() -> None:
+    old = run(row("a", noisy(5.0, 1)))
+    for percent, passes in ((5.0, False), (7.0, True), (20.0, True)):
+        limit = Limit("slower", percent / 100.0, f"slower:{percent}%")
+        assert bool(compare_results(old, run(row("a", noisy(5.35, 2))), [limit])) is passes
+
+
+def test_size_and_accuracy_have_limits_too() -> None:
+    old = run(row("a", noisy(5.0, 1), size_bytes=100, accuracy=accuracy(0.9)))
+    new = run(row("a", noisy(5.0, 2), size_bytes=112, accuracy=accuracy(0.894)))
+    limits = [parse_limit(text) for text in ("larger:10%", "accuracy:0.5")]
+    [change] = compare_results(old, new, limits).changes
+    assert change.broken == ("larger:10%", "accuracy:0.5")
+    assert (change.gain, change.unit) == (pytest.approx(-0.6), "points")
+    assert not compare_results(old, new, [parse_limit("larger:15%")]).changes[0].broken
+    assert not compare_results(old, new, [parse_limit("accuracy:1")]).changes[0].broken
+
+
+def test_a_larger_error_is_worse_and_counted_in_its_own_unit() -> None:
+    """A mean squared error that rose from 0.001 to 0.003 was called 0.2 points better."""
+    old = run(row("a", noisy(5.0, 1), accuracy=Accuracy("mse", 0.001, higher_is_better=False)))
+    new = run(row("a", noisy(5.0, 2), accuracy=Accuracy("mse", 0.003, higher_is_better=False)))
+    [change] = compare_results(old, new, [parse_limit("accuracy:0.001")]).changes
+    assert (change.gain, change.unit) == (pytest.approx(-0.002), "units")
+    assert change.broken == ("accuracy:0.001",)
+    assert change.as_json()["accuracy_points"] is None
+    [back] = compare_results(new, old, [parse_limit("accuracy:0.001")]).changes
+    assert back.gain == pytest.approx(0.002)
+    assert not back.broken
+
+
+def test_what_was_measured_and_is_not_any_more_fails() -> None:
+    old, gone = run(row("a", noisy(5.0, 1))), row("a", noisy(5.0, 2), status="failed")
+    found = compare_results(old, run(gone), [parse_limit("slower:5%")])
+    assert not found
+    assert compare_results(run(gone), old, [parse_limit("slower:5%")])  # a new artifact does not
+
+
+def test_relative_to_the_baseline_a_slower_machine_is_left_out() -> None:
+    old = run(row("base", noisy(10.0, 1)), row("a", noisy(5.0, 2)))
+    new = run(row("base", noisy(11.0, 3)), row("a", noisy(5.5, 4)))
+    absolute, relative = compare_results(old, new), compare_results(old, new, relative=True)
+    assert absolute.changes[1].speedup is not None
+    assert relative.changes[1].speedup is not None
+    assert absolute.changes[1].speedup.verdict == "slower"
+    assert relative.changes[1].speedup.verdict == "no difference"
+
+
+def test_different_machines_are_refused_or_shown_side_by_side_without_a_verdict() -> None:
+    old, new = run(row("a", noisy(5.0, 1))), run(row("a", noisy(9.0, 2)), processor="another")
+    with pytest.raises(InvalidOption, match="different machines: some, 2 cores; another, 2 cores"):
+        compare_results(old, new)
+    found = compare_results(old, new, across_machines=True)
+    assert not found.same_machine
+    assert found.changes[0].speedup is None
+    assert found.changes[0].new_ms == pytest.approx(9.1, rel=0.02)
+    with pytest.raises(InvalidOption, match="--fail-if"):
+        compare_results(old, new, [parse_limit("slower:5%")], across_machines=True)
+
+
+def test_different_settings_are_refused() -> None:
+    old = run(row("a", noisy(5.0, 1)))
+    new = replace(old, settings={"threads": 1, "inputs": {"x": "1x16"}})
+    with pytest.raises(InvalidOption, match="different threads: 2; 1"):
+        compare_results(old, new)
+    other = run(row("b", noisy(5.0, 1)))
+    with pytest.raises(InvalidOption, match="different baselines: a; b"):
+        compare_results(old, other, relative=True)
+
+
+def test_too_few_rounds_are_no_comparison() -> None:
+    [change] = compare_results(run(row("a", [5.0] * 3)), run(row("a", [5.0] * 30))).changes
+    assert (change.speedup, change.reason) == (None, change.reason)
+    assert change.reason.startswith("3 and 30 rounds; at least 8 of each")
+
+
+@pytest.mark.parametrize("text", ["slower", "slower:5", "slower:x%", "faster:5%", "accuracy:1%", "slower:-1%",
+                                  "larger:nan%", "accuracy:inf"])  # fmt: skip
+def test_a_limit_that_is_spelled_wrong_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="is required"):
+        parse_limit(text)
+
+
+@given(
+    st.lists(st.floats(0.5, 2.0), min_size=8, max_size=20),
+    st.lists(st.floats(0.5, 2.0), min_size=8, max_size=20),
+)
+def test_old_against_new_is_the_inverse_of_new_against_old(old: list[float], new: list[float]) -> None:
+    there, back = unpaired_speedup([old], [new]), unpaired_speedup([new], [old])
+    assert there.low == pytest.approx(1.0 / back.high)
+    assert there.high == pytest.approx(1.0 / back.low)
+    assert there.low <= there.value <= there.high

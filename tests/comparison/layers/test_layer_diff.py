@@ -1,0 +1,311 @@
+"""Layers compared: the first bad tensor is where the fault was planted, by few taps as by all at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from layer_faults import all_at_once, brute_force, perturbed
+from onnx import TensorProto, helper, numpy_helper
+
+import qcompile
+from qcompile.comparison.layers import LayerDiff, compare, job, layer_diff, taps
+from qcompile.comparison.layers.samples import tensor_sizes
+from qcompile.errors import IntentNotReached, InvalidOption
+from qcompile.model.output_error import fidelity
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Jobs are carried out here, for speed: what they do is the same."""
+
+    def run(one: job.Job, *_: object) -> dict[str, Any]:
+        folder = tmp_path / "jobs" / str(len(list(tmp_path.glob("jobs/*"))))
+        folder.mkdir(parents=True)
+        return job.run_job({**asdict(one), "folder": str(folder)}, lambda _: None)
+
+    monkeypatch.setattr(taps, "run", run)
+
+
+def ratios(diff: LayerDiff) -> dict[str, float]:
+    return {layer.tensor: layer.snr_db for layer in diff.layers}
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(("weight", "tensor"), [("w1", "c1"), ("b2", "c2"), ("w3", "y")])
+def test_a_perturbed_weight_is_found_and_ratios_are_those_of_all_taps_at_once(
+    weight: str,
+    tensor: str,
+    tiny: Callable[..., onnx.ModelProto],
+    tiny_file: Callable[..., Path],
+    samples: Callable[..., Path],
+) -> None:
+    artifact = tiny_file("residual", file="bad.onnx")
+    onnx.save(perturbed(tiny("residual"), weight, by=0.2), artifact)
+    diff = layer_diff(str(tiny_file("residual")), str(artifact), data=str(samples("residual")), samples=8)
+    assert not diff
+    assert diff.first_bad is not None
+    assert diff.first_bad.tensor == tensor
+    assert diff.complete
+    with np.load(samples("residual")) as arrays:
+        feeds = [{"x": arrays["x"][i : i + 1]} for i in range(8)]
+    expected = brute_force(tiny("residual"), onnx.load(artifact), feeds)
+    for name, snr in ratios(diff).items():
+        assert snr == pytest.approx(expected[name], abs=0.01) or min(snr, expected[name]) > 100
+
+
+@pytest.fixture
+def int8_file(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> Callable[..., Path]:
+    """`int8_file("onnxruntime")` is the tiny residual network in INT8."""
+
+    def make(target: Any) -> Path:
+        model, output = tiny_file("residual"), tmp_path / f"{target}.onnx"
+        ranges = qcompile.calibrate(model, str(samples("residual")), tmp_path / f"{target}.ranges")
+        qcompile.quantize(model, output, ranges=ranges.path, target=target)
+        return output
+
+    return make
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino", "tensorrt"])
+def test_a_wrong_scale_is_found_in_int8_and_a_healthy_graph_passes(
+    target: str, int8_file: Callable[..., Path], tiny_file: Callable[..., Path], samples: Callable[..., Path]
+) -> None:
+    artifact, data = int8_file(target), str(samples("residual"))
+    reference = str(tiny_file("residual"))
+    healthy = layer_diff(reference, str(artifact), data=data)
+    assert healthy
+    assert all(20 < snr < 60 for snr in ratios(healthy).values())
+    assert not healthy.warnings
+    first = "c1" if target == "tensorrt" else "r1"
+    for scale, times, tensor in (("c2_scale", 0.1, "c2"), ("w1_scale", 0.1, first)):
+        onnx.save(perturbed(onnx.load(int8_file(target)), scale, times=times), artifact)
+        diff = layer_diff(reference, str(artifact), data=data, trust=True)
+        assert diff.first_bad is not None
+        assert diff.first_bad.tensor == tensor
+
+
+@pytest.mark.usefixtures("in_process")
+def test_integer_taps_have_the_values_that_dequantize_linear_makes(
+    int8_file: Callable[..., Path], tiny_file: Callable[..., Path], samples: Callable[..., Path]
+) -> None:
+    artifact, data = int8_file("onnxruntime"), samples("residual")
+    diff = layer_diff(str(tiny_file("residual")), str(artifact), data=str(data), samples=4)
+    with np.load(data) as arrays:
+        feeds = [{"x": arrays["x"][i : i + 1]} for i in range(4)]
+    ours = all_at_once(onnx.load(tiny_file("residual")), feeds)
+    theirs = all_at_once(onnx.load(artifact), feeds)
+    for name in ("r1", "c2", "r2", "p"):
+        expected = fidelity(ours[name], theirs[f"{name}_DequantizeLinear_Output"]).snr_db
+        # Integer kernels round some values to the neighbouring integer.
+        assert ratios(diff)[name] == pytest.approx(expected, abs=0.3)
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_halves_are_compared_tensor_by_tensor(
+    precision: Any,
+    tiny_file: Callable[..., Path],
+    samples: Callable[..., Path],
+    tmp_path: Path,
+    on_processor: Callable[..., None],
+) -> None:
+    on_processor("avx512_bf16")  # OpenVINO emulates it elsewhere, where it has AVX-512
+    artifact = tmp_path / "half.onnx"
+    if precision == "fp16":
+        qcompile.quantize(tiny_file("residual"), artifact, precision=precision)
+    else:  # of the runtimes here OpenVINO alone computes in bfloat16, from a float32 graph
+        try:
+            qcompile.build(tiny_file("residual"), artifact, target="openvino", precision=precision)
+        except IntentNotReached as error:
+            pytest.skip(error.message)
+    diff = layer_diff(str(tiny_file("residual")), str(artifact), data=str(samples("residual")), samples=2)
+    assert diff
+    assert diff.precision == precision
+    low, high = (55, 85) if precision == "fp16" else (35, 65)
+    assert all(low < snr < high for snr in ratios(diff).values())
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_a_built_artifact_is_looked_into_as_it_runs(
+    target: str,
+    int8_file: Callable[..., Path],
+    tiny_file: Callable[..., Path],
+    samples: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    built, data = tmp_path / "built.onnx", str(samples("residual"))
+    qcompile.build(int8_file(target), built, target=target, precision="int8")
+    plain = layer_diff(str(tiny_file("residual")), str(int8_file(target)), data=data)
+    diff = layer_diff(str(tiny_file("residual")), str(built), data=data)
+    assert diff
+    assert ratios(diff) == pytest.approx(ratios(plain), abs=0.5)
+
+
+def network(operators: list[tuple[str, int, int]]) -> onnx.ModelProto:
+    """Random layers on rows of 8; each reads one or two earlier tensors, the last adds what nobody read."""
+    generator = np.random.default_rng(len(operators))
+    tensors, unread, nodes, stored = ["x"], {"x"}, [], []
+    for index, (operator, first, second) in enumerate(operators):
+        read = [tensors[first % len(tensors)]]
+        if operator == "MatMul":
+            values = generator.standard_normal((8, 8)).astype(np.float32) * np.float32(0.5)
+            stored.append(numpy_helper.from_array(values, f"w{index}"))
+            inputs = [*read, f"w{index}"]
+        elif operator == "Add":
+            read.append(tensors[second % len(tensors)])
+            inputs = read
+        else:
+            inputs = read
+        nodes.append(helper.make_node(operator, inputs, [f"t{index}"], f"n{index}"))
+        unread = (unread - set(read)) | {f"t{index}"}
+        tensors.append(f"t{index}")
+    nodes.append(helper.make_node("Sum", sorted(unread), ["y"], "last"))
+    value = helper.make_tensor_value_info
+    x, y = (value(name, TensorProto.FLOAT, ["batch", 8]) for name in ("x", "y"))
+    graph = helper.make_graph(nodes, "random", [x], [y], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+LAYERS = st.tuples(
+    st.sampled_from(["MatMul", "MatMul", "Tanh", "Add", "Sigmoid"]), st.integers(0, 30), st.integers(0, 30)
+)
+
+
+@pytest.mark.usefixtures("in_process")
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.lists(LAYERS, min_size=3, max_size=14), st.data())
+def test_a_fault_planted_anywhere_in_a_random_graph_is_found_as_by_brute_force(
+    tmp_path: Path, operators: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
+    operators = [("MatMul", 0, 0), *operators]
+    model = network(operators)
+    place = data.draw(st.sampled_from([i for i, one in enumerate(operators) if one[0] == "MatMul"]))
+    bad = perturbed(network(operators), f"w{place}", by=0.5)
+    for name, one in (("good", model), ("bad", bad)):
+        onnx.save(one, tmp_path / f"{name}.onnx")
+    rows = np.random.default_rng(place).standard_normal((3, 8)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=rows)
+    most = data.draw(st.integers(1, 3))
+    arguments = {"data": str(tmp_path / "rows.npz"), "samples": 3}
+    diff = layer_diff(str(tmp_path / "good.onnx"), str(tmp_path / "bad.onnx"), taps=most, **arguments)
+    everything = layer_diff(str(tmp_path / "good.onnx"), str(tmp_path / "bad.onnx"), **arguments)
+    expected = brute_force(model, bad, [{"x": rows[i : i + 1]} for i in range(3)])
+    assert diff.first_bad is not None
+    assert everything.first_bad is not None
+    first = next(name for name in expected if expected[name] < 80)
+    assert diff.first_bad.tensor == everything.first_bad.tensor == first == f"t{place}"
+    for name, snr in ratios(diff).items():
+        assert snr == pytest.approx(expected[name], abs=0.01) or min(snr, expected[name]) > 100
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_tapped_graph_that_computes_something_else_is_a_warning(
+    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = job._compare_file
+
+    def changed(tally: Any, folder: Path, number: int, array: np.ndarray, form: Any) -> str:
+        return honest(tally, folder, number, array + (1.0 if folder.name.startswith("a") else 0.0), form)
+
+    monkeypatch.setattr(job, "_compare_file", changed)
+    model = str(tiny_file("residual"))
+    (warning,) = layer_diff(model, model, samples=1).warnings
+    assert "output 'y' changes when tensors are tapped" in warning
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_tensor_of_another_shape_is_said_and_left_out(tmp_path: Path) -> None:
+    def model(extent: int) -> onnx.ModelProto:
+        nodes = [
+            helper.make_node("Concat", ["x"] * extent, ["c"], "c", axis=1),
+            helper.make_node("ReduceMean", ["c"], ["y"], "y", axes=[1]),
+        ]
+        value = helper.make_tensor_value_info
+        x, y = (value(name, TensorProto.FLOAT, [1, size]) for name, size in (("x", 4), ("y", 1)))
+        graph = helper.make_graph(nodes, "shapes", [x], [y])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+    for name, extent in (("a", 2), ("b", 3)):
+        onnx.save(model(extent), tmp_path / f"{name}.onnx")
+    diff = layer_diff(str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), samples=1)
+    assert "tensor 'c' cannot be compared: its shape is (1, 12), the reference's (1, 8)" in diff.warnings
+    assert set(ratios(diff)) == {"y"}
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("most", [1, None])
+def test_nothing_that_can_be_compared_is_an_error(tmp_path: Path, most: int | None) -> None:
+    for extent in (2, 3):
+        nodes = [helper.make_node("Concat", ["x"] * extent, ["y"], "y", axis=1)]
+        value = helper.make_tensor_value_info
+        x, y = (value(name, TensorProto.FLOAT, [1, size]) for name, size in (("x", 4), ("y", 4 * extent)))
+        graph = helper.make_graph(nodes, "shapes", [x], [y])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, tmp_path / f"{extent}.onnx")
+    with pytest.raises(InvalidOption, match=r"no tensor can be compared .* its shape is \(1, 12\)"):
+        layer_diff(str(tmp_path / "2.onnx"), str(tmp_path / "3.onnx"), samples=1, taps=most)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_nan_in_the_artifact_is_the_worst_there_is(tiny_file: Callable[..., Path]) -> None:
+    artifact = tiny_file("mlp", file="nan.onnx")
+    onnx.save(perturbed(onnx.load(artifact), "b1", times=math.nan), artifact)
+    diff = layer_diff(str(tiny_file("mlp")), str(artifact), samples=2)
+    assert diff.first_bad is not None
+    assert diff.first_bad.tensor == "h1"
+    content = json.loads(json.dumps(diff.as_json(), allow_nan=False))
+    assert content["tensors"][0]["state"] == "not finite"
+    assert content["tensors"][0]["snr_db"] is None
+
+
+@pytest.mark.usefixtures("in_process")
+def test_of_an_engine_the_outputs_that_it_was_built_to_return_are_compared(
+    tiny: Callable[..., onnx.ModelProto],
+    tiny_file: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    # What an engine is to the comparison: something that runs, and whose graph cannot be seen.
+    artifact = tiny_file("residual", file="engine.onnx")
+    model = perturbed(tiny("residual"), "w2", by=0.5)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ("r1", "c2"))
+    onnx.save(model, artifact)
+    honest = compare.artifact_side
+    monkeypatch.setattr(
+        compare, "artifact_side", lambda path, *, trust: replace(honest(path, trust=trust), outline=None)
+    )
+    results = tmp_path / "run.json"
+    diff = layer_diff(str(tiny_file("residual")), str(artifact), samples=2, results=results)
+    assert diff.runs == 3
+    assert diff.complete
+    assert not diff.warnings
+    assert set(ratios(diff)) == {"r1", "c2", "y"}
+    assert diff.first_bad is not None
+    assert diff.first_bad.tensor == "c2"
+    assert set(diff.reference_only) == {"c1", "a", "r2", "p", "f"}
+
+
+def test_the_sizes_of_tensors_are_foreseen(tiny: Callable[..., onnx.ModelProto]) -> None:
+    for batch in (1, 3):
+        feeds = {"x": np.zeros((batch, 4, 8, 8), np.float32)}
+        found = all_at_once(tiny("residual"), [feeds])
+        sizes = tensor_sizes(tiny("residual"), {"x": (batch, 4, 8, 8)})
+        assert {name: sizes[name] for name in found} == {name: array.size for name, array in found.items()}

@@ -1,0 +1,117 @@
+"""The search on graphs of numbers: what it finds with few measurements is what all of them say."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qcompile.comparison.layers.search import Search, packed
+
+CAP, THRESHOLD = 30.0, 15.0
+
+
+def everything(_: object) -> bool:
+    return True
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[int]:
+    """Upstream of each tensor: it reads one to three earlier ones; the last reads whatever nobody did."""
+    count = draw(st.integers(2, 60))
+    upstream: list[int] = [0]
+    unread = {0}
+    for index in range(1, count):
+        read = set(draw(st.lists(st.integers(max(0, index - 6), index - 1), min_size=1, max_size=3)))
+        read = unread | read if index == count - 1 else read
+        unread = (unread - read) | {index}
+        before = 0
+        for one in read:
+            before |= upstream[one] | 1 << one
+        upstream.append(before)
+    return upstream
+
+
+def searched(upstream: list[int], snr_db: list[float], most: int) -> tuple[int | None, int]:
+    """What is found from the last tensor on, and how many rounds it took."""
+    search = Search(upstream, cap_db=CAP)
+    search.found({len(upstream) - 1: snr_db[-1]})
+    rounds = 0
+    while region := search.region(THRESHOLD):
+        chosen = search.choose(region, everything, most)
+        assert chosen
+        assert not set(chosen) & set(search.snr_db)
+        search.found({index: snr_db[index] for index in chosen})
+        rounds += 1
+    return search.bad(THRESHOLD), rounds
+
+
+@given(graphs(), st.data(), st.integers(1, 5))
+def test_a_fault_that_reaches_the_output_is_found_wherever_it_is(
+    upstream: list[int], data: st.DataObject, most: int
+) -> None:
+    fault = data.draw(st.integers(0, len(upstream) - 1))
+    behind = [i == fault or bool(upstream[i] >> fault & 1) for i in range(len(upstream))]
+    # Behind the fault the ratio changes as it likes, but a branch without it is healthy.
+    snr = [data.draw(st.floats(-9, 9)) if bad else data.draw(st.floats(25, 50)) for bad in behind]
+    snr[fault] = data.draw(st.floats(0, 5))  # more is lost here than may be lost again behind it
+    found, rounds = searched(upstream, snr, most)
+    search = Search(upstream, cap_db=CAP)
+    search.found(dict(enumerate(snr)))
+    assert search.bad(THRESHOLD) == fault
+    assert found == fault
+    assert rounds <= len(upstream)
+
+
+def chain(count: int) -> list[int]:
+    return [(1 << index) - 1 for index in range(count)]
+
+
+def test_a_chain_of_a_thousand_takes_ten_rounds_of_one_tap_and_four_of_seven() -> None:
+    for fault in range(0, 1000, 37):
+        snr = [40.0 if index < fault else 3.0 for index in range(1000)]
+        assert searched(chain(1000), snr, 1)[0] == fault
+        assert searched(chain(1000), snr, 1)[1] <= 10
+        assert searched(chain(1000), snr, 7)[0] == fault
+        assert searched(chain(1000), snr, 7)[1] <= 4
+
+
+def test_noise_that_adds_up_is_gradual_and_the_first_below_the_threshold_is_named() -> None:
+    snr = [40.0 - index for index in range(40)]
+    found, _ = searched(chain(40), snr, 4)
+    assert found == next(index for index, value in enumerate(snr) if value < THRESHOLD)
+
+
+def test_a_mask_that_outweighs_the_noise_takes_no_blame_from_the_fault() -> None:
+    # MatMul is wrong, a mask of -1e4 is added, Softmax shows the fault again.
+    snr = [40.0, 2.0, 90.0, -3.0]
+    assert searched(chain(4), snr, 4)[0] == 1
+
+
+def test_equal_and_infinitely_wrong_are_ratios_too() -> None:
+    snr = [math.inf, math.inf, -math.inf, 20.0]
+    search = Search(chain(4), cap_db=CAP)
+    search.found(dict(enumerate(snr)))
+    assert search.bad(THRESHOLD) == 2
+    assert search.drops()[0] == 0.0
+    search = Search(chain(2), cap_db=CAP)
+    search.found({0: math.inf, 1: math.inf})
+    assert search.bad(THRESHOLD) is None
+
+
+def test_a_skipped_tensor_is_not_asked_for_again() -> None:
+    search = Search(chain(3), cap_db=CAP)
+    search.found({2: 0.0})
+    search.skip(1)
+    assert search.region(THRESHOLD) == [0]
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=40), st.integers(1, 10), st.integers(50, 200))
+def test_groups_hold_everything_once_and_fit(costs: list[int], most: int, budget: int) -> None:
+    def fits(chosen: list[int]) -> bool:
+        return sum(costs[index] for index in chosen) <= budget
+
+    groups = packed(range(len(costs)), fits, most)
+    assert [index for group in groups for index in group] == list(range(len(costs)))
+    assert all(len(group) == 1 or (fits(group) and len(group) <= most) for group in groups)

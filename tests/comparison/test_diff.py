@@ -1,0 +1,114 @@
+"""Polygraphy's verdicts, our defaults per precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import qcompile
+from qcompile.bench.metrics.output_verdict import Tolerances, judge
+from qcompile.comparison.diff import parse_rules, parse_tolerances
+from qcompile.errors import InvalidOption
+
+
+def rows(seed: int = 0, count: int = 20) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, 10)).astype(np.float32)
+
+
+def test_equal_outputs_pass_in_every_precision() -> None:
+    for precision in ("fp32", "fp16", "int8"):
+        (verdict,) = judge([{"y": rows()}], [{"y": rows()}], precision)
+        assert verdict.passed
+        assert verdict.snr_db == float("inf")
+
+
+def test_an_error_of_half_a_percent_fails_fp32_and_passes_fp16() -> None:
+    reference = rows()
+    found = reference * np.float32(1.005)
+    assert not judge([{"y": reference}], [{"y": found}], "fp32")[0].passed
+    assert judge([{"y": reference}], [{"y": found}], "fp16")[0].passed
+
+
+def test_int8_is_judged_by_signal_and_agreement() -> None:
+    reference = rows(count=200)
+    noise = np.random.default_rng(1).standard_normal(reference.shape).astype(np.float32)
+    assert judge([{"y": reference}], [{"y": reference + 0.02 * noise}], "int8")[0].passed  # 34 dB
+    assert not judge([{"y": reference}], [{"y": reference + 0.5 * noise}], "int8")[0].passed  # 6 dB
+    flipped = reference.copy()  # little noise, but the winner changes in a tenth of the rows
+    for row in flipped[::10]:
+        first, second = np.argsort(row)[-2:]
+        row[[first, second]] = row[[second, first]]
+    (verdict,) = judge([{"y": reference}], [{"y": flipped}], "int8")
+    assert verdict.agreement == pytest.approx(0.9)
+    assert not verdict.passed
+
+
+def test_every_batch_must_pass() -> None:
+    good, bad = rows(), rows() + 1.0
+    assert not judge([{"y": good}, {"y": good}], [{"y": good}, {"y": bad}], "fp32")[0].passed
+
+
+def test_given_tolerances_replace_the_defaults_per_output() -> None:
+    reference = {"a": rows(), "b": rows(1)}
+    found = {"a": rows() + 0.05, "b": rows(1) + 0.05}
+    limits = Tolerances(atol={"a": 0.1})
+    a, b = judge([reference], [found], "fp32", limits)
+    assert (a.passed, b.passed) == (True, False)
+    with pytest.raises(InvalidOption, match="'c'"):
+        judge([reference], [found], "fp32", Tolerances(atol={"c": 1.0}))
+
+
+def test_shapes_and_names_must_pair_up() -> None:
+    (verdict,) = judge([{"y": rows()}], [{"z": rows()}], "fp32")  # by position
+    assert verdict.passed
+    (verdict,) = judge([{"y": rows()}], [{"y": rows()[:, :5]}], "fp32")
+    assert not verdict.passed
+    with pytest.raises(InvalidOption, match="outputs y, z; as many as"):
+        judge([{"y": rows()}], [{"y": rows(), "z": rows()}], "fp32")
+
+
+def test_tolerances_are_spelled_as_polygraphy_spells_them() -> None:
+    assert parse_tolerances(["1e-3", "out:0:2"], option="--atol") == {"": 1e-3, "out:0": 2.0}
+    for text in ("x:y", "x:-1", "nan"):
+        with pytest.raises(InvalidOption, match=f"--atol '{text}'"):
+            parse_tolerances([text], option="--atol")
+
+
+def test_a_perturbed_weight_is_a_mismatch(tiny_file: Callable[..., Path]) -> None:
+    model = tiny_file("residual")
+    proto = onnx.load(model)
+    tensor = next(t for t in proto.graph.initializer if t.name == "w2")
+    values = numpy_helper.to_array(tensor).copy()
+    values[0, 0, 1, 1] += 0.5
+    tensor.CopyFrom(numpy_helper.from_array(values, "w2"))
+    broken = tiny_file("residual", file="broken.onnx")
+    onnx.save(proto, broken)
+    assert qcompile.diff(str(model), str(model))
+    difference = qcompile.diff(str(model), str(broken))
+    assert not difference
+    assert difference.as_json()["passed"] is False
+
+
+def test_pytorch_against_its_export_agrees(torch_model: str, tmp_path: Path) -> None:
+    artifact = qcompile.export(torch_model, tmp_path / "net.onnx", inputs=["x:[batch,3,8,8]"])
+    assert qcompile.diff(torch_model, str(artifact.path))
+
+
+def test_an_output_is_judged_as_what_the_user_says_it_is() -> None:
+    reference = rows()
+    rolled = np.roll(reference, 1, axis=1) * np.float32(0.01) + reference
+    rolled[:, 0] = reference.max(axis=1) + 0.01
+    assert judge([{"pooled": reference}], [{"pooled": rolled}], "int8")[0].rule == "signal"
+    verdict = judge([{"pooled": reference}], [{"pooled": rolled}], "int8", rules={"": "classes"})[0]
+    assert verdict.rule == "classes"
+    assert not verdict.passed
+    with pytest.raises(InvalidOption, match="rule for 'z': no such output"):
+        judge([{"y": reference}], [{"y": reference}], "int8", rules={"z": "signal"})
+    with pytest.raises(InvalidOption, match="classes, embedding, signal"):
+        parse_rules(["y:best"], option="--judge")
+    assert parse_rules(["a:b:signal", "classes"], option="--judge") == {"a:b": "signal", "": "classes"}

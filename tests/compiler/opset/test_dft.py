@@ -1,0 +1,95 @@
+"""A Fourier transform as a product: the table against numpy's, the graph against ONNX Runtime's operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+import qcompile
+from qcompile.compiler.opset.dft import dft_table, dft_to_products
+from qcompile.engines.registry import engine
+
+OPSET_17 = "[dft] f = DFT<axis = 1, onesided = 1>(x, length) y = ReduceSumSquare<axes = [2]>(f)"
+
+
+def pairs(values: NDArray[np.complex128]) -> NDArray[np.float64]:
+    return np.stack([values.real, values.imag], -1).reshape(-1)
+
+
+def of_pairs(values: NDArray[np.float64]) -> NDArray[np.complex128]:
+    found: NDArray[np.complex128] = values.reshape(-1, 2) @ np.array([1, 1j])
+    return found
+
+
+@pytest.mark.parametrize("length", [7, 8])
+@pytest.mark.parametrize("count", [5, 8, 11])
+def test_the_table_is_numpys_transform(count: int, length: int) -> None:
+    generator = np.random.default_rng([count, length])
+    x = generator.standard_normal(count) + 1j * generator.standard_normal(count)
+    forward = of_pairs(pairs(x) @ dft_table(count, 2, length))
+    np.testing.assert_allclose(forward, np.fft.fft(x, length), atol=1e-12)
+    backward = of_pairs(pairs(x) @ dft_table(count, 2, length, inverse=True))
+    np.testing.assert_allclose(backward, np.fft.ifft(x, length), atol=1e-12)
+    real = of_pairs(x.real @ dft_table(count, 1, length, onesided=True))
+    np.testing.assert_allclose(real, np.fft.rfft(x.real, length), atol=1e-12)
+    back = pairs(x) @ dft_table(count, 2, length, onesided=True, inverse=True)
+    np.testing.assert_allclose(back, np.fft.irfft(x, length), atol=1e-12)
+
+
+def transformed(body: str, shape: str, opset: int, **stored: NDArray[np.generic]) -> onnx.ModelProto:
+    result = ",".join(f"r{axis}" for axis in range(shape.count(",") + 1))
+    graph = f"g (float[{shape}] x) => (float[{result}] y) {{ {body} }}"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {graph}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in stored.items())
+    return model
+
+
+CASES = {
+    "real": (OPSET_17, "n,16,1", 17, {"length": np.array(16)}),
+    "padded": (OPSET_17, "n,12,1", 17, {"length": np.array(16)}),
+    "cut": (OPSET_17.replace(", onesided = 1", ""), "n,20,2", 17, {"length": np.array(16)}),
+    "inverse": (OPSET_17.replace("onesided", "inverse"), "n,16,2", 17, {"length": np.array(16)}),
+    "another axis": ("y = DFT(x, , axis)", "n,8,3,2", 20, {"axis": np.array(1)}),
+    "the last axis": ("y = DFT(x)", "n,3,8,1", 20, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_product_computes_what_the_operator_does(name: str, tmp_path: Path) -> None:
+    body, shape, opset, stored = CASES[name]
+    model = transformed(body, shape, opset, **stored)
+    onnx.save(model, tmp_path / "operator.onnx")
+    assert len(dft_to_products(model)) == 1
+    onnx.checker.check_model(model, full_check=True)
+    assert "DFT" not in {node.op_type for node in model.graph.node}
+    onnx.save(model, tmp_path / "product.onnx")
+    x = np.random.default_rng(0).standard_normal((3, *map(int, shape.split(",")[1:]))).astype(np.float32)
+    found = []
+    for file in ("operator", "product"):
+        with engine("onnxruntime").open(str(tmp_path / f"{file}.onnx")) as runner:
+            found.append(runner.infer({"x": x})["y"])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_transform_of_unknown_or_great_length_stays() -> None:
+    for shape, length in (("n,m,1", None), ("n,4096,2", np.array(4096))):
+        body = OPSET_17 if length is not None else OPSET_17.replace(", length", "")
+        model = transformed(body, shape, 17, **({} if length is None else {"length": length}))
+        assert dft_to_products(model) == []
+        assert "DFT" in {node.op_type for node in model.graph.node}
+
+
+@pytest.mark.parametrize("target", ["openvino", "tensorrt-rtx"])
+def test_runtimes_without_it_build_the_product(target: str, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    onnx.save(transformed(OPSET_17, "n,16,1", 17, length=np.array(16)), tmp_path / "m.onnx")
+    options = {}
+    if target == "tensorrt-rtx":
+        options = {"gpus": ["sm86"]} | {f"{kind}_shapes": {"x": (2, 16, 1)} for kind in ("min", "opt", "max")}
+    built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b", target=target, **options)  # type: ignore[arg-type]
+    assert built.manifest.proof["reached_in_precision"] == 1

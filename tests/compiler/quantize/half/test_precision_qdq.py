@@ -1,0 +1,283 @@
+"""INT8 with half in between: graphs with Q/DQ, through ONNX Runtime and the real TensorRT-RTX builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tensorrt_rtx
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper, parser
+
+from qcompile.compiler.quantize.half.casts import Half
+from qcompile.compiler.quantize.half.precision import to_half
+from qcompile.compiler.quantize.int8.placement import plan, scaled_tensors
+from qcompile.compiler.quantize.int8.static import quantize_static
+from qcompile.compiler.quantize.prepare import prepared
+from qcompile.engines.tensorrt.builder.proof import by_precision, compute_layers
+from qcompile.engines.tensorrt.log import last_error, make_log
+from qcompile.model.graph import count_weighted, infer_types, producers
+from qcompile.model.onnx_file import model_io, opset
+from qcompile.model.output_error import fidelity
+
+INPUT = "it quantizes 'x', which is float32"
+Tiny = Callable[..., onnx.ModelProto]
+
+TRANSFORMER = """(float[n,7,16] x) => (float[n,7,16] y) <float[16,16] q, float[16,16] k, float[16,16] v,
+    float[16] g, float[16] c, float[16,32] up, float[32] b, float[32,16] down, float r = {0.25}> {
+    l = LayerNormalization(x, g, c) ql = MatMul(l, q) kl = MatMul(l, k) vl = MatMul(l, v)
+    t = Transpose <perm = [0,2,1]> (kl) s = MatMul(ql, t) d = Mul(s, r) p = Softmax <axis = -1> (d)
+    a = MatMul(p, vl) h = Add(a, x) u = MatMul(h, up) ub = Add(u, b) e = Relu(ub) o = MatMul(e, down)
+    y = Add(o, h) }"""
+
+
+def graph(text: str, version: int = 17) -> onnx.ModelProto:
+    """A checked model; weights declared without values are normal ones."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {version}]> tiny {text}')
+    generator = np.random.default_rng(0)
+    for value in model.graph.value_info:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        weight = (generator.standard_normal(shape) * 0.3).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, value.name))
+    del model.graph.value_info[:]
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def run(model: onnx.ModelProto, x: NDArray[np.float32], *names: str) -> list[NDArray[np.float32]]:
+    """Outputs by ONNX Runtime; of tensors inside where names are given."""
+    inside = onnx.ModelProto()
+    inside.CopyFrom(model)
+    if names:
+        del inside.graph.output[:]
+        inside.graph.output.extend([onnx.ValueInfoProto(name=name) for name in names])
+    session = onnxruntime.InferenceSession(inside.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, {"x": x}))
+
+
+def sample(model: onnx.ModelProto) -> NDArray[np.float32]:
+    """Normal input: 64 rows, as in fewer a single value that is rounded the other way decides."""
+    shape = [size if isinstance(size, int) else 64 for size in model_io(model).inputs[0].shape]
+    return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+
+def int8(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model quantized for TensorRT, with the ranges of its sample."""
+    ready = prepared(model)
+    placement = plan(ready, "tensorrt")
+    stored = {tensor.name for tensor in ready.graph.initializer}
+    names = sorted(scaled_tensors(ready, placement) - stored)
+    arrays = run(ready, sample(model), *names)
+    limits = {
+        name: (-float(np.abs(a).max()), float(np.abs(a).max())) for name, a in zip(names, arrays, strict=True)
+    }
+    return quantize_static(ready, placement, limits)
+
+
+@pytest.fixture(params=["residual", "transformer"])
+def quantized(request: pytest.FixtureRequest, tiny: Tiny) -> onnx.ModelProto:
+    """A small convolutional net and a Transformer's block, in INT8."""
+    return int8(tiny("residual")) if request.param == "residual" else int8(graph(TRANSFORMER))
+
+
+@cache
+def simple() -> bytes:
+    """Two MatMuls in INT8."""
+    text = """(float[n,16] x) => (float[n,16] y) <float[16,16] w, float[16,16] v> {
+        h = MatMul(x, w) y = MatMul(h, v) }"""
+    return int8(graph(text)).SerializeToString()
+
+
+def with_scale(values: float, of: str) -> onnx.ModelProto:
+    """`simple` with another scale of a tensor."""
+    model = onnx.load_model_from_string(simple())
+    node = next(n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == of)
+    scale = next(tensor for tensor in model.graph.initializer if tensor.name == node.input[1])
+    shape = numpy_helper.to_array(scale).shape
+    scale.CopyFrom(numpy_helper.from_array(np.full(shape, values, np.float32), scale.name))
+    return model
+
+
+def built(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
+    """Layers by precision of the network that TensorRT-RTX parsed, and built for Ampere."""
+    log = make_log(tensorrt_rtx)
+    builder = tensorrt_rtx.Builder(log)
+    network = builder.create_network(1 << int(tensorrt_rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    onnx_parser = tensorrt_rtx.OnnxParser(network, log)
+    assert onnx_parser.parse(model.SerializeToString()), onnx_parser.get_error(0).desc()
+    config = builder.create_builder_config()
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(tensorrt_rtx.ComputeCapability.SM86, 0)
+    profile = builder.create_optimization_profile()
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        shape = [3 if size < 0 else size for size in tensor.shape]
+        profile.set_shape(tensor.name, shape, shape, shape)
+    config.add_optimization_profile(profile)
+    assert builder.build_serialized_network(network, config) is not None, last_error(log, "no reason")
+    return by_precision(compute_layers(network))
+
+
+def behind_dequantizers(model: onnx.ModelProto) -> bool:
+    """Whether both operands of every product come right from DequantizeLinear."""
+    made_by = producers(model.graph)
+    products = [node for node in model.graph.node if node.op_type in ("Conv", "MatMul", "Gemm")]
+    return all(made_by[name].op_type == "DequantizeLinear" for node in products for name in node.input[:2])
+
+
+def test_int8_with_float16_in_between_computes_what_int8_does(quantized: onnx.ModelProto) -> None:
+    mixed, kept = to_half(quantized)
+    onnx.checker.check_model(mixed, full_check=True)
+    assert set(kept.values()) <= {INPUT}
+    assert opset(mixed) == 19
+    assert model_io(mixed) == model_io(quantized)
+    x = sample(quantized)
+    assert (
+        fidelity(run(quantized, x)[0], run(mixed, x)[0]).snr_db > 40
+    )  # a scale's 11 bits turn some integers
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_everything_between_the_integers_is_half(quantized: onnx.ModelProto, dtype: Half) -> None:
+    mixed, kept = to_half(quantized, dtype)
+    types = infer_types(mixed) | {
+        tensor.name: {1: "float32", 10: "float16", 16: "bfloat16"}.get(tensor.data_type, "")
+        for tensor in mixed.graph.initializer
+    }
+    outside = {value.name for value in (*mixed.graph.input, *mixed.graph.output)}
+    nodes = [node for node in mixed.graph.node if node.name not in kept]
+    inside = {name for node in nodes for name in (*node.input, *node.output)} - outside
+    assert {types[name] for name in inside if name and "float" in types[name]} == {dtype}
+    assert behind_dequantizers(mixed)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tensorrt_builds_it_with_every_product_in_int8(quantized: onnx.ModelProto, dtype: Half) -> None:
+    products = sum(count_weighted(quantized)["int8"].values())
+    layers = built(to_half(quantized, dtype)[0])
+    assert list(layers) == ["int8"]
+    assert sum(layers["int8"].values()) == products >= 3
+
+
+@pytest.mark.parametrize("name", ["residual", "transformer"])
+def test_tensorrt_builds_bfloat16(name: str, tiny: Tiny) -> None:
+    model = tiny("residual") if name == "residual" else graph(TRANSFORMER)
+    half, kept = to_half(model, "bfloat16")
+    onnx.checker.check_model(half, full_check=True)
+    assert kept == {}
+    counts = count_weighted(half)
+    assert counts["fp32"] == counts["fp16"] == {}
+    layers = built(half)
+    assert list(layers) == ["bf16"]
+    assert sum(layers["bf16"].values()) == sum(counts["bf16"].values()) >= 3
+
+
+def test_weights_are_stored_as_the_integers_of_the_int8_graph(quantized: onnx.ModelProto) -> None:
+    stored = {tensor.name for tensor in quantized.graph.initializer}
+    makers = {
+        node.output[0]: node.input[0] for node in quantized.graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] in stored
+    }  # fmt: skip
+    assert makers
+    mixed, _ = to_half(quantized)
+    kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in mixed.graph.initializer}
+    for name, expected in zip(makers, run(quantized, sample(quantized), *makers), strict=True):
+        np.testing.assert_array_equal(kept[name], expected)
+    assert not set(makers.values()) & set(kept)
+    assert mixed.ByteSize() < quantized.ByteSize()
+
+
+def test_a_scale_that_float16_would_blur_keeps_its_pair_and_its_layer_in_float32() -> None:
+    text = """(float[n,16] x) => (float[n,16] y) <float[16,16] w, float[16,16] v, float k = {0.0001}> {
+        m = MatMul(x, w) h = Mul(m, k) y = MatMul(h, v) }"""
+    model = int8(graph(text))
+    mixed, kept = to_half(model)
+    onnx.checker.check_model(mixed, full_check=True)
+    pair = ["h_QuantizeLinear", "h_DequantizeLinear"]
+    assert [kept.pop(name).split(" is below ")[1] for name in pair] == [
+        "float16's smallest normal number 6.1e-05"
+    ] * 2
+    assert kept == {
+        "x_QuantizeLinear": INPUT,
+        "MatMul_y": "'h_DequantizeLinear' in front of it stays in float32",
+    }
+    assert behind_dequantizers(mixed)
+    assert built(mixed) == {"int8": {"MATRIX_MULTIPLY": 2}}
+    x = sample(model)
+    assert fidelity(run(model, x)[0], run(mixed, x)[0]).snr_db > 40
+
+
+def test_a_pair_whose_scale_vanishes_in_float16_still_computes() -> None:
+    model = with_scale(1e-9, of="v")
+    mixed, kept = to_half(model)
+    assert "its scale 1e-09 is below float16's smallest normal number 6.1e-05" in kept.values()
+    assert "MatMul_y" in kept
+    x = sample(model)
+    assert np.abs(run(model, x)[0]).max() > 0
+    assert fidelity(run(model, x)[0], run(mixed, x)[0]).snr_db > 40
+
+
+@settings(max_examples=25, deadline=None)
+@example(20.4 * 2.0**-24)  # of float16's smallest number: to the nearest would be too small
+@given(st.floats(1e-6, 6e-5))
+def test_weights_of_a_subnormal_scale_lose_no_more_than_half_a_step(scale: float) -> None:
+    model = with_scale(scale, of="w")
+    weight = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "w")
+    small = (np.abs(weight) / np.abs(weight).max() * 127 * scale).astype(np.float32)
+    tensor = next(t for t in model.graph.initializer if t.name == "w")
+    tensor.CopyFrom(numpy_helper.from_array(small, "w"))
+    mixed, _ = to_half(model)
+    stored = {t.name: numpy_helper.to_array(t) for t in mixed.graph.initializer}
+    made = next(n for n in mixed.graph.node if n.input[0] == "w_QuantizeLinear_Output")
+    integers, scales = stored[made.input[0]].astype(np.float64), stored[made.input[1]].astype(np.float64)
+    assert scales.max() <= np.float32(scale) * (1 + 1 / 16)
+    assert np.abs(integers * scales - small).max() <= scales.max() / 2 * (1 + 1e-5)
+
+
+def test_a_blocked_layer_is_int8_with_float32_around() -> None:
+    model = onnx.load_model_from_string(simple())
+    mixed, kept = to_half(model, block=["MatMul_h"])
+    from_float32 = "it quantizes 'h', which is float32"
+    assert set(kept.values()) == {"excluded by 'MatMul_h'", INPUT, from_float32}
+    onnx.checker.check_model(mixed, full_check=True)
+    assert behind_dequantizers(mixed)
+    read = {name for node in mixed.graph.node for name in node.input} | {"y"}
+    assert all(set(node.output) & read for node in mixed.graph.node)
+    assert built(mixed) == {"int8": {"MATRIX_MULTIPLY": 2}}
+
+
+def test_what_dequantizes_beyond_65504_stays_in_float32() -> None:
+    mixed, kept = to_half(with_scale(600.0, of="h"))
+    assert any("reaches 7.68e+04, beyond float16's 65504" in reason for reason in kept.values())
+    assert "MatMul_y" in kept
+    onnx.checker.check_model(mixed, full_check=True)
+
+
+def test_an_activation_whose_quantizer_says_that_it_is_subnormal_stays_in_float32() -> None:
+    model = with_scale(1e-9, of="h")
+    assert to_half(model)[1]["MatMul_h"] == "'h' reaches only 1.28e-07, all subnormal in float16"
+
+
+def test_a_scale_made_at_run_time_stays_in_float32() -> None:
+    text = """(float[n,4] x) => (float[n,4] y) { q, s, z = DynamicQuantizeLinear(x)
+        [d] y = DequantizeLinear(q, s, z) }"""
+    _, kept = to_half(graph(text, 19))
+    assert kept["d"] == "its scale is computed at run time"
+
+
+@pytest.mark.parametrize("version", [19, 21, 23])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_types_of_q_and_dq_follow_every_opset(version: int, dtype: Half) -> None:
+    text = """(float[n,4] x) => (float[n,4] y) <float s = {0.02}, int8 z = {0}, float[4,4] w> {
+        h = Relu(x) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = MatMul(d, w) }"""
+    half, kept = to_half(graph(text, version), dtype)
+    onnx.checker.check_model(half, full_check=True)
+    assert (kept, opset(half)) == ({}, version)
+    wanted = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[dtype]
+    assert {t.data_type for t in half.graph.initializer} == {wanted, TensorProto.INT8}

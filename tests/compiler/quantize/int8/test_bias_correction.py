@@ -1,0 +1,175 @@
+"""Corrected biases take the mean error off each channel, for both targets, by hand and by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from written_models import model_of, outputs_of
+
+from qcompile.compiler.quantize.int8.bias_correction import correct_biases
+from qcompile.compiler.quantize.int8.placement import Target, plan
+from qcompile.compiler.quantize.int8.static import quantize_static
+from qcompile.compiler.quantize.prepare import prepared
+from qcompile.data.batches import Data
+from qcompile.model.onnx_file import model_io
+
+Floats = NDArray[np.float32]
+TARGETS: tuple[Target, ...] = ("onnxruntime", "tensorrt", "openvino")
+
+
+class Case:
+    """A float model, its samples, and what quantization makes of it."""
+
+    def __init__(self, folder: Path, model: onnx.ModelProto, x: Floats, target: Target) -> None:
+        self.model, self.x, self.path = model, x, folder / "model.onnx"
+        onnx.save(model, self.path)
+        np.savez(folder / "data.npz", x=x)
+        self.data = Data(str(folder / "data.npz"), model_io(model).inputs, batch_size=8)
+        ready = prepared(model)
+        names = [name for node in ready.graph.node for name in node.output]
+        found = [x, *outputs_of(ready, x, *names)]
+        ranges = {
+            name: (1.2 * float(values.min()), 1.2 * float(values.max()))
+            for name, values in zip(["x", *names], found, strict=True)
+        }
+        # Clipped, so that activations bring an error of their own.
+        ranges["x"] = (0.5 * float(x.min()), 0.5 * float(x.max()))
+        self.quantized = quantize_static(ready, plan(ready, target), ranges)
+
+    def corrected(self, limit: int | None = None) -> tuple[onnx.ModelProto, int]:
+        return correct_biases(self.path, self.quantized, self.data, limit)
+
+
+def stored(model: onnx.ModelProto) -> dict[str, Floats]:
+    """The initializers."""
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def mean_error(model: onnx.ModelProto, other: onnx.ModelProto, x: Floats) -> NDArray[np.float64]:
+    """Mean difference of the first outputs by channel, axis 1."""
+    difference = outputs_of(model, x)[0].astype(np.float64) - outputs_of(other, x)[0]
+    return difference.mean(axis=tuple(i for i in range(difference.ndim) if i != 1))
+
+
+def skewed(seed: int, *shape: int) -> Floats:
+    """Values of one sign for the most part, as activations are; rounded weights then shift the mean."""
+    return np.random.default_rng(seed).normal(1.0, 0.8, shape).astype(np.float32)
+
+
+LAYERS = {
+    "Gemm": ("(float[N,6] x) => (float[N,4] y) { y = Gemm(x, w, b) }", (6, 4), (6,)),
+    "transposed Gemm": (
+        "(float[N,6] x) => (float[N,4] y) { y = Gemm<transB=1, alpha=0.5>(x, w, b) }",
+        (4, 6),
+        (6,),
+    ),
+    "MatMul": ("(float[N,6] x) => (float[N,4] y) { m = MatMul(x, w) y = Add(m, b) }", (6, 4), (6,)),
+    "MatMul, bias first": (
+        "(float[N,6] x) => (float[N,4] y) { m = MatMul(x, w) y = Add(b, m) }",
+        (6, 4),
+        (6,),
+    ),
+    "Conv": (
+        "(float[N,3,8,8] x) => (float[N,4,4,4] y) { y = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w, b) }",
+        (4, 3, 3, 3),
+        (3, 8, 8),
+    ),
+    "depthwise Conv": (
+        "(float[N,4,8,8] x) => (float[N,4,8,8] y) { y = Conv<pads=[1,1,1,1], group=4>(x, w, b) }",
+        (4, 1, 3, 3),
+        (4, 8, 8),
+    ),
+    "1D Conv": ("(float[N,3,8] x) => (float[N,4,6] y) { y = Conv(x, w, b) }", (4, 3, 3), (3, 8)),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_mean_of_a_layer_becomes_that_of_the_float_layer(
+    name: str, target: Target, tmp_path: Path
+) -> None:
+    text, w, x = LAYERS[name]
+    model = model_of(text, w=skewed(1, *w) - np.float32(0.7), b=skewed(2, 4))
+    case = Case(tmp_path, model, skewed(3, 40, *x), target)
+    corrected, count = case.corrected()
+    onnx.checker.check_model(corrected)
+    before, after = (np.abs(mean_error(model, q, case.x)) for q in (case.quantized, corrected))
+    assert count == 1
+    assert before.max() > 0.05
+    step = 0.02 if "Conv" in name and target != "tensorrt" else 0.003  # the output is quantized there
+    np.testing.assert_array_less(after, step)
+
+
+def test_the_correction_is_what_integers_by_hand_give(tmp_path: Path) -> None:
+    x, w, b = skewed(3, 40, 6), skewed(1, 6, 4), skewed(2, 4)
+    model = model_of("(float[N,6] x) => (float[N,4] y) { y = Gemm(x, w, b) }", w=w, b=b)
+    case = Case(tmp_path, model, x, "tensorrt")
+    scale = 0.5 * np.abs(x).max() / 127
+    scales = np.abs(w).max(axis=0) / 127
+    rounded_x = np.clip(np.round(x / scale), -128, 127) * scale
+    rounded_w = np.round(w / scales) * scales
+    expected = b + (x @ w - rounded_x @ rounded_w).mean(axis=0)
+    np.testing.assert_allclose(stored(case.corrected()[0])["b"], expected, atol=1e-3)
+    head = b + (x @ w - rounded_x @ rounded_w)[:5].mean(axis=0)
+    np.testing.assert_allclose(stored(case.corrected(limit=5)[0])["b"], head, atol=1e-3)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_layer_is_measured_on_the_activations_of_the_float_model(
+    target: Target, tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    model = tiny("residual")
+    case = Case(tmp_path, model, skewed(0, 48, 4, 8, 8), target)
+    corrected, count = case.corrected()
+    assert count == 3  # a Relu is folded into the first of them for ONNX Runtime
+    before, after = (np.abs(mean_error(model, q, case.x)) for q in (case.quantized, corrected))
+    assert after.mean() < before.mean()
+    changed = {n for n, v in stored(corrected).items() if not np.array_equal(v, stored(case.quantized)[n])}
+    biases = {"b1", "b2", "b3"}
+    assert changed == ({f"{n}_quantized" for n in biases} if target == "onnxruntime" else biases)
+    types = {tensor.name: tensor.data_type for tensor in case.quantized.graph.initializer}
+    assert {tensor.name: tensor.data_type for tensor in corrected.graph.initializer} == types
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_layers_without_a_bias_of_their_own_are_left_alone(target: Target, tmp_path: Path) -> None:
+    model = model_of(
+        """(float[N,4] x) => (float[N,4] y) {
+        a = MatMul(x, w1) r = Relu(a) c = MatMul(r, w2) d = Add(c, b) e = Add(r, b) y = Mul(d, e) }""",
+        w1=skewed(1, 4, 4),
+        w2=skewed(2, 4, 4),
+        b=skewed(3, 4),
+    )
+    case = Case(tmp_path, model, skewed(4, 16, 4), target)
+    before = case.quantized.SerializeToString()
+    corrected, count = case.corrected()
+    assert count == 0
+    assert corrected.SerializeToString() == before
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1, 5, 4), (5, 1), (5, 4)])
+def test_what_differs_by_position_is_no_bias(target: Target, shape: tuple[int, ...], tmp_path: Path) -> None:
+    model = model_of(
+        "(float[N,5,4] x) => (float[N,5,4] y) { a = MatMul(x, w) y = Add(a, b) }",
+        w=skewed(1, 4, 4),
+        b=skewed(3, *shape),
+    )
+    case = Case(tmp_path, model, skewed(4, 16, 5, 4), target)
+    assert case.corrected()[1] == 0
+
+
+def test_the_quantized_model_that_was_given_does_not_change(tmp_path: Path) -> None:
+    text, w, x = LAYERS["Gemm"]
+    case = Case(tmp_path, model_of(text, w=skewed(1, *w), b=skewed(2, 4)), skewed(3, 16, *x), "onnxruntime")
+    before = case.quantized.SerializeToString()
+    seen: list[int] = []
+    correct_biases(case.path, case.quantized, case.data, 9, lambda _, done=0, __=None: seen.append(done))
+    assert case.quantized.SerializeToString() == before
+    assert seen == list(range(1, 10))

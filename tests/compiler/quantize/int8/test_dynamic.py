@@ -1,0 +1,306 @@
+"""Weights as int8, scales of activations found while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper, parser
+
+from qcompile.compiler.quantize.int8.dynamic import WeightType, quantize_dynamic
+from qcompile.compiler.quantize.prepare import prepared
+from qcompile.errors import InvalidOption, QuantizationError
+from qcompile.model.output_error import fidelity
+
+HIDDEN = 4
+TYPES: tuple[WeightType, ...] = ("int8", "uint8")
+ONNX_TYPES = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}
+
+
+def run_all(model: onnx.ModelProto, feeds: dict[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
+    """The outputs of a model."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def run(model: onnx.ModelProto, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The first output of a model."""
+    return run_all(model, {"x": x})[0]
+
+
+def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    """Normal float32 values."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def recurrent(operator: str, gates: int) -> onnx.ModelProto:
+    """A recurrent layer and a MatMul: x [5,1,8] to y [5,1,1,3]."""
+    nodes = [
+        helper.make_node(operator, ["x", "w", "r"], ["h"], "recurrent", hidden_size=HIDDEN),
+        helper.make_node("MatMul", ["h", "v"], ["y"], "head"),
+    ]
+    shapes = {"w": (1, gates * HIDDEN, 8), "r": (1, gates * HIDDEN, HIDDEN), "v": (HIDDEN, 3)}
+    weights = [numpy_helper.from_array(normal(*shape) * 0.3, name) for name, shape in shapes.items()]
+    inputs = [helper.make_tensor_value_info("x", 1, [5, 1, 8])]
+    outputs = [helper.make_tensor_value_info("y", 1, [5, 1, 1, 3])]
+    graph = helper.make_graph(nodes, "recurrent", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def with_states(operator: str, direction: str) -> tuple[onnx.ModelProto, dict[str, NDArray[np.generic]]]:
+    """A recurrent layer with all its inputs and outputs, and feeds: 3 sequences of up to 5 steps."""
+    gates, directions = {"LSTM": 4, "GRU": 3}[operator], 2 if direction == "bidirectional" else 1
+    feeds: dict[str, NDArray[np.generic]] = {
+        "x": normal(5, 3, 8),
+        "lens": np.array([5, 2, 3], np.int32),
+        "h0": normal(directions, 3, HIDDEN, seed=1),
+    }
+    shapes = {
+        "w": (directions, gates * HIDDEN, 8),
+        "r": (directions, gates * HIDDEN, HIDDEN),
+        "b": (directions, 2 * gates * HIDDEN),
+    }
+    names, outputs = ["x", "w", "r", "b", "lens", "h0"], ["y", "yh"]
+    settings: dict[str, object] = {"hidden_size": HIDDEN, "direction": direction}
+    if operator == "LSTM":
+        feeds["c0"], shapes["p"] = normal(directions, 3, HIDDEN, seed=2), (directions, 3 * HIDDEN)
+        names, outputs = [*names, "c0", "p"], [*outputs, "yc"]
+    else:
+        settings["linear_before_reset"] = 1
+    node = helper.make_node(operator, names, outputs, "recurrent", **settings)
+    weights = [numpy_helper.from_array(normal(*shape) * 0.3, name) for name, shape in shapes.items()]
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in feeds.items()
+    ]
+    states = [helper.make_tensor_value_info(name, 1, [directions, 3, HIDDEN]) for name in outputs[1:]]
+    every = [helper.make_tensor_value_info("y", 1, [5, directions, 3, HIDDEN]), *states]
+    graph = helper.make_graph([node], "states", inputs, every, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model, full_check=True)
+    return model, feeds
+
+
+def quantized(
+    model: onnx.ModelProto, path: Path, *exclude: str, weight_type: WeightType = "int8"
+) -> tuple[onnx.ModelProto, dict[str, int], dict[str, int]]:
+    """Prepare and quantize; return the written model, what was planned and what was reached."""
+    planned, reached = quantize_dynamic(prepared(model), path, exclude=exclude, weight_type=weight_type)
+    written = onnx.load(path)
+    onnx.checker.check_model(written)
+    return written, planned, reached
+
+
+def test_every_matmul_is_quantized_per_output_channel(
+    tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    model = tiny("mlp")
+    written, planned, reached = quantized(model, tmp_path / "m.onnx")
+    assert planned == {"MatMul": 2}
+    assert reached == {"MatMulInteger": 2}
+    integers = [n for n in written.graph.node if n.op_type == "MatMulInteger"]
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
+    assert [stored[node.input[1]].dtype for node in integers] == [np.int8, np.int8]
+    assert {array.shape for name, array in stored.items() if name.endswith("scale")} == {(32,), (8,)}
+    x = normal(16, 16)
+    assert fidelity(run(model, x), run(written, x)).snr_db > 25
+
+
+def test_a_gemm_is_quantized_and_convolutions_are_left_alone(
+    tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    model = tiny("residual")
+    written, planned, reached = quantized(model, tmp_path / "m.onnx")
+    assert (planned, reached) == ({"Gemm": 1}, {"MatMulInteger": 1})
+    assert [n.op_type for n in written.graph.node].count("Conv") == 2
+    x = normal(4, 4, 8, 8)
+    assert fidelity(run(model, x), run(written, x)).snr_db > 25
+
+
+def test_an_excluded_node_stays_in_float(tiny: Callable[..., onnx.ModelProto], tmp_path: Path) -> None:
+    written, planned, reached = quantized(tiny("mlp"), tmp_path / "m.onnx", "matmul1")
+    assert (planned, reached) == ({"MatMul": 1}, {"MatMulInteger": 1})
+    assert [n.name for n in written.graph.node if n.op_type == "MatMul"] == ["matmul1"]
+
+
+def test_an_lstm_is_quantized(tmp_path: Path) -> None:
+    model = recurrent("LSTM", 4)
+    written, planned, reached = quantized(model, tmp_path / "m.onnx")
+    assert planned == {"LSTM": 1, "MatMul": 1}
+    assert reached == {"DynamicQuantizeLSTM": 1, "MatMulInteger": 1}
+    x = normal(5, 1, 8)
+    assert fidelity(run(model, x), run(written, x)).snr_db > 25
+
+
+@pytest.mark.parametrize("weight_type", TYPES)
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
+def test_directions_lengths_and_states_survive(
+    operator: str, direction: str, weight_type: WeightType, tmp_path: Path
+) -> None:
+    model, feeds = with_states(operator, direction)
+    written, planned, reached = quantized(model, tmp_path / "m.onnx", weight_type=weight_type)
+    integer = {"LSTM": "DynamicQuantizeLSTM", "GRU": "GRU (weights only)"}[operator]
+    assert (planned, reached) == ({operator: 1}, {integer: 1})
+    for expected, found in zip(run_all(model, feeds), run_all(written, feeds), strict=True):
+        assert fidelity(expected, found).snr_db > 30
+    for name in feeds:  # and each input still matters
+        changed = feeds | {name: np.ones_like(feeds[name])}
+        for expected, found in zip(run_all(model, changed), run_all(written, changed), strict=True):
+            assert fidelity(expected, found).snr_db > 30
+
+
+@pytest.mark.parametrize("weight_type", TYPES)
+def test_the_integers_of_a_product_and_of_an_lstm_are_of_the_type_asked_for(
+    weight_type: WeightType, tmp_path: Path
+) -> None:
+    model = recurrent("LSTM", 4)
+    written, _, reached = quantized(model, tmp_path / "m.onnx", weight_type=weight_type)
+    assert reached == {"DynamicQuantizeLSTM": 1, "MatMulInteger": 1}
+    stored = {tensor.name: tensor.data_type for tensor in written.graph.initializer}
+    lstm, product = (
+        next(node for node in written.graph.node if node.op_type == kind)
+        for kind in ("DynamicQuantizeLSTM", "MatMulInteger")
+    )
+    weights = [*(lstm.input[index] for index in (1, 2, 9, 11)), product.input[1], product.input[3]]
+    assert {stored[name] for name in weights} == {ONNX_TYPES[weight_type]}
+    x = normal(5, 1, 8)
+    assert fidelity(run(model, x), run(written, x)).snr_db > 25
+
+
+def test_a_gru_is_stored_as_int8_and_becomes_float_when_it_is_loaded(tmp_path: Path) -> None:
+    model = recurrent("GRU", 3)
+    written, planned, reached = quantized(model, tmp_path / "m.onnx")
+    assert planned == {"GRU": 1, "MatMul": 1}
+    assert reached == {"GRU (weights only)": 1, "MatMulInteger": 1}
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
+    assert (stored["w/int8"].dtype, stored["w/int8"].shape) == (np.int8, (1, 12, 8))
+    assert stored["w/scale"].shape == stored["r/scale"].shape == (1, 12, 1)  # one for each gate's row
+    assert {"w", "r"} & set(stored) == set()
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    onnxruntime.InferenceSession(tmp_path / "m.onnx", options, providers=["CPUExecutionProvider"])
+    loaded = onnx.load(tmp_path / "loaded.onnx")
+    gru = next(node for node in loaded.graph.node if node.op_type == "GRU")
+    floats = {tensor.name: numpy_helper.to_array(tensor) for tensor in loaded.graph.initializer}
+    original = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for name, found in (("w", floats[gru.input[1]]), ("r", floats[gru.input[2]])):
+        assert (np.abs(found - original[name]) <= stored[f"{name}/scale"] / 2 * (1 + 1e-5)).all()
+    x = normal(5, 1, 8)
+    assert fidelity(run(model, x), run(written, x)).snr_db > 25
+
+
+def test_an_excluded_gru_keeps_its_weights(tmp_path: Path) -> None:
+    written, planned, reached = quantized(recurrent("GRU", 3), tmp_path / "m.onnx", "GRU")
+    assert (planned, reached) == ({"MatMul": 1}, {"MatMulInteger": 1})
+    assert {"w", "r"} <= {tensor.name for tensor in written.graph.initializer}
+
+
+@pytest.mark.parametrize("exclude", [(), ("second",)])
+@pytest.mark.parametrize(("operator", "gates"), [("LSTM", 4), ("GRU", 3)])
+def test_layers_that_share_weights_are_each_computed_right(
+    operator: str, gates: int, exclude: tuple[str, ...], tmp_path: Path
+) -> None:
+    """ONNX Runtime's quantizer reshapes an LSTM's weight in place, whoever else reads it."""
+    names = ["x", "w", "r"]
+    nodes = [
+        helper.make_node(operator, names, ["a", "h"], "first", hidden_size=8),
+        helper.make_node(operator, [*names, "", "", "h"], ["y"], "second", hidden_size=8),
+    ]
+    weights = [numpy_helper.from_array(normal(1, gates * 8, 8, seed=i) * 0.3, n) for i, n in enumerate("wr")]
+    inputs = [helper.make_tensor_value_info("x", 1, [5, 2, 8])]
+    outputs = [helper.make_tensor_value_info("y", 1, [5, 1, 2, 8])]
+    graph = helper.make_graph(nodes, "shared", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    written, planned, reached = quantized(model, tmp_path / "m.onnx", *exclude)
+    assert sum(planned.values()) == sum(reached.values()) == 2 - len(exclude)
+    x = normal(5, 2, 8)
+    assert fidelity(run(model, x), run(written, x)).snr_db > 30
+
+
+def test_an_excluded_product_reads_the_float_weight_that_it_shares(tmp_path: Path) -> None:
+    text = "(float[6,8] x) => (float[6,8] a, float[6,8] y) { a = MatMul(x, w) y = MatMul(x, w) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {text}')
+    model.graph.initializer.append(numpy_helper.from_array(normal(8, 8), "w"))
+    written, _, reached = quantized(model, tmp_path / "m.onnx", "MatMul_y")
+    assert reached == {"MatMulInteger": 1}
+    x = {"x": normal(6, 8)}
+    rounded, exact = run_all(written, dict(x))
+    np.testing.assert_allclose(exact, run_all(model, dict(x))[1], rtol=1e-6)
+    assert 25 < fidelity(exact, rounded).snr_db < 60
+
+
+def test_an_unknown_weight_type_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="int8 or uint8"):
+        quantized(recurrent("LSTM", 4), tmp_path / "m.onnx", weight_type="int4")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        """(float[2,7,8] x) => (float[2,7,5] y) <float[8,8] v, float[2,8,5] w> {
+            h = MatMul(x, v) y = MatMul(h, w) }""",
+        """(float[8,8] x) => (float[8,5] y) <float[8,8] v, float[8,5] w> {
+            h = MatMul(x, v) y = Gemm <transA = 1> (h, w) }""",
+        """(float[6,8] x) => (float[6,8] y) <float[8,8] v, float[64] w, int64[2] s = {8, 8}> {
+            h = MatMul(x, v) made = Reshape(w, s) y = MatMul(h, made) }""",
+    ],
+    ids=["a batch of weights", "a transposed activation", "a weight made by a node"],
+)
+def test_a_node_that_is_hard_to_quantize_does_not_keep_another_from_it(graph: str, tmp_path: Path) -> None:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {graph}')
+    for value in model.graph.value_info:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(normal(*shape) * 0.3, value.name))
+    del model.graph.value_info[:]
+    onnx.checker.check_model(model, full_check=True)
+    written, planned, reached = quantized(model, tmp_path / "m.onnx")
+    assert planned["MatMul"] == reached["MatMulInteger"] >= 1
+    x = normal(*(dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim))
+    assert fidelity(run(model, x), run(written, x)).snr_db > 25
+
+
+@pytest.mark.parametrize("exclude", [(), ("add_one",)])
+def test_a_model_with_nothing_to_quantize_is_an_error(
+    exclude: tuple[str, ...], tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    with pytest.raises(QuantizationError, match="nothing to quantize") as caught:
+        quantized(tiny("elementwise"), tmp_path / "m.onnx", *exclude)
+    assert "static" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_excluding_everything_is_an_error(tiny: Callable[..., onnx.ModelProto], tmp_path: Path) -> None:
+    with pytest.raises(QuantizationError, match="nothing to quantize"):
+        quantized(tiny("mlp"), tmp_path / "m.onnx", "MatMul")
+
+
+def test_a_pattern_that_matches_nothing_is_an_error(
+    tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidOption, match="--exclude 'Conv'"):
+        quantized(tiny("mlp"), tmp_path / "m.onnx", "Conv")
+
+
+def test_gemms_that_share_a_transposed_weight_keep_it(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer transposes a shared weight twice: 5 dB were left of a Transformer."""
+    weight = numpy_helper.from_array(normal(8, 8) * 0.3, "w")
+    bias = numpy_helper.from_array(normal(8), "b")
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"], "first", transB=1),
+        helper.make_node("Relu", ["h"], ["r"], "relu"),
+        helper.make_node("Gemm", ["r", "w", "b"], ["y"], "second", transB=1),
+    ]
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [6, 8]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "shared", values[:1], values[1:], [weight, bias])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    written, planned, reached = quantized(model, tmp_path / "m.onnx")
+    assert (planned, reached) == ({"Gemm": 2}, {"MatMulInteger": 2})
+    x = normal(6, 8)
+    assert fidelity(run(model, x), run(written, x)).snr_db > 25

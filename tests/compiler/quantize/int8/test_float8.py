@@ -1,0 +1,326 @@
+"""FP8 is E4M3 to the last bit: numpy computes what ONNX Runtime must, and TensorRT-RTX builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, parser
+
+import qcompile
+from qcompile.artifact import Artifact
+from qcompile.compiler.quantize.int8.float8 import round_to_float8, unfit_for_float8, weight_scales
+from qcompile.compiler.quantize.int8.placement import plan
+from qcompile.compiler.quantize.prepare import prepared
+from qcompile.errors import QuantizationError
+from qcompile.model.graph import graph_precision, weighted_nodes
+from qcompile.model.onnx_file import opset
+
+Floats = NDArray[np.float32]
+E4M3 = ml_dtypes.float8_e4m3fn
+
+NETWORK = """
+<ir_version: 8, opset_import: ["" : 17]>
+tiny (float[batch,3,8,8] x) => (float[batch,5] y) {
+    [first] a = Conv <pads = [1,1,1,1]> (x, w0)
+    [conv1] b = Conv <pads = [1,1,1,1]> (a, w1, b1)
+    [relu1] c = Relu(b)
+    [conv2] d = Conv <pads = [1,1,1,1]> (c, w2, b2)
+    [add] e = Add(d, c)
+    [pool] f = GlobalAveragePool(e)
+    [flat] g = Flatten(f)
+    [gemm] h = Gemm <transB = 1> (g, w3, b3)
+    [product] i = MatMul(h, w4)
+    [bias] y = Add(i, b4)
+}
+"""
+SHAPES = {
+    "w0": (16, 3, 3, 3), "w1": (16, 16, 3, 3), "b1": (16,), "w2": (16, 16, 3, 3), "b2": (16,),
+    "w3": (32, 16), "b3": (32,), "w4": (32, 5), "b4": (5,),
+}  # fmt: skip
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 0.2) -> Floats:
+    """Normal float32 values."""
+    return (np.random.default_rng([seed, *shape]).standard_normal(shape) * scale).astype(np.float32)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    """A network of every kind of layer that FP8 takes, with its samples and ranges beside it."""
+    model = parser.parse_model(NETWORK)
+    model.graph.initializer.extend(numpy_helper.from_array(normal(*s), n) for n, s in SHAPES.items())
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path)
+    np.savez(tmp_path / "x.npz", x=normal(16, 3, 8, 8, seed=1, scale=1.0))
+    qcompile.calibrate(path, str(tmp_path / "x.npz"), tmp_path / "net.ranges", method="minmax")
+    return path
+
+
+def fp8(path: Path, **options: Any) -> Artifact:
+    """Quantize a calibrated network to FP8."""
+    return qcompile.quantize(
+        path, path.with_name("fp8.onnx"), ranges=path.with_suffix(".ranges"), target="tensorrt",
+        precision="fp8", **options,
+    )  # fmt: skip
+
+
+def run(model: onnx.ModelProto, x: Floats, *names: str) -> list[Floats]:
+    """The outputs, or other tensors, of a model as it is written."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    if names:
+        del copy.graph.output[:]
+        copy.graph.output.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in names)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    found: list[Floats] = session.run(None, {"x": x})
+    return found
+
+
+def every_e4m3() -> NDArray[np.float64]:
+    """The 254 numbers of E4M3 by their bits: sign, exponent of bias 7, mantissa of 3 bits; no infinity."""
+    values = []
+    for code in range(256):
+        sign, exponent, mantissa = code >> 7, (code >> 3) & 15, code & 7
+        if exponent == 15 and mantissa == 7:
+            continue  # not a number
+        size = (mantissa / 8) * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+        values.append(-size if sign else size)
+    return np.array(values)
+
+
+def nearest_e4m3(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Round by looking at every number there is; of two as near, the one of even mantissa."""
+    numbers = np.unique(np.abs(every_e4m3()))
+    wide = np.abs(values.astype(np.float64))
+    distance = np.abs(wide[..., None] - numbers)
+    odd = np.arange(len(numbers)) % 2  # codes count up with the numbers
+    found: NDArray[np.float64] = numbers[np.argmin(distance + odd * 1e-300, axis=-1)]
+    ties = np.isclose(distance, distance.min(-1, keepdims=True), rtol=0, atol=0)
+    even = np.where(ties & (odd == 0), numbers, np.inf).min(-1)
+    return np.sign(values) * np.where(ties.sum(-1) > 1, even, found)
+
+
+def fake_fp8(values: Floats, scale: Any) -> Floats:
+    """What a Q/DQ pair makes of values."""
+    rounded = nearest_e4m3(np.clip(values / np.float32(scale), -448, 448))
+    return (rounded * np.float64(scale)).astype(np.float32)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    hnp.arrays(np.float32, (4, 6), elements=st.floats(-1000, 1000, width=32)),
+    st.sampled_from([0, 1, None]),
+    st.booleans(),
+)
+def test_weights_become_the_nearest_e4m3_numbers(weight: Floats, axis: int | None, half: bool) -> None:
+    scales = weight_scales(weight, axis, half=half)
+    shaped = scales if axis is None else scales.reshape((-1, 1) if axis == 0 else (1, -1))
+    found = round_to_float8(weight, scales, axis).astype(np.float64)
+    np.testing.assert_array_equal(found, nearest_e4m3(np.clip(weight / shaped, -448, 448)))
+    amax = np.abs(weight).max() if axis is None else np.abs(weight).max(1 - axis)
+    used = np.where(amax >= np.finfo(np.float32).tiny * 448, amax, 448)
+    assert (scales * 448 >= used * (1 - 1e-6)).all()
+    if half:
+        np.testing.assert_array_equal(scales, scales.astype(np.float16).astype(np.float32))
+    else:
+        np.testing.assert_allclose(scales, used / 448, rtol=1e-6)
+
+
+def test_the_graph_computes_what_numpy_does_with_every_number_rounded(network: Path) -> None:
+    artifact = fp8(network)
+    model, x = onnx.load(artifact.path), normal(4, 3, 8, 8, seed=2, scale=1.0)
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    float_model = onnx.load(network)
+    weights = {t.name: numpy_helper.to_array(t) for t in float_model.graph.initializer}
+    made_by = {node.output[0]: node for node in model.graph.node}
+    (h, found) = run(model, x, "h", "i")
+    quantize = made_by[made_by[next(n for n in model.graph.node if n.name == "product").input[0]].input[0]]
+    amax = np.abs(run(float_model, np.load(network.with_name("x.npz"))["x"], "h")[0]).max()
+    np.testing.assert_allclose(stored[quantize.input[1]], amax / 448, rtol=1e-5)
+    columns = np.abs(weights["w4"]).max(0) / 448
+    rounded = nearest_e4m3(np.clip(weights["w4"] / columns.astype(np.float32), -448, 448)) * columns
+    expected = fake_fp8(h, stored[quantize.input[1]]) @ rounded.astype(np.float32)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_activations_are_quantized_by_scales_and_weights_are_stored_as_float8(network: Path) -> None:
+    model = onnx.load(fp8(network).path)
+    assert opset(model) == 19
+    assert model.ir_version >= 9
+    types = {t.name: t.data_type for t in model.graph.initializer}
+    assert set(types.values()) == {TensorProto.FLOAT, TensorProto.FLOAT8E4M3FN}
+    assert all(node.input[0] not in types for node in model.graph.node if node.op_type == "QuantizeLinear")
+    for node in weighted_nodes(model)["fp8"]:
+        weight = next(n for n in model.graph.node if n.output[0] == node.input[1])
+        assert types[weight.input[0]] == TensorProto.FLOAT8E4M3FN
+        assert types[weight.input[2]] == TensorProto.FLOAT8E4M3FN
+    onnx.checker.check_model(model, full_check=True)
+
+
+def test_the_manifest_says_what_became_fp8_and_why_the_rest_did_not(network: Path) -> None:
+    artifact = fp8(network)
+    proof = artifact.manifest.proof
+    assert artifact.manifest.precision == graph_precision(onnx.load(artifact.path)) == "fp8"
+    assert proof["nodes_by_precision"]["fp8"] == {"Conv": 2, "Gemm": 1, "MatMul": 1}  # type: ignore[index]
+    assert proof["left_in_float"] == {
+        "first": "its 3 and 16 channels fit no FP8 kernel, which takes multiples of 16"
+    }
+    assert float(artifact.manifest.checks[0].detail.split()[0]) > 20
+    assert artifact.manifest.options["correct_bias"] is False
+
+
+def test_biases_are_corrected_where_there_are_samples(network: Path) -> None:
+    data = str(network.with_name("x.npz"))
+    x = np.load(data)["x"]
+    expected = run(onnx.load(network), x)[0]
+    plain = run(onnx.load(fp8(network, correct_bias=False, data=data).path), x)[0]
+    artifact = fp8(network, data=data)
+    corrected = run(onnx.load(artifact.path), x)[0]
+    assert artifact.manifest.proof["corrected_biases"] == 4
+    assert np.abs((corrected - expected).mean(0)).max() < np.abs((plain - expected).mean(0)).max()
+
+
+@pytest.mark.parametrize("rest", ["fp16", "bf16"])
+def test_what_fp8_leaves_in_float_may_be_half(network: Path, rest: str) -> None:
+    artifact = fp8(network, rest=rest)
+    counts = artifact.manifest.proof["nodes_by_precision"]
+    assert counts["fp8"] == {"Conv": 2, "Gemm": 1, "MatMul": 1}  # type: ignore[index]
+    assert counts[rest] == {"Conv": 1}  # type: ignore[index]
+    assert float(artifact.manifest.checks[0].detail.split()[0]) > 20
+
+
+@pytest.mark.parametrize("names", [("w4", "b4"), ("w3", "b3")])
+def test_small_weights_and_activations_keep_their_scales_beside_float16(
+    names: tuple[str, str], network: Path
+) -> None:
+    """Of which the least that float16 holds with all its bits, 6.1e-5, is not the end."""
+    model = onnx.load(network)
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            small = numpy_helper.to_array(tensor) * np.float32(1e-3)
+            tensor.CopyFrom(numpy_helper.from_array(small, tensor.name))
+    onnx.save(model, network)
+    qcompile.calibrate(network, str(network.with_name("x.npz")), network.with_suffix(".ranges"))
+    artifact = fp8(network, rest="fp16")
+    assert artifact.manifest.proof["left_in_fp32"] == {}
+    assert float(artifact.manifest.checks[0].detail.split()[0]) > 15
+
+
+def test_activations_beyond_float16_stay_in_float32_beside_it(network: Path) -> None:
+    model = onnx.load(network)
+    for tensor in model.graph.initializer:
+        if tensor.name in ("w3", "b3"):
+            large = numpy_helper.to_array(tensor) * np.float32(1e6)
+            tensor.CopyFrom(numpy_helper.from_array(large, tensor.name))
+    onnx.save(model, network)
+    qcompile.calibrate(network, str(network.with_name("x.npz")), network.with_suffix(".ranges"))
+    artifact = fp8(network, rest="fp16")
+    assert np.isfinite(run(onnx.load(artifact.path), normal(2, 3, 8, 8, seed=3, scale=1.0))[0]).all()
+    left = artifact.manifest.proof["left_in_fp32"]
+    assert isinstance(left, dict)
+    assert {"gemm", "product"} <= left.keys()
+    assert "beyond float16's 65504" in left["h_DequantizeLinear"]
+
+
+def test_an_older_model_is_raised_and_still_computes_the_same(
+    tiny_file: Callable[..., Path], samples: Any
+) -> None:
+    path = tiny_file("mlp", opset=13)
+    qcompile.calibrate(path, str(samples("mlp")), path.with_suffix(".ranges"))
+    artifact = fp8(path)
+    assert opset(onnx.load(artifact.path)) == 19
+    assert artifact.manifest.proof["nodes_by_precision"]["fp8"] == {"MatMul": 2}  # type: ignore[index]
+
+
+def test_a_network_of_small_convolutions_alone_has_nothing_for_fp8(
+    tiny_file: Callable[..., Path], samples: Any
+) -> None:
+    path = tiny_file("residual")
+    qcompile.calibrate(path, str(samples("residual")), path.with_suffix(".ranges"))
+    with pytest.raises(QuantizationError, match=r"nothing to quantize: node 'conv1': its 4 and 4 channels"):
+        fp8(path, exclude=["Gemm"])
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "options", "reason"),
+    [
+        ("Conv", (16, 16, 3, 3), {}, None),
+        ("Conv", (48, 16, 5, 5), {}, None),
+        ("Conv", (24, 8, 3, 3), {}, "its 8 and 24 channels fit no FP8 kernel"),
+        ("Conv", (40, 16, 1, 1), {}, "its 16 and 40 channels fit no FP8 kernel"),
+        ("Conv", (16, 16, 7, 7), {}, "its filter of 49 elements is above the 32"),
+        ("Conv", (32, 1, 3, 3), {"group": 32}, "no FP8 kernel for convolutions of groups"),
+        ("ConvTranspose", (16, 16, 2, 2), {}, "no FP8 kernel for ConvTranspose"),
+        ("Gemm", (5, 7), {}, None),
+        ("MatMul", (5, 7), {}, None),
+    ],
+)
+def test_layers_without_a_kernel_stay_in_float(
+    operator: str, shape: tuple[int, ...], options: dict[str, int], reason: str | None
+) -> None:
+    node = helper.make_node(operator, ["x", "w"], ["y"], "layer", **options)
+    found = unfit_for_float8(node, {"w": numpy_helper.from_array(np.zeros(shape, np.float32), "w")})
+    assert (found is None) is (reason is None)
+    assert (reason or "") in (found or "")
+
+
+def test_int8_is_placed_as_ever_where_fp8_is_not_asked_for(network: Path) -> None:
+    ready = prepared(onnx.load(network))
+    assert "first" in plan(ready, "tensorrt").nodes
+    assert "first" not in plan(ready, "tensorrt", float8=True).nodes
+
+
+@pytest.mark.parametrize("rest", ["fp32", "fp16", "bf16"])
+def test_tensorrt_rtx_builds_it_for_gpus_that_have_fp8_and_refuses_others(network: Path, rest: str) -> None:
+    trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    path = fp8(network, rest=rest).path
+    built = {gpu: built_bytes(trt, path, gpu) for gpu in ("SM89", "SM120", "SM86")}
+    assert built["SM89"] > 10_000
+    assert built["SM120"] > 10_000
+    assert built["SM86"] == 0
+
+
+def built_bytes(trt: Any, path: Path, gpu: str) -> int:
+    """The size of the engine that TensorRT-RTX builds for a GPU; 0 where it refuses."""
+    log = trt.Logger(trt.Logger.INTERNAL_ERROR)
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser_ = trt.OnnxParser(network, log)
+    assert parser_.parse_from_file(str(path)), parser_.get_error(0).desc()
+    config = builder.create_builder_config()
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(getattr(trt.ComputeCapability, gpu), 0)
+    profile = builder.create_optimization_profile()
+    profile.set_shape("x", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
+    config.add_optimization_profile(profile)
+    plan_ = builder.build_serialized_network(network, config)
+    return 0 if plan_ is None else int(plan_.nbytes)
+
+
+def test_an_fp8_graph_runs_where_any_onnx_file_runs(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    # ONNX Runtime's optimizer makes integer kernels of FP8 pairs, and then refuses its own graph (1.31.1).
+
+    model = tiny_file("mlp")
+    ranges = qcompile.calibrate(model, str(samples("mlp")), tmp_path / "m.ranges", targets=["tensorrt"]).path
+    made = qcompile.quantize(model, tmp_path / "f8.onnx", ranges=ranges, precision="fp8", target="tensorrt")
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    with qcompile.load(model) as plain, qcompile.load(made.path) as fp8:
+        expected, found = plain.infer({"x": x})["y"], fp8.infer({"x": x})["y"]
+    assert 0 < np.abs(found - expected).max() < 0.2 * np.abs(expected).max()

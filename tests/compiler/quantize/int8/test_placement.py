@@ -1,0 +1,231 @@
+"""Which nodes are quantized for which target, and what is said of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from qcompile.compiler.quantize.int8.placement import TARGETS, Target, plan
+from qcompile.compiler.quantize.match_nodes import match_nodes
+from qcompile.compiler.quantize.prepare import prepared
+from qcompile.errors import InvalidOption
+
+ADDS = """
+<ir_version: 8, opset_import: ["" : 17]>
+adds (float[n,2,4,4] x) => (float[n,2,4,4] y)
+<float[2,2,1,1] w = {1,2,3,4}, float[1] one = {1}, float[2] scale = {1,1}, float[2] zero = {0,0}>
+{
+    [conv] a = Conv(x, w)
+    [norm] b = BatchNormalization(a, scale, zero, zero, scale)
+    [relu] c = Relu(b)
+    [closing] d = Add(x, c)
+    [constant] e = Add(d, one)
+    [plain] f = Add(e, x)
+    [product] g = Mul(f, e)
+    [softmax] y = Softmax(g)
+}
+"""
+
+WEIGHTS = """
+<ir_version: 8, opset_import: ["" : 17]>
+weights (float[n,2] x, float[2,2] outside) => (float[n,2] y, float[2,2] z)
+<float[2,2] w = {1,2,3,4}, float[4] flat = {1,2,3,4}, int64[2] shape = {2,2}>
+{
+    [stored] a = MatMul(x, w)
+    [given] b = MatMul(a, outside)
+    folded = Reshape(flat, shape)
+    [made] y = MatMul(b, folded)
+    [constant] z = MatMul(w, w)
+}
+"""
+
+DECONVOLUTION = """
+<ir_version: 8, opset_import: ["" : 17]>
+deconvolution (float[n,2,4,4] x) => (float[n,2,4,4] y)
+<float[2,2,1,1] w = {1,2,3,4}>
+{
+    [conv] a = Conv(x, w)
+    [deconv] y = ConvTranspose(a, w)
+}
+"""
+
+
+def read(text: str) -> onnx.ModelProto:
+    """A checked and prepared model from ONNX's text form."""
+    model = parser.parse_model(text)
+    onnx.checker.check_model(model)
+    return prepared(model)
+
+
+@pytest.fixture
+def residual(tiny: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
+    """The tiny residual model, prepared."""
+    return prepared(tiny("residual"))
+
+
+def test_tensorrt_quantizes_what_computes_and_the_add_that_closes_the_residual(
+    residual: onnx.ModelProto,
+) -> None:
+    assert plan(residual, "tensorrt").nodes == ("conv1", "conv2", "add", "gemm")
+
+
+def test_an_add_behind_convolutions_in_float_has_nothing_to_be_fused_with(residual: onnx.ModelProto) -> None:
+    placement = plan(residual, "tensorrt", exclude=["conv1", "conv2"])
+    assert placement.nodes == ("gemm",)
+
+
+def test_onnxruntime_quantizes_what_lies_between_too(residual: onnx.ModelProto) -> None:
+    placement = plan(residual, "onnxruntime")
+    assert placement.nodes == tuple(node.name for node in residual.graph.node)
+    assert placement.left_in_float == {}
+
+
+def test_a_sum_of_two_closes_a_residual_like_an_add(residual: onnx.ModelProto) -> None:
+    for node in residual.graph.node:
+        node.op_type = "Sum" if node.op_type == "Add" else node.op_type
+    assert "add" in plan(prepared(residual), "tensorrt").nodes
+
+
+def test_tensorrt_leaves_other_adds_in_float() -> None:
+    assert plan(read(ADDS), "tensorrt").nodes == ("conv", "closing")
+
+
+def test_onnxruntime_leaves_what_follows_a_float_operator_in_float() -> None:
+    assert plan(read(ADDS), "onnxruntime").nodes == ("conv",)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_node_of_constants_only_is_left_in_float_with_the_reason(target: Target) -> None:
+    placement = plan(read(WEIGHTS), target)
+    assert "constant" not in placement.nodes
+    assert placement.left_in_float["constant"] == "all its inputs are constant"
+    assert "stored" in placement.nodes
+    assert ("given" in placement.nodes) == (target != "onnxruntime")
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
+def test_a_weight_made_by_a_node_is_left_in_float_with_the_reason(target: Target) -> None:
+    placement = plan(read(WEIGHTS), target)
+    assert "made" not in placement.nodes
+    assert "made" in placement.left_in_float
+
+
+def test_a_convolution_of_a_weight_from_outside_is_left_in_float_with_the_reason() -> None:
+    text = ADDS.replace("(float[n,2,4,4] x)", "(float[n,2,4,4] x, float[2,2,1,1] k)").replace(
+        "Conv(x, w)", "Conv(x, k)"
+    )
+    placement = plan(read(text), "onnxruntime")
+    assert "conv" not in placement.nodes
+    assert placement.left_in_float == {"conv": "its weight is computed at run time"}
+
+
+def test_every_operator_that_computes_is_planned_or_left_with_a_reason() -> None:
+    for target in ("onnxruntime", "tensorrt"):
+        placement = plan(read(DECONVOLUTION), target)
+        assert {*placement.nodes, *placement.left_in_float} == {"conv", "deconv"}
+        assert all(placement.left_in_float.values())
+
+
+def test_an_operator_of_a_foreign_domain_is_never_quantized(residual: onnx.ModelProto) -> None:
+    residual.graph.node[0].domain = "com.example"
+    assert "conv1" not in plan(residual, "onnxruntime").nodes
+
+
+@pytest.mark.parametrize(
+    ("pattern", "gone"),
+    [
+        ("conv1", {"conv1"}),
+        ("conv?", {"conv1", "conv2"}),
+        ("Conv", {"conv1", "conv2"}),
+        ("*", {"conv1", "conv2", "gemm"}),
+    ],
+)
+def test_names_globs_and_types_exclude_nodes_and_are_the_reason(
+    pattern: str, gone: set[str], residual: onnx.ModelProto
+) -> None:
+    placement = plan(residual, "tensorrt", exclude=[pattern])
+    assert placement.left_in_float == dict.fromkeys(gone, f"excluded by {pattern!r}")
+    assert not gone & set(placement.nodes)
+
+
+def test_several_patterns_exclude_together(residual: onnx.ModelProto) -> None:
+    assert plan(residual, "tensorrt", exclude=["Gemm", "conv1"]).nodes == ("conv2", "add")
+
+
+@pytest.mark.parametrize("pattern", ["conv9", "Convolution", "/head/*"])
+def test_a_pattern_that_matches_nothing_is_an_error(pattern: str, residual: onnx.ModelProto) -> None:
+    with pytest.raises(InvalidOption, match="no node of that name, glob or operator type") as caught:
+        plan(residual, "onnxruntime", exclude=["Gemm", pattern])
+    assert repr(pattern) in caught.value.message
+    assert caught.value.data["option"] == "--exclude"
+
+
+def test_a_glob_matches_paths_of_modules(residual: onnx.ModelProto) -> None:
+    residual.graph.node[0].name = "/head/0/Conv"
+    residual.graph.node[2].name = "/Head/1/Conv"
+    assert set(match_nodes(residual.graph, ["/head/*"])) == {"/head/0/Conv"}
+
+
+def test_an_unknown_target_is_an_error_with_the_known_ones(residual: onnx.ModelProto) -> None:
+    known = "target 'tpu' is unknown; known are onnxruntime, openvino, tensorrt"
+    with pytest.raises(InvalidOption, match=known):
+        plan(residual, "tpu")  # type: ignore[arg-type]
+
+
+BRANCHES = """
+<ir_version: 8, opset_import: ["" : 17]>
+branches (float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
+<float[2,2,1,1] w = {1,2,3,4}, float[1] one = {1}>
+{
+    [left] a = Conv(x, w)
+    [right] b = Conv(x, w)
+    [both] c = Add(a, b)
+    [pool] d = MaxPool <kernel_shape = [1,1]> (c)
+    [joined] e = Concat <axis = 1> (d, a)
+    [float] f = Sigmoid(x)
+    [one_side] g = Mul(a, f)
+    [constant] h = Add(a, one)
+    [softmax] i = Softmax(b)
+    [behind] y = Add(i, i)
+    z = Add(g, h)
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_what_lies_between_is_quantized_where_integer_kernels_made_all_that_it_reads(target: Target) -> None:
+    model = parser.parse_model(BRANCHES)
+    between = ("both", "pool", "joined") if target == "onnxruntime" else ()  # nobody needs its integers
+    assert plan(prepared(model), target).nodes == ("left", "right", *between)
+    model.graph.node.append(onnx.helper.make_node("Conv", ["e", "v"], ["last"], "behind it"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 4, 1, 1), "f4"), "v"))
+    more = ("left", "right", "both", "pool", "joined", "behind it")
+    assert plan(prepared(model), target).nodes == more
+
+
+def test_only_restricts_what_computes_and_says_so() -> None:
+    model = prepared(parser.parse_model(BRANCHES))
+    placement = plan(model, "onnxruntime", only=["left"])
+    assert placement.nodes == ("left",)
+    assert placement.left_in_float == {"right": "not among 'left'"}
+    assert plan(model, "onnxruntime", only=["Conv"], exclude=["left"]).left_in_float == {
+        "left": "excluded by 'left'"
+    }
+    with pytest.raises(InvalidOption, match="--only 'nothing'"):
+        plan(model, "onnxruntime", only=["nothing"])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_large_table_is_quantized_for_runtimes_that_gather_integers(target: Target) -> None:
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (int64[n] ids) => (float[n,4] y) <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}>
+        { [words] a = Gather(table, ids) [few] b = Gather(w, ids) c = Add(a, b) [fc] y = MatMul(c, w) }""")
+    table = np.zeros((20000, 4), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    expected = () if target == "tensorrt" else ("words",)
+    assert plan(model, target).tables == expected
+    assert plan(model, target, exclude=["words"]).tables == ()

@@ -1,0 +1,165 @@
+"""What a graph with Q/DQ needs after the quantizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+import qcompile
+from qcompile.compiler.quantize.int8.qdq_cleanup import keep_norms_apart, read_floats
+from qcompile.compiler.quantize.int8.tables import BLOCK_SIZE, quantize_tables
+from qcompile.model.graph import producers
+from qcompile.model.onnx_file import save_onnx
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
+
+
+def run(model: onnx.ModelProto, **feeds: NDArray[Any]) -> list[NDArray[Any]]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+PAIRS = """
+    n = Tanh(x)
+    q = QuantizeLinear(n, s, z)  d = DequantizeLinear(q, s, z)
+    [product] p = MatMul(d, w)
+    [residual] y = Add(p, d)
+"""
+
+
+def pairs(body: str = PAIRS, outputs: str = "float[2,2] y") -> onnx.ModelProto:
+    return parser.parse_model(
+        f"{HEAD} g (float[2,2] x) => ({outputs}) "
+        f"<float[2,2] w = {{1,2,3,4}}, float s = {{0.1}}, uint8 z = {{3}}> {{ {body} }}"
+    )
+
+
+def test_a_float_node_reads_the_float_value_and_the_planned_one_the_quantized() -> None:
+    model = pairs()
+    read_floats(model.graph, {"product"})
+    made_by = producers(model.graph)
+    assert list(made_by["y"].input) == ["p", "n"]
+    assert list(made_by["p"].input) == ["d", "w"]
+
+
+def test_a_pair_that_nobody_reads_any_more_goes() -> None:
+    model = pairs(PAIRS.replace("MatMul(d, w)", "MatMul(x, w)"))
+    read_floats(model.graph, set())
+    assert [node.op_type for node in model.graph.node] == ["Tanh", "MatMul", "Add"]
+
+
+def test_a_model_output_is_the_float_value_again_where_a_float_node_makes_it() -> None:
+    model = pairs(outputs="float[2,2] d, float[2,2] y")
+    x = np.array([[0.33, -0.2], [0.111, 0.9]], np.float32)
+    before = run(model, x=x)
+    read_floats(model.graph, {"product", "residual"})
+    onnx.checker.check_model(model, full_check=True)
+    after = run(model, x=x)
+    np.testing.assert_allclose(after[0], np.tanh(x), rtol=1e-6)
+    assert np.abs(before[0] - after[0]).max() > 0.01
+    np.testing.assert_array_equal(after[1], before[1])
+
+
+def test_what_an_integer_kernel_makes_is_left_as_it_is() -> None:
+    model = pairs(PAIRS.replace("n = Tanh(x)", "[first] n = MatMul(x, w)"))
+    before = model.SerializeToString()
+    read_floats(model.graph, {"first", "product"})
+    assert model.SerializeToString() == before
+
+
+def test_the_input_of_a_model_is_read_as_it_is_by_a_float_node() -> None:
+    model = pairs(PAIRS.replace("n = Tanh(x)", "").replace("(n, s, z)", "(x, s, z)"))
+    read_floats(model.graph, {"product"})
+    assert list(producers(model.graph)["y"].input) == ["p", "x"]
+
+
+def test_an_add_in_front_of_a_norm_is_kept_apart_from_it(tmp_path: Path) -> None:
+    """ONNX Runtime fuses Add and LayerNormalization, and does not fuse Sum."""
+    model = parser.parse_model(f"""{HEAD} g (float[1,3,8] x) => (float[1,3,8] y)
+        <float[8] w = {{1,1,1,1,1,1,1,1}}> {{ t = Tanh(x) a = Add(x, t) y = LayerNormalization(a, w, w) }}""")
+    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 3, 8)
+    before = run(model, x=x)[0]
+
+    def executed() -> list[str]:
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "o.onnx")
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return [node.op_type for node in onnx.load(tmp_path / "o.onnx").graph.node]
+
+    assert "SkipLayerNormalization" in executed()
+    keep_norms_apart(model.graph)
+    assert executed() == ["Tanh", "Sum", "LayerNormalization"]
+    np.testing.assert_allclose(run(model, x=x)[0], before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [BLOCK_SIZE * 2, 96])
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_rows_of_a_table_are_within_half_a_step_of_their_block(columns: int, shape: tuple[int, ...]) -> None:
+    axes = ",".join(map(str, shape))
+    model = parser.parse_model(
+        f"{HEAD} g (int64[{axes}] ids) => (float[{axes},{columns}] y) {{ [look] y = Gather(table, ids) }}"
+    )
+    generator = np.random.default_rng(0)
+    table = (generator.standard_normal((1000, columns)) * generator.uniform(0.01, 9, (1000, 1))).astype("f4")
+    table[5] = 0
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    before = len(model.SerializeToString())
+    quantize_tables(model, {"look"})
+    onnx.checker.check_model(model, full_check=True)
+    assert before / len(model.SerializeToString()) > 3.8
+    ids = generator.integers(0, 1000, shape)
+    ids.reshape(-1)[0] = 5
+    found = run(model, ids=ids)[0]
+    expected = table[ids]
+    assert found.shape == expected.shape
+    block = BLOCK_SIZE if columns % BLOCK_SIZE == 0 else columns
+    steps = np.abs(expected.reshape(*shape, -1, block)).max(-1, keepdims=True) / 127
+    error = np.abs(found - expected).reshape(*shape, -1, block)
+    assert (error <= steps * 0.5001).all()
+    assert not found[ids == 5].any()
+
+
+def test_a_table_that_two_nodes_read_is_stored_once() -> None:
+    model = parser.parse_model(f"""{HEAD} g (int64[2] a, int64[3] b) => (float[2,4] y, float[3,4] z)
+        {{ [one] y = Gather(table, a) [two] z = Gather(table, b) }}""")
+    table = np.random.default_rng(0).standard_normal((500, 4)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    quantize_tables(model, {"one", "two"})
+    names = [tensor.name for tensor in model.graph.initializer]
+    assert sorted(names) == ["one/shape", "table/int8", "table/scale", "two/shape"]
+    y, z = run(model, a=np.array([1, 2]), b=np.array([2, 3, 499]))
+    np.testing.assert_array_equal(y[1], z[0])
+    np.testing.assert_allclose(z[2], table[499], atol=np.abs(table[499]).max() / 200)
+
+
+def test_a_transformer_reads_its_residual_in_float_and_its_vocabulary_in_int8(tmp_path: Path) -> None:
+    """The whole of it: static INT8 for a CPU, of a network of an embedding, a norm and two products."""
+    model = parser.parse_model(f"""{HEAD} g (int64[n,4] ids) => (float[n,4,32] y)
+        {{ e = Gather(table, ids) h = LayerNormalization(e, g, g) a = MatMul(h, w) r = Relu(a)
+           b = MatMul(r, w) s = Add(b, h) y = LayerNormalization(s, g, g) }}""")
+    generator = np.random.default_rng(0)
+    for name, shape in {"table": (4000, 32), "g": (32,), "w": (32, 32)}.items():
+        array = generator.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    path, data = tmp_path / "m.onnx", tmp_path / "x.npz"
+    save_onnx(model, path)
+    np.savez(data, ids=generator.integers(0, 4000, (8, 4)))
+    for target in ("onnxruntime", "openvino"):
+        ranges = qcompile.calibrate(path, str(data), tmp_path / f"{target}.ranges", targets=[target])
+        made = qcompile.quantize(
+            path, tmp_path / f"{target}.onnx", ranges=ranges.path, target=target, data=str(data)
+        )
+        graph = onnx.load(made.path).graph
+        closing = next(node for node in graph.node if node.op_type in ("Add", "Sum"))
+        assert closing.input[1] == "h", target
+        assert closing.op_type == ("Sum" if target == "onnxruntime" else "Add")
+        assert {t.name for t in graph.initializer} >= {"table/int8", "table/scale"}
+        assert made.manifest.proof["tables"] == ["Gather_e"]
+        assert float(made.manifest.checks[0].detail.split()[0]) > 25

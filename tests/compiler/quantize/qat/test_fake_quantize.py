@@ -1,0 +1,50 @@
+"""Ranges follow what is seen, and grids hold what ranges promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qcompile.calibration.qparams import ASYMMETRIC_INT8, INT8, UINT8, Scheme
+from qcompile.compiler.quantize.qat.fake_quantize import FakeQuantize, FakeQuantizeWeight
+
+
+def test_a_range_is_the_mean_of_the_first_batches_and_then_moves_slowly() -> None:
+    fake = FakeQuantize("onnxruntime", "vnni", torch.device("cpu"))
+    assert torch.equal(fake.eval()(torch.tensor([0.3])), torch.tensor([0.3]))
+    fake.train()
+    for high in (1.0, 2.0, 6.0):
+        fake(torch.tensor([-high, high]))
+    assert (float(fake.low), float(fake.high)) == pytest.approx((-3.0, 3.0))
+    fake.batches += 1000
+    fake(torch.tensor([0.0, 103.0]))
+    assert float(fake.high) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "processor", "low", "expected"),
+    [
+        ("onnxruntime", "vnni", -1.0, UINT8),
+        ("onnxruntime", "arm", 0.0, ASYMMETRIC_INT8),
+        ("openvino", "vnni", 0.0, UINT8),
+        ("openvino", "arm", -1.0, UINT8),
+        ("tensorrt", "vnni", 0.0, INT8),
+    ],
+)
+def test_each_target_has_its_integers(target: str, processor: str, low: float, expected: Scheme) -> None:
+    fake = FakeQuantize(target, processor, torch.device("cpu"))  # type: ignore[arg-type]
+    fake(torch.tensor([low, 2.0]))
+    assert fake.scheme() == expected
+
+
+def test_a_weight_is_its_integers_times_its_scales_and_gradients_pass() -> None:
+    weight = torch.randn(3, 4, 2, 2, requires_grad=True)
+    weight.data[1] = 0
+    fake = FakeQuantizeWeight(axis=0, qmax=63)
+    integers, scales = fake.integers(weight)
+    torch.testing.assert_close(integers * scales.view(3, 1, 1, 1), fake(weight))
+    assert integers.dtype == torch.int8
+    assert [int(row.abs().max()) for row in integers] == [63, 0, 63]
+    fake(weight).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.min() == weight.grad.max() == 1

@@ -1,0 +1,329 @@
+"""A model trained with fake quantization runs in integers, with the scales it was trained with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnxruntime import InferenceSession, SessionOptions
+from torch import nn
+from torch.nn.functional import cross_entropy, hardswish, relu_
+
+from qcompile import qat
+from qcompile.compiler.quantize.qat.fake_quantize import BatchNorm, FakeQuantize
+from qcompile.compiler.quantize.qat.finish_qdq import finish_qdq
+from qcompile.errors import ExportError, InvalidOption, QuantizationError
+from qcompile.model.graph import weighted_nodes
+from qcompile.progress import quiet
+
+TARGETS = ["onnxruntime", "openvino", "tensorrt"]
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+
+
+class Residual(nn.Module):
+    """Two convolutions with BatchNorm around a residual add, pooling, dropout, two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.conv = nn.Conv2d(8, 8, 3, padding="same")
+        self.norm2 = nn.BatchNorm2d(8)
+        self.pool = nn.MaxPool2d(2)
+        self.down = nn.Conv2d(8, 16, 1, stride=2, groups=2)
+        self.drop = nn.Dropout(0.2)
+        self.hidden = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = relu_(self.norm(self.stem(x)))
+        x = torch.relu(x + self.norm2(self.conv(x)))
+        x = nn.functional.relu6(self.down(self.pool(x))).mean((2, 3))
+        tokens = hardswish(self.hidden(self.drop(x)))[:, None].expand(-1, 3, -1)
+        return self.head(tokens).mean(1)  # type: ignore[no-any-return]
+
+
+def trained(target: str, model: nn.Module | None = None, *, steps: int = 8) -> Any:
+    torch.manual_seed(0)
+    prepared = qat.prepare(model or Residual(), torch.randn(1, 3, 16, 16), target)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(steps):
+        images = torch.randn(16, 3, 16, 16)
+        loss = cross_entropy(prepared(images), (images.mean((1, 2, 3)) > 0).long())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return prepared.eval()
+
+
+def to_onnx(model: Any, *shape: int) -> onnx.ModelProto:
+    shapes = ({0: torch.export.Dim("batch")},)
+    with quiet():
+        program = torch.export.export(model, (torch.zeros(2, *shape),), dynamic_shapes=shapes)
+        exported = torch.onnx.export(
+            program, dynamo=True, verbose=False, dynamic_shapes=shapes, input_names=["x"],
+            output_names=["y"], opset_version=20, custom_translation_table=qat.onnx_translations(),
+        )  # fmt: skip
+    proto: onnx.ModelProto = exported.model_proto
+    return proto
+
+
+def run(model: onnx.ModelProto, x: NDArray[Any], optimized: Path | None = None) -> NDArray[Any]:
+    onnx.checker.check_model(model, full_check=True)
+    options = SessionOptions()
+    options.log_severity_level = 3
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+    session = InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    result: NDArray[Any] = session.run(None, {"x": x})[0]
+    return result
+
+
+def snr_db(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    return float(10 * np.log10(np.square(expected).sum() / np.square(expected - found).sum()))
+
+
+def stored(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+@pytest.fixture(scope="module")
+def ready() -> dict[str, tuple[Any, onnx.ModelProto]]:
+    """Target to the trained model and the finished ONNX graph."""
+    models = {target: trained(target) for target in TARGETS}
+    return {
+        target: (model, finish_qdq(to_onnx(qat.convert(model), 3, 16, 16), target))  # type: ignore[arg-type]
+        for target, model in models.items()
+    }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_onnx_runtime_computes_what_was_trained(
+    target: str, ready: dict[str, tuple[Any, onnx.ModelProto]]
+) -> None:
+    model, graph = ready[target]
+    x = torch.randn(7, 3, 16, 16)
+    with torch.no_grad():
+        expected = model(x).numpy()
+    assert snr_db(expected, run(graph, x.numpy())) > 30
+    assert Counter(node.op_type for node in weighted_nodes(graph)["int8"]) == {
+        "Conv": 3,
+        "Gemm": 1,
+        "MatMul": 1,
+    }
+    assert not weighted_nodes(graph)["fp32"]
+
+
+def test_onnx_runtime_fuses_every_operator(
+    ready: dict[str, tuple[Any, onnx.ModelProto]], tmp_path: Path
+) -> None:
+    run(ready["onnxruntime"][1], np.zeros((1, 3, 16, 16), np.float32), tmp_path / "optimized.onnx")
+    found = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    assert found["QLinearConv"] == 3
+    assert found["QLinearAdd"] == found["QGemm"] == found["QLinearGlobalAveragePool"] == 1
+    assert found["MatMulIntegerToFloat"] == 1
+    assert not found["Conv"] + found["FusedConv"] + found["Gemm"] + found["MatMul"] + found["Relu"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_file_holds_exactly_the_trained_scales(
+    target: str, ready: dict[str, tuple[Any, onnx.ModelProto]]
+) -> None:
+    model, graph = ready[target]
+    wanted = set()
+    for module in model.modules():
+        if isinstance(module, FakeQuantize):
+            low, high = min(float(module.low), 0.0), max(float(module.high), 0.0)
+            unsigned = target != "tensorrt"
+            scale = (high - low) / 255 if unsigned else max(-low, high) / 127
+            wanted.add((np.float32(scale), round(-low / scale) if unsigned else 0))
+    values = stored(graph)
+    found = {
+        (values[node.input[1]].item(), values[node.input[2]].item())
+        for node in graph.graph.node
+        if node.op_type == "QuantizeLinear" and values[node.input[1]].size == 1
+    }
+    np.testing.assert_allclose(sorted(found), sorted(wanted), rtol=1e-6)
+
+    weight, norm = model.stem.weight.detach().numpy(), model.norm
+    gain = (norm.weight / torch.sqrt(norm.running_var + norm.eps)).detach().numpy()
+    scales = np.abs(weight).max((1, 2, 3)) / 127
+    conv = next(node for node in graph.graph.node if node.op_type == "Conv")
+    behind = {node.output[0]: node for node in graph.graph.node}
+    dequantize = behind[conv.input[1]]
+    np.testing.assert_allclose(values[dequantize.input[1]], scales * np.abs(gain), rtol=1e-5)
+    if target != "tensorrt":  # its weights are float behind a pair
+        signed = np.rint(weight / scales[:, None, None, None]) * np.sign(gain)[:, None, None, None]
+        assert np.abs(values[dequantize.input[0]] - signed).max() == 0
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**31), transposed=st.booleans(), dead=st.booleans())
+def test_folding_batch_normalization_changes_nothing(seed: int, transposed: bool, dead: bool) -> None:
+    torch.manual_seed(seed)
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    model = nn.Sequential(kind(3, 4, 3), nn.BatchNorm2d(4))
+    norm: Any = model[1]
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(4))  # of both signs
+        norm.weight[0] *= not dead
+        norm.bias.copy_(torch.randn(4))
+        norm.running_mean.copy_(torch.randn(4))
+        norm.running_var.copy_(torch.rand(4) + 0.1)
+    prepared = qat.prepare(model, torch.randn(2, 3, 6, 6), "tensorrt")
+    qat.freeze(prepared, ranges=False)
+    x = torch.randn(5, 3, 6, 6)
+    prepared(x)
+    prepared.eval()
+    torch.testing.assert_close(qat.convert(prepared)(x), prepared(x), rtol=1e-4, atol=1e-4)
+
+
+def test_training_and_evaluation_are_as_in_every_module() -> None:
+    model = Residual()
+    prepared = qat.prepare(model, torch.randn(2, 3, 16, 16))
+    assert set(model.state_dict()) <= set(prepared.state_dict())
+    x = torch.randn(4, 3, 16, 16)
+    assert prepared.training
+    assert not torch.equal(prepared(x), prepared(x))  # dropout
+    prepared.eval()
+    before = {name: value.clone() for name, value in prepared.state_dict().items()}
+    assert torch.equal(prepared(x), prepared(x))
+    prepared.train()
+    qat.freeze(prepared)
+    prepared(100 * x)
+    assert all(torch.equal(before[name], value) for name, value in prepared.state_dict().items())
+    prepared.train()
+    prepared(100 * x)
+    assert not torch.equal(before["norm.running_var"], prepared.state_dict()["norm.running_var"])
+    assert not any(
+        isinstance(m, BatchNorm | FakeQuantize) for m in model.modules()
+    )  # the caller's is as it was
+
+
+class Mutating(nn.Module):
+    """Changes tensors where they are, in the ways that models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(3, 3, 1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        relu_(y)
+        z = self.second(y)
+        z[:, 0] += 1.0
+        z += y
+        return self.third(z) + y.mul_(2.0)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_before_training_only_rounding_is_added(target: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Mutating().eval(), torch.randn(4, 3, 5, 5)
+    prepared = qat.prepare(model, x, target)
+    expected = model(x).detach().numpy()
+    for observed in (False, True):
+        prepared.train(observed)
+        assert 30 < snr_db(expected, prepared(x).detach().numpy()) < 70
+
+
+def test_tensorrt_takes_the_graph(ready: dict[str, tuple[Any, onnx.ModelProto]]) -> None:
+    graph = ready["tensorrt"][1]
+    values = stored(graph)
+    points = [n.input[2] for n in graph.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    assert not any(values[name].any() or values[name].dtype != np.int8 for name in points)
+    trt = pytest.importorskip("tensorrt_rtx")
+    logger = trt.Logger(trt.Logger.ERROR)
+    network = trt.Builder(logger).create_network(0)
+    parser = trt.OnnxParser(network, logger)
+    assert parser.parse(graph.SerializeToString()), [
+        str(parser.get_error(i)) for i in range(parser.num_errors)
+    ]
+
+
+def test_excluded_layers_stay_in_float() -> None:
+    prepared = qat.prepare(Residual(), torch.randn(2, 3, 16, 16), exclude=["stem", "hid*"])
+    prepared(torch.randn(4, 3, 16, 16))
+    graph = finish_qdq(to_onnx(qat.convert(prepared), 3, 16, 16), "onnxruntime")
+    nodes = weighted_nodes(graph)
+    assert [len(nodes["int8"]), len(nodes["fp32"])] == [3, 2]
+    with pytest.raises(InvalidOption, match="exclude 'steam'"):
+        qat.prepare(Residual(), torch.randn(2, 3, 16, 16), exclude=["steam"])
+
+
+def test_what_cannot_be_is_refused_with_the_reason() -> None:
+    x = torch.randn(2, 3, 16, 16)
+    with pytest.raises(InvalidOption, match="'cpu' is unknown"):
+        qat.prepare(Residual(), x, "cpu")  # type: ignore[arg-type]
+    with pytest.raises(QuantizationError, match="nothing to quantize"):
+        qat.prepare(nn.ReLU(), x)
+    with pytest.raises(ExportError, match="cannot capture"):
+        qat.prepare(Residual(), torch.randn(2, 4, 16, 16))
+    with pytest.raises(InvalidOption, match=r"not a model from qcompile\.qat\.prepare"):
+        qat.convert(Residual())
+    prepared = qat.prepare(Residual(), x)
+    with pytest.raises(QuantizationError, match="never observed"):
+        qat.convert(prepared)
+    prepared(x * float("inf"))
+    with pytest.raises(QuantizationError, match="finite"):
+        qat.convert(prepared)
+
+
+def digits_accuracies(target: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float, float]:
+    """Held-out accuracy of ResNet-20 in float, and of its graph in ONNX Runtime after `steps` of training."""
+    monkeypatch.syspath_prepend(str(DIGITS))
+    import data  # type: ignore[import-not-found]
+    import model as example  # type: ignore[import-not-found]
+
+    network = example.build()
+    images, labels = (torch.from_numpy(array) for array in data.training())
+    torch.manual_seed(0)
+    prepared = qat.prepare(network, images[:2], target)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=0.002, momentum=0.9)
+    order = torch.cat([torch.randperm(len(labels)) for _ in range(steps * 32 // len(labels) + 1)])
+    for step, chosen in enumerate(order[: steps * 32].view(steps, 32)):
+        if step == steps * 3 // 4:
+            qat.freeze(prepared)
+        loss = cross_entropy(prepared(images[chosen]), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    graph = finish_qdq(to_onnx(qat.convert(prepared), 3, 32, 32), target)  # type: ignore[arg-type]
+    right = np.zeros(2)
+    for x, y in data.evaluation():
+        with torch.no_grad():
+            right += [
+                (network(torch.from_numpy(x)).numpy().argmax(1) == y).sum(),
+                (run(graph, x).argmax(1) == y).sum(),
+            ]
+    before, after = (right / 500).tolist()
+    return before, after
+
+
+def test_a_few_steps_keep_the_accuracy_of_the_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = digits_accuracies("onnxruntime", 6, monkeypatch)
+    assert after >= before - 0.004
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_epoch_loses_no_accuracy_on_the_digits(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = digits_accuracies(target, 40, monkeypatch)
+    assert after >= before - 0.001
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    code = "import sys, qcompile; qcompile.qat; print({'torch', 'onnx', 'torchao'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,181 @@
+"""Modes and types through `quantize`: ONNX Runtime runs the file, and numpy says what it must compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from mode_models import PRODUCTS, WIDTH, forward, normal, run, snr_db, static, stored, written
+
+import qcompile
+from qcompile.compiler.quantize.quantize import quantize
+from qcompile.engines.base import BuildRequest
+from qcompile.engines.build import build_engine
+from qcompile.errors import InvalidOption
+
+
+@pytest.mark.parametrize(
+    ("choice", "taken"),
+    [
+        ({"exclude": ["layer[0]"]}, {"MatMul", "head"}),  # a name, and a glob for layer0
+        ({"exclude": ["layer[[]0]"]}, {"layer0", "MatMul", "head"}),
+        ({"only": ["layer0"]}, {"layer0"}),
+        ({"only": ["head", "layer0"], "exclude": ["head"]}, {"layer0"}),
+        ({"only": ["Gemm"]}, {"head"}),
+        ({"only": ["MatMul"]}, {"layer[0]", "layer0", "MatMul"}),
+    ],
+)
+@pytest.mark.parametrize("mode", ["static", "dynamic", "weights", "fp16"])
+def test_only_and_exclude_choose_the_same_nodes_in_every_mode(
+    mode: str,
+    choice: dict[str, list[str]],
+    taken: set[str],
+    layers: Any,
+    tmp_path: Path,
+) -> None:
+    model, _, data, _ = layers
+    options: dict[str, Any] = {"mode": mode} if mode != "fp16" else {"precision": "fp16"}
+    if mode == "static":
+        found = qcompile.calibrate(model, str(data), tmp_path / "r", targets=["tensorrt"], samples=16)
+        options |= {"ranges": found.path, "target": "tensorrt"}
+    artifact = quantize(model, tmp_path / "q.onnx", **options, **choice)
+    if mode == "dynamic":
+        assert sum(artifact.manifest.proof["quantized"].values()) == len(taken)  # type: ignore[attr-defined]
+        kept = onnx.load(artifact.path).graph
+        in_float = {n.name.removesuffix("_MatMul") for n in kept.node if n.op_type in ("MatMul", "Gemm")}
+        assert in_float == set(PRODUCTS) - taken
+        return
+    left = artifact.manifest.proof["left_in_float"]
+    assert isinstance(left, Mapping)
+    assert set(PRODUCTS) - left.keys() == taken
+    words = [*choice.get("only", ()), *choice.get("exclude", ())]
+    assert all(any(word in left[name] for word in words) for name in left if name in PRODUCTS)
+
+
+def operand_types(path: Path) -> dict[str, str]:
+    """Node to the type that its first output has, by ONNX's own inference; strict."""
+    model = onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True, check_type=True)
+    values = {v.name: v.type.tensor_type.elem_type for v in (*model.graph.value_info, *model.graph.output)}
+    names = onnx.TensorProto.DataType.Name
+    return {node.name: names(values[node.output[0]]) for node in model.graph.node}
+
+
+@pytest.mark.parametrize(
+    ("options", "integers", "types"),
+    [
+        ({"rest": "fp16"}, 3, dict.fromkeys(["conv1", "relu1", "conv2", "add", "pool", "gemm"], "FLOAT16")),
+        (
+            {"rest": "fp16", "layers": {"gemm": "fp32", "pool": "fp16"}},
+            2,
+            {"conv2": "FLOAT16", "pool": "FLOAT16", "gemm": "FLOAT"},
+        ),
+        (
+            {"rest": "fp32", "layers": {"gemm": "fp16"}},
+            2,
+            {"conv1": "FLOAT", "pool": "FLOAT", "gemm": "FLOAT16"},
+        ),
+        ({"rest": "bf16", "layers": {"conv[1]": "fp32"}}, 2, {"conv1": "FLOAT", "gemm": "BFLOAT16"}),
+        ({"layers": {"Conv": "fp32", "conv2": "int8"}}, 2, {"conv1": "FLOAT", "conv2": "FLOAT"}),
+        (
+            {"layers": {"*": "fp32", "conv2": "int8", "gemm": "int8"}, "rest": "fp16"},
+            2,
+            {"conv1": "FLOAT", "conv2": "FLOAT16", "add": "FLOAT", "pool": "FLOAT"},
+        ),
+    ],
+)
+def test_layers_and_the_rest_have_the_types_that_were_asked_for(
+    options: dict[str, Any], integers: int, types: dict[str, str], residual: Path, tmp_path: Path
+) -> None:
+    artifact = static(residual, tmp_path, target="tensorrt", **options)
+    found = operand_types(artifact.path)
+    assert {name: found[name] for name in types} == types
+    counts = artifact.manifest.proof["nodes_by_precision"]
+    assert sum(counts["int8"].values()) == integers  # type: ignore[index]
+    if options.get("rest") != "bf16":  # which ONNX Runtime cannot run
+        x = np.load(tmp_path / "x.npz")["x"]
+        assert snr_db(run(residual, x=x), run(artifact.path, optimize=False, x=x)) > 25
+
+
+def test_a_layer_that_cannot_have_its_type_is_said(residual: Path, tmp_path: Path) -> None:
+    artifact = static(residual, tmp_path, layers={"gemm": "fp16"})
+    assert artifact.manifest.proof["nodes_by_precision"]["fp32"] == {"Gemm": 1}  # type: ignore[index]
+    assert any("'gemm' was to be fp16: 'f_DequantizeLinear'" in text for text in artifact.manifest.warnings)
+
+
+@pytest.mark.parametrize("options", [{"rest": "fp16"}, {"rest": "bf16"}, {"layers": {"gemm": "bf16"}}])
+def test_halves_that_onnx_runtime_cannot_run_beside_integers_are_refused(
+    options: dict[str, Any], residual: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidOption, match="for onnxruntime"):
+        static(residual, tmp_path, **options)
+
+
+def test_a_mixed_graph_is_built_by_tensorrt_rtx(residual: Path, tmp_path: Path) -> None:
+    path = static(residual, tmp_path, target="tensorrt", rest="fp16", layers={"gemm": "fp32"}).path
+    request = BuildRequest(str(path), tmp_path / "m.engine", "int8", gpus=["sm86"])
+    proof = build_engine("tensorrt-rtx", request).manifest.proof
+    assert proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 2}, "fp32": {"MATRIX_MULTIPLY": 1}}
+    path = static(residual, tmp_path, "h", target="tensorrt", rest="fp16", exclude=["gemm"]).path
+    request = BuildRequest(str(path), tmp_path / "h.engine", "int8", gpus=["sm86"])
+    proof = build_engine("tensorrt-rtx", request).manifest.proof
+    assert proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 2}, "fp16": {"MATRIX_MULTIPLY": 1}}
+
+
+def test_bfloat16_is_measured_by_emulation(residual: Path, tmp_path: Path) -> None:
+    artifact = quantize(residual, tmp_path / "b.onnx", precision="bf16", data=str(tmp_path / "x.npz"))
+    assert artifact.manifest.proof["nodes_by_precision"]["bf16"] == {"Conv": 2, "Gemm": 1}  # type: ignore[index]
+    measured = float(artifact.manifest.checks[0].detail.split(" dB")[0])
+    assert 30 < measured < 60  # 8 bits of significand: about 2**-9 of each result
+
+
+def test_dynamic_uint8_runs_and_has_zero_points(layers: Any, tmp_path: Path) -> None:
+    model, weights, _, x = layers
+    artifact = quantize(model, tmp_path / "q.onnx", mode="dynamic", weight_type="uint8")
+    assert artifact.manifest.options["weight_type"] == "uint8"
+    integers = {name: a for name, a in stored(artifact.path).items() if a.ndim == 2 and a.dtype != np.float32}
+    assert len(integers) == 4
+    assert {array.dtype.name for array in integers.values()} == {"uint8"}
+    assert snr_db(forward(weights, x), run(artifact.path, x=x)) > 30
+
+
+@pytest.mark.parametrize("only", [[], ["MatMul"]])
+def test_dynamic_stores_a_large_table_as_int8(only: list[str], tmp_path: Path) -> None:
+    table, weight = normal(1024, WIDTH, scale=1), normal(WIDTH, 32)
+    body = """(int64[n] ids) => (float[n,32] y, float[n,64] rows) {
+        [look] rows = Gather(table, ids) y = MatMul(rows, w) }"""
+    model = written(tmp_path / "m.onnx", body, table=table, w=weight)
+    artifact = quantize(model, tmp_path / "q.onnx", mode="dynamic", only=only)
+    assert artifact.manifest.proof["tables"] == ([] if only else ["look"])
+    assert (artifact.path.stat().st_size < model.stat().st_size * 0.4) is not bool(only)
+    ids = np.arange(1024)
+    session = onnxruntime.InferenceSession(str(artifact.path), providers=["CPUExecutionProvider"])
+    y, rows = session.run(None, {"ids": ids})
+    steps = np.abs(table).max(1, keepdims=True) / 127
+    assert np.all(np.abs(rows - table) <= (0 if only else steps / 2 * 1.001))
+    assert snr_db(table @ weight, y) > 30
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt", "openvino"])
+def test_corrected_biases_win_where_clipping_shifts_the_mean(target: str, tmp_path: Path) -> None:
+    body = """(float[n,16] x) => (float[n,8] y) {
+        a = Gemm <transB = 1> (x, w1, b1) r = Relu(a) y = Gemm <transB = 1> (r, w2, b2) }"""
+    weights = {"w1": np.abs(normal(16, 16)), "b1": normal(16), "w2": np.abs(normal(8, 16)), "b2": normal(8)}
+    x = np.random.default_rng(3).exponential(1, (64, 16)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    model = written(tmp_path / "m.onnx", body, **weights)
+    expected = np.maximum(x @ weights["w1"].T + weights["b1"], 0) @ weights["w2"].T + weights["b2"]
+    found = {}
+    for correct in (True, False):
+        artifact = static(
+            model, tmp_path, f"q{correct}", "percentile:97", target=target, correct_bias=correct
+        )
+        assert artifact.manifest.proof["corrected_biases"] == (2 if correct else 0)
+        y = run(artifact.path, optimize=target == "onnxruntime", x=x)
+        found[correct] = snr_db(expected, y), np.abs((y - expected).mean(0)).max()
+    assert found[True][0] > found[False][0] + 0.5
+    assert found[True][1] < found[False][1] / 2

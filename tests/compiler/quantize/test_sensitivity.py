@@ -1,0 +1,283 @@
+"""The damage of each layer, against models in which that one layer is quantized by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from written_models import model_of, outputs_of
+
+import qcompile
+from qcompile.calibration import Ranges, load_ranges
+from qcompile.compiler.quantize.int8.placement import Target
+from qcompile.compiler.quantize.sensitivity import Damage, rank_layers
+from qcompile.data.batches import Data
+from qcompile.errors import InvalidOption
+from qcompile.model.onnx_file import model_io
+
+Floats = NDArray[np.float32]
+Feeds = dict[str, Floats]
+named_model = partial(model_of, named=True)
+TARGETS: tuple[Target, ...] = ("onnxruntime", "openvino", "tensorrt")
+
+
+def normal(*shape: int, seed: int = 0) -> Floats:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def fake(values: Floats, low: float, high: float, *, symmetric: bool) -> Floats:
+    """Rounded to 8 bits and back, in numpy."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if symmetric:
+        scale = max(-low, high) / 127
+        return (np.clip(np.rint(values / scale), -128, 127) * scale).astype(np.float32)
+    scale = (high - low) / 255
+    zero = np.rint(-low / scale)
+    return ((np.clip(np.rint(values / scale) + zero, 0, 255) - zero) * scale).astype(np.float32)
+
+
+def rounded_weight(weight: Floats, axis: int) -> Floats:
+    """One scale for each output channel."""
+    rows = np.moveaxis(weight, axis, 0)
+    peaks = np.abs(rows).reshape(len(rows), -1).max(axis=1)
+    steps = np.where(peaks > 0, peaks / 127, 1).reshape(-1, *[1] * (rows.ndim - 1))
+    values = np.moveaxis(np.rint(rows / steps) * steps, 0, axis)
+    return np.ascontiguousarray(values).astype(np.float32)
+
+
+def by_hand(
+    model: onnx.ModelProto, layer: str, axis: int, ranges: Ranges, target: Target, samples: list[Feeds]
+) -> float:
+    """The noise of the outputs with one layer quantized: run up to it, round, run it, run on from it."""
+    node = next(node for node in model.graph.node if node.name == layer)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    alone, rest = onnx.ModelProto(), onnx.ModelProto()
+    for copy in (alone, rest):
+        copy.CopyFrom(model)
+        copy.graph.input.append(onnx.helper.make_tensor_value_info("fed", 1, None))
+    twin = next(n for n in alone.graph.node if n.name == layer)
+    twin.input[0], twin.input[1] = "fed", "rounded_weight"
+    rounded = rounded_weight(stored[node.input[1]], axis)
+    alone.graph.initializer.append(numpy_helper.from_array(rounded, "rounded_weight"))
+    passed = next(n for n in rest.graph.node if n.name == layer)
+    passed.CopyFrom(onnx.helper.make_node("Identity", ["fed"], [node.output[0]]))
+
+    def as_stored(name: str, values: Floats) -> Floats:
+        symmetric = target == "tensorrt"
+        weighted = ("Conv", "MatMul", "Gemm")
+        multiplied = any(n.op_type in weighted and n.input[0] == name for n in model.graph.node)
+        low, _ = ranges.limits(name, symmetric=False)
+        # OpenVINO's products take a zero point.
+        symmetric |= target == "openvino" and low < 0 and not multiplied
+        return fake(values, *ranges.limits(name, symmetric=symmetric), symmetric=symmetric)
+
+    total, inputs = 0.0, {value.name for value in model.graph.input}
+    source, result = node.input[0], node.output[0]
+    behind = [n for n in model.graph.node if result in n.input]
+    scaled = behind[0].output[0] if [n.op_type for n in behind] == ["Relu"] else result
+    for feeds in samples:
+        value = feeds[source] if source in inputs else outputs_of(model, feeds, source)[0]
+        made = outputs_of(alone, {**feeds, "fed": as_stored(source, value)}, result)[0]
+        if target == "onnxruntime" and node.op_type == "Conv":
+            made = as_stored(scaled, made)  # its kernel writes integers
+        clean, noisy = outputs_of(model, feeds), outputs_of(rest, {**feeds, "fed": made})
+        shares = [np.square(n - c).sum() / np.square(c).sum() for c, n in zip(clean, noisy, strict=True)]
+        total += float(np.mean(shares))
+    return total / len(samples)
+
+
+class Bench:
+    """A model with its data and its ranges."""
+
+    def __init__(self, folder: Path, model: onnx.ModelProto, arrays: Feeds, batch: int = 1) -> None:
+        self.model, self.folder = model, folder
+        self.path, self.data = folder / "m.onnx", folder / "d.npz"
+        onnx.save(model, self.path)
+        np.savez(self.data, **arrays)
+        count = len(next(iter(arrays.values())))
+        self.samples = [
+            {name: array[i : i + batch] for name, array in arrays.items()} for i in range(0, count, batch)
+        ]
+        made = qcompile.calibrate(
+            self.path, str(self.data), folder / "r", targets=list(TARGETS), method="minmax"
+        )
+        self.ranges = load_ranges(made.path)
+
+    def rank(self, target: Target, *, exclude: tuple[str, ...] = ()) -> list[Damage]:
+        data = Data(str(self.data), model_io(self.model).inputs, batch_size=1)
+        return rank_layers(self.model, target, self.ranges, data, exclude=exclude)
+
+    def check(self, target: Target, axes: dict[str, int]) -> list[Damage]:
+        """Rank, and compare every layer with what was done by hand."""
+        ranked = self.rank(target)
+        assert {one.layer for one in ranked} == set(axes)
+        assert [one.noise for one in ranked] == sorted((one.noise for one in ranked), reverse=True)
+        for one in ranked:
+            expected = by_hand(self.model, one.layer, axes[one.layer], self.ranges, target, self.samples)
+            assert one.noise == pytest.approx(expected, rel=0.02), (target, one.layer)
+            assert one.snr_db == pytest.approx(-10 * np.log10(expected), abs=0.1)
+        return ranked
+
+
+def convolutions(batch: str = "N") -> onnx.ModelProto:
+    """Three convolutions, one of them grouped, a residual Add, and a Gemm."""
+    return named_model(
+        f"""(float[{batch},4,6,6] x) => (float[{batch},3] y) {{
+        c1 = Conv<pads=[1,1,1,1]>(x, w1, b1) r1 = Relu(c1) c2 = Conv<pads=[1,1,1,1], group=2>(r1, w2)
+        r2 = Relu(c2) c3 = Conv(r2, w3, b3) a = Add(c3, r1) g = GlobalAveragePool(a) f = Flatten(g)
+        y = Gemm<transB=1>(f, w4, b4) }}""",
+        w1=normal(4, 4, 3, 3), b1=normal(4), w2=normal(4, 2, 3, 3), w3=normal(4, 4, 1, 1), b3=normal(4),
+        w4=normal(3, 4), b4=normal(3),
+    )  # fmt: skip
+
+
+AXES = {"conv0": 0, "conv2": 0, "conv4": 0, "gemm8": 0}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_damage_is_that_of_one_layer_quantized_by_hand(target: Target, tmp_path: Path) -> None:
+    Bench(tmp_path, convolutions(), {"x": normal(6, 4, 6, 6)}).check(target, AXES)
+
+
+def test_a_fixed_batch_is_fed_whole(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, convolutions("3"), {"x": normal(6, 4, 6, 6)}, batch=3)
+    bench.check("onnxruntime", AXES)
+
+
+@pytest.mark.parametrize("target", ["openvino", "tensorrt"])
+def test_transposed_convolutions_are_rounded_by_output_channel(target: Target, tmp_path: Path) -> None:
+    model = named_model(
+        """(float[N,3,4,4] x) => (float[N,2,9,9] y) {
+        c = Conv(x, w1) y = ConvTranspose<strides=[2,2]>(c, w2) }""",
+        w1=normal(5, 3, 1, 1),
+        w2=normal(5, 2, 3, 3) * np.array([1, 30], np.float32).reshape(1, 2, 1, 1),
+    )
+    Bench(tmp_path, model, {"x": normal(4, 3, 4, 4)}).check(target, {"conv0": 0, "convtranspose1": 1})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_several_inputs_and_outputs_and_shared_weights(target: Target, tmp_path: Path) -> None:
+    model = named_model(
+        """(float[N,8] x, float[N,8] z) => (float[N,8] y, float[N,8] v) {
+        a = MatMul(x, w) b = Gemm<transB=1>(z, w) s = Add(a, b) r = Relu(s)
+        y = MatMul(r, w) t = Tanh(b) v = MatMul(t, u) }""",
+        w=normal(8, 8) * np.geomspace(0.01, 3, 8, dtype=np.float32), u=normal(8, 8, seed=2),
+    )  # fmt: skip
+    bench = Bench(tmp_path, model, {"x": normal(5, 8), "z": normal(5, 8, seed=1)})
+    bench.check(target, {"matmul0": 1, "gemm1": 0, "matmul4": 1, "matmul6": 1})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_layer_that_reads_an_outlier_channel_comes_first(target: Target, tmp_path: Path) -> None:
+    w2, w3 = normal(16, 16, seed=2), normal(16, 16, seed=3)
+    scale = np.ones(16, np.float32)
+    scale[5] = 2000
+    model = named_model(
+        """(float[N,16] x) => (float[N,4] y) { a = MatMul(x, w1) r = Relu(a) b = MatMul(r, w2)
+        s = Relu(b) c = MatMul(s, w3) t = Relu(c) y = MatMul(t, w4) }""",
+        w1=normal(16, 16), w2=w2 * scale, w3=w3 / scale[:, None], w4=normal(16, 4),
+    )  # fmt: skip
+    ranked = Bench(tmp_path, model, {"x": normal(8, 16)}).rank(target)
+    assert ranked[0].layer == "matmul4"
+    assert ranked[0].operator == "MatMul"
+    assert ranked[0].noise > 20 * ranked[1].noise
+
+
+def products() -> onnx.ModelProto:
+    """Two products with Tanh between them."""
+    return named_model(
+        "(float[N,16] x) => (float[N,8] y) { a = MatMul(x, w1) r = Tanh(a) y = MatMul(r, w2) }",
+        w1=normal(16, 32),
+        w2=normal(32, 8) * np.geomspace(0.03, 3, 32, dtype=np.float32)[:, None],
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("make", "shape"), [(products, (32, 16)), (convolutions, (12, 4, 6, 6))], ids=["products", "convolutions"]
+)
+def test_the_real_quantizer_does_the_same_damage(
+    make: Callable[[], onnx.ModelProto], shape: tuple[int, ...], target: Target, tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path, make(), {"x": normal(*shape)})
+    ranked = bench.rank(target)
+    adds = [node.name for node in bench.model.graph.node if node.op_type == "Add"]  # TensorRT rounds there
+    assert len(ranked) == sum(node.op_type in ("Conv", "MatMul", "Gemm") for node in bench.model.graph.node)
+    for one in ranked:
+        made = qcompile.quantize(
+            bench.path, tmp_path / f"{one.layer}.onnx", ranges=bench.ranges, target=target, only=[one.layer],
+            exclude=adds,
+        )  # fmt: skip
+        real = onnx.load(made.path)
+        noise = []
+        for feeds in bench.samples:
+            clean, noisy = outputs_of(bench.model, feeds)[0], outputs_of(real, feeds)[0]
+            noise.append(float(np.square(noisy - clean).sum() / np.square(clean).sum()))
+        assert one.noise == pytest.approx(np.mean(noise), rel=0.1), one.layer
+
+
+def test_what_a_convolution_writes_as_integers_is_its_damage_too(tmp_path: Path) -> None:
+    scale = np.ones((6, 1, 1, 1), np.float32)
+    scale[2] = 3000
+    model = named_model(
+        """(float[N,4,6,6] x) => (float[N,3,6,6] y) { c = Conv(x, w1) r = Relu(c) d = Conv(r, w2)
+        s = Relu(d) y = Conv(s, w3) }""",
+        w1=normal(6, 4, 1, 1) * scale,
+        w2=normal(6, 6, 1, 1) / scale.reshape(1, -1, 1, 1),
+        w3=normal(3, 6, 1, 1),
+    )
+    bench = Bench(tmp_path, model, {"x": normal(4, 4, 6, 6)})
+    # In ONNX Runtime leaving the reader in float is no help while the outlier is written in eight bits.
+    first, second, third = bench.check("onnxruntime", {"conv0": 0, "conv2": 0, "conv4": 0})
+    assert {first.layer, second.layer} == {"conv0", "conv2"}
+    assert second.noise > 20 * third.noise
+    first, second, _ = bench.check("openvino", {"conv0": 0, "conv2": 0, "conv4": 0})
+    assert first.layer == "conv2"
+    assert first.noise > 20 * second.noise
+
+
+def test_only_layers_that_would_be_quantized_are_ranked(
+    tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path, tiny("residual"), {"x": normal(4, 4, 8, 8)})
+    before = bench.model.SerializeToString()
+    assert {one.layer for one in bench.rank("onnxruntime")} == {"conv1", "conv2", "gemm"}
+    assert {one.layer for one in bench.rank("onnxruntime", exclude=("Conv",))} == {"gemm"}
+    assert bench.rank("onnxruntime", exclude=("Conv", "gem*")) == []
+    assert bench.model.SerializeToString() == before
+    with pytest.raises(InvalidOption, match="'nothing'"):
+        bench.rank("onnxruntime", exclude=("nothing",))
+
+
+def test_a_layer_that_loses_nothing_has_no_noise(tmp_path: Path) -> None:
+    model = named_model(
+        "(float[N,4] x) => (float[N,2] y) { a = MatMul(x, w1) r = Relu(a) y = MatMul(r, w2) }",
+        w1=np.zeros((4, 4), np.float32),
+        w2=normal(4, 2),
+    )
+    ranked = Bench(tmp_path, model, {"x": normal(3, 4)}).rank("onnxruntime")
+    assert [one.noise for one in ranked] == [0.0, 0.0]
+    assert ranked[0].snr_db == float("inf")
+
+
+@pytest.mark.parametrize("target", ["openvino"])
+def test_products_of_two_activations_are_ranked_too(target: Target, tmp_path: Path) -> None:
+    model = named_model(
+        """(float[N,5,8] x) => (float[N,5,5] y) { q = MatMul(x, w1) k = MatMul(x, w2)
+        t = Transpose<perm=[0,2,1]>(k) y = MatMul(q, t) }""",
+        w1=normal(8, 8), w2=normal(8, 8, seed=1),
+    )  # fmt: skip
+    bench = Bench(tmp_path, model, {"x": normal(4, 5, 8)})
+    ranked = {one.layer: one.noise for one in bench.rank(target)}
+    both = 0.0
+    for feeds in bench.samples:
+        q, t, y = outputs_of(model, feeds, "q", "t", "y")
+        q, t = (fake(a, *bench.ranges.limits(n), symmetric=True) for a, n in ((q, "q"), (t, "t")))
+        both += float(np.square(q @ t - y).sum() / np.square(y).sum())
+    assert ranked["matmul3"] == pytest.approx(both / len(bench.samples), rel=0.02)

@@ -1,0 +1,349 @@
+"""Weights as integers: what is stored is unpacked by hand here, and ONNX Runtime computes with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+from qcompile.compiler.quantize.prepare import prepared
+from qcompile.compiler.quantize.weights.hessians import collect_hessians
+from qcompile.compiler.quantize.weights.rewrite import gptq_inputs, quantize_weights
+from qcompile.data.batches import Data
+from qcompile.errors import CalibrationError, DataError, InvalidOption, QuantizationError
+from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
+
+Floats = NDArray[np.float32]
+FORMS = ["nbits", "qdq"]
+
+
+def normal(*shape: int, seed: int = 0) -> Floats:
+    """Normal float32 values."""
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def run(model: onnx.ModelProto, **feeds: NDArray[Any]) -> Floats:
+    """The first output; ONNX Runtime would fuse Q/DQ to products of int8 activations if it were let."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    output: Floats = session.run(None, feeds)[0]
+    return output
+
+
+def build(body: str, opset: int = 17, **weights: NDArray[Any]) -> onnx.ModelProto:
+    """A prepared model: `(float[m,8] x) => (float[m,4] y) { ... }` with weights."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> tiny {body}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return prepared(model)
+
+
+def nibbles(content: bytes) -> list[int]:
+    """The codes of 4 bits, the low half of each byte first."""
+    return [half for byte in content for half in (byte & 15, byte >> 4)]
+
+
+def unpacked(model: onnx.ModelProto, bits: int, rows: int, columns: int, block: int, kind: str) -> Floats:
+    """The weight [rows, columns] that the initializers of the form "nbits" stand for, value by value."""
+    stored = {tensor.name.rpartition("/")[2]: tensor for tensor in model.graph.initializer}
+    count = -(-columns // block)
+    read = nibbles if bits == 4 else list
+    codes = np.array(read(stored[kind].raw_data)).reshape(rows, -1)
+    zeros = np.array(read(stored["zero_point"].raw_data)).reshape(rows, -1)
+    scales = numpy_helper.to_array(stored["scale"])
+    assert scales.shape == (rows, count)
+    weight = np.zeros((rows, columns), np.float32)
+    for row in range(rows):
+        for column in range(columns):
+            at = column // block
+            weight[row, column] = (codes[row, column] - zeros[row, at]) * scales[row, at]
+    return weight
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("k", "n", "block"), [(64, 8, 32), (100, 5, 32), (65, 1, 16), (40, 3, 64), (300, 2, 128), (257, 1, 256)]
+)
+def test_matmulnbits_computes_with_what_is_stored(k: int, n: int, block: int, bits: int) -> None:
+    weight, x = normal(k, n), normal(2, 3, k)
+    model = build(f"(float[a,b,{k}] x) => (float[a,b,{n}] y) {{ y = MatMul(x, w) }}", w=weight)
+    found, proof = quantize_weights(model, bits=bits, block_size=block)
+    (node,) = found.graph.node
+    assert (node.op_type, node.domain) == ("MatMulNBits", "com.microsoft")
+    stored = next(attribute.i for attribute in node.attribute if attribute.name == "block_size")
+    assert stored == block or k <= block  # a row of one block is stored in blocks that waste least
+    by_hand = unpacked(found, bits, n, k, stored, "blocks").T
+    assert np.abs(by_hand - weight).max() < (1.0 if bits == 4 else 0.06)
+    np.testing.assert_allclose(run(found, x=x), x @ by_hand, atol=1e-5 * np.abs(x @ by_hand).max() + 1e-5)
+    assert (proof["planned"], proof["quantized"], proof["left_in_float"]) == ({"MatMul": 1},) * 2 + ({},)
+    assert model.graph.node[0].op_type == "MatMul"  # the given model is left as it is
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block", [0, 32])
+@pytest.mark.parametrize("bias", ["b", "row", "made"])
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_a_gemm_keeps_its_bias(transposed: int, bias: str, block: int, bits: int, form: str) -> None:
+    weight = normal(72, 6)
+    body = (
+        f"(float[4,72] x) => (float[4,6] y) {{ made = Relu(b) y = Gemm<transB={transposed}>(x, w, {bias}) }}"
+    )
+    stored = weight.T.copy() if transposed else weight
+    model = build(body, w=stored, b=normal(6), row=normal(4, 6))
+    found, _ = quantize_weights(model, bits=bits, block_size=block, form=form)
+    x = normal(4, 72)
+    close = 0.35 if bits == 4 else 0.02
+    lost = run(found, x=x) - run(model, x=x)
+    assert 0 < np.abs(lost).max() < close * np.sqrt(72)
+    assert np.sqrt((lost**2).mean()) < close * 0.5 * np.sqrt(72)
+    wanted = "MatMulNBits" if form == "nbits" else "DequantizeLinear"
+    assert wanted in [node.op_type for node in found.graph.node]
+
+
+def dequantized(model: onnx.ModelProto, bits: int, block: int) -> Floats:
+    """The values of the one DequantizeLinear of a model, by hand; its blocks lie along the last axis."""
+    stored = {tensor.name.rpartition("/")[2]: tensor for tensor in model.graph.initializer}
+    tensor, scales = stored[f"int{bits}"], numpy_helper.to_array(stored["scale"])
+    assert tensor.data_type == (onnx.TensorProto.INT4 if bits == 4 else onnx.TensorProto.INT8)
+    read = nibbles(tensor.raw_data) if bits == 4 else list(tensor.raw_data)
+    codes = np.array([code - 2**bits if code >= 2 ** (bits - 1) else code for code in read], np.float32)
+    codes = codes.reshape(tensor.dims[0], -1)
+    scales = scales.reshape(tensor.dims[0], -1)
+    values = [
+        codes[:, c] * scales[:, c // block if scales.shape[1] > 1 else 0] for c in range(codes.shape[1])
+    ]
+    return np.stack(values, axis=1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block", [0, 16, 64])
+def test_a_conv_reads_dequantized_blocks_of_its_flattened_weight(block: int, bits: int) -> None:
+    weight = normal(6, 24, 3, 2)
+    body = "(float[2,24,8,8] x) => (float[2,6,h,v] y) { y = Conv<strides=[2,1]>(x, w) }"
+    model = build(body, w=weight)
+    found, _ = quantize_weights(model, bits=bits, block_size=block, form="qdq")
+    onnx.checker.check_model(found, full_check=True)
+    # 144 values a channel: TensorRT takes only blocks that divide them.
+    by_hand = dequantized(found, bits, {0: 144, 16: 16, 64: 48}[block]).reshape(weight.shape)
+    assert 0 < np.abs(by_hand - weight).max() < (0.9 if bits == 4 else 0.05)
+    x = normal(2, 24, 8, 8)
+    np.testing.assert_allclose(run(found, x=x), run(build(body, w=by_hand), x=x), atol=1e-4)
+    with pytest.raises(QuantizationError, match="'nbits' has no Conv"):
+        quantize_weights(model, bits=bits)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("width", "block"), [(64, 32), (40, 16), (10, 64)])
+def test_an_embedding_is_looked_up_in_blocks(width: int, block: int, bits: int) -> None:
+    table = normal(30, width)
+    body = f"(int64[a,b] i) => (float[a,b,{width}] y) {{ y = Gather(t, i) }}"
+    indices = np.array([[0, 29, -1], [7, 7, 3]])
+    model = build(body, t=table)
+    found, _ = quantize_weights(model, bits=bits, block_size=block)
+    by_hand = unpacked(found, bits, 30, width, block if width > block else 16, "rows")
+    np.testing.assert_array_equal(run(found, i=indices), by_hand[indices])
+    assert np.abs(by_hand - table).max() < (0.8 if bits == 4 else 0.04)
+    found, _ = quantize_weights(model, bits=bits, block_size=block, form="qdq")
+    np.testing.assert_array_equal(run(found, i=indices), dequantized(found, bits, block)[indices])
+    assert np.abs(dequantized(found, bits, block) - table).max() < (0.8 if bits == 4 else 0.04)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_four_bits_by_default_are_six_and_a_half_times_smaller_than_float32(form: str) -> None:
+    model = build("(float[m,768] x) => (float[m,3072] y) { y = MatMul(x, w) }", w=normal(768, 3072))
+    found, proof = quantize_weights(model, bits=4, form=form)
+    sizes: Any = proof["weight_bytes"]
+    assert sizes["before"] == 768 * 3072 * 4
+    assert sizes["after"] == sum(len(tensor.raw_data) for tensor in found.graph.initializer)
+    assert len(model.SerializeToString()) / len(found.SerializeToString()) >= 6.5
+    assert sizes["before"] / sizes["after"] >= 6.5
+    _, finer = quantize_weights(model, bits=4, form=form, block_size=32)
+    finer_sizes: Any = finer["weight_bytes"]
+    assert finer_sizes["before"] / finer_sizes["after"] < 6.5  # why 32 is not the default
+
+
+TIED = """(int64[m] i) => (float[m,40] y, float[m,50] z) {
+    e = Gather(t, i) h = MatMul(e, w) y = MatMul(h, w) z = Gemm<transB=1>(y, t) }"""
+
+
+@pytest.mark.parametrize(("form", "wide"), [("nbits", 7), ("qdq", 4)])
+def test_a_weight_that_several_nodes_read_is_quantized_once(form: str, wide: int) -> None:
+    model = build(TIED, w=normal(40, 40) * 0.2, t=normal(50, 40))
+    found, proof = quantize_weights(model, bits=8, form=form)
+    assert proof["quantized"] == {"Gather": 1, "MatMul": 2, "Gemm": 1}
+    assert len(found.graph.initializer) == wide  # "nbits" packs a table's rows otherwise than a product's
+    feeds = {"i": np.arange(5)}
+    np.testing.assert_allclose(run(found, **feeds), run(model, **feeds), atol=0.15)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_stays_in_float_has_its_reason_and_its_weight(form: str) -> None:
+    body = """(float[8,40] x, float[40,8] v) => (float[8,8] y) {
+        [shared] a = MatMul(x, w) [kept] b = MatMul(a, w) [two] c = MatMul(b, v)
+        [left] d = MatMul(u, c) [tiny] e = MatMul(d, s) f = MatMul(e, u)
+        [over] g = Gemm<transA=1>(f, u) [times] h = MatMul(g, u) sum = Add(h, w2) y = MatMul(sum, u) }"""
+    weights = {"w": normal(40, 40), "w2": normal(8, 8), "u": normal(8, 8), "s": normal(8, 8)[:, :8]}
+    model = build(body, **weights)
+    found, proof = quantize_weights(model, bits=8, form=form, exclude=["kept"], block_size=16)
+    left: Any = proof["left_in_float"]
+    reasons = {"kept": "excluded by", "two": "run time", "left": "left operand", "over": "transposed"}
+    assert all(text in left[name] for name, text in reasons.items())
+    assert "w" in {tensor.name for tensor in found.graph.initializer}  # the excluded node reads it
+    feeds = {"x": normal(8, 40) * 0.1, "v": normal(40, 8) * 0.1}
+    expected_y = run(model, **feeds)
+    np.testing.assert_allclose(run(found, **feeds), expected_y, atol=0.05 * np.abs(expected_y).max())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 3}, "4 or 8"),
+        ({"bits": 4, "block_size": 48}, "power of two"),
+        ({"bits": 4, "block_size": 512}, "16 to 256"),
+        ({"bits": 4, "method": "awq"}, "rtn or gptq"),
+        ({"bits": 4, "method": "gptq"}, "needs Hessians"),
+    ],
+)
+def test_a_wrong_option_is_refused(
+    options: dict[str, Any], message: str, tiny: Callable[..., onnx.ModelProto]
+) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        quantize_weights(prepared(tiny("mlp")), **options)
+
+
+def test_nothing_to_quantize_a_missing_hessian_and_a_broken_weight_are_errors(
+    tiny: Callable[..., onnx.ModelProto],
+) -> None:
+    with pytest.raises(QuantizationError, match="nothing to quantize"):
+        quantize_weights(prepared(tiny("elementwise")), bits=4)
+    odd = build("(int64[a] i) => (float[a,41] y) { y = Gather(t, i) }", t=normal(30, 41))
+    with pytest.raises(QuantizationError, match="odd number"):
+        quantize_weights(odd, bits=4)
+    small = build("(float[m,1] x) => (float[m,9] y) { y = MatMul(x, w) }", w=normal(1, 9))
+    with pytest.raises(QuantizationError, match="of 36 bytes would take"):
+        quantize_weights(small, bits=4)
+    model = prepared(tiny("mlp"))
+    with pytest.raises(CalibrationError, match="'r1': its Hessian is missing"):
+        quantize_weights(model, bits=4, method="gptq", hessians={"x": np.eye(16)})
+    broken = build("(float[m,64] x) => (float[m,9] y) { y = MatMul(x, w) }", w=np.full((64, 9), np.nan, "f"))
+    with pytest.raises(QuantizationError, match="'w' holds NaN"):
+        quantize_weights(broken, bits=4)
+
+
+def data_of(path: Path, samples: Path) -> Data:
+    return Data(str(samples), model_io(load_onnx(path)).inputs, batch_size=8)
+
+
+@pytest.mark.parametrize("budget", [1 << 30, 1])
+def test_hessians_are_sums_over_samples(
+    budget: int, tiny_file: Callable[..., Path], samples: Callable[..., Path]
+) -> None:
+    path, npz = tiny_file("mlp"), samples("mlp", 20)
+    model = load_onnx(path)
+    assert gptq_inputs(prepared(model)) == {"x", "r1"}
+    seen: list[tuple[str, int]] = []
+    found = collect_hessians(
+        path, {"x", "r1"}, data_of(path, npz), 13, lambda text, done=0, _=None: seen.append((text, done)),
+        budget_bytes=budget,
+    )  # fmt: skip
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    x = np.load(npz)["x"][:13]
+    hidden = np.maximum(x @ stored["w1"] + stored["b1"], 0)
+    np.testing.assert_allclose(found["x"], 2 * x.T @ x, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["r1"], 2 * hidden.T @ hidden, rtol=1e-4, atol=1e-4)
+    assert [done for _, done in seen][-13:] == list(range(1, 14))  # one by one
+    assert ("2 of 2" in seen[-1][0]) == (budget == 1)
+
+
+@pytest.mark.parametrize(
+    "settings", ["pads=[1,0,2,1], strides=[2,1]", 'auto_pad="SAME_UPPER", strides=[1,1]', "dilations=[2,1]"]
+)
+def test_the_hessian_of_a_conv_is_that_of_its_patches(settings: str, tmp_path: Path) -> None:
+    """A Conv of any weight is that weight times the patches: unit weights give the patches themselves."""
+    body = f"(float[n,3,7,6] x) => (float[n,18,h,v] y) {{ [conv] y = Conv<{settings}>(x, w) }}"
+    units = np.eye(18, dtype=np.float32).reshape(18, 3, 3, 2)
+    model = build(body, w=units)
+    (name,) = gptq_inputs(model, form="qdq")
+    assert gptq_inputs(model) == set()
+    path, npz = tmp_path / "m.onnx", tmp_path / "x.npz"
+    save_onnx(model, path)
+    x = normal(5, 3, 7, 6)
+    np.savez(npz, x=x)
+    patches = np.moveaxis(run(model, x=x), 1, -1).reshape(-1, 18)
+    found = collect_hessians(path, [name], data_of(path, npz), 100)
+    np.testing.assert_allclose(found[name], 2 * patches.T @ patches, rtol=1e-4, atol=1e-3)
+
+
+def test_values_that_are_not_finite_are_named_with_their_sample(tmp_path: Path) -> None:
+    body = "(float[n,40] x) => (float[n,4] y) { l = Log(x) y = MatMul(l, w) }"
+    path, npz = tmp_path / "m.onnx", tmp_path / "x.npz"
+    save_onnx(build(body, w=normal(40, 4)), path)
+    x = np.ones((6, 40), np.float32)
+    x[3, 7] = -1
+    np.savez(npz, x=x)
+    with pytest.raises(CalibrationError, match=r"tensor 'l'.*x\.npz\[0:8\] sample 3"):
+        collect_hessians(path, ["l"], data_of(path, npz), 100)
+    collect_hessians(path, ["l"], data_of(path, npz), 3)
+    x[1, 1] = np.inf
+    np.savez(npz, x=x)
+    with pytest.raises(DataError, match="sample 1: input 'x'"):
+        collect_hessians(path, ["l"], data_of(path, npz), 100)
+    with pytest.raises(CalibrationError, match="'gone' is not in the model"):
+        collect_hessians(path, ["gone"], data_of(path, npz), 100)
+
+
+@pytest.mark.parametrize(("form", "name"), [("nbits", "mlp"), ("qdq", "mlp"), ("qdq", "residual")])
+def test_gptq_loses_less_of_a_models_output_than_rounding(
+    form: str, name: str, tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path, npz = tiny_file(name), tmp_path / "correlated.npz"
+    model = prepared(load_onnx(path))
+    mixing = normal(3, 256 if name == "residual" else 16)
+    features = normal(64, 3) @ mixing + 0.05 * normal(64, mixing.shape[1])
+    x = features.reshape(64, 4, 8, 8) if name == "residual" else features
+    np.savez(npz, x=x[:48])
+    hessians = collect_hessians(path, gptq_inputs(model, form=form), data_of(path, npz), 48)
+    expected, lost = run(model, x=x[48:]), {}
+    for method in ("rtn", "gptq"):
+        found, _ = quantize_weights(model, bits=4, block_size=16, method=method, form=form, hessians=hessians)
+        lost[method] = float(((run(found, x=x[48:]) - expected) ** 2).sum())
+    assert lost["gptq"] < 0.8 * lost["rtn"]
+
+
+def test_an_old_opset_becomes_21_for_blocks_and_the_weights_are_kept() -> None:
+    body = """(float[m,80] x) => (float[m,80] y) {
+        [first] a = MatMul(x, w) [second] b = MatMul(a, v) s = Constant<value = int64[1] {1}>()
+        r = ReduceMean<axes=[1]>(b) y = Add(b, r) }"""
+    model = build(body, opset=13, w=normal(80, 80), v=normal(80, 80))
+    found, _ = quantize_weights(model, bits=8, form="qdq", exclude=["second"])
+    onnx.checker.check_model(found, full_check=True)
+    assert [item.version for item in found.opset_import if item.domain == ""] == [21]
+    assert [value.name for value in found.graph.input] == ["x"]
+    np.testing.assert_allclose(run(found, x=normal(3, 80)), run(model, x=normal(3, 80)), atol=4)
+
+
+@pytest.mark.slow
+def test_a_trained_network_keeps_its_accuracy_in_four_bits(tmp_path: Path) -> None:
+    import qcompile
+
+    example = Path(sys.modules["qcompile"].__path__[0]) / "examples" / "digits"
+    raw, path = tmp_path / "raw.onnx", tmp_path / "model.onnx"
+    qcompile.export(f"{example}/model.py:build", raw, inputs=["image:[batch,3,32,32]"])
+    qcompile.simplify(raw, path)
+    model = prepared(load_onnx(path))
+    data = Data(f"{example}/data.py:calibration", model_io(model).inputs)
+    hessians = collect_hessians(path, gptq_inputs(model, form="qdq"), data, 64)
+    batches = list(Data(f"{example}/data.py:evaluation", model_io(model).inputs))
+    found, proof = quantize_weights(model, bits=4, method="gptq", form="qdq", hessians=hessians)
+    assert proof["quantized"] == {"Conv": 21, "Gemm": 1}
+    hits = [[np.mean(run(m, **b.feeds).argmax(1) == b.labels) for b in batches] for m in (model, found)]
+    assert np.mean(hits[1]) >= np.mean(hits[0]) - 0.01

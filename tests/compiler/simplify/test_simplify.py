@@ -1,0 +1,222 @@
+"""Fewer nodes and the same model; whatever onnxsim breaks, the model is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+import qcompile
+from qcompile.compiler.simplify.simplify import removed_nodes, simplify
+from qcompile.errors import DataError, ModelError
+from qcompile.model.input_notes import KEY, InputNote, read_notes, write_notes
+from qcompile.model.onnx_file import load_onnx, model_io
+
+STAGE = import_module("qcompile.compiler.simplify.simplify")
+
+FOLDABLE = """
+<ir_version: 8, opset_import: ["" : 17]>
+foldable (float[batch,4,length] x, int64[1] shift) => (float[batch,4,length] y, float[batch,4,length] z)
+<float[4] scale = {1,2,3,4}, float[4] bias = {0,0.5,1,-1}, float[4] mean = {0,0,1,0},
+ float[4] var = {1,1,2,1}, float two = {2}, float three = {3}>
+{
+    copy = Identity(x)
+    five = Add(two, three)
+    scaled = Mul(copy, five)
+    normal = BatchNormalization(scaled, scale, bias, mean, var)
+    y = Relu(normal)
+    float_shift = Cast<to = 1>(shift)
+    z = Add(normal, float_shift)
+}
+"""
+
+
+@pytest.fixture
+def foldable(tmp_path: Path) -> Path:
+    """A model with an Identity and an Add of constants to fold, two inputs, two dynamic axes."""
+    model = parser.parse_model(FOLDABLE)
+    onnx.checker.check_model(model)
+    path = tmp_path / "foldable.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def run(path: Path, feeds: dict[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
+    """Run a file in ONNX Runtime."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def changed_weight(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with one weight of another value: a simplifier that breaks the model."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    values = numpy_helper.to_array(copy.graph.initializer[0]).copy()
+    values.flat[0] += 1
+    copy.graph.initializer[0].CopyFrom(numpy_helper.from_array(values, copy.graph.initializer[0].name))
+    return copy
+
+
+def without_last_input(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which an input became a constant."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    name = copy.graph.input[-1].name
+    del copy.graph.input[-1]
+    copy.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), name))
+    return copy
+
+
+def fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that computes for one sample only, although it still declares a dynamic batch."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    first = copy.graph.node[0]
+    cut = onnx.helper.make_node("Slice", [first.input[0], "from", "to", "axis"], ["cut"], "cut")
+    for name, value in (("from", 0), ("to", 1), ("axis", 0)):
+        copy.graph.initializer.append(numpy_helper.from_array(np.array([value], np.int64), name))
+    first.input[0] = "cut"
+    copy.graph.node.insert(0, cut)
+    return copy
+
+
+def test_nodes_go_and_names_dynamic_axes_and_outputs_stay(foldable: Path, tmp_path: Path) -> None:
+    artifact = simplify(foldable, tmp_path / "out.onnx")
+    assert model_io(load_onnx(artifact.path)) == model_io(load_onnx(foldable)) == artifact.manifest.io
+    assert artifact.manifest.proof["nodes_before"] == 7
+    assert artifact.manifest.proof["nodes_after"] == len(load_onnx(artifact.path).graph.node) < 7
+    assert artifact.manifest.proof["removed"]["Identity"] == 1  # type: ignore[index]
+    assert artifact.manifest.warnings == ()
+    assert all(check.passed for check in artifact.manifest.checks)
+    for batch, length in ((1, 1), (5, 9)):
+        x = np.random.default_rng(0).standard_normal((batch, 4, length)).astype(np.float32)
+        feeds = {"x": x, "shift": np.array([2], np.int64)}
+        for expected, found in zip(run(foldable, feeds), run(artifact.path, feeds), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_real_network_of_an_old_opset_loses_its_constants(
+    light_models: dict[str, Path], tmp_path: Path
+) -> None:
+    artifact = simplify(light_models["shufflenet"], tmp_path / "out.onnx")
+    proof = artifact.manifest.proof
+    assert artifact.manifest.warnings == ()
+    assert proof["removed"]["ConstantOfShape"] == 243  # type: ignore[index]
+    assert "ConstantOfShape" not in proof["operators"]  # type: ignore[operator]
+    assert artifact.manifest.options["opset"] == 9
+
+
+@pytest.mark.parametrize("name", ["residual", "mlp", "elementwise"])
+def test_a_model_with_nothing_to_simplify_is_unchanged(
+    name: str, tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    artifact = simplify(tiny_file(name), tmp_path / "out.onnx")
+    assert artifact.manifest.proof["removed"] == {}
+    assert artifact.manifest.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (changed_weight, "same outputs as before"),
+        (without_last_input, "input 'shift' was lost"),
+        (fixed_batch, "same outputs as before"),
+    ],
+)
+def test_a_simplifier_that_changes_the_model_leaves_it_as_it_was_with_a_warning(
+    broken: Callable[[onnx.ModelProto], onnx.ModelProto],
+    said: str,
+    foldable: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(STAGE, "_run_onnxsim", broken)
+    artifact = simplify(foldable, tmp_path / "out.onnx")
+    (warning,) = artifact.manifest.warnings
+    assert said in warning
+    assert warning.endswith("the model was left as it is")
+    assert load_onnx(artifact.path) == load_onnx(foldable)
+    assert artifact.manifest.proof["removed"] == {}
+
+
+def test_a_simplifier_that_raises_leaves_the_model_as_it_was_with_a_warning(
+    foldable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: onnx.ModelProto) -> onnx.ModelProto:
+        raise RuntimeError("no such shape\nand a long trace")
+
+    monkeypatch.setattr(STAGE, "_run_onnxsim", fail)
+    artifact = simplify(foldable, tmp_path / "out.onnx")
+    assert artifact.manifest.warnings == (
+        "onnxsim failed (RuntimeError: no such shape); the model was left as it is",
+    )
+    assert load_onnx(artifact.path) == load_onnx(foldable)
+
+
+def test_the_outputs_are_compared_on_the_data_when_there_is_some(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    artifact = simplify(tiny_file("mlp"), tmp_path / "out.onnx", data=str(samples("mlp", 16)))
+    (check,) = (check for check in artifact.manifest.checks if check.name == "same outputs as before")
+    assert check.detail.startswith("2 inputs")
+
+
+def test_data_that_does_not_fit_is_an_error_and_leaves_nothing(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"'x' has shape 8x16; \[batch,4,8,8\] is required"):
+        simplify(tiny_file("residual"), tmp_path / "out" / "m.onnx", data=str(samples("mlp")))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_model_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"not a model")
+    with pytest.raises(ModelError, match="not an ONNX model, or cut off"):
+        simplify(tmp_path / "m.onnx", tmp_path / "out.onnx")
+
+
+def test_removed_nodes_counts_what_went_and_what_came() -> None:
+    before, after = {"Conv": 2, "Identity": 3, "Relu": 1}, {"Conv": 2, "Relu": 2}
+    assert removed_nodes(before, after) == {"Identity": 3, "Relu": -1}
+
+
+class Attention(torch.nn.Module):
+    """As MobileViT and ViT write it: three projections, a softmax and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def heads(part: torch.Tensor) -> torch.Tensor:
+            return part.view(x.shape[0], 5, 4, 4).transpose(1, 2)
+
+        query, key, value = heads(self.query(x)), heads(self.key(x)), heads(self.value(x))
+        weights = (query @ key.transpose(-1, -2) / 2.0).softmax(-1)
+        return (weights @ value).transpose(1, 2).reshape(x.shape[0], 5, 16)
+
+
+def test_a_simplified_file_holds_operators_of_onnx_alone_and_keeps_its_notes(tmp_path: Path) -> None:
+    import onnxsim
+
+    path = tmp_path / "attention.onnx"
+    qcompile.export(Attention().eval(), path, inputs=["x:[batch,5,16]"])
+    model = load_onnx(path)
+    write_notes(model, {"x": InputNote((2, 5, 16))})
+    onnx.save(model, path)
+    fused, _ = onnxsim.simplify(model)
+    assert "com.microsoft" in {node.domain for node in fused.graph.node}  # what it would write by itself
+    simplified = simplify(path, tmp_path / "simple.onnx")
+    assert not simplified.manifest.warnings
+    after = load_onnx(simplified.path)
+    assert {node.domain for node in after.graph.node} <= {"", "ai.onnx"}
+    assert [entry.key for entry in after.metadata_props] == [KEY]
+    assert read_notes(after) == {"x": InputNote((2, 5, 16))}

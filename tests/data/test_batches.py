@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qcompile.data.batches import Data
+from qcompile.data.readers import Batch
+from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError
+from qcompile.tensors import TensorInfo
+
+X = TensorInfo("x", "float32", ("batch", 3))
+MASK = TensorInfo("mask", "bool", ("batch",))
+
+
+Script = Callable[..., str]
+
+
+def rows(count: int) -> np.ndarray:
+    """Float32 [count, 3]; every value says which sample it is of."""
+    return np.repeat(np.arange(count, dtype=np.float32)[:, None], 3, axis=1)
+
+
+def npz(path: Path, **arrays: np.ndarray) -> str:
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return str(path)
+
+
+def samples_of(batches: list[Batch]) -> list[float]:
+    return [float(value) for batch in batches for value in batch.feeds["x"][:, 0]]
+
+
+def labels_of(batches: list[Batch]) -> list[int] | None:
+    """All labels in order; None where not every batch has them."""
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    return [int(label) for part in labels for label in part] if len(labels) == len(batches) else None
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """`script("yield x")` returns the spelling of a function with this body."""
+
+    def make(body: str, *, head: str = "") -> str:
+        lines = "\n".join(f"    {line}" for line in body.strip("\n").splitlines())
+        (tmp_path / "data.py").write_text(f"import numpy as np\n{head}\ndef samples():\n{lines}\n")
+        return f"{tmp_path / 'data.py'}:samples"
+
+    return make
+
+
+def test_an_npz_is_read_in_batches_with_its_labels(tmp_path: Path) -> None:
+    spec = npz(tmp_path / "data.npz", x=rows(7), labels=np.arange(7) * 10)
+    data = Data(spec, [X], batch_size=3)
+    batches = list(data)
+    assert samples_of(list(data)) == samples_of(batches)  # it can be read again and again
+    assert [batch.samples for batch in batches] == [3, 3, 1]
+    assert samples_of(batches) == list(range(7))
+    assert labels_of(batches) == [0, 10, 20, 30, 40, 50, 60]
+    assert batches[1].where == "data.npz[3:6]"
+
+
+def test_a_fixed_first_axis_decides_over_the_batch_size(tmp_path: Path) -> None:
+    fixed = TensorInfo("x", "float32", (2, 3))
+    batches = list(Data(npz(tmp_path / "data.npz", x=rows(6)), [fixed], batch_size=5))
+    assert [batch.samples for batch in batches] == [2, 2, 2]
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    npz(folder / "2.npz", x=rows(5)[3:], labels=np.array([3, 4]))
+    np.save(folder / "1.npy", rows(3)[1:])
+    np.save(folder / "0.npy", rows(1)[0])  # one sample, without the first axis
+    batches = list(Data(str(folder), [X]))
+    assert samples_of(batches) == [0, 1, 2, 3, 4]
+    assert [batch.where for batch in batches] == ["samples/0.npy", "samples/1.npy", "samples/2.npz"]
+    assert [batch.labels is None for batch in batches] == [True, True, False]
+    with pytest.raises(DataError, match="has no input names, and the model takes 2 inputs"):
+        list(Data(str(folder), [X, MASK]))
+
+
+@pytest.mark.parametrize(
+    ("body", "labels"),
+    [
+        ("yield X[:2]\nyield X[2:]", None),
+        ("yield (X[:2],)\nyield [X[2:]]", None),
+        ("yield {'x': X[:2]}\nyield {'x': X[2:]}", None),
+        ("yield X[:2], L[:2]\nyield X[2:], L[2:]", [0, 1, 2]),
+        ("yield {'x': X[:2], 'labels': L[:2]}\nyield {'x': X[2:], 'labels': L[2:]}", [0, 1, 2]),
+        ("return [(X[:2], [0, 1]), (X[2:], [2])]", [0, 1, 2]),
+    ],
+)
+def test_a_function_may_give_arrays_tuples_dicts_and_labels(
+    script: Script, body: str, labels: list[int] | None
+) -> None:
+    head = "X = np.repeat(np.arange(3, dtype=np.float32)[:, None], 3, axis=1)\nL = np.arange(3)"
+    batches = list(Data(script(body, head=head), [X]))
+    assert samples_of(batches) == [0, 1, 2]
+    assert [batch.where for batch in batches] == ["samples batch 0", "samples batch 1"]
+    assert labels_of(batches) == labels
+
+
+def test_a_torch_dataloader_is_read_with_its_labels(script: Script) -> None:
+    head = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset"
+    body = """
+x = torch.arange(5.0)[:, None].repeat(1, 3).requires_grad_()
+return DataLoader(TensorDataset(x, torch.arange(5)), batch_size=2)
+"""
+    batches = list(Data(script(body, head=head), [X]))
+    assert [batch.samples for batch in batches] == [2, 2, 1]
+    assert samples_of(batches) == labels_of(batches) == list(range(5))
+    assert all(isinstance(batch.feeds["x"], np.ndarray) for batch in batches)
+
+
+def test_a_tuple_feeds_several_inputs_in_the_models_order(script: Script) -> None:
+    spec = script("yield np.ones((2, 3), np.float32), np.array([True, False]), [1, 0]")
+    (batch,) = Data(spec, [X, MASK])
+    assert batch.feeds["mask"].tolist() == [True, False]
+    assert labels_of([batch]) == [1, 0]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, 1), (3, 3), (4, 4), (7, 7), (100, 7)])
+def test_a_limit_stops_at_exactly_so_many_samples(tmp_path: Path, limit: int, expected: int) -> None:
+    spec = npz(tmp_path / "data.npz", x=rows(7), labels=np.arange(7))
+    batches = list(Data(spec, [X], batch_size=3, limit=limit))
+    assert samples_of(batches) == list(range(expected))
+    assert labels_of(batches) == list(range(expected))
+
+
+def test_nothing_is_read_past_the_limit(script: Script) -> None:
+    spec = script("yield np.zeros((4, 3), np.float32)\nraise RuntimeError('read too far')")
+    assert [batch.samples for batch in Data(spec, [X], limit=4)] == [4]
+
+
+@pytest.mark.parametrize("options", [{"limit": 0}, {"batch_size": 0}, {"limit": -1}, {"batch_size": -3}])
+def test_less_than_one_sample_cannot_be_asked_for(tmp_path: Path, options: dict[str, int]) -> None:
+    with pytest.raises(InvalidOption, match="at least 1 is required"):
+        Data(npz(tmp_path / "data.npz", x=rows(1)), [X], **options)
+
+
+@pytest.mark.parametrize("body", ["return []", "return iter(())", "yield np.zeros((0, 3), np.float32)"])
+def test_a_function_without_samples_is_an_error(script: Script, body: str) -> None:
+    with pytest.raises(DataError, match="holds no samples"):
+        list(Data(script(body), [X]))
+
+
+def test_files_without_samples_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no samples"):
+        list(Data(npz(tmp_path / "data.npz", x=rows(0)), [X]))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"holds no \.npy or \.npz file"):
+        list(Data(str(tmp_path / "empty"), [X]))
+
+
+def test_data_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> None:
+    npz(tmp_path / "calibration.npz", x=rows(1))
+    with pytest.raises(MissingFile) as caught:
+        Data("calibraton.npz", [X], base=tmp_path)
+    assert caught.value.hint == f"did you mean {tmp_path / 'calibration.npz'}?"
+    with pytest.raises(MissingFile):
+        Data(f"{tmp_path / 'none.py'}:samples", [X])
+    (tmp_path / "data.csv").write_text("1,2,3")
+    with pytest.raises(InvalidOption, match=r"is none of: \.npz, a folder"):
+        Data(str(tmp_path / "data.csv"), [X])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((2, 3))}, r"data\.npz\[0:8\]: input 'x' is float64; float32 is required"),
+        ({"x": np.zeros((2, 4), np.float32)}, r"input 'x' has shape 2x4; \[batch,3\] is required"),
+        ({"y": np.zeros((2, 3), np.float32)}, r"data\.npz: input 'x' is missing; found y"),
+        ({"x": rows(2), "y": rows(2)}, r"no input 'y' in the model; it takes x"),
+        ({"x": rows(2), "labels": np.arange(3)}, r"differ in their number of samples \(x 2, labels 3\)"),
+        ({"x": rows(2), "labels": np.array(3)}, "labels"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        list(Data(npz(tmp_path / "data.npz", **arrays), [X]))
+
+
+def test_damaged_and_pickled_files_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "0.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"0\.npy: cannot be read as numpy data .*\n  hint: pickled objects"):
+        list(Data(str(tmp_path), [X]))
+    whole = Path(npz(tmp_path / "data.npz", x=rows(100)))
+    for size in (0, 10, whole.stat().st_size - 30):
+        whole.write_bytes(whole.read_bytes()[:size])
+        with pytest.raises(DataError, match=r"data\.npz: cannot be read as numpy data"):
+            list(Data(str(whole), [X]))
+        npz(whole, x=rows(100))
+
+
+def test_a_generator_that_raises_is_an_error_naming_batch_and_line(script: Script) -> None:
+    spec = script(
+        "yield np.zeros((1, 3), np.float32)\nyield np.zeros((1, 3), np.float32)\nraise OSError('disk')"
+    )
+    batches = iter(Data(spec, [X]))
+    assert [next(batches).samples for _ in range(2)] == [1, 1]
+    with pytest.raises(DataError, match=r"raised OSError at batch 2: disk \(data\.py, line 6\)") as caught:
+        next(batches)
+    assert caught.value.data["sample"] == 2
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_stop_iteration_inside_the_function_is_an_error_too(script: Script) -> None:
+    with pytest.raises(DataError, match="at batch 1"):
+        list(Data(script("yield np.zeros((1, 3), np.float32)\nnext(iter(()))"), [X]))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("yield 'a.png'", "samples batch 0: holds str; arrays or tensors are required"),
+        ("yield 1, 2, 3", r"samples batch 0: 3 arrays; the model takes 1 \(x\)"),
+        ("return 5", "returned int; an iterable of samples is required"),
+        ("yield {'X': np.zeros((1, 3), np.float32)}", "samples batch 0: input 'x' is missing; found X"),
+        ("yield np.zeros((1, 3))", "samples batch 0: input 'x' is float64"),
+    ],
+)
+def test_what_a_function_may_not_give_is_named(script: Script, body: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(Data(script(body), [X]))
+
+
+def test_a_function_that_is_not_there_is_named_with_the_nearest(script: Script) -> None:
+    spec = script("return []").replace(":samples", ":sample")
+    with pytest.raises(ModelError, match=r"no function 'sample' in it\n  hint: did you mean 'samples'\?"):
+        list(Data(spec, [X]))
+
+
+def test_the_digest_changes_with_the_data(tmp_path: Path, script: Script) -> None:
+    path, folder = tmp_path / "data.npz", tmp_path / "folder"
+    folder.mkdir()
+    np.save(folder / "0.npy", rows(1))
+    spec = script("return []")
+
+    def digests() -> list[str]:
+        return [Data(given, [X]).digest() for given in (npz(path, x=rows(3)), str(folder), spec)]
+
+    first = digests()
+    assert digests() == first
+    (folder / "0.npy").rename(folder / "1.npy")
+    (tmp_path / "data.py").write_text("def samples(): return [1]\n")
+    assert [new == old for new, old in zip(digests(), first, strict=True)] == [True, False, False]
+    assert Data(npz(path, x=rows(4)), [X]).digest() != first[0]
+
+
+# Archives are read a few samples at a time.
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+def test_an_npz_gives_the_same_samples_however_it_is_stored_and_batched(
+    tmp_path: Path, save: Callable[..., None], order: str, batch_size: int
+) -> None:
+    x = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
+    save(tmp_path / "data.npz", x=np.asarray(x, order=order), labels=np.arange(7))  # type: ignore[call-overload]
+    batches = list(Data(str(tmp_path / "data.npz"), [X], batch_size=batch_size))
+    assert [batch.samples for batch in batches] == [min(batch_size, 7 - at) for at in range(0, 7, batch_size)]
+    np.testing.assert_array_equal(np.concatenate([batch.feeds["x"] for batch in batches]), x)
+    assert labels_of(batches) == list(range(7))
+
+
+def test_samples_in_front_of_damage_are_read_before_it_is_found(tmp_path: Path) -> None:
+    path = Path(npz(tmp_path / "data.npz", x=rows(20_000)))
+    content = bytearray(path.read_bytes())
+    content[-500] ^= 0xFF
+    path.write_bytes(content)
+    assert samples_of(list(Data(str(path), [X], batch_size=5, limit=12))) == list(range(12))
+    with pytest.raises(DataError, match=r"data\.npz: cannot be read as numpy data"):
+        list(Data(str(path), [X], batch_size=1000))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.3, 0.6, 0.9, 0.99])
+def test_an_npz_that_is_cut_off_is_an_error(tmp_path: Path, save: Callable[..., None], part: float) -> None:
+    path = tmp_path / "data.npz"
+    save(path, x=rows(300), labels=np.arange(300))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(part * len(whole))])
+    data = Data(str(path), [X])
+    with pytest.raises(DataError, match=r"data\.npz: cannot be read as numpy data"):
+        list(data)
+    with pytest.raises(DataError, match=r"data\.npz: cannot be read as numpy data"):
+        _ = data.total
+
+
+@pytest.mark.parametrize("name", ["x", "labels"])
+def test_arrays_of_objects_are_refused(tmp_path: Path, name: str) -> None:
+    arrays = {"x": rows(2), "labels": np.arange(2)}
+    arrays[name] = np.array([None, {"a": 1}], dtype=object)
+    with pytest.raises(DataError, match=r"cannot be read as numpy data .*\n  hint: pickled objects"):
+        list(Data(npz(tmp_path / "data.npz", **arrays), [X]))
+
+
+def test_an_npz_need_not_hold_the_inputs_in_the_models_order(tmp_path: Path) -> None:
+    mask = np.arange(5) % 2 == 0
+    batches = list(Data(npz(tmp_path / "data.npz", mask=mask, x=rows(5)), [X, MASK], batch_size=2))
+    assert samples_of(batches) == list(range(5))
+    assert [bool(value) for batch in batches for value in batch.feeds["mask"]] == mask.tolist()
+
+
+# How many samples there are.
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 7), (3, 3), (7, 7), (100, 7)])
+def test_the_total_of_an_npz_is_known_before_it_is_read(
+    tmp_path: Path, limit: int | None, expected: int
+) -> None:
+    spec = npz(tmp_path / "data.npz", x=rows(7), labels=np.arange(7))
+    data = Data(spec, [X], batch_size=2, limit=limit)
+    assert data.total == expected == sum(batch.samples for batch in data)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 8), (4, 4), (100, 8)])
+def test_the_total_of_a_folder_counts_the_samples_of_its_files(
+    tmp_path: Path, limit: int | None, expected: int
+) -> None:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    np.save(folder / "0.npy", rows(1)[0])  # one sample, without the first axis
+    np.save(folder / "1.npy", rows(3)[1:])
+    npz(folder / "2.npz", labels=np.arange(5), x=rows(8)[3:])
+    (folder / "notes.txt").write_text("no sample")
+    data = Data(str(folder), [X], limit=limit)
+    assert data.total == expected == sum(batch.samples for batch in data)
+
+
+def test_the_total_of_a_function_is_the_limit_or_unknown(script: Script) -> None:
+    spec = script("for _ in range(5): yield np.zeros((2, 3), np.float32)")
+    assert Data(spec, [X]).total is None
+    limited = Data(spec, [X], limit=4)
+    assert limited.total == 4 == sum(batch.samples for batch in limited)
+
+
+def test_the_total_of_damaged_files_is_an_error_naming_the_file(tmp_path: Path) -> None:
+    (tmp_path / "0.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(DataError, match=r"0\.npy: cannot be read as numpy data"):
+        _ = Data(str(tmp_path), [X]).total
+
+
+# A batch and its samples.
+
+
+def batch_of(samples: int) -> Batch:
+    feeds = {"x": rows(samples), "mask": np.arange(samples) % 2 == 0}
+    return Batch(feeds, np.arange(samples) * 10, "data.npz[0:8]")
+
+
+def test_a_batch_is_split_into_its_samples() -> None:
+    parts = list(batch_of(3).split())
+    assert [part.samples for part in parts] == [1, 1, 1]
+    assert samples_of(parts) == [0, 1, 2]
+    assert [part.feeds["mask"].tolist() for part in parts] == [[True], [False], [True]]
+    assert labels_of(parts) == [0, 10, 20]
+    assert [part.where for part in parts] == [f"data.npz[0:8] sample {index}" for index in range(3)]
+    assert all(part.feeds["x"].dtype == np.float32 and not part.can_be_split() for part in parts)
+
+
+def test_the_head_of_a_batch_is_its_first_samples() -> None:
+    head = batch_of(5).head(2)
+    assert (head.samples, samples_of([head]), labels_of([head])) == (2, [0, 1], [0, 10])
+    assert head.where == "data.npz[0:8]"
+    assert batch_of(3).head(3).samples == 3
+
+
+def test_a_batch_without_labels_has_parts_without_labels() -> None:
+    plain = Batch({"x": rows(2)}, None, "here")
+    assert [part.labels for part in (plain.head(1), *plain.split())] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("feeds", "samples", "expected"),
+    [
+        ({"x": np.zeros((2, 3))}, 2, True),
+        ({"x": np.zeros((2, 3)), "z": np.zeros(2)}, 2, True),
+        ({"x": np.zeros((1, 3))}, 1, False),
+        ({"x": np.zeros((0, 3))}, 0, False),
+        ({"x": np.zeros((2, 3)), "table": np.zeros((5, 3))}, 2, False),
+        ({"x": np.zeros((2, 3)), "scale": np.zeros(())}, 2, False),
+        ({"scale": np.zeros(()), "x": np.zeros((2, 3))}, 1, False),
+        ({"scale": np.zeros(())}, 1, False),
+    ],
+)
+def test_a_batch_can_be_split_where_all_inputs_hold_the_same_samples(
+    feeds: dict[str, np.ndarray], samples: int, expected: bool
+) -> None:
+    made = Batch(feeds, None, "here")
+    assert (made.samples, made.can_be_split()) == (samples, expected)
+
+
+def test_a_limit_does_not_cut_a_batch_that_cannot_be_split(script: Script) -> None:
+    scale = TensorInfo("scale", "float32", ())
+    spec = script("for _ in range(3): yield np.zeros((4, 3), np.float32), np.float32(2)")
+    assert [made.samples for made in Data(spec, [X, scale], limit=10)] == [4, 4]

@@ -1,0 +1,240 @@
+"""The real TensorRT-RTX builder, for GPUs that are not here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tensorrt_rtx
+from onnx import parser
+
+from qcompile.artifact import Artifact, load_artifact
+from qcompile.calibration import calibrate
+from qcompile.compiler.quantize.int8.placement import Target
+from qcompile.compiler.quantize.quantize import quantize
+from qcompile.compiler.simplify.simplify import simplify
+from qcompile.engines.base import BuildRequest, Precision
+from qcompile.engines.build import build_engine
+from qcompile.engines.gpu import why_no_gpu
+from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
+from qcompile.model.weightless import fingerprint
+
+MakeFile = Callable[..., Path]
+GPUS = ["sm86", "sm89"]
+LAYERS = {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}
+
+Graph = Callable[[Precision, Target], Path]
+
+COLLECT_WHILE_TENSORRT_LOGS = """
+import faulthandler, gc, sys
+faulthandler.dump_traceback_later(30, exit=True)
+from pathlib import Path
+from qcompile.engines.base import BuildRequest
+from qcompile.engines.build import build_engine
+from qcompile.engines.tensorrt.builder import builder
+from qcompile.errors import QCompileError
+
+def collecting(module, make_log=builder.make_log):
+    log = make_log(module)
+    keep = type(log).log
+
+    def collect(self, severity, message):
+        if gc.isenabled():
+            gc.collect()  # as Python does by itself, at any allocation
+        keep(self, severity, message)
+
+    type(log).log = collect
+    return log
+
+def build(gpu):
+    return build_engine("tensorrt-rtx", BuildRequest(sys.argv[1], Path(sys.argv[2]), "fp32", gpus=[gpu]))
+
+try:
+    build("sm90")
+except QCompileError as error:
+    error.itself = error  # a cycle, as errors that are kept with their frames are
+builder.make_log = collecting
+print(build("sm86").manifest.kind)
+"""
+
+
+def build(model: Path, precision: Precision = "fp32", **options: Any) -> Artifact:
+    """Build for Ampere and Ada, unless other GPUs are named."""
+    output = model.parent / "built" / "m.engine"
+    request = BuildRequest(str(model), output, precision, **({"gpus": GPUS} | options))
+    return build_engine("tensorrt-rtx", request)
+
+
+def nothing_built(model: Path) -> bool:
+    """Whether a failed build left no file."""
+    folder = model.parent / "built"
+    return not folder.exists() or list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def graph(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Graph:
+    """`graph("int8", "tensorrt")` returns the tiny residual model in a precision."""
+
+    def make(precision: Precision, target: Target) -> Path:
+        model = tiny_file("residual")
+        if precision == "fp32":
+            return model
+        ranges = calibrate(model, str(samples("residual")), tmp_path / "r.ranges", method="minmax").path
+        output = tmp_path / f"{precision}.{target}.onnx"
+        return quantize(model, output, ranges=ranges, precision=precision, target=target).path
+
+    return make
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_every_layer_that_computes_is_proven_in_the_precision_asked_for(
+    precision: Precision, graph: Graph
+) -> None:
+    model = graph(precision, "tensorrt")
+    artifact = build(model, precision)
+    manifest = artifact.manifest
+    assert manifest.proof["layers_by_precision"] == {precision: LAYERS}
+    assert manifest.proof["planned_in_precision"] == manifest.proof["reached_in_precision"] == 3
+    assert manifest.proof["typing"] == "strong"
+    assert manifest.proof["has_run"] is False
+    assert (manifest.kind, manifest.target, manifest.precision) == ("engine", "tensorrt-rtx", precision)
+    assert manifest.device == {"gpus": GPUS}
+    assert manifest.tools["tensorrt-rtx"] == tensorrt_rtx.__version__
+    assert manifest.sources["graph"] == fingerprint(model)
+    assert artifact.path.stat().st_size > 10_000
+    assert load_artifact(artifact.path).manifest.as_json() == manifest.as_json()
+
+
+def test_inputs_outputs_and_the_default_profile_are_recorded(tiny_file: MakeFile) -> None:
+    manifest = build(tiny_file("residual")).manifest
+    assert manifest.io is not None
+    assert [str(tensor) for tensor in manifest.io.inputs] == ["x:[batch,4,8,8]:float32"]
+    assert manifest.proof["profiles"] == [
+        {"x": {"min": [1, 4, 8, 8], "opt": [8, 4, 8, 8], "max": [16, 4, 8, 8]}}
+    ]
+
+
+def test_given_shapes_become_the_profile(tiny_file: MakeFile) -> None:
+    shapes = {f"{kind}_shapes": {"x": (n, 16)} for kind, n in (("min", 2), ("opt", 4), ("max", 64))}
+    manifest = build(tiny_file("mlp"), **shapes).manifest
+    assert manifest.proof["profiles"] == [{"x": {"min": [2, 16], "opt": [4, 16], "max": [64, 16]}}]
+    assert manifest.options["max_shapes"] == {"x": [64, 16]}
+
+
+def test_a_static_model_has_no_profile(tiny_file: MakeFile) -> None:
+    assert build(tiny_file("residual", batch=2)).manifest.proof["profiles"] == []
+
+
+def test_the_steps_of_a_build_are_told(tiny_file: MakeFile) -> None:
+    told: list[tuple[object, ...]] = []
+    build(tiny_file("mlp"), progress=lambda *step: told.append(step))
+    assert told[:2] == [("parse",), ("build",)]
+    done = [step[1] for step in told[2:]]
+    assert done == list(range(1, len(done) + 1))
+    assert done
+
+
+def test_a_graph_quantized_for_onnxruntime_is_refused_by_the_operator_that_is_wrong(graph: Graph) -> None:
+    model = graph("int8", "onnxruntime")
+    with pytest.raises(UnsupportedOperator, match=r"refuses DequantizeLinear .* type Int32") as caught:
+        build(model, "int8")
+    assert caught.value.data["operator"] == "DequantizeLinear"
+    assert caught.value.data["node"] == "b1_DequantizeLinear"
+    assert "quantized for tensorrt" in caught.value.hint
+    assert nothing_built(model)
+
+
+@pytest.mark.parametrize(("label", "named"), [("[odd_one]", "'odd_one'"), ("", "'")])
+def test_an_operator_that_the_parser_does_not_know_is_named_with_its_node(
+    label: str, named: str, tmp_path: Path
+) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "com.example" : 1]>
+        tiny (float[2,3] x) => (float[2,3] y) {{ h = Relu(x) {label} y = com.example.Unknown(h) }}"""
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedOperator, match=f"refuses Unknown {named}") as caught:
+        build(tmp_path / "m.onnx")
+    assert caught.value.data["operator"] == "Unknown"
+    assert caught.value.data["node"]  # a node without a name is named by what it makes
+
+
+@pytest.mark.parametrize("gpu", ["sm90", "sm70", "ampere"])
+def test_a_gpu_it_cannot_build_for_is_refused_with_those_it_can(gpu: str, tiny_file: MakeFile) -> None:
+    model = tiny_file("mlp")
+    with pytest.raises(InvalidOption, match=f"`gpus` {gpu}: tensorrt_rtx .* builds for") as caught:
+        build(model, gpus=["sm86", gpu])
+    for known in ("sm80", "sm86", "sm89", "sm120"):
+        assert known in caught.value.message
+    assert nothing_built(model)
+
+
+@pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here, and is then meant")
+def test_without_a_gpu_here_one_must_be_named(tiny_file: MakeFile) -> None:
+    model = tiny_file("mlp")
+    with pytest.raises(InvalidOption, match="`gpus` is required here") as caught:
+        build(model, gpus=[])
+    assert "`gpus` sm86,sm89" in caught.value.hint
+    assert nothing_built(model)
+
+
+@pytest.mark.parametrize("gpus", [["sm75"], ["sm86", "sm75"]])
+def test_a_builder_that_refuses_one_of_the_gpus_gives_its_reason(
+    gpus: list[str], tiny_file: MakeFile
+) -> None:
+    model = tiny_file("mlp")
+    with pytest.raises(BuildError, match=r"cannot build it: .*SM75.*FP32 GEMM is not supported") as caught:
+        build(model, gpus=gpus)
+    assert f"fp32, GPUs {', '.join(gpus)}" in caught.value.hint
+    assert nothing_built(model)
+
+
+def test_contradictory_profiles_are_named_before_anything_is_built(tiny_file: MakeFile) -> None:
+    model, told = tiny_file("residual"), []
+    with pytest.raises(InvalidOption, match="input 'x': min shape 4x4x8x8 is above opt 2x4x8x8"):
+        build(
+            model,
+            min_shapes={"x": (4, 4, 8, 8)},
+            opt_shapes={"x": (2, 4, 8, 8)},
+            progress=lambda *step: told.append(step),
+        )
+    assert told == []
+    assert nothing_built(model)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_float_graph_is_not_called_fp16_or_int8(precision: Precision, tiny_file: MakeFile) -> None:
+    model = tiny_file("residual")
+    with pytest.raises(IntentNotReached, match=rf"{precision} was asked for; .* \(3 in fp32\)") as caught:
+        build(model, precision)
+    proof = caught.value.data["proof"]
+    assert proof["layers_by_precision"] == {"fp32": LAYERS}  # type: ignore[index]
+    assert nothing_built(model)
+
+
+def test_a_quantized_graph_is_not_called_fp32(graph: Graph) -> None:
+    with pytest.raises(IntentNotReached, match=r"fp32 was asked for; .* \(3 in int8\)"):
+        build(graph("int8", "tensorrt"), "fp32")
+
+
+def test_a_real_network_in_int8_has_no_layer_left_in_float(
+    light_models: dict[str, Path], tmp_path: Path
+) -> None:
+    model = simplify(light_models["squeezenet"], tmp_path / "m.onnx").path
+    x = np.random.default_rng(0).standard_normal((2, 3, 224, 224)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", data_0=x)
+    ranges = calibrate(model, str(tmp_path / "data.npz"), tmp_path / "m.ranges", method="minmax").path
+    quantized = quantize(model, tmp_path / "q.onnx", ranges=ranges, target="tensorrt").path
+    assert build(quantized, "int8").manifest.proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 26}}
+
+
+def test_a_build_after_a_failed_one_does_not_hang_when_python_collects_garbage(
+    tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", COLLECT_WHILE_TENSORRT_LOGS, tiny_file("mlp"), tmp_path / "m.engine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout.strip(), done.returncode) == ("engine", 0), done.stderr

@@ -1,0 +1,128 @@
+"""The timing cache: kept per device and version, merged with what other builds wrote, never a foreign one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_machine import Machine, install
+
+from qcompile.engines.tensorrt.builder import timing_cache
+from qcompile.errors import InvalidOption
+
+MakeFile = Callable[..., Path]
+OnMachine = Callable[..., Machine]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
+    """`machine("8.5.3", device="8.0")` is a machine with that TensorRT and GPU."""
+    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
+
+
+def caches(folder: Path) -> list[Path]:
+    """The caches of the user's folder."""
+    return sorted((folder / "cache/qcompile/timing").glob("*.cache"))
+
+
+def tactics(path: Path) -> set[str]:
+    """What a stand-in's cache knows."""
+    content = path.read_bytes()
+    return set(json.loads(content[content.index(b"{") :])["tactics"])
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+def test_the_next_build_measures_nothing_again(
+    version: str, machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    here = machine(version)
+    here.build(tiny_file("residual"))
+    measured = list(here.circumstances.measured)
+    assert measured
+    (path,) = caches(tmp_path)
+    assert path.name.startswith(f"tensorrt-{version}")
+    assert "Simulated_A10-sm86" in path.name
+    here.build(tiny_file("residual"))
+    assert here.circumstances.measured == measured
+
+
+def test_off_measures_again_and_writes_nothing(
+    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    here = machine("10.16")
+    for _ in range(2):
+        here.build(tiny_file("residual"), options={"timing_cache": "off"})
+    assert len(here.circumstances.measured) == 2 * len(set(here.circumstances.measured))
+    assert caches(tmp_path) == []
+
+
+def test_what_another_build_wrote_meanwhile_is_kept(
+    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, path = machine("10.16"), tmp_path / "shared.cache"
+    merge, entered = timing_cache.merge_cache, []
+
+    def while_another_builds(*arguments: Any) -> int:
+        if not entered:
+            entered.append(1)
+            here.build(tiny_file("mlp"), name="other", options={"timing_cache": str(path)})
+        return merge(*arguments)
+
+    from qcompile.engines.tensorrt.builder import builder
+
+    monkeypatch.setattr(builder, "merge_cache", while_another_builds)
+    here.build(tiny_file("residual"), options={"timing_cache": str(path)})
+    names = {entry.split(":")[0] for entry in tactics(path)}
+    assert {"conv1", "matmul1"} <= names
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+@pytest.mark.parametrize("content", ["foreign", b"garbage"])
+def test_a_foreign_or_damaged_cache_is_refused_and_left_alone(
+    version: str, content: str | bytes, machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.cache"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        machine(version, device="8.0").build(tiny_file("mlp"), options={"timing_cache": str(path)})
+    before = path.read_bytes()
+    here = machine(version)
+    with pytest.raises(
+        InvalidOption, match=r"timing cache .*t\.cache: of another device or version"
+    ) as caught:
+        here.build(tiny_file("residual"), name="second", options={"timing_cache": str(path)})
+    assert "`timing_cache` off" in caught.value.hint
+    assert path.read_bytes() == before
+    assert not (tmp_path / "built/second.engine").exists()
+
+
+def test_a_cache_that_turns_foreign_meanwhile_costs_no_engine(
+    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine("10.16", device="8.0").build(tiny_file("mlp"), options={"timing_cache": str(tmp_path / "other")})
+    here, path = machine("10.16"), tmp_path / "t.cache"
+    merge = timing_cache.merge_cache
+
+    def once_it_is_foreign(*arguments: Any) -> int:
+        path.write_bytes((tmp_path / "other").read_bytes())
+        return merge(*arguments)
+
+    from qcompile.engines.tensorrt.builder import builder
+
+    monkeypatch.setattr(builder, "merge_cache", once_it_is_foreign)
+    manifest = here.build(tiny_file("residual"), name="kept", options={"timing_cache": str(path)}).manifest
+    assert any("what was measured is not kept" in text for text in manifest.warnings)
+    assert (tmp_path / "built/kept.engine").is_file()
+    assert path.read_bytes() == (tmp_path / "other").read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidOption, match=r"timing cache .*file/t.cache"):
+        machine("10.16").build(tiny_file("mlp"), options={"timing_cache": str(tmp_path / "file/t.cache")})

@@ -1,0 +1,275 @@
+"""One intent on TensorRT 8.5, 10 and 11: reached by what each version has, and proven afterwards.
+
+The modules are stand-ins with exactly the names of the real ones; their engines compute nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from simulated_machine import Machine, install
+
+from qcompile.calibration import calibrate
+from qcompile.compiler.quantize.quantize import quantize
+from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
+
+MakeFile = Callable[..., Path]
+OnMachine = Callable[..., Machine]
+NETWORK = {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
+    """`machine("8.5.3", out_of_memory=True)` is a machine with that TensorRT."""
+    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
+
+
+@pytest.fixture
+def model(tiny_file: MakeFile) -> Path:
+    """The tiny residual model, opset 17."""
+    return tiny_file("residual")
+
+
+@pytest.fixture
+def ranges(model: Path, samples: MakeFile, tmp_path: Path) -> Path:
+    """Its ranges."""
+    return calibrate(model, str(samples("residual")), tmp_path / "m.ranges", method="minmax").path
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "int8"])
+def test_every_version_reaches_every_precision_it_has(
+    version: str, precision: str, machine: OnMachine, model: Path, ranges: Path
+) -> None:
+    here = machine(version)
+    manifest = here.build(model, precision, ranges=ranges if precision == "int8" else None).manifest
+    assert manifest.proof["layers_by_precision"] == {precision: NETWORK}
+    assert manifest.proof["planned_in_precision"] == manifest.proof["reached_in_precision"] == 3
+    assert manifest.proof["typing"] == ("weak" if version == "8.5.3" else "strong")
+    assert manifest.proof["fell_back"] == {}
+    assert manifest.tools["tensorrt"].startswith(version)
+    assert (manifest.device["gpu"], manifest.device["gpus"]) == ("Simulated A10", ["sm86"])
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "int8"])
+def test_float32_means_float32_unless_tf32_is_asked_for(
+    version: str, precision: str, machine: OnMachine, model: Path, ranges: Path
+) -> None:
+    here = machine(version)
+    here.build(model, precision, ranges=ranges if precision == "int8" else None)
+    assert ("TF32" in here.flags()) == (precision == "tf32")
+    weak = {"fp16": {"FP16"}, "int8": {"INT8"}} if version == "8.5.3" else {}
+    assert here.flags() - {"TF32"} == weak.get(precision, set())
+
+
+def test_a_silent_fp32_engine_is_impossible_where_the_flags_are_gone(machine: OnMachine, model: Path) -> None:
+    # rf-detr issue 1453: a tool went on asking for FP16 by a flag, TensorRT 11 had none, and built FP32.
+    here = machine("11.4")
+    assert not hasattr(here.module.BuilderFlag, "FP16")
+    manifest = here.build(model, "fp16").manifest
+    assert manifest.proof["layers_by_precision"] == {"fp16": NETWORK}
+    assert manifest.proof["engine_layers_by_precision"].keys() == {"fp16"}  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_is_fp32_all_the_same_fails_the_build(machine: OnMachine, model: Path) -> None:
+    here = machine("11.4", fallback={"conv1", "conv2", "gemm"})
+    with pytest.raises(IntentNotReached, match="0 of 3 layers that compute reached it"):
+        here.build(model, "fp16")
+    assert here.nothing_built
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16"])
+def test_a_layer_that_fell_back_is_named_with_the_reason(
+    version: str, machine: OnMachine, model: Path
+) -> None:
+    here = machine(version, fallback={"conv2"})
+    with pytest.raises(IntentNotReached, match=r"2 of 3 layers .*: conv2 \(\d.*%: fp32: ") as caught:
+        here.build(model, "fp16")
+    assert "--allow-fallback" in caught.value.hint
+    assert here.nothing_built
+    kept = here.build(model, "fp16", allow_fallback=True).manifest
+    assert any("conv2" in text for text in kept.warnings)
+    assert kept.proof["layers_by_precision"] == {
+        "fp16": {"CONVOLUTION": 1, "MATRIX_MULTIPLY": 1},
+        "fp32": {"CONVOLUTION": 1},
+    }
+
+
+def test_what_the_engine_is_made_of_is_recorded(machine: OnMachine, model: Path) -> None:
+    proof = machine("10.16").build(model, "fp16").manifest.proof
+    assert proof["device_memory_bytes"] == 1 << 20
+    assert int(str(proof["weights_bytes"])) > 0
+    assert int(str(proof["tactics"])) >= 1
+    assert int(str(proof["fused_layers"])) >= 1
+    assert machine("8.5.3").build(model, name="old").manifest.proof["weights_bytes"] is None
+
+
+def test_layers_inside_a_block_are_untold_and_weak_types_warn_of_it(machine: OnMachine, model: Path) -> None:
+    here = machine("8.5.3", blocks={"conv1", "conv2", "gemm"})
+    manifest = here.build(model, "fp16").manifest
+    assert manifest.proof["untold"] == 3
+    assert manifest.proof["layers_by_precision"] == {"untold": NETWORK}
+    assert any("fused blocks TensorRT tells no precision" in text for text in manifest.warnings)
+    strong = machine("10.16", blocks={"conv1", "conv2", "gemm"}).build(model, "fp16", name="strong").manifest
+    assert strong.proof["layers_by_precision"] == {"fp16": NETWORK}
+    assert not any("fused blocks" in text for text in strong.warnings)
+
+
+@pytest.mark.parametrize(("version", "precision"), [("8.5.3", "bf16"), ("8.5.3", "fp8")])
+def test_a_precision_that_a_version_has_in_neither_way_is_refused(
+    version: str, precision: str, machine: OnMachine, model: Path, ranges: Path
+) -> None:
+    here = machine(version)
+    with pytest.raises((InvalidOption, UnsupportedOperator), match=r"tensorrt 8\.5\.3"):
+        here.build(model, precision, ranges=ranges if precision == "fp8" else None)
+    assert here.nothing_built
+
+
+def test_int8_beside_fp16_sets_both_flags_where_types_are_weak(
+    machine: OnMachine, model: Path, ranges: Path
+) -> None:
+    here = machine("8.5.3")
+    here.build(model, "int8", ranges=ranges, rest="fp16")
+    assert here.flags() == {"INT8", "FP16"}
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16"])
+def test_our_scales_reach_tensorrts_calibrator(
+    version: str, machine: OnMachine, model: Path, ranges: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qcompile.engines.tensorrt.builder import builder
+
+    monkeypatch.setattr(builder, "Device", _NoDevice)  # scales need no batches
+    here = machine(version)
+    manifest = here.build(model, "int8", ranges=ranges, calibrator="ours").manifest
+    assert manifest.proof["layers_by_precision"] == {"int8": NETWORK}
+    assert manifest.proof["calibration_batches"] == 0
+    assert manifest.proof["typing"] == "weak"
+    assert "INT8" in here.flags()
+
+
+class _NoDevice:
+    """A device that nothing is copied to."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def test_tensorrt_11_has_no_calibrators_and_says_what_is_left(
+    machine: OnMachine, model: Path, ranges: Path
+) -> None:
+    with pytest.raises(InvalidOption, match="has no INT8 calibrators") as caught:
+        machine("11.4").build(model, "int8", ranges=ranges, calibrator="ours")
+    assert "leave `calibrator` out" in caught.value.hint
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+def test_layers_are_kept_above_the_precision(version: str, machine: OnMachine, model: Path) -> None:
+    here = machine(version)
+    proof = here.build(model, "fp16", layers={"Gemm": "fp32", "conv1": "fp32", "*1": "fp16"}).manifest.proof
+    # The last pattern that names a node decides: conv1 is fp16 again.
+    assert proof["layers_by_precision"] == {"fp16": {"CONVOLUTION": 2}, "fp32": {"MATRIX_MULTIPLY": 1}}
+    assert ("OBEY_PRECISION_CONSTRAINTS" in here.flags()) == (version == "8.5.3")
+
+
+def test_best_is_int8_with_fp16_where_there_are_ranges_and_fp16_elsewhere(
+    machine: OnMachine, model: Path, ranges: Path
+) -> None:
+    here = machine("8.5.3")
+    assert here.build(model, "best").manifest.precision == "fp16"
+    manifest = here.build(model, "best", ranges=ranges).manifest
+    assert (manifest.precision, manifest.options["rest"]) == ("int8", "fp16")
+    assert here.flags() == {"INT8", "FP16", "TF32"}
+
+
+def test_an_opset_that_the_parser_does_not_know_is_written_down_to_it(
+    machine: OnMachine, tmp_path: Path
+) -> None:
+    # ReduceMean takes its axes as an input from 18 on: a parser of 17 may ignore it and reduce everything.
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv"),
+        helper.make_node("ReduceMean", ["c", "axes"], ["y"], "mean", keepdims=0),
+    ]
+    weights = [
+        numpy_helper.from_array(np.ones((4, 3, 1, 1), np.float32), "w"),
+        numpy_helper.from_array(np.array([2, 3]), "axes"),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("x", 1, [1, 3, 8, 8])], [value("y", 1, [1, 4])], weights
+    )  # fmt: skip
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8),
+        tmp_path / "m.onnx",
+    )
+    parsed: list[onnx.ModelProto] = []
+
+    def keep(here: Machine) -> Machine:
+        parser = here.module.OnnxParser
+        original = parser.parse_from_file
+        parser.parse_from_file = lambda self, path: (parsed.append(onnx.load(path)), original(self, path))[1]
+        return here
+
+    machine_8 = keep(machine("8.5.3"))
+    machine_8.build(tmp_path / "m.onnx")
+    (given,) = parsed
+    assert given.opset_import[0].version == 17
+    mean = next(node for node in given.graph.node if node.op_type == "ReduceMean")
+    assert len(mean.input) == 1
+    assert next(a for a in mean.attribute if a.name == "axes").ints == [2, 3]
+    parsed.clear()
+    keep(machine("10.16")).build(tmp_path / "m.onnx", name="new")
+    assert parsed[0].opset_import[0].version == 18
+
+
+def test_a_refused_node_is_named_with_operator_opset_and_pytorch_module(
+    machine: OnMachine, tmp_path: Path
+) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.example" : 1]>
+        tiny (float[2,3] x) => (float[2,3] y) { h = Relu(x) [odd] y = com.example.Unknown(h) }"""
+    made = onnx.parser.parse_model(text)
+    entry = made.graph.node[1].metadata_props.add()
+    entry.key = "namespace"
+    entry.value = ": net.Net/layer4: torch.nn.modules.container.Sequential/layer4.1: net.Odd/odd: my.odd"
+    onnx.save(made, tmp_path / "m.onnx")
+    for version in ("8.5.3", "10.16"):
+        with pytest.raises(
+            UnsupportedOperator, match=r"refuses Unknown 'odd' of opset 17 \(PyTorch module layer4\.1\)"
+        ):
+            machine(version).build(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("about", "said", "hint"),
+    [
+        ({"out_of_memory": True}, "the GPU's memory does not suffice", "`max_shapes` or `workspace`"),
+        ({"needed_workspace": 1 << 40}, "no kernel fits the workspace", "raise `workspace`"),
+        ({"no_kernel_for": "conv2"}, "no kernel for a layer: .*conv2", "`layers`"),
+    ],
+)
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+def test_a_failed_build_says_what_the_log_means_and_the_way_out(
+    version: str, about: dict[str, Any], said: str, hint: str, machine: OnMachine, model: Path
+) -> None:
+    here = machine(version, **about)
+    with pytest.raises(BuildError, match=said) as caught:
+        here.build(model)
+    assert hint in caught.value.hint
+    assert here.nothing_built
+
+
+def test_a_quantized_graph_for_another_runtime_is_no_engine(
+    machine: OnMachine, model: Path, ranges: Path, tmp_path: Path
+) -> None:
+    graph = quantize(model, tmp_path / "cpu.onnx", ranges=ranges, target="onnxruntime").path
+    here = machine("10.16")
+    with pytest.raises((UnsupportedOperator, IntentNotReached)):
+        here.build(graph, "int8")
+    assert here.nothing_built

@@ -1,0 +1,220 @@
+"""Inputs and outputs that stay on the GPU: not copied, not converted, and waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from device_producers import DlpackArray, InterfaceArray, Producer
+from simulated_cuda import COPY_NS, KERNEL_NS
+from tensorrt_simulation import Simulation, values
+
+from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
+from qcompile.engines.tensorrt.runner.device_input import read_device_input
+from qcompile.errors import DataError, ModelError
+
+
+@pytest.mark.parametrize("make", [InterfaceArray, DlpackArray])
+def test_an_array_on_the_device_is_used_where_it_lies(
+    simulation: Simulation, make: Callable[..., Producer]
+) -> None:
+    x = values(3, 4)
+    producer = make(simulation.gpu, x)
+    with simulation.open("negate") as runner:
+        times = runner.gpu_times({"x": producer}, 1)
+        np.testing.assert_array_equal(runner.infer({"x": producer})["y"], -x)
+    assert ("x", producer.address) in simulation.told("set_tensor_address")
+    assert times.with_transfers.tolist() == [KERNEL_NS + COPY_NS]  # the output alone
+    assert simulation.gpu.made["page-locked memory"] == 1
+    producer.free()
+
+
+@pytest.mark.parametrize("about", [{}, {"version": 2, "stream": None}])
+def test_what_its_producer_still_writes_is_waited_for(newest: Simulation, about: dict[str, Any]) -> None:
+    # A Producer's stream has written nothing until somebody waits for it: without, zeros would be read.
+    x = values(3, 4)
+    producer = InterfaceArray(newest.gpu, x, **about)
+    assert producer.stream.queue
+    with newest.open("negate") as runner:
+        np.testing.assert_array_equal(runner.infer({"x": producer})["y"], -x)
+    producer.free()
+
+
+def test_a_producer_that_says_that_nothing_is_under_way_is_believed(newest: Simulation) -> None:
+    producer = InterfaceArray(newest.gpu, values(3, 4), stream=None)
+    with newest.open("negate") as runner:
+        np.testing.assert_array_equal(runner.infer({"x": producer})["y"], np.zeros((3, 4), np.float32))
+        assert producer.stream.queue
+    producer.free()
+
+
+def test_device_and_host_arrays_mix(newest: Simulation) -> None:
+    a, b = values(3, 4, seed=1), values(5, 4, seed=2)
+    producer = DlpackArray(newest.gpu, a)
+    with newest.open("sum") as runner:
+        found = runner.infer({"a": producer, "b": b})["y"]
+    np.testing.assert_allclose(found, np.concatenate([a, b]).sum(0), rtol=1e-5)
+    producer.free()
+
+
+def test_a_capsule_is_given_back_when_its_memory_is_no_longer_used(newest: Simulation) -> None:
+    producer = DlpackArray(newest.gpu, values(3, 4))
+    with newest.open("negate") as runner:
+        runner.infer({"x": producer})
+        assert producer.given_back == 0
+        runner.infer({"x": values(2, 4)})
+        assert producer.given_back == 1
+        runner.infer({"x": producer})
+    assert producer.given_back == 2
+    producer.free()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda gpu: InterfaceArray(gpu, values(3, 4), strides=(4, 12)), "is strided on the device"),
+        (lambda gpu: DlpackArray(gpu, values(3, 4), strides=(1, 3)), "is strided on the device"),
+        (lambda gpu: DlpackArray(gpu, values(3, 4), device=(2, 1)), "on CUDA device 1; 0 is required"),
+        (lambda gpu: DlpackArray(gpu, values(3, 4), device=(1, 0)), "is a DlpackArray; a numpy array, or"),
+        (lambda gpu: DlpackArray(gpu, values(3, 4), refuses="requires grad"), "shared: requires grad"),
+        (lambda gpu: InterfaceArray(gpu, values(3, 4), offset=16), "requires a multiple of 256"),
+        (lambda gpu: DlpackArray(gpu, values(3, 4), byte_offset=16), "requires a multiple of 256"),
+        (lambda gpu: InterfaceArray(gpu, values(3, 4), mask=object()), "has a mask"),
+        (lambda gpu: InterfaceArray(gpu, values(3, 4), data=(256, False)), "is no memory of a CUDA device"),
+        (lambda gpu: InterfaceArray(gpu, values(3, 4).astype(np.float16)), "float16; float32 is required"),
+        (lambda gpu: DlpackArray(gpu, values(3, 5)), r"has shape 3x5; \[\?,4\] is required"),
+    ],
+)
+def test_what_would_have_to_be_copied_or_converted_is_refused(
+    newest: Simulation, make: Callable[..., Producer], said: str
+) -> None:
+    producer = make(newest.gpu)
+    with newest.open("negate") as runner:
+        with pytest.raises(DataError, match=f"input 'x' .*{said}"):
+            runner.infer({"x": producer})
+        np.testing.assert_array_equal(runner.infer({"x": values(2, 4)})["y"], -values(2, 4))
+    producer.free()
+
+
+def test_strides_that_mean_row_major_are_taken(newest: Simulation) -> None:
+    x = values(1, 4)
+    producers = [
+        InterfaceArray(newest.gpu, x, strides=(999, 4)),  # the stride of an axis of extent 1 means nothing
+        DlpackArray(newest.gpu, x, strides=(4, 1)),
+    ]
+    with newest.open("negate") as runner:
+        for producer in producers:
+            np.testing.assert_array_equal(runner.infer({"x": producer})["y"], -x)
+            producer.free()
+
+
+def test_a_shape_input_is_refused_on_the_device(newest: Simulation) -> None:
+    size = DlpackArray(newest.gpu, np.array([2, 4], np.int32))
+    with (
+        newest.open("shaped", host=["size"]) as runner,
+        pytest.raises(DataError, match="input 'size' is on the device; TensorRT reads it on the host"),
+    ):
+        runner.infer({"x": values(1, 4), "size": size})
+    size.free()
+
+
+class Claims:
+    """A tensor of PyTorch or numpy on the CPU that says it is on the GPU: the capsule itself is real."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, stream: int) -> Any:
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize(
+    "name", ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"]
+)
+@pytest.mark.usefixtures("gpu")
+def test_capsules_of_pytorch_are_read_as_it_writes_them(name: str) -> None:
+    tensor = torch.zeros(3, 1, 5, 64, dtype=getattr(torch, name))
+    tensor = tensor[:] if tensor.data_ptr() % 256 == 0 else _aligned(tensor)
+    context = PrimaryContext(0, "test")
+    found = read_device_input("x", Claims(tensor), context, 1)
+    assert found.address == tensor.data_ptr()
+    assert found.shape == (3, 1, 5, 64)
+    assert found.dtype == np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
+    with pytest.raises(DataError, match="is strided"):
+        read_device_input("x", Claims(tensor.transpose(0, 2)), context, 1)
+    del found
+    context.close()
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    size = tensor.element_size()
+    whole = torch.zeros(tensor.numel() + 256 // size, dtype=tensor.dtype)
+    start = -whole.data_ptr() % 256 // size
+    return whole[start : start + tensor.numel()].reshape(tensor.shape)
+
+
+def test_outputs_can_stay_on_the_device(simulation: Simulation) -> None:
+    x = values(3, 4)
+    with simulation.open("nonzero", data_dependent=["places"]) as runner:
+        found = runner.infer({"x": x}, on_device=True)
+        assert simulation.gpu.made["page-locked memory"] == 2  # x, and room for `twice`
+        np.testing.assert_array_equal(found["twice"].copy_to_host(), x * 2)
+        places = found["places"]
+        assert (places.shape, places.dtype, places.nbytes) == ((2, 12), np.dtype(np.int32), 96)
+        np.testing.assert_array_equal(places.copy_to_host(), np.array(np.nonzero(x)))
+        assert repr(places) == "DeviceArray(shape=(2, 12), dtype=int32, device=0)"
+
+
+def test_an_output_on_the_device_speaks_the_protocol(newest: Simulation) -> None:
+    with newest.open("negate") as runner, newest.open("negate") as next_runner:
+        between = runner.infer({"x": values(3, 4)}, on_device=True)["y"]
+        assert between.__cuda_array_interface__ == {
+            "shape": (3, 4),
+            "typestr": "<f4",
+            "data": (between.address, False),
+            "strides": None,
+            "stream": None,
+            "version": 3,
+        }
+        np.testing.assert_array_equal(next_runner.infer({"x": between})["y"], values(3, 4))
+
+
+def test_it_is_valid_until_the_runner_is_used_again(newest: Simulation) -> None:
+    runner = newest.open("negate")
+    for end in (lambda: runner.infer({"x": values(1, 4)}), runner.close):
+        output = runner.infer({"x": values(3, 4)}, on_device=True)["y"]
+        end()
+        for use in (output.copy_to_host, lambda output=output: output.__cuda_array_interface__):
+            with pytest.raises(DataError, match="its runner was used again or closed since"):
+                use()
+
+
+def test_a_runner_does_not_read_its_own_output_while_it_writes_it(newest: Simulation) -> None:
+    with newest.open("negate") as runner:
+        output = runner.infer({"x": values(3, 4)}, on_device=True)["y"]
+        with pytest.raises(DataError, match="input 'x' is this runner's own output 'y'"):
+            runner.infer({"x": output})
+
+
+def test_bfloat16_has_no_interface_and_is_copied_all_the_same(newest: Simulation) -> None:
+    x = values(3, 4).astype(ml_dtypes.bfloat16)
+    producer = DlpackArray(newest.gpu, x)
+    with newest.open("negate_bf16") as runner:
+        output = runner.infer({"x": producer}, on_device=True)["y"]
+        assert not hasattr(output, "__cuda_array_interface__")
+        np.testing.assert_array_equal(output.copy_to_host().view(np.uint16), (-x).view(np.uint16))
+    producer.free()
+
+
+def test_an_output_on_the_host_cannot_stay_on_the_device(newest: Simulation) -> None:
+    with newest.open("negate", host=["y"]) as runner:
+        np.testing.assert_array_equal(runner.infer({"x": values(2, 4)})["y"], -values(2, 4))
+        with pytest.raises(ModelError, match="output 'y' is computed on the host"):
+            runner.infer({"x": values(2, 4)}, on_device=True)

@@ -1,0 +1,66 @@
+"""`[bench]` of a recipe: every key is read, and a wrong value is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qcompile.errors import RecipeError
+from qcompile.pipeline.recipe import read_recipe
+
+RECIPE = """
+version = 1
+name = "net"
+[model]
+source = "net.py:build"
+[[artifact]]
+name = "cpu"
+target = "onnxruntime"
+[bench]
+"""
+
+
+def read(tmp_path: Path, bench: str) -> object:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE + bench)
+    return read_recipe(path).bench
+
+
+def test_the_defaults_are_those_of_the_command(tmp_path: Path) -> None:
+    import inspect
+
+    from qcompile.bench.benchmark import benchmark
+
+    section = read(tmp_path, "")
+    defaults = {name: item.default for name, item in inspect.signature(benchmark).parameters.items()}
+    for name in ("precision_target", "max_time_s", "timeout_s", "metric", "batch_sizes", "clients"):
+        assert getattr(section, name) == defaults[name]
+
+
+def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
+    section = read(
+        tmp_path,
+        'batch_sizes = [1, 8]\nclients = [1, 2]\ntorch_modes = ["compile"]\n'
+        'python = ["tensorrt=/opt/trt/bin/python"]\ntimeout_s = 30\ndevices = ["cpu", "cuda:1"]\n',
+    )
+    assert section.batch_sizes == (1, 8)  # type: ignore[attr-defined]
+    assert section.devices == ("cpu", "cuda:1")  # type: ignore[attr-defined]
+    assert section.torch_modes == ("compile",)  # type: ignore[attr-defined]
+    assert section.python == ("tensorrt=/opt/trt/bin/python",)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("batch_sizes = [1, 0]", r"bench\.batch_sizes\[1\]"),
+        ("clients = [0]", r"bench\.clients\[0\]"),
+        ('torch_modes = ["fast"]', r"bench\.torch_modes\[0\]"),
+        ('devices = ["gpu"]', r"'bench\.devices' holds device 'gpu'"),
+        ('devices = ["cuda:0", "cuda:1"]', r"'bench\.devices' holds .*: the processor and one GPU"),
+        ("batch_sizes = 8", r"bench\.batch_sizes"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_key(tmp_path: Path, line: str, key: str) -> None:
+    with pytest.raises(RecipeError, match=key):
+        read(tmp_path, line)

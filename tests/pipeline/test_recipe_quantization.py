@@ -1,0 +1,215 @@
+"""A recipe's ways to quantize: which stages it becomes, what they reach, and which keys are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+import qcompile
+from qcompile.artifact import Manifest, read_manifest
+from qcompile.engines.base import BuildRequest
+from qcompile.errors import RecipeError
+from qcompile.pipeline.recipe import read_recipe
+from qcompile.pipeline.run import RunReport
+
+HEAD = """
+version = 1
+name = "tiny"
+[model]
+source = "residual.onnx"
+simplify = false
+[data]
+calibration = "calibration.npz"
+"""
+WriteRecipe = Callable[..., Path]
+
+
+@pytest.fixture
+def recipe(tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path) -> WriteRecipe:
+    """`recipe(TEXT, ...)` writes a recipe over the tiny residual network with these artifacts."""
+    tiny_file("residual")
+    samples("residual", 32).rename(tmp_path / "calibration.npz")
+
+    def write(*artifacts: str, more: str = "", head: str = HEAD) -> Path:
+        path = tmp_path / "recipe.toml"
+        path.write_text(head + more + "".join(f"[[artifact]]\n{text}\n" for text in artifacts))
+        return path
+
+    return write
+
+
+OPENVINO = 'name = "ov"\ntarget = "openvino"\nprecision = "int8"'
+INT4 = 'name = "w4"\ntarget = "onnxruntime"\nprecision = "int4"\nmode = "weights"\nblock_size = 16'
+STATIC = 'name = "cpu"\ntarget = "onnxruntime"\nprecision = "int8"'
+
+
+def manifests(report: RunReport) -> dict[str, Manifest]:
+    found = {name: read_manifest(path) for name, path in report.artifacts.items()}
+    return {name: manifest for name, manifest in found.items() if manifest is not None}
+
+
+def graph_of(report: RunReport, name: str) -> tuple[Path, Manifest]:
+    path = report.output / f"{name}.graph.onnx"
+    manifest = read_manifest(path)
+    assert manifest is not None
+    return path, manifest
+
+
+@pytest.mark.parametrize("rest", ["fp32", "bf16"])
+def test_openvino_int8_with_its_rest_told_while_it_loads(
+    rest: str, recipe: WriteRecipe, on_processor: Callable[..., None]
+) -> None:
+    pytest.importorskip("openvino")
+    on_processor("avx512_bf16")
+    report = qcompile.run(recipe(f'{OPENVINO}\nrest = "{rest}"\nexclude = ["gemm"]'))
+    assert list(report.stages) == ["export", "calibrate", "quantize-ov", "build-ov"]
+    manifest = manifests(report)["ov"]
+    assert (manifest.target, manifest.precision, manifest.options["rest"]) == ("openvino", "int8", rest)
+    assert manifest.proof["reached_in_precision"] == manifest.proof["planned_in_precision"] == 2
+    path, graph = graph_of(report, "ov")
+    assert (graph.target, graph.options["rest"]) == ("openvino", "fp32")
+    halves = (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
+    assert not any(tensor.data_type in halves for tensor in onnx.load(path).graph.initializer)
+
+
+def test_int4_weights_need_no_calibration(recipe: WriteRecipe) -> None:
+    report = qcompile.run(recipe(INT4, head=HEAD.replace('[data]\ncalibration = "calibration.npz"\n', "")))
+    assert list(report.stages) == ["export", "quantize-w4", "build-w4"]
+    manifest = manifests(report)["w4"]
+    assert manifest.precision == "int4"
+    assert manifest.proof["layers_by_precision"]["int4"] == {"MatMulNBits": 1}  # type: ignore[index]
+    _, graph = graph_of(report, "w4")
+    assert graph.options["weights"] == {"block_size": 16, "rounding": "rtn", "form": ""}
+    assert graph.proof["form"] == "nbits"
+
+
+def test_gptq_learns_from_the_recipes_data(recipe: WriteRecipe) -> None:
+    report = qcompile.run(recipe(INT4 + '\nrounding = "gptq"'))
+    assert "calibrate" not in report.stages
+    assert graph_of(report, "w4")[1].options["weights"]["rounding"] == "gptq"  # type: ignore[index]
+
+
+def test_only_layers_and_correct_bias_reach_the_graph(recipe: WriteRecipe) -> None:
+    text = (
+        f'{STATIC}\nonly = ["Conv", "gemm"]\nlayers = ["conv[1]=fp32"]\ncorrect_bias = false\n'
+        'processor = "arm"'
+    )
+    report = qcompile.run(recipe(STATIC.replace("cpu", "plain"), text.replace("arm", "vnni")))
+    stages = ["quantize-plain", "build-plain", "quantize-cpu", "build-cpu"]
+    assert list(report.stages) == ["export", "calibrate", *stages]
+    _, graph = graph_of(report, "cpu")
+    assert graph.options["only"] == ["Conv", "gemm"]
+    assert graph.options["layers"] == {"conv[1]": "fp32"}
+    assert graph.options["correct_bias"] is False
+    assert graph.proof["left_in_float"] == {"conv1": "excluded by 'conv[1]'"}
+    assert graph.proof["corrected_biases"] == 0
+    _, plain = graph_of(report, "plain")
+    assert (plain.options["correct_bias"], plain.proof["corrected_biases"]) == (True, 3)
+    reached = {name: found.proof["reached_in_precision"] for name, found in manifests(report).items()}
+    assert reached == {"plain": 3, "cpu": 2}
+
+
+def test_a_changed_option_of_one_artifact_makes_that_one_again(recipe: WriteRecipe) -> None:
+    qcompile.run(recipe(STATIC, INT4))
+    options = ('only = ["Conv"]', 'layers = ["gemm=fp32"]', "correct_bias = false", 'processor = "avx2"')
+    for option in (*options, 'rounding = "gptq"'):
+        stages = qcompile.run(recipe(f"{STATIC}\n{option}", INT4)).stages
+        done = [name for name, state in stages.items() if state == "done"]
+        assert done[0] == "quantize-cpu", option
+        assert not any("w4" in name or name in ("export", "calibrate") for name in done)
+    stages = qcompile.run(recipe(STATIC, INT4.replace("16", "32"))).stages
+    assert next(name for name, state in stages.items() if state == "done") == "quantize-w4"
+    assert set(qcompile.run(recipe(STATIC, INT4)).stages.values()) == {"skipped"}
+
+
+def test_balance_comes_before_calibration_and_serves_every_artifact(
+    recipe: WriteRecipe, tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = onnx.load(tiny_file("mlp"))
+    for tensor in model.graph.initializer:
+        if tensor.name in ("w1", "b1"):  # one channel is much larger than the others
+            values = onnx.numpy_helper.to_array(tensor).copy()
+            values[..., 0] *= 100
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, tmp_path / "mlp.onnx")
+    samples("mlp", 32).replace(tmp_path / "calibration.npz")
+    head = HEAD.replace("residual", "mlp")
+    int8 = INT4.replace("int4", "int8")  # what is balanced for INT8 is too uneven for weights of 4 bits
+    report = qcompile.run(recipe(STATIC, int8, more="[calibrate]\nbalance = true\n", head=head))
+    stages = ["export", "balance", "calibrate", "quantize-cpu", "build-cpu", "quantize-w4", "build-w4"]
+    assert list(report.stages) == stages
+    balanced = read_manifest(report.output / "tiny.balanced.onnx")
+    assert balanced is not None
+    assert balanced.stage == "balance"
+    _, graph = graph_of(report, "cpu")
+    without = qcompile.run(recipe(STATIC, int8, head=head))
+    assert "balance" not in without.stages
+    assert graph_of(without, "cpu")[1].sources["model"] != graph.sources["model"]
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "said"),
+    [
+        ('rest = "int8"', "artifact[0].rest", "one of fp32, fp16, bf16 is required"),
+        ('rest = "bf61"', "artifact[0].rest", "'bf61'"),
+        ('processor = "avx"', "artifact[0].processor", "one of vnni, avx2, arm is required"),
+        ('rounding = "gtpq"', "artifact[0].rounding", "one of rtn, gptq is required"),
+        ('form = "qqd"', "artifact[0].form", "nbits, qdq is required"),
+        ('layers = ["gemm"]', "artifact[0].layers[0]", "PATTERN=PRECISION is required"),
+        ('layers = ["conv1=fp32", "gemm=fp8"]', "artifact[0].layers[1]", "PATTERN=PRECISION is required"),
+        ('layers = ["=fp32"]', "artifact[0].layers[0]", "PATTERN=PRECISION is required"),
+        ('only = "gemm"', "artifact[0].only", "a list is required"),
+        ("correct_bias = 1", "artifact[0].correct_bias", "true or false is required"),
+        ('block_size = "64"', "artifact[0].block_size", "a whole number is required"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(line: str, key: str, said: str, recipe: WriteRecipe) -> None:
+    path = recipe(f"{STATIC}\n{line}")
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path)
+    assert caught.value.data["key"] == key
+    assert f"key '{key}' " in caught.value.message
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_int4_in_another_mode_is_named(mode: str, recipe: WriteRecipe) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(recipe(INT4.replace("weights", mode)))
+    assert caught.value.data["key"] == "artifact[0].mode"
+    assert 'mode = "weights"' in caught.value.hint
+
+
+def test_balance_needs_data_and_is_true_or_false(recipe: WriteRecipe) -> None:
+    head = HEAD.replace('[data]\ncalibration = "calibration.npz"\n', "")
+    with pytest.raises(RecipeError, match=r"missing; calibrate\.balance needs it") as caught:
+        read_recipe(recipe(INT4, more="[calibrate]\nbalance = true\n", head=head))
+    assert caught.value.data["key"] == "data.calibration"
+    with pytest.raises(RecipeError, match=r"'calibrate\.balance' is a text"):
+        read_recipe(recipe(INT4, more='[calibrate]\nbalance = "yes"\n'))
+
+
+def test_a_recipes_graph_is_planned_without_what_openvino_computes_in_float(
+    recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    from qcompile.engines.openvino import OpenVino
+
+    asked: list[int] = []
+
+    def missed(_: OpenVino, request: BuildRequest) -> dict[str, str]:
+        asked.append(len(onnx.load(request.model).graph.node))
+        return {"gemm": "for a test"} if len(asked) == 1 else {}
+
+    monkeypatch.setattr(OpenVino, "missed_layers", missed)
+    report = qcompile.run(recipe(OPENVINO))
+    assert len(asked) == 2
+    assert asked[1] < asked[0]  # the Q/DQ of what is left out are gone
+    assert graph_of(report, "ov")[1].proof["left_in_float"] == {"gemm": "for a test"}
+    proof = manifests(report)["ov"].proof
+    assert (proof["planned_in_precision"], proof["left_in_float"]) == (2, {"gemm": "for a test"})
+    qcompile.run(recipe(f"{OPENVINO}\nstrict = true"))
+    assert len(asked) == 2  # a strict artifact is not planned again

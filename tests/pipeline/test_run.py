@@ -1,0 +1,234 @@
+"""`run`: done once, skipped when nothing changed, whole after any kill."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+
+import qcompile
+from qcompile.artifact import digest_artifact, manifest_path, read_manifest
+from qcompile.errors import InvalidOption
+
+RECIPE = """
+version = 1
+name = "tiny"
+output = "out"
+
+[model]
+source = "residual.onnx"
+
+[data]
+calibration = "calibration.npz"
+evaluation = "evaluation.npz"
+
+[[artifact]]
+name = "cpu"
+target = "onnxruntime"
+
+[[artifact]]
+name = "cpu-int8"
+target = "onnxruntime"
+precision = "int8"
+
+[[artifact]]
+name = "rtx-fp16"
+target = "tensorrt-rtx"
+precision = "fp16"
+gpus = ["sm86"]
+
+[bench]
+batch_size = 4
+threads = 1
+max_time_s = 0.5
+baseline = "cpu"
+"""
+
+
+@pytest.fixture
+def recipe(tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path) -> Path:
+    """A recipe over a tiny ONNX file: every stage but PyTorch's, in about three seconds."""
+    tiny_file("residual")
+    samples("residual", 32).rename(tmp_path / "calibration.npz")
+    samples("residual", 16, seed=1).rename(tmp_path / "evaluation.npz")
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def whole(output: Path) -> list[str]:
+    """Check that every file under a final name is whole; return their names."""
+    names = []
+    for path in output.iterdir() if output.is_dir() else []:
+        if path.name.startswith(".") or path.suffix == ".json":
+            continue
+        names.append(path.name)
+        if manifest_path(path).is_file():
+            manifest = read_manifest(path)
+            assert manifest is not None
+            assert digest_artifact(path) == manifest.digest, path
+        if path.suffix == ".onnx":
+            onnx.checker.check_model(str(path))
+    return names
+
+
+def test_a_second_run_does_nothing_and_says_so(recipe: Path) -> None:
+    first = qcompile.run(recipe)
+    assert set(first.stages.values()) == {"done"}
+    assert first.results is not None
+    assert first.page is not None
+    assert "<html" in first.page.read_text(encoding="utf-8")
+    names = whole(first.output)
+    assert {"cpu.onnx", "cpu-int8.onnx", "rtx-fp16.engine", "tiny.ranges"} <= set(names)
+    before = {path: path.stat().st_mtime_ns for path in first.output.iterdir() if path.is_file()}
+    start = time.monotonic()
+    second = qcompile.run(recipe)
+    assert time.monotonic() - start < 2.0
+    assert set(second.stages.values()) == {"skipped"}
+    assert second.results is not None
+    assert second.results.as_json() == first.results.as_json()
+    assert before == {p: p.stat().st_mtime_ns for p in first.output.iterdir() if p.is_file()}
+
+
+def test_a_change_makes_again_what_depends_on_it_and_nothing_else(recipe: Path) -> None:
+    qcompile.run(recipe)
+    recipe.write_text(RECIPE.replace('precision = "fp16"', 'precision = "fp32"'))
+    stages = qcompile.run(recipe).stages
+    assert [name for name, state in stages.items() if state == "done"] == [
+        "build-rtx-fp16",
+        "bench",
+        "report",
+    ]
+    recipe.write_text(RECIPE)
+    stages = qcompile.run(recipe).stages  # back again: the old stage is still in the store
+    assert set(stages.values()) == {"skipped"}
+    stages = qcompile.run(recipe, again=("bench",)).stages
+    assert [name for name, state in stages.items() if state == "done"] == ["bench", "report"]
+
+
+def test_other_calibration_data_is_noticed(
+    recipe: Path, samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    qcompile.run(recipe)
+    samples("residual", 32, seed=9).replace(tmp_path / "calibration.npz")
+    done = [name for name, state in qcompile.run(recipe).stages.items() if state == "done"]
+    # FP16 looks for overflow on the same data; what comes out is as before, and is not built again.
+    assert done == [
+        "calibrate",
+        "quantize-cpu-int8",
+        "build-cpu-int8",
+        "quantize-rtx-fp16",
+        "bench",
+        "report",
+    ]
+
+
+def test_a_metric_of_ones_own_is_the_recipes_and_a_change_of_it_is_noticed(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    metric = tmp_path / "metric.py"
+    metric.write_text(
+        "def right(outputs, labels):\n    return (outputs['y'].argmax(1) == labels).astype(float)\n"
+    )
+    recipe.write_text(RECIPE.replace("[bench]\n", '[bench]\nmetric = "metric.py:right"\n'))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    report = qcompile.run(recipe)
+    assert report.results is not None
+    accuracy = report.results.row("cpu").accuracy
+    assert accuracy is not None
+    assert 0 <= accuracy.value <= 1
+    metric.write_text(metric.read_text() + "# a change\n")
+    done = [name for name, state in qcompile.run(recipe).stages.items() if state == "done"]
+    assert done[0] == "bench"
+
+
+def test_a_deleted_artifact_comes_back_and_a_changed_one_is_made_again(recipe: Path) -> None:
+    output = qcompile.run(recipe).output
+    (output / "cpu.onnx").unlink()
+    assert set(qcompile.run(recipe).stages.values()) == {"skipped"}
+    assert "cpu.onnx" in whole(output)
+    with (output / "cpu.onnx").open("ab") as file:
+        file.write(b"damage")
+    stages = qcompile.run(recipe).stages
+    assert stages["build-cpu"] == "done"
+    whole(output)
+
+
+def test_two_runs_in_one_folder_are_refused(recipe: Path, tmp_path: Path) -> None:
+    from qcompile.pipeline.store import Store
+
+    with (
+        Store(tmp_path / "out").locked(),
+        pytest.raises(InvalidOption, match="another run is using it"),
+    ):
+        qcompile.run(recipe)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_kill_9_at_any_moment_leaves_only_whole_files_and_the_next_run_goes_on(recipe: Path) -> None:
+    output = recipe.parent / "out"
+    moments = random.Random(5)
+    finished: set[str] = set()
+    for _ in range(12):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "qcompile", "run", "-v", str(recipe)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        time.sleep(moments.uniform(0.2, 2.5))
+        process.send_signal(signal.SIGKILL)
+        said = process.communicate()[1]
+        whole(output)
+        skipped = {line.split()[1] for line in said.splitlines() if line.strip().startswith("skipped")}
+        made = {line.split()[1] for line in said.splitlines() if line.strip().startswith("done")}
+        assert not made & finished, "a stage that was done was done again"
+        finished |= made
+        assert skipped <= finished
+    report = qcompile.run(recipe)
+    assert all(report.stages[name] == "skipped" for name in finished)
+    assert report.results is not None
+    whole(output)
+    left = [p for p in (*output.iterdir(), *(output / ".qcompile").iterdir()) if "tmp" in p.name]
+    assert left == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_ctrl_c_ends_with_130_and_no_process_stays(recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("max_time_s = 0.5", "max_time_s = 60\nprecision_target = 0.0001"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qcompile", "run", str(recipe)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts its background jobs with SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    me = psutil.Process(process.pid)
+    workers: list[psutil.Process] = []
+    deadline = time.monotonic() + 30
+    while len(workers) < 2 and process.poll() is None and time.monotonic() < deadline:
+        workers = me.children(recursive=True)
+        time.sleep(0.01)
+    assert workers, "the benchmark started no worker"
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    gone, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+    assert len(gone) == len(workers)
+    whole(recipe.parent / "out")

@@ -1,0 +1,219 @@
+"""The report in a real browser, at the width of a phone and of a desktop, in light and dark, and printed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Page, find_chromium, open_browser
+from report_results import layers_json, results_json, write
+
+from qcompile.reporting import write_report
+
+SCREENS = {"phone": (360, 780), "desktop": (1280, 900)}
+A4_BETWEEN_MARGINS = 680  # 180 mm in CSS pixels
+REPORTS = ("full", "one", "thirty", "nothing", "names")
+
+# Elements that reach beyond the page, unless they are in a box that scrolls.
+OVERFLOWS = """
+[...document.querySelectorAll('body *')].filter(element => {
+  if (element.closest('.scroll, pre') && !element.matches('.scroll, pre')) return false;
+  const box = element.getBoundingClientRect();
+  const inside = element.closest('svg') && !element.matches('svg');
+  return box.width > 0 && !inside
+    && (box.right > document.documentElement.clientWidth + 0.5 || box.left < -0.5);
+}).map(element => element.outerHTML.slice(0, 120))
+"""
+# Words of charts that stand outside their figure, or are cut off.
+CUT = """
+[...document.querySelectorAll('.chart svg')].flatMap(svg => {
+  const figure = svg.closest('figure').getBoundingClientRect();
+  return [...svg.querySelectorAll('text')].filter(text => {
+    const box = text.getBoundingClientRect();
+    return box.width > 0 && (box.right > figure.right + 0.5 || box.left < figure.left - 0.5
+      || box.top < figure.top - 0.5 || box.bottom > figure.bottom + 0.5);
+  }).map(text => svg.getAttribute('aria-label').slice(0, 30) + ': ' + text.textContent);
+})
+"""
+# In charts with one row per artifact, names and values that cover each other.
+COVERED = """
+[...document.querySelectorAll('#speed svg, #latency svg, #accuracy svg, #precision svg, #layers svg')]
+.filter(svg => svg.getBoundingClientRect().width > 0).flatMap(svg => {
+  const texts = [...svg.querySelectorAll('text')].filter(text => text.textContent)
+    .map(text => [text.textContent, text.getBoundingClientRect()]);
+  return texts.flatMap(([a, one], i) => texts.slice(i + 1).filter(([b, other]) =>
+    Math.min(one.right, other.right) - Math.max(one.left, other.left) > 1 &&
+    Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 4).map(([b]) => a + ' | ' + b));
+})
+"""
+CHARTS = """
+[...document.querySelectorAll('figure')].map(figure => {
+  const shown = [...figure.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width > 0);
+  const boxes = shown.flatMap(svg => [...svg.querySelectorAll('path, use')])
+    .map(mark => mark.getBoundingClientRect()).filter(box => box.width + box.height > 0);
+  return [shown.length, Math.round(shown[0]?.getBoundingClientRect().width ?? 0),
+          Math.round(shown[0]?.getBoundingClientRect().height ?? 0), boxes.length];
+})
+"""
+# Text whose contrast with what is behind it is below that of WCAG 2.2, 1.4.3: 4.5.
+PALE = """
+(() => {
+  const parse = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map(v => v / 255)
+      .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * x + .7152 * y + .0722 * z;
+  };
+  const behind = element => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const element of document.querySelectorAll('body *')) {
+    if (![...element.childNodes].some(node => node.nodeType === 3 && node.data.trim())) continue;
+    const style = getComputedStyle(element);
+    const chart = element.matches('svg text');
+    if (element.closest('svg') && !chart) continue;
+    if (chart && element.getAttribute('style').includes('--surface')) continue;  // on bars: below
+    const back = behind(element.closest('svg') ?? element);
+    const front = parse(chart ? style.fill : style.color);
+    const [a, b] = [light(front), light(back)];
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) found.push([element.textContent.slice(0, 40), ratio]);
+  }
+  const probe = document.body.appendChild(document.createElement('i'));
+  const colour = name => {
+    probe.style.color = `var(--${name})`;
+    return light(parse(getComputedStyle(probe).color));
+  };
+  for (const name of ['float', 'half', 'int8', 'low', 'mixed']) {
+    const [a, b] = [colour(name), colour('surface')];
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) found.push([name, ratio]);
+  }
+  probe.remove();
+  return found;
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    chromium = find_chromium()
+    if chromium is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("CI has no Chromium: apt-get install chromium")
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with open_browser(chromium, tmp_path_factory.mktemp("browser") / "profile") as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Reports from everything to nothing, with names of every kind."""
+    folder = tmp_path_factory.mktemp("reports")
+    nothing = results_json(1)
+    nothing |= {
+        "artifacts": nothing["artifacts"][1:],
+        "baseline": "rtx-int8",
+        "environment": {},
+        "settings": {},
+    }
+    names = results_json(6)
+    odd = ["<script>alert(1)</script>", "x" * 300, "層/" * 60, "many words " * 20, r"$x_1$ \foo", "🦆" * 40]
+    for entry, name in zip(names["artifacts"], odd, strict=False):
+        entry["name"] = name
+    names["baseline"] = odd[0]
+    names["settings"]["command"] = ["qcompile", "bench", *("x" * 200 for _ in range(5))]
+    values = {
+        "full": results_json(), "one": results_json(1), "thirty": results_json(30), "nothing": nothing,
+        "names": names,
+    }  # fmt: skip
+    layers = write(folder / "layers.json", layers_json())
+    return {
+        name: write_report(write(folder / f"{name}.json", value), folder / f"{name}.html", layers=[layers])
+        for name, value in values.items()
+    }
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_is_drawn_whole_on(
+    browser: Page, reports: dict[str, Path], name: str, screen: str, dark: bool
+) -> None:
+    width, height = SCREENS[screen]
+    browser.show(reports[name], width=width, height=height, dark=dark)
+    browser.run("document.querySelectorAll('details').forEach(details => details.open = true)")
+
+    assert browser.complaints == []
+    assert browser.requests == [reports[name].as_uri()]
+    scrolled: Any = browser.run(
+        "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
+    )
+    assert scrolled <= 0
+    assert browser.run(OVERFLOWS) == []
+    assert browser.run(CUT) == []
+    assert browser.run(COVERED) == []
+    assert browser.run(PALE) == []
+
+    charts = browser.run(CHARTS)
+    assert len(charts) >= {"full": 9, "one": 5, "thirty": 9, "nothing": 1, "names": 8}[name]
+    for shown, wide, high, marks in charts:
+        assert shown == 1, "one of the two forms of a chart"
+        assert wide >= (300 if screen == "phone" else 400)
+        assert high >= 80
+        assert marks >= 3
+
+
+def test_dark_is_dark_and_light_is_light(browser: Page, reports: dict[str, Path]) -> None:
+    found = []
+    for dark in (False, True):
+        browser.show(reports["one"], width=800, height=600, dark=dark)
+        found.append(browser.run("getComputedStyle(document.body).backgroundColor"))
+    light, dark_colour = ([int(v) for v in text[4:-1].split(",")] for text in found)
+    assert min(light) > 230
+    assert max(dark_colour) < 40
+
+
+def test_paper_is_white_and_shows_wide_charts_within_its_width(
+    browser: Page, reports: dict[str, Path]
+) -> None:
+    browser.show(reports["full"], width=A4_BETWEEN_MARGINS, height=1000, dark=True)
+    browser.print_media()
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    shown = (
+        "[...document.querySelectorAll('.chart')].filter(chart => chart.offsetParent).map(c => c.className)"
+    )
+    assert set(browser.run(shown)) == {"chart wide"}
+    assert browser.run("document.scrollingElement.scrollWidth") == A4_BETWEEN_MARGINS
+    assert browser.run(OVERFLOWS) == []
+    assert browser.run(CUT) == []
+    assert browser.pdf().startswith(b"%PDF")
+
+
+def test_the_page_forbids_itself_to_load_or_run_anything(
+    browser: Page, reports: dict[str, Path], tmp_path: Path
+) -> None:
+    """What the tests above would catch, and the policy: a page into which something was smuggled."""
+    text = reports["one"].read_text(encoding="utf-8")
+    smuggled = tmp_path / "smuggled.html"
+    picture = "<img src='https://example.invalid/a.png'><script>document.title = 'ran'</script>"
+    smuggled.write_text(text.replace("<main>", f"<main>{picture}"), encoding="utf-8")
+    browser.show(smuggled, width=800, height=600)
+    assert browser.run("document.title") != "ran"
+    assert any("Content Security Policy" in complaint for complaint in browser.complaints)
+
+
+def test_a_text_behind_a_point_is_its_tip(browser: Page, reports: dict[str, Path]) -> None:
+    browser.show(reports["full"], width=1280, height=900)
+    tips = browser.run(
+        "[...document.querySelectorAll('#tradeoff .wide svg .tip > title')].map(title => title.textContent)"
+    )
+    assert any(tip.startswith("onnx-int8-static, 4.2") and "11.3 MB" in tip for tip in tips)

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qcompile.errors import DataError, InvalidOption
+from qcompile.tensors import (
+    AxisExtents,
+    ModelIO,
+    TensorInfo,
+    check_feeds,
+    concrete,
+    fill_dynamic,
+    format_shape,
+    parse_dynamic_axis,
+    parse_input,
+    parse_named_shape,
+    parse_shape,
+    parse_shapes,
+)
+
+EXTENTS = st.integers(0, 10_000)
+AXIS_NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True) | st.just("?")
+SHAPES = st.lists(EXTENTS | AXIS_NAMES, max_size=6).map(tuple)
+TENSOR_NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_/.]{0,8}(:[0-9])?", fullmatch=True)
+
+
+@pytest.mark.parametrize("spelling", ["1x3x224x224", "[1,3,224,224]", "1,3,224,224", " [1, 3, 224, 224] "])
+def test_the_spellings_are_one_shape(spelling: str) -> None:
+    assert parse_shape(spelling) == (1, 3, 224, 224)
+
+
+def test_the_first_spelling_is_printed() -> None:
+    assert format_shape((1, 3, 224, 224)) == "1x3x224x224"
+    assert format_shape(("batch", 3, 8)) == "[batch,3,8]"
+    assert format_shape(()) == "scalar"
+
+
+@settings(deadline=None)
+@given(SHAPES)
+def test_a_printed_shape_reads_back(shape: tuple[int | str, ...]) -> None:
+    assert parse_shape(format_shape(shape)) == shape
+
+
+@settings(deadline=None)
+@given(TENSOR_NAMES, SHAPES, st.sampled_from(["float32", "int64", "bool", "float16"]))
+def test_a_printed_tensor_reads_back(name: str, shape: tuple[int | str, ...], dtype: str) -> None:
+    tensor = TensorInfo(name, dtype, shape)
+    assert parse_input(str(tensor)) == tensor
+
+
+@settings(deadline=None)
+@given(st.builds(TensorInfo, TENSOR_NAMES, st.sampled_from(["float32", "int8"]), SHAPES))
+def test_the_json_form_reads_back(tensor: TensorInfo) -> None:
+    io = ModelIO((tensor,), (tensor, tensor))
+    assert ModelIO.from_json(io.as_json()) == io  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["1x3x", "1,,3", "-1x3", "[1,-3]", "1.5x2", "1x3]", "1 x 3", ",", "1x3,4"])
+def test_what_is_no_shape_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="neither an extent nor a name of an axis"):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize("text", ["batchx3x224x224", "Nx3x32x32", "x3x224"])
+def test_names_between_crosses_are_refused_as_ambiguous(text: str) -> None:
+    with pytest.raises(InvalidOption):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x:1x3", ("x", (1, 3))),
+        ("serving_default:0:1x3", ("serving_default:0", (1, 3))),
+        ("a/b.c:[batch,3]", ("a/b.c", ("batch", 3))),
+        ("step:scalar", ("step", ())),
+        ("step:", ("step", ())),
+    ],
+)
+def test_the_last_colon_divides_name_and_shape(
+    text: str, expected: tuple[str, tuple[int | str, ...]]
+) -> None:
+    assert parse_named_shape(text) == expected
+
+
+@pytest.mark.parametrize("text", ["1x3x224", ":1x3", "x"])
+def test_a_shape_without_a_name_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(InvalidOption, match="has no input name") as caught:
+        parse_named_shape(text, option="--min-shapes")
+    assert caught.value.message.startswith("--min-shapes: ")
+    assert "x:1x3x224x224" in caught.value.hint
+
+
+def test_an_input_is_float32_unless_said() -> None:
+    assert parse_input("x:1x3") == TensorInfo("x", "float32", (1, 3))
+    assert parse_input("ids:0:[batch,77]:int64") == TensorInfo("ids:0", "int64", ("batch", 77))
+
+
+def test_a_misspelled_dtype_is_refused() -> None:
+    with pytest.raises(InvalidOption):
+        parse_input("x:1x3:flaot32")
+
+
+def test_concrete_shapes_are_read_by_name() -> None:
+    shapes = parse_shapes(["x:1x3", "mask:0:[1,77]"], option="--opt-shapes")
+    assert shapes == {"x": (1, 3), "mask:0": (1, 77)}
+
+
+def test_a_dynamic_axis_is_refused_where_a_number_is_required() -> None:
+    with pytest.raises(InvalidOption, match=r"--opt-shapes x:\[batch,3\]: axis 0 is dynamic \(batch\)"):
+        parse_shapes(["x:[batch,3]"], option="--opt-shapes")
+    assert concrete((1, 3), "x") == (1, 3)
+
+
+def test_an_input_given_twice_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="input 'x' is given twice"):
+        parse_shapes(["x:1x3", "x:2x3"], option="--opt-shapes")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x:0=batch", ("x", 0, "batch")),
+        ("x:2", ("x", 2, "x_2")),
+        ("ids:0:1=length", ("ids:0", 1, "length")),
+        ("ids:0:1", ("ids:0", 1, "ids_0_1")),
+    ],
+)
+def test_dynamic_axes_are_read(text: str, expected: tuple[str, int, str]) -> None:
+    assert parse_dynamic_axis(text) == expected
+
+
+@pytest.mark.parametrize("text", ["x", "x:batch", "x:0=", "x:-1=batch", "x:0=1", ":0=batch"])
+def test_a_wrong_dynamic_axis_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="is not INPUT:AXIS=NAME"):
+        parse_dynamic_axis(text)
+
+
+def test_a_tensor_knows_its_dynamic_axes_and_what_fits() -> None:
+    tensor = TensorInfo("x", "float32", ("batch", 3, "width"))
+    assert tensor.dynamic_axes == {0: "batch", 2: "width"}
+    assert tensor.accepts((7, 3, 9))
+    assert not tensor.accepts((7, 4, 9))
+    assert not tensor.accepts((7, 3))
+    assert fill_dynamic(tensor, 5) == (5, 3, 5)
+
+
+INPUTS = (TensorInfo("x", "float32", ("batch", 3)), TensorInfo("mask", "bool", ("batch",)))
+
+
+def feeds(**changed: np.ndarray) -> dict[str, np.ndarray]:
+    return {"x": np.zeros((2, 3), np.float32), "mask": np.zeros(2, bool), **changed}
+
+
+def test_feeds_that_fit_pass() -> None:
+    check_feeds(INPUTS, feeds(), "batch 3")
+    check_feeds((TensorInfo("s", "string", (1,)),), {"s": np.array(["a"])}, "batch 3")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message", "tensor"),
+    [
+        (
+            {"y": np.zeros(1)},
+            "batch 3: no input 'y' in the model; it takes x, mask",
+            "y",
+        ),
+        (
+            {"x": np.zeros((2, 3))},
+            "batch 3: input 'x' is float64; float32 is required",
+            "x",
+        ),
+        (
+            {"x": np.zeros((2, 4), np.float32)},
+            "batch 3: input 'x' has shape 2x4; [batch,3] is required",
+            "x",
+        ),
+        (
+            {"mask": np.zeros((), bool)},
+            "batch 3: input 'mask' has shape scalar; [batch] is required",
+            "mask",
+        ),
+        (
+            {"x": np.zeros((2, 3), ">f4")},
+            "batch 3: input 'x' is >f4; float32 is required",
+            "x",
+        ),
+    ],
+)
+def test_feeds_that_do_not_fit_are_refused(changed: dict[str, np.ndarray], message: str, tensor: str) -> None:
+    with pytest.raises(DataError) as caught:
+        check_feeds(INPUTS, feeds(**changed), "batch 3")
+    assert caught.value.message == message
+    assert caught.value.data["tensor"] == tensor
+
+
+def test_a_missing_input_is_named() -> None:
+    with pytest.raises(DataError) as caught:
+        check_feeds(INPUTS, {"x": np.zeros((2, 3), np.float32)}, "data.npz[0:8]")
+    assert caught.value.message == "data.npz[0:8]: input 'mask' is missing"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x:[batch,height=64]", AxisExtents(1, traced=64)),
+        ("x:[batch,height=32..512]", AxisExtents(1, 32, 512)),
+        ("x:[batch, height = 32..64..512]:int64", AxisExtents(1, 32, 512, 64)),
+        ("x:batch,height=32..", AxisExtents(1, 32)),
+        ("ids:0:[batch,height=..512]", AxisExtents(1, 1, 512)),
+    ],
+)
+def test_axes_of_inputs_may_have_extents(text: str, said: AxisExtents) -> None:
+    tensor = parse_input(text)
+    assert tensor.shape == ("batch", "height")
+    assert tensor.extents == (said,)
+
+
+@pytest.mark.parametrize(
+    "text", ["[n=1]", "[n=5..2]", "[n=0..4]", "[n=8..4..16]", "[n=4..32..16]", "[n=..1]"]
+)
+def test_extents_that_contradict_themselves_are_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="axis 'n'"):
+        parse_input(f"x:{text}")
+
+
+@pytest.mark.parametrize("text", ["[n=]", "[n=a]", "[=4]", "[n=-3]", "[3=4]"])
+def test_what_is_no_extent_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="neither an extent nor a name"):
+        parse_input(f"x:{text}")
+
+
+def test_extents_are_refused_where_a_shape_is_meant() -> None:
+    with pytest.raises(InvalidOption):
+        parse_shapes(["x:[n=4,3]"], option="--min-shapes")
