@@ -15,6 +15,7 @@ ROOMS = (
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
 )
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # A room may import itself and those listed; modules at the root are named by their own name.
 GROUND = {"errors", "tensors", "artifact", "progress", "version", "figures", "spec"}
@@ -103,6 +104,11 @@ def test_files_fit_the_eye_and_say_what_they_are_for(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= 400
     assert ast.get_docstring(ast.parse(text)), "a docstring says what the file is for"
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_of_tests_fit_the_eye_too(path: Path) -> None:
+    assert path.read_text().count("\n") <= 400
 
 
 def test_the_packages_of_setup_cfg_are_the_rooms() -> None:
