@@ -34,6 +34,10 @@ class ExportOptions(Checked):
         tuple[str, ...], option("A dynamic axis, such as x:0=batch.", metavar="NAME:AXIS=LABEL")
     ] = ()
     opset: Annotated[int, option("ONNX opset.")] = 20
+    freeze_branches: Annotated[
+        bool,
+        option("Export the branches that the example takes, where a model branches on values."),
+    ] = False
     trust: Annotated[bool, option("Load a .pt2 file that runs code when it is loaded.")] = False
 
     def check(self) -> None:

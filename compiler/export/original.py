@@ -32,7 +32,8 @@ class Original:
         example: What it is traced with.
         reference: What it returned on the example.
         others: Examples with other extents, where the extents were made up.
-        data: Feeds of the user's data, if there is any.
+        data: The first feeds of the user's data, if there is any.
+        samples: All of them.
         warnings: What the user should know of how it is run.
     """
 
@@ -42,6 +43,7 @@ class Original:
     reference: Any
     others: Sequence[Example] = ()
     data: Feeds | None = None
+    samples: Data | None = None
     warnings: list[str] = field(default_factory=list)
 
     def outputs(self, feeds: Feeds) -> Outputs:
@@ -83,7 +85,8 @@ def prepared(
         ExportError: If it returns what is no tensor.
     """
     first = make_example(loaded, inputs, dynamic)
-    feeds = next(iter(Data(data, first.inputs))).feeds if data is not None else None
+    samples = Data(data, first.inputs) if data is not None else None
+    feeds = next(iter(samples)).feeds if samples is not None else None
     tried = examples(loaded, inputs, dynamic, feeds) if feeds is not None or first.guessed else [first]
     example, reference = _first_that_runs(loaded, tried, label)
     others = tried[[one is example for one in tried].index(True) + 1 :]
@@ -101,7 +104,7 @@ def prepared(
             reference = run(loaded, example, example.feeds, label)
             _require_tensors(reference, label)
             warnings.append("the model returns a cache; it is exported with use_cache=False")
-        yield Original(loaded, label, example, reference, others, feeds, warnings)
+        yield Original(loaded, label, example, reference, others, feeds, samples, warnings)
     finally:
         for config in switched:
             config.use_cache = True
