@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import ExportError, QCompileError, UnsupportedOperator
+from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
 from ...model.example import Example
 from ...model.onnx_file import load_onnx, opset, save_onnx
 from ...model.outputs import flat_tensors
@@ -92,7 +93,10 @@ def write_model(
             frozen = _write_traced(
                 module if flat else TensorsOut(module, example), example, names, opset_version, path
             )
-        except Exception:
+        except Exception as other:
+            if freeze_branches:
+                explained.message += f"; PyTorch's TorchScript-based exporter: {first_line(other)}"
+                explained.hint = "leave the part that branches out of the exported model"
             raise explained from error
         if frozen and explained.data.get("reason") == "values" and not freeze_branches:
             raise explained from error  # the trace holds one way of a branch on values
@@ -175,7 +179,7 @@ def _write_traced(
     """Write by the TorchScript-based exporter; return the places where its tracer froze a value."""
     torch = import_torch()
     tensors = Example(example.inputs, example.feeds, by_name=False).arguments(example.feeds)[0]
-    with quiet(), warnings.catch_warnings(record=True) as said, torch.no_grad():
+    with quiet(), _without_graphs(), warnings.catch_warnings(record=True) as said, torch.no_grad():
         warnings.simplefilter("always")
         torch.onnx.export(
             module, tensors, str(path), dynamo=False, output_names=list(names),
@@ -185,6 +189,21 @@ def _write_traced(
         )  # fmt: skip
     traced = [item for item in said if issubclass(item.category, torch.jit.TracerWarning)]
     return list(dict.fromkeys(f"{Path(item.filename).name}:{item.lineno}" for item in traced))
+
+
+@contextmanager
+def _without_graphs() -> Iterator[None]:
+    """Keep the exporter from writing the whole graph to standard output where it fails.
+
+    C++ writes it, which no stream of Python catches, and torch 2.13's `setup_onnx_logging` switches it on.
+    """
+    torch = import_torch()
+    write_log = torch._C._jit_onnx_log
+    torch._C._jit_onnx_log = lambda *_: None
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = write_log
 
 
 def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool:

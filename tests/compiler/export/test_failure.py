@@ -44,6 +44,15 @@ def eigen():
 def branch():
     return Outer(Branch())
 
+class Neither(nn.Module):
+    def forward(self, x):
+        if x.abs().sum() > 0:
+            return torch.linalg.eigvals(x).real
+        return x
+
+def neither():
+    return Neither()
+
 def either():
     return Branch()
 """
@@ -101,6 +110,14 @@ def test_a_branch_that_the_user_freezes_is_exported_and_its_place_is_said(
     (found,) = onnxruntime.InferenceSession(output).run(None, {"x": x})
     with torch.no_grad():
         np.testing.assert_allclose(found, module(torch.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_where_neither_exporter_can_both_reasons_are_said_and_no_graph_is_printed(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ExportError, match=r"branches on a value .*; PyTorch's TorchScript-based exporter: "):
+        export(f"{source}:neither", tmp_path / "m.onnx", inputs=["x:4x4"], freeze_branches=True)
+    assert "graph" not in capfd.readouterr().out
 
 
 def test_a_frozen_branch_that_a_sample_does_not_take_is_refused(source: Path, tmp_path: Path) -> None:
