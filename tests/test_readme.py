@@ -113,6 +113,16 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
+def test_every_heading_that_a_link_names_exists() -> None:
+    for document in WRITTEN:
+        for target, heading in re.findall(r"\]\(([^)#]*)#([^)]+)\)", document.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                text = (document.parent / target if target else document).read_text(encoding="utf-8")
+                titles = re.findall(r"^#+ (.*)$", text, re.M)
+                known = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+                assert heading in known, f"{document.name}: {target}#{heading}"
+
+
 def test_the_recipe_of_the_guide_is_read(tmp_path: Path) -> None:
     from qcompile.pipeline.recipe import read_recipe
 
