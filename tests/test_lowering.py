@@ -318,7 +318,7 @@ def test_layers_of_a_graph_that_is_quantized_already_cannot_be_given_another_pre
     data = str(folder / "calibration.npz")
     ranges = qcompile.calibrate(model, data, folder / "m.ranges").path
     qcompile.quantize(model, graph, ranges=ranges, data=data, correct_bias=False)
-    with pytest.raises(InvalidOption, match="graph is int8 already; int8 with (conv1|gemm)"):
+    with pytest.raises(InvalidOption, match=r"graph is int8 already; int8 with (conv1|gemm)"):
         qcompile.build(graph, folder / "m.onnx", target="onnxruntime", precision="int8", **named)
     made = qcompile.build(graph, folder / "m.onnx", target="onnxruntime", precision="int8")
     assert made.manifest.precision == "int8"
