@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Before any library reads them: tests share two cores with each other.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Before any test imports a runtime: importing it switches their telemetry off.
 import qcompile  # noqa: F401  # isort: skip

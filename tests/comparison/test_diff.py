@@ -34,6 +34,16 @@ def test_an_error_of_half_a_percent_fails_fp32_and_passes_fp16() -> None:
     assert judge([{"y": reference}], [{"y": found}], "fp16")[0].passed
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize(("share", "passes"), [(5e-5, True), (2e-4, False)])
+def test_an_element_near_zero_may_err_by_a_share_of_the_largest(
+    size: float, share: float, passes: bool
+) -> None:
+    reference = np.array([[size, 0.0]], np.float32)
+    found = np.array([[size, share * size]], np.float32)
+    assert judge([{"y": reference}], [{"y": found}], "fp32")[0].passed == passes
+
+
 def test_int8_is_judged_by_signal_and_agreement() -> None:
     reference = rows(count=200)
     noise = np.random.default_rng(1).standard_normal(reference.shape).astype(np.float32)
