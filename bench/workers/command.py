@@ -35,5 +35,5 @@ def worker_command(module: str, *arguments: str, python: str = "") -> list[str]:
         arguments: What it finds in `sys.argv[1:]`.
         python: Interpreter, or a script that runs one with the arguments it is given; by default this one.
     """
-    folder = Path(__file__).resolve().parents[1]
+    folder = Path(__file__).resolve().parents[2]
     return [python or sys.executable, "-c", _START, str(folder), module, *arguments]
