@@ -50,7 +50,7 @@ def parse_shard(text: str) -> Shard:
     part, shards = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= part <= shards:
         raise InvalidOption(
-            f"shard {text!r}: PART/PARTS is required, as 2/8 for the second of eight", option="--shard"
+            f"`shard` {text!r}: PART/PARTS is required, as 2/8 for the second of eight", option="shard"
         )
     return Shard(part, shards)
 

@@ -114,8 +114,10 @@ def plan_engine(target: str, request: BuildRequest) -> dict[str, object]:
 def _check_use(chosen: Engine, request: BuildRequest) -> None:
     """Refuse what means nothing to an engine."""
     given = {
-        "--gpu": bool(request.gpus),
-        "--min/opt/max-shapes": bool({**request.min_shapes, **request.opt_shapes, **request.max_shapes}),
+        "`gpus`": bool(request.gpus),
+        "`min_shapes`": bool(request.min_shapes),
+        "`opt_shapes`": bool(request.opt_shapes),
+        "`max_shapes`": bool(request.max_shapes),
         "TensorRT's options": request.options is not None and bool(request.options.as_json()),
     }
     for option, present in given.items():
@@ -167,10 +169,10 @@ def _left_out(request: BuildRequest) -> list[str]:
 def _way_out(found: Weighed) -> str:
     if found.proof.get("missed"):
         return (
-            "leave the layers that missed in float (--exclude in quantize, or --layer NAME=fp32), choose "
-            "another precision or target, or give --allow-fallback"
+            "leave the layers that missed in float (`exclude` in quantize, or `layers` NAME=fp32), choose "
+            "another precision or target, or give `allow_fallback`"
         )
-    return "choose another precision or target, or give --allow-fallback"
+    return "choose another precision or target, or give `allow_fallback`"
 
 
 def _digest(model: str) -> str:

@@ -49,7 +49,7 @@ def parse_device(text: str) -> int | None:
     """
     found = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
     if found is None:
-        raise InvalidOption(f"device {text!r}: cpu, cuda or cuda:NUMBER is required", option="--device")
+        raise InvalidOption(f"`devices` {text!r}: cpu, cuda or cuda:NUMBER is required", option="devices")
     return None if text == "cpu" else int(found[1] or 0)
 
 
@@ -62,9 +62,9 @@ def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
     numbers = tuple(parse_device(text) for text in texts)
     if len(set(numbers)) < len(numbers) or len([n for n in numbers if n is not None]) > 1:
         raise InvalidOption(
-            f"devices {', '.join(texts)}: the processor and one GPU, each once, are allowed",
+            f"`devices` {', '.join(texts)}: the processor and one GPU, each once, are allowed",
             hint="measure each GPU for itself: its clocks and its memory are recorded",
-            option="--device",
+            option="devices",
         )
     return numbers
 

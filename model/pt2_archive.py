@@ -142,7 +142,7 @@ def _check_members(members: Members, path: Path) -> None:
             raise ModelError(
                 f"{path}: member {name!r} holds {found}, which runs code when it is loaded; "
                 "weights and operators alone are required",
-                hint="if you know where the file comes from: --trust (in a recipe: trust = true in [model])",
+                hint="if you know where the file comes from, give `trust`",
                 file=path,
                 member=name,
             )

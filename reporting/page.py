@@ -49,7 +49,7 @@ def write_report(
     """
     path = Path(output)
     if path.suffix not in SUFFIXES:
-        raise InvalidOption(f"output {path}: {' or '.join(SUFFIXES)} is required", option="--output")
+        raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
     check_output(path)
     require_matplotlib()
     source = read_source(

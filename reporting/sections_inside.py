@@ -57,7 +57,7 @@ def layers_section(source: Source) -> Section:
     """Where outputs begin to differ."""
     title = "Errors of the layers"
     if not source.layers:
-        reason = "no layer differences were given (qcompile diff --layers, then report --layers layers.json)"
+        reason = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
         return Section("layers", title, missing=reason)
     charts, tables = [], []
     for index, layers in enumerate(source.layers):
@@ -77,7 +77,7 @@ def calibration_section(source: Source) -> Section:
     """The histograms that lose most."""
     title = "Calibration"
     if source.ranges is None:
-        reason = "no ranges were given (qcompile report --ranges model.ranges)"
+        reason = "no ranges were given (`ranges` takes a ranges file)"
         return Section("calibration", title, missing=reason)
     found = summarize(source.ranges)
     if not found:

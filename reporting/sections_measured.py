@@ -17,8 +17,8 @@ from .parts import Cell, Drawn, Section, Table
 from .source import Source, Subject
 
 _SWEEPS: dict[Curve, tuple[str, str, str]] = {
-    "batches": ("batch size", "Batch sizes", "--batch-sizes 1,8,32"),
-    "concurrency": ("number of clients", "Concurrent clients", "--clients 1,2,4"),
+    "batches": ("batch size", "Batch sizes", "`batch_sizes` 1,8,32"),
+    "concurrency": ("number of clients", "Concurrent clients", "`clients` 1,2,4"),
 }
 _CLASSES_SHOWN = 10
 
@@ -102,7 +102,7 @@ def accuracy_section(source: Source) -> Section:
     metric = found[0].row.accuracy.metric if found and found[0].row.accuracy else ""
     chart = drop_chart(found, metric)
     if chart is None:
-        reason = "accuracy was not measured (--evaluation gives labelled samples)"
+        reason = "accuracy was not measured (`evaluation` gives labelled samples)"
         if found:
             reason = "only the baseline's accuracy was measured"
         return Section("accuracy", "Accuracy", missing=reason)

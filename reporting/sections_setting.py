@@ -83,7 +83,7 @@ def reproduce_section(source: Source) -> Section:
     )
     if not blocks and not tables:
         return Section("reproduce", "To repeat it", missing="the results hold no settings")
-    lead = "" if blocks else "The results hold neither the command nor a recipe (report --recipe adds one)."
+    lead = "" if blocks else "The results hold neither the command nor a recipe (`recipe` adds one)."
     return Section("reproduce", "To repeat it", lead, tables=tables, blocks=blocks)
 
 

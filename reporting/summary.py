@@ -251,7 +251,7 @@ def _weak_accuracy(chosen: Subject) -> list[str]:
     if chosen.is_baseline:
         return []
     if chosen.drop is None:
-        return ["Accuracy was not measured: give --evaluation with labelled samples."]
+        return ["Accuracy was not measured: give `evaluation` with labelled samples."]
     high, samples = chosen.drop.high, chosen.row.accuracy and chosen.row.accuracy.samples
     if chosen.drop.low is None or high is None:
         return [f"The drop has no interval: {samples or 'too few'} samples do not say how sure it is."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,33 @@ def test_files_fit_the_eye_and_say_what_they_are_for(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= 400
     assert ast.get_docstring(ast.parse(text)), "a docstring says what the file is for"
+
+
+OTHER_PROGRAMS_FLAGS = {
+    # tritonserver
+    "--backend-config", "--cache-config", "--disable-auto-complete-config", "--model-repository",
+    "--force-reinstall",  # pip
+    "--governor",  # cpupower
+}  # fmt: skip
+"""Flags in the messages and commands of the library that are not qcompile's."""
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_command_line_spells_options_as_flags(path: Path) -> None:
+    """The library names an option by its field; `--flag` means nothing to the user of a recipe."""
+    if room(path) in ("cli", "spec"):  # spec/ declares how the command line spells options
+        return
+    tree = ast.parse(path.read_text())
+    documented = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
+    }  # docstrings, of variables too
+    flags = {
+        flag
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", node.value)
+    }
+    assert flags <= OTHER_PROGRAMS_FLAGS
 
 
 def test_the_packages_of_setup_cfg_are_the_rooms() -> None:

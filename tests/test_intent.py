@@ -92,7 +92,7 @@ def test_a_graph_of_another_precision_is_refused_with_the_way_out(
     typed = quantize(model, tmp_path / "t.onnx", ranges=ranges, precision=found, target="tensorrt").path  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=f"its graph is {found} already; {asked} was asked for") as caught:
         build(typed, tmp_path / "out" / "m", target=target, precision=asked, ranges=ranges, gpus=GPUS)
-    assert f"--precision {found}" in caught.value.hint
+    assert f"`precision` {found}" in caught.value.hint
     assert not (tmp_path / "out").exists()
 
 
@@ -100,7 +100,7 @@ def test_a_graph_of_another_precision_is_refused_with_the_way_out(
 def test_int8_of_a_float_graph_without_ranges_is_refused(target: str, model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="holds no quantized layer, and int8 was asked for") as caught:
         build(model, tmp_path / "out" / "m", target=target, precision="int8", gpus=GPUS)
-    assert caught.value.data["option"] == "--ranges"
+    assert caught.value.data["option"] == "ranges"
     assert "qcompile calibrate" in caught.value.hint
     assert not (tmp_path / "out").exists()
 

@@ -94,7 +94,7 @@ class Workbench:
         if metric.needs_labels and any(batch.labels is None for batch in batches):
             raise DataError(
                 f"metric {metric.name} needs labels, and the data has none",
-                hint="yield (inputs, labels), put `labels` beside the arrays, or give --metric cosine",
+                hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
             )
         if not batches:
             raise DataError("the data is empty: there is nothing to measure accuracy on")

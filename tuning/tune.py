@@ -139,7 +139,7 @@ def tune(
         QuantizationError: If nothing of the model can be quantized for a target.
     """
     if not max_drop >= 0:  # NaN too
-        raise InvalidOption(f"--max-drop {max_drop:g}: at least 0 is required", option="--max-drop")
+        raise InvalidOption(f"`max_drop` {max_drop:g}: at least 0 is required", option="max_drop")
     chosen_metric = read_metric(metric)
     chosen_targets = _targets(targets)
     folder = Path(output)

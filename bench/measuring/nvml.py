@@ -103,13 +103,15 @@ class Nvml:
     def process_memory_bytes(self, pid: int) -> int | None:
         """Return what a process has on the GPU; None where NVML does not see it, as in a container."""
         count = ctypes.c_uint(_MOST_PROCESSES)
-        found = (_Process * _MOST_PROCESSES)()
+        processes = (_Process * _MOST_PROCESSES)()
         try:
-            self._call("nvmlDeviceGetComputeRunningProcesses_v3", self._device, ctypes.byref(count), found)
+            self._call(
+                "nvmlDeviceGetComputeRunningProcesses_v3", self._device, ctypes.byref(count), processes
+            )
         except NvmlError:
             return None
         # All ones stands for "not available".
-        used = [one.used for one in found[: count.value] if one.pid == pid and one.used != 2**64 - 1]
+        used = [one.used for one in processes[: count.value] if one.pid == pid and one.used != 2**64 - 1]
         return used[0] if used else None
 
     def _memory(self) -> _Memory:

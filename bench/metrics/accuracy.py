@@ -172,11 +172,11 @@ def _added(total: NDArray[np.float64] | None, part: NDArray[np.float64]) -> NDAr
 
 
 def _class_changes(
-    baseline: Mapping[int, tuple[float, int]], found: Mapping[int, tuple[float, int]]
+    baseline: Mapping[int, tuple[float, int]], values: Mapping[int, tuple[float, int]]
 ) -> tuple[ClassChange, ...]:
     """The classes whose value changed most, first."""
     changes = [
-        ClassChange(label, before, found[label][0], samples) for label, (before, samples) in baseline.items()
+        ClassChange(label, before, values[label][0], samples) for label, (before, samples) in baseline.items()
     ]
     changes.sort(key=lambda one: (-abs(one.value - one.baseline), one.label))
     return tuple(changes[:MOST_CLASSES_LISTED])

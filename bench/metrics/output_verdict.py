@@ -57,7 +57,7 @@ class OutputDifference:
         passed: Polygraphy's verdict (tolerances on every batch, the signal-to-noise ratio on all together),
             and the agreement for INT8.
         criterion: What was required, in words.
-        max_abs_error, snr_db: What was found, over all batches.
+        max_abs_error, snr_db: Of all batches together.
         agreement: Of classes: the share of rows with the same argmax.
         cosine: Of embeddings: the mean cosine of the rows.
         rule: What the output was taken for: "classes", "embedding" or "signal".
@@ -75,7 +75,7 @@ class OutputDifference:
 
 def judge(
     reference: Sequence[Outputs],
-    found: Sequence[Outputs],
+    outputs: Sequence[Outputs],
     precision: str,
     tolerances: Tolerances | None = None,
     rules: Mapping[str, Rule] | None = None,
@@ -88,7 +88,7 @@ def judge(
         InvalidOption: If the outputs do not pair up, or a tolerance names none of them.
     """
     tolerances = tolerances or Tolerances()
-    found = [paired(a, b) for a, b in zip(reference, found, strict=True)]
+    outputs = [paired(a, b) for a, b in zip(reference, outputs, strict=True)]
     names = list(reference[0])
     rules = rules or {}
     for limits in (tolerances.atol, tolerances.rtol, tolerances.snr_db, rules):
@@ -99,19 +99,19 @@ def judge(
                     f"{kind} for {name!r}: no such output; the outputs are {', '.join(names)}"
                 )
     tallies = {name: RowTally(name, rules.get(name, rules.get(""))) for name in names}
-    return [_judge_output(tallies[name], reference, found, precision, tolerances) for name in names]
+    return [_judge_output(tallies[name], reference, outputs, precision, tolerances) for name in names]
 
 
 def _judge_output(
     tally: RowTally,
     reference: Sequence[Outputs],
-    found: Sequence[Outputs],
+    outputs: Sequence[Outputs],
     precision: str,
     tolerances: Tolerances,
 ) -> OutputDifference:
     name = tally.name
     expected = [batch[name] for batch in reference]
-    output = [batch[name] for batch in found]
+    output = [batch[name] for batch in outputs]
     for a, b in zip(expected, output, strict=True):
         if a.shape != b.shape:
             return OutputDifference(

@@ -30,7 +30,7 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
     if metric.needs_labels and batch.labels is None:
         raise DataError(
             f"{data}: has no labels, and {metric.name} needs them",
-            hint="yield (inputs, labels), put `labels` beside the arrays, or give --metric cosine",
+            hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
         )
     outputs = _infer(worker, batch.feeds)
     metric.score(outputs, outputs, Truth(batch.labels, batch.samples, batch.where))
@@ -76,9 +76,9 @@ def measure_quality(
             continue
         if name != base:
             recorder.difference(name, differences[name].result())
-        found = recorder.attempt(name, partial(accuracy, tallies[name], tallies[base])) if metric else None
-        if found is not None:
-            recorder.accuracy(name, found)
+        result = recorder.attempt(name, partial(accuracy, tallies[name], tallies[base])) if metric else None
+        if result is not None:
+            recorder.accuracy(name, result)
 
 
 def _look_at(

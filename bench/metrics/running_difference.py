@@ -32,17 +32,17 @@ class _Running:
     atol: float = 0.0
     mismatch: str = ""
 
-    def add(self, expected: NDArray[Any], found: NDArray[Any], rtol: float) -> None:
+    def add(self, expected: NDArray[Any], actual: NDArray[Any], rtol: float) -> None:
         """Add a batch."""
-        if expected.shape != found.shape:
-            self.mismatch = f"shape {expected.shape} is required, {found.shape} found"
+        if expected.shape != actual.shape:
+            self.mismatch = f"shape {expected.shape} is required, {actual.shape} found"
             return
         batch = ErrorSums()
-        values, error = batch.add(expected, found)
+        values, error = batch.add(expected, actual)
         self.sums.include(batch)
         # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
         self.atol = max(self.atol, float(error[error > rtol * np.abs(values)].max(initial=0.0)))
-        self.rows.add(expected, found)
+        self.rows.add(expected, actual)
 
     @property
     def snr_db(self) -> float:

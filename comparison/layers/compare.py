@@ -66,11 +66,11 @@ def layer_diff(
         DataError, ModelError, WorkerError, EngineUnavailable: If one side cannot run.
     """
     if taps is not None and taps < 1:
-        raise InvalidOption(f"--taps {taps}: at least 1 is required", option="--taps")
+        raise InvalidOption(f"`taps` {taps}: at least 1 is required", option="taps")
     if samples < 1:
-        raise InvalidOption(f"--samples {samples}: at least 1 is required", option="--samples")
+        raise InvalidOption(f"`samples` {samples}: at least 1 is required", option="samples")
     if threshold_db is not None and math.isnan(threshold_db):
-        raise InvalidOption("--threshold: a number of decibels is required", option="--threshold")
+        raise InvalidOption("`threshold`: a number of decibels is required", option="threshold")
     if results is not None:
         require_polygraphy()
     left, right = reference_side(reference, trust=trust), artifact_side(artifact, trust=trust)

@@ -28,7 +28,7 @@ def require_polygraphy() -> None:
         import polygraphy.comparator  # noqa: F401
     except ImportError as error:
         raise EngineUnavailable(
-            f"--save-results: Polygraphy cannot be imported ({error})",
+            f"`save_results`: Polygraphy cannot be imported ({error})",
             hint="pip install 'qcompile[cpu]'",
             engine="polygraphy",
         ) from error

@@ -75,7 +75,7 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
     if path.suffix not in (".onnx", ".engine", ".plan"):
         raise InvalidOption(
             f"{artifact}: its layers cannot be looked at; an ONNX file or an engine is required",
-            hint="leave --layers out to compare the outputs",
+            hint="leave `layers` out to compare the outputs",
         )
     require_file(path, what="artifact")
     runtime = engine_of(artifact, trust=trust)

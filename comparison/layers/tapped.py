@@ -206,7 +206,7 @@ def _translated(where: str) -> Iterator[None]:
     except Exception as error:  # the exceptions of runtimes share no narrower base
         raise DataError(
             f"{where}: the model failed on it: {first_line(error)}",
-            hint="check the sample's shape and values against the model, or give --data",
+            hint="check the sample's shape and values against the model, or give `data`",
             sample=where,
         ) from error
 

@@ -123,7 +123,7 @@ def _export(
         if opset(proto) != opset_version:
             raise ExportError(
                 f"{label}: opset {opset_version} was asked for; the exporter wrote {opset(proto)}",
-                hint=f"give --opset {opset(proto)}",
+                hint=f"give `opset` {opset(proto)}",
             )
         comparison = Comparison(
             original,

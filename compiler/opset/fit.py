@@ -90,8 +90,8 @@ def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
         ModelError: If it computes something else.
         DataError: If the data does not fit.
     """
-    reference, found = OnnxReference(model), OnnxReference(converted)
-    pairs = [(reference(item), found(item)) for item in _feeds(model, data, reference)]
+    reference, converted_outputs = OnnxReference(model), OnnxReference(converted)
+    pairs = [(reference(item), converted_outputs(item)) for item in _feeds(model, data, reference)]
     check = compare_outputs("same outputs as before", reference.names, pairs)
     if not check.passed:
         raise ModelError(

@@ -85,11 +85,11 @@ class Judge:
         expected = OnnxReference(request.path)
         if request.data is None:
             feeds, outputs = run_on(request.model, None, expected)
-            self._feeds, found = [feeds], [outputs]
+            self._feeds, batches = [feeds], [outputs]
         else:
             self._feeds = _judging(request)
-            found = [expected(feeds) for feeds in self._feeds]
-        self._expected = dict(zip(expected.names, map(list, zip(*found, strict=True)), strict=True))
+            batches = [expected(feeds) for feeds in self._feeds]
+        self._expected = dict(zip(expected.names, map(list, zip(*batches, strict=True)), strict=True))
 
     def written(self, write: Callable[[Path], object]) -> Judged:
         """Judge a graph that `write` writes to a path."""
@@ -102,10 +102,10 @@ class Judge:
         """Judge the graph of a file, all samples together."""
         run = reference(self._request, path)
         outputs = list(zip(*(run(feeds) for feeds in self._feeds), strict=True))
-        found = dict(zip(run.names, map(list, outputs), strict=True))
-        judged = tuple(judge_outputs(self._expected, found))
+        actual = dict(zip(run.names, map(list, outputs), strict=True))
+        judged = tuple(judge_outputs(self._expected, actual))
         floats = {name for name, batches in self._expected.items() if batches[0].dtype.kind == "f"}
-        broken = [name for name in floats if any(map(_breaks, self._expected[name], found[name]))]
+        broken = [name for name in floats if any(map(_breaks, self._expected[name], actual[name]))]
         worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
         return Judged(judged, worst, min(broken, default=""))
 
@@ -113,14 +113,14 @@ class Judge:
 def _judging(request: Request) -> list[Feeds]:
     """Samples behind those that are learnt from; the last of them where there are no more."""
     data = request.samples(_LEARNT_FROM + JUDGED_ON)
-    found: list[tuple[int, Feeds]] = []
+    ends: list[tuple[int, Feeds]] = []
     seen = 0
     for batch in data:
         seen += 1 if data.is_fixed else batch.samples
-        found.append((seen, batch.feeds))
+        ends.append((seen, batch.feeds))
     first = min(_LEARNT_FROM, max(seen - JUDGED_ON, 0))
-    return [feeds for last, feeds in found if last > first]
+    return [feeds for last, feeds in ends if last > first]
 
 
-def _breaks(expected: NDArray[Any], found: NDArray[Any]) -> bool:
-    return bool(np.any(np.isfinite(expected) & ~np.isfinite(found)))
+def _breaks(expected: NDArray[Any], actual: NDArray[Any]) -> bool:
+    return bool(np.any(np.isfinite(expected) & ~np.isfinite(actual)))

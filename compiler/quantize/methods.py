@@ -78,7 +78,7 @@ def _half(request: Request) -> Outcome:
     half, kept = to_half(request.model, dtype, block=map(exactly, left), ranges=ranges)
     kept = {name: left.get(name, reason) for name, reason in kept.items()}
     if all(node.name in kept for node in request.model.graph.node if node.name) and kept:
-        raise QuantizationError(f"no node could become {dtype}", hint="see --exclude and the model's types")
+        raise QuantizationError(f"no node could become {dtype}", hint="see `exclude` and the model's types")
     proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
     return Outcome(lambda path: save_onnx(half, path), proof, warnings)
 
@@ -88,7 +88,11 @@ def _weights(request: Request) -> Outcome:
     form = options.form or ("nbits" if request.target == "onnxruntime" else "qdq")
     ready = prepared(request.model)
     if form == "nbits" and request.target == "tensorrt":
-        raise InvalidOption("form 'nbits' has operators of ONNX Runtime alone", hint="leave --form out")
+        raise InvalidOption(
+            "`form` 'nbits' needs ONNX Runtime's own operators; `target` is tensorrt",
+            hint="leave `form` out",
+            option="form",
+        )
     excluded = match_nodes(ready.graph, request.exclude, only=request.only)
     left = [exactly(name) for name in excluded]
     hessians = None
@@ -284,5 +288,5 @@ def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:
         return []
     return [
         f"{len(left)} of {len(every)} activations are not in the ranges: values beyond float16's 65504 were "
-        "not looked for there; --data without --ranges looks everywhere"
+        "not looked for there; `data` without `ranges` looks everywhere"
     ]

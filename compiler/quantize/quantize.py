@@ -113,9 +113,11 @@ def quantize(
     check_ranges(request)
     if data is not None:
         next(iter(Data(data, io.inputs)))  # before the work, not after it
-    found = graph_precision(proto)
-    if found != "fp32":
-        raise InvalidOption(f"{model}: its graph is {found} already", hint="quantize the float model instead")
+    present = graph_precision(proto)
+    if present != "fp32":
+        raise InvalidOption(
+            f"{model}: its graph is {present} already", hint="quantize the float model instead"
+        )
     progress(f"quantize to {precision}")
     with writing(output) as path:
         outcome = quantize_graph(request)
@@ -127,10 +129,12 @@ def quantize(
         if poor and not (allow_loss or data is None):
             raise QuantizationError(
                 f"{model}: {poor}",
-                hint="try another --method, --exclude or --layer, or qcompile tune; --allow-loss keeps it",
+                hint="try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it",
             )
         if poor:
-            ask = "" if data is not None else "; random input may lie outside the ranges, give --data to know"
+            ask = (
+                "" if data is not None else "; random input may lie outside the ranges: `data` gives samples"
+            )
             warnings.append(f"{poor}{ask}")
         manifest = commit(
             path,

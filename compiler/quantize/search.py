@@ -107,9 +107,9 @@ def best_static(request: Request, once: Once) -> Outcome:
         QuantizationError: If `max_damage` cannot be met, or `once` raises it.
     """
     if request.max_damage is not None and request.data is None:
-        raise InvalidOption("--max-damage is measured on samples", hint="give --data", option="--data")
+        raise InvalidOption("`max_damage` is measured on samples", hint="give `data`", option="data")
     if request.max_damage is not None and not request.search:
-        raise InvalidOption("max_damage: is met by a search, which is switched off", option="--max-damage")
+        raise InvalidOption("`max_damage` needs a search; `search` is off", option="max_damage")
     if request.data is None or request.ranges is None or request.ranges.fixed:
         return once(request)
     if request.precision != "int8" or not request.search:
@@ -141,8 +141,8 @@ def _searched(request: Request, once: Once, folder: Path) -> Outcome:
     best = folder / "best.onnx"
     outcome.write(best)  # while the folder is there: writing may plan again, from the balanced model
     proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
-    found, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
-    return Outcome(lambda path: save_onnx(found, path), proof, warnings)
+    best_model, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
+    return Outcome(lambda path: save_onnx(best_model, path), proof, warnings)
 
 
 def _kept_in_float(search: _Search) -> dict[str, str]:
@@ -265,7 +265,7 @@ def _take_back(
         raise QuantizationError(
             f"{search.model}: {most_db:.1f} dB with {low} of {len(names)} layers in float; "
             f"{wanted} is required",
-            hint="lower --max-damage, or keep the model in float",
+            hint="lower `max_damage`, or keep the model in float",
         )
     search.best = kept
     return {

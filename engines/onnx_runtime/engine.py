@@ -114,9 +114,9 @@ class OnnxRuntime(Engine):
                 f"{artifact}: cannot run on GPU {run.device} here: {reason}",
                 hint=self.fix()
                 or (
-                    "pip uninstall -y onnxruntime && pip install onnxruntime-gpu, or give --device cpu"
+                    "pip uninstall -y onnxruntime && pip install onnxruntime-gpu, or give `devices` cpu"
                     if why_no_cuda_provider()
-                    else "run it on a machine with an NVIDIA GPU, or give --device cpu"
+                    else "run it on a machine with an NVIDIA GPU, or give `devices` cpu"
                 ),
                 engine=self.name,
                 reason=reason,

@@ -53,7 +53,7 @@ class OpenVino(Engine):
         if emulated:
             raise IntentNotReached(
                 f"{computed_in} for openvino: {emulated}; OpenVINO would emulate it, slower than fp32",
-                hint=f"choose {'--rest' if computed_in != precision else '--precision'} fp32, "
+                hint=f"choose `{'rest' if computed_in != precision else 'precision'}` fp32, "
                 "or build on a processor that has it",
                 proof={},
             )
@@ -62,7 +62,7 @@ class OpenVino(Engine):
         if request.precision == "int4":
             raise BuildError(
                 "OpenVINO does not tell which weights it keeps in 4 bits, so that cannot be proven",
-                hint="choose --target onnxruntime or tensorrt-rtx",
+                hint="choose `target` onnxruntime or tensorrt-rtx",
             )
         self.check_precision(request.precision, request.rest)
         before = load_onnx(Path(request.model))

@@ -135,7 +135,7 @@ def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any)
     except Exception as error:  # tracing and compiling run the user's code, which may raise anything
         raise ModelError(
             f"PyTorch mode {mode}: fails: {first_line(error)}",
-            hint="leave --torch out, or choose another mode",
+            hint="leave `torch_modes` out, or choose another mode",
         ) from error
     pairs = zip(flat_outputs(expected)[1], flat_outputs(found)[1], strict=True)
     if not all(a.shape == b.shape and fidelity(a, b).close for a, b in pairs):

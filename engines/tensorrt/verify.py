@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _POOR_DB = 10.0
-_HINT = "keep the layers concerned in float32: --layer 'NAME=fp32'"
+_HINT = "keep the layers concerned in float32: `layers` 'NAME=fp32'"
 
 
 def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable[[], Runner]) -> BuildOutcome:

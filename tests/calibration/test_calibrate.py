@@ -156,7 +156,7 @@ def test_wrong_options_are_refused_before_any_work(network: Path, data: str, tmp
     heard = Listener()
     with pytest.raises(InvalidOption, match="method 'kl'"):
         calibrate(network, data, tmp_path / "r", method="kl", progress=heard)
-    with pytest.raises(InvalidOption, match="shard '3/2'"):
+    with pytest.raises(InvalidOption, match="`shard` '3/2'"):
         calibrate(network, data, tmp_path / "r", shard="3/2", progress=heard)
     with pytest.raises(InvalidOption, match="at least 1 is required"):
         calibrate(network, data, tmp_path / "r", samples=0, progress=heard)

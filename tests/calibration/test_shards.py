@@ -106,5 +106,5 @@ WRONG_SHARDS = ["", "2", "/", "0/2", "3/2", "1/0", "0/0", "-1/2", "a/b", "1/2/3"
 def test_a_misspelled_shard_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="PART/PARTS is required") as caught:
         parse_shard(text)
-    assert caught.value.data["option"] == "--shard"
+    assert caught.value.data["option"] == "shard"
     assert repr(text) in caught.value.message

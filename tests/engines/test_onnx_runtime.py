@@ -108,7 +108,7 @@ def test_fp16_is_not_reached_on_a_processor_that_computes_it_in_fp32(
     ) as caught:
         build(half, "fp16")
     assert caught.value.data["proof"]
-    assert "--allow-fallback" in caught.value.hint
+    assert "`allow_fallback`" in caught.value.hint
     assert not (tmp_path / "built.onnx").exists()
 
 

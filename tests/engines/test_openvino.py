@@ -105,7 +105,7 @@ def test_a_precision_that_would_be_emulated_is_refused_before_the_build(
     half = rest if precision == "int8" else precision
     with pytest.raises(IntentNotReached, match=f"Some CPU does not multiply in {half}") as caught:
         qcompile.build(model, tmp_path / "b.onnx", target="openvino", precision=precision, rest=rest)
-    assert f"{'--rest' if rest == half else '--precision'} fp32" in caught.value.hint
+    assert f"`{'rest' if rest == half else 'precision'}` fp32" in caught.value.hint
     assert not (tmp_path / "b.onnx").exists()
 
 

@@ -106,7 +106,7 @@ def collect_hessians(
     tapped = _Tapped(weightless, wanted)
     features = tapped.features(next(one_by_one(data, tapped.arrays)))
     groups = _groups(features, budget_bytes)
-    found: dict[str, Hessian] = {}
+    hessians: dict[str, Hessian] = {}
     for number, group in enumerate(groups):
         if len(groups) > 1:
             tapped = _Tapped(weightless, group)
@@ -121,8 +121,8 @@ def collect_hessians(
             progress(text, samples, limit)
         for name in group:
             total = sums.pop(name).hessian()
-            found[name] = total if len(groups) == 1 else _on_disk(total)
-    return found
+            hessians[name] = total if len(groups) == 1 else _on_disk(total)
+    return hessians
 
 
 class _Tapped:
@@ -153,13 +153,13 @@ class _Tapped:
 
     def run(self, batch: Batch) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Yield (name, [values, K]) of one inference."""
-        found: dict[str, Any] = dict(batch.feeds)
+        arrays: dict[str, Any] = dict(batch.feeds)
         if self.session is not None:
             subject = f"{self.path} at {batch.where}"
             outputs = run_session(self.session, self.computed, batch.feeds, subject)
-            found.update(zip(self.computed, outputs, strict=True))
+            arrays.update(zip(self.computed, outputs, strict=True))
         for name, source in self.sources.items():
-            array = found[source]
+            array = arrays[source]
             if name in self.convs:
                 yield name, _patches(array, self.convs[name], self.kernels[name])
             else:

@@ -386,7 +386,7 @@ def _restore_weights(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorPro
 def _reached(model: onnx.ModelProto) -> set[str]:
     """Names of the nodes that read integers, as the finished graph has them."""
     made_by = producers(model.graph)
-    found = {
+    names = {
         node.name for node in model.graph.node if node.op_type in ("MatMulNBits", "GatherBlockQuantized")
     }
     for node in model.graph.node:
@@ -394,5 +394,5 @@ def _reached(model: onnx.ModelProto) -> set[str]:
             maker = made_by.get(node.input[0 if node.op_type == "Gather" else 1])
             if maker is not None and maker.op_type == "Reshape":
                 maker = made_by.get(maker.input[0])
-            found |= {node.name} if maker is not None and maker.op_type == "DequantizeLinear" else set()
-    return found
+            names |= {node.name} if maker is not None and maker.op_type == "DequantizeLinear" else set()
+    return names

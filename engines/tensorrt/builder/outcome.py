@@ -136,7 +136,7 @@ def _typing(weak: bool) -> str:
 
 def _why(name: str, kind: str, wanted: str, weak: bool) -> str:
     if weak:
-        return f"{kind}: it had no {wanted} kernel or timed it slower; --layer '{name}={wanted}' forces it"
+        return f"{kind}: it had no {wanted} kernel or timed it slower; `layers` '{name}={wanted}' forces it"
     return f"{kind}: TensorRT did not fuse its Q/DQ into a {wanted} kernel"
 
 

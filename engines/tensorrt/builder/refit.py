@@ -68,7 +68,7 @@ def refit_plan(
         )
     if not engine.refittable:
         raise ArtifactError(
-            f"{engine_file}: takes no new weights", hint="build it with --refit", file=engine_file
+            f"{engine_file}: takes no new weights", hint="build it with `refit`", file=engine_file
         )
     progress("refit")
     _refit(adapter, engine, log, graph, source)

@@ -81,15 +81,15 @@ class StreamSlots:
     def __init__(self, loaded: LoadedEngine, streams: int, *, cuda_graph: bool) -> None:
         self._loaded = loaded
         if streams < 1:
-            raise InvalidOption(f"streams: {streams}; 1 or more is required", option="--streams")
+            raise InvalidOption(f"`streams` {streams}: 1 or more is required", option="streams")
         self._exclusive = streams > 1 and not loaded.contexts_share_profiles
         if self._exclusive and streams > len(loaded.profiles):
             raise InvalidOption(
-                f"streams: {streams}; before TensorRT 8.6 each execution context of an engine with dynamic "
+                f"`streams` {streams}: before TensorRT 8.6 each execution context of an engine with dynamic "
                 f"shapes needs an optimization profile of its own, and {loaded.path} has "
                 f"{len(loaded.profiles)}",
                 hint="give no more streams than profiles, or build with TensorRT 10 or newer",
-                option="--streams",
+                option="streams",
             )
         self.all: list[StreamSlot] = []
         try:

@@ -161,7 +161,7 @@ def test_what_diff_would_not_let_pass_is_not_handed_out_unless_allowed(
     destroyed = {"ranges": ranges, "method": "percentile:5", "data": str(data)}
     with pytest.raises(QuantizationError, match=r"output 'y' has \d.\d dB.* SNR ≥ 15 dB") as caught:
         quantize(model, tmp_path / "q.onnx", **destroyed)  # type: ignore[arg-type]
-    assert "--allow-loss" in caught.value.hint
+    assert "`allow_loss`" in caught.value.hint
     assert not (tmp_path / "q.onnx").exists()
     artifact = quantize(model, tmp_path / "q.onnx", **destroyed, allow_loss=True)  # type: ignore[arg-type]
     (warning,) = artifact.manifest.warnings

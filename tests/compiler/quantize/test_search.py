@@ -127,9 +127,9 @@ def test_damage_that_no_layers_spare_is_an_error(folder: Path) -> None:
         QuantizationError, match=r"encoder.onnx: .* 3 of 4 layers in float; 300 dB is required"
     ):
         quantized(folder, max_damage=300)
-    with pytest.raises(InvalidOption, match="--max-damage is measured on samples"):
+    with pytest.raises(InvalidOption, match="`max_damage` is measured on samples"):
         quantized(folder, data=None, max_damage=20)
-    with pytest.raises(InvalidOption, match="is met by a search, which is switched off"):
+    with pytest.raises(InvalidOption, match="`max_damage` needs a search; `search` is off"):
         quantized(folder, search=False, max_damage=20)
 
 

@@ -284,7 +284,7 @@ def test_excluding_everything_is_an_error(tiny: Callable[..., onnx.ModelProto], 
 def test_a_pattern_that_matches_nothing_is_an_error(
     tiny: Callable[..., onnx.ModelProto], tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidOption, match="--exclude 'Conv'"):
+    with pytest.raises(InvalidOption, match="`exclude` 'Conv'"):
         quantized(tiny("mlp"), tmp_path / "m.onnx", "Conv")
 
 
