@@ -102,16 +102,16 @@ def _native(intent: Intent) -> Calibration:
     from .model.weightless import read_weightless
 
     model = Path(intent.model)
-    outline = read_weightless(model)
-    found = graph_precision(outline.model)
+    weightless = read_weightless(model)
+    found = graph_precision(weightless.model)
     if found != "fp32":
         raise InvalidOption(f"{model}: its graph is {found} already; a calibrator takes the float graph")
     if intent.ranges is None:
         assert intent.data is not None  # _check_calibrator
-        batches = Data(intent.data, outline.io.inputs, batch_size=1)
+        batches = Data(intent.data, weightless.io.inputs, batch_size=1)
         return Calibration("minmax" if intent.calibrator == "minmax" else "entropy", batches)
     loaded = intent.ranges if isinstance(intent.ranges, Ranges) else load_ranges(Path(intent.ranges))
-    loaded.require_model(model, outline.fingerprint())
+    loaded.require_model(model, weightless.fingerprint())
     version = load_adapter(intent.target).version
     method = parse_method(intent.method) if intent.method else None
     scales = format_cache(loaded, version=version, method=method)

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..artifact import Check
-from ..model.output_error import fidelity, worst
+from ..model.output_error import output_error, worst
 from ..model.session import make_session, run_session, session_options
 from ..tensors import Feeds, format_shape
 
@@ -77,7 +77,7 @@ def compare_outputs(
                     f"output {name!r}: shape {format_shape(output.shape)}; "
                     f"{format_shape(expected.shape)} is required",
                 )
-            values[name] = fidelity(expected, output)
+            values[name] = output_error(expected, output)
         for name, value in values.items():
             if not (value.close if lowest_db is None else value.snr_db >= lowest_db):
                 return Check(

@@ -62,26 +62,26 @@ def differences(message: Any, fields: Message, path: str = "") -> list[str]:
     return wrong
 
 
-def _list_differences(found: Any, descriptor: Any, asked: Sequence[Any], where: str) -> list[str]:
-    if len(found) != len(asked):
-        return [f"{where} has {len(found)} items, not {len(asked)}"]
+def _list_differences(actual: Any, descriptor: Any, asked: Sequence[Any], where: str) -> list[str]:
+    if len(actual) != len(asked):
+        return [f"{where} has {len(actual)} items, not {len(asked)}"]
     wrong: list[str] = []
     for index, item in enumerate(asked):
         if not isinstance(item, Mapping):
-            wrong += _one_difference(found[index], descriptor, item, f"{where}[{index}]")
+            wrong += _one_difference(actual[index], descriptor, item, f"{where}[{index}]")
         elif descriptor.message_type.GetOptions().map_entry:
             key = item["key"]
             wrong += (
-                differences(found[key], item["value"], f"{where}[{key!r}].")
-                if key in found
+                differences(actual[key], item["value"], f"{where}[{key!r}].")
+                if key in actual
                 else [f"{where}[{key!r}] is absent"]
             )
         else:
-            wrong += differences(found[index], item, f"{where}[{index}].")
+            wrong += differences(actual[index], item, f"{where}[{index}].")
     return wrong
 
 
-def _one_difference(found: Any, descriptor: Any, asked: Value, where: str) -> list[str]:
+def _one_difference(actual: Any, descriptor: Any, asked: Value, where: str) -> list[str]:
     if isinstance(asked, Word):
-        found = descriptor.enum_type.values_by_number[found].name
-    return [] if found == asked else [f"{where} is {found!r}, not {asked!r}"]
+        actual = descriptor.enum_type.values_by_number[actual].name
+    return [] if actual == asked else [f"{where} is {actual!r}, not {asked!r}"]

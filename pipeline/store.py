@@ -139,8 +139,8 @@ class Store:
 
 
 def _stat(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _lock(file: IO[str], output: Path) -> None:

@@ -13,7 +13,7 @@ from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load, names
 from qcompile.errors import CalibrationError, EngineUnavailable, IntentNotReached, InvalidOption
 from qcompile.intent import build
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 from qcompile.model.weightless import fingerprint
 
 MakeFile = Callable[..., Path]
@@ -40,7 +40,7 @@ def test_a_float_model_with_ranges_becomes_int8_for_onnxruntime_and_still_comput
     assert artifact.manifest.precision == "int8"
     x = np.random.default_rng(1).standard_normal((8, 4, 8, 8)).astype(np.float32)
     with load(artifact.path) as int8, load(model) as fp32:
-        assert fidelity(fp32.infer({"x": x})["y"], int8.infer({"x": x})["y"]).snr_db > 20
+        assert output_error(fp32.infer({"x": x})["y"], int8.infer({"x": x})["y"]).snr_db > 20
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.judgement import SNR_DB, RowTally
+from ...model.judgement import SNR_DB, RowAgreement
 from ...model.output_error import ErrorSums
 from ..results.row import Difference
 from .metric import Outputs
@@ -27,7 +27,7 @@ class _Running:
         mismatch: Shapes that differ, in words.
     """
 
-    rows: RowTally
+    rows: RowAgreement
     sums: ErrorSums = field(default_factory=ErrorSums)
     atol: float = 0.0
     mismatch: str = ""
@@ -70,7 +70,7 @@ class RunningDifference:
     def add(self, reference: Outputs, outputs: Outputs) -> None:
         """Add a batch; the names are the reference's (see `paired`)."""
         for name, expected in reference.items():
-            running = self._outputs.setdefault(name, _Running(RowTally(name)))
+            running = self._outputs.setdefault(name, _Running(RowAgreement(name)))
             running.add(expected, outputs[name], RTOL[self._kind])
 
     def result(self) -> Difference:

@@ -68,7 +68,7 @@ class Original:
 
 
 @contextmanager
-def prepared(
+def open_original(
     loaded: LoadedModel,
     label: str,
     inputs: Sequence[str | TensorInfo],

@@ -144,7 +144,7 @@ def dft_table(
         count: Values of the signal.
         parts: 1 for real values, 2 for pairs of real and imaginary part.
         length: Points of the transform.
-        onesided: Whether only the first length // 2 + 1 results are wanted; of the inverse, are given.
+        onesided: Whether only the first length // 2 + 1 results are computed; of the inverse, are given.
         inverse: Whether it is the inverse transform.
 
     Returns:

@@ -96,7 +96,7 @@ def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
     if not check.passed:
         raise ModelError(
             f"{model}: in another opset it computes something else: {check.detail}",
-            hint="is the model free of randomness? otherwise export it to the opset that is wanted",
+            hint="is the model free of randomness? otherwise export it to that opset",
             file=model,
         )
     return check

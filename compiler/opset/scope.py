@@ -21,7 +21,7 @@ class Scope:
     Args:
         graph: The graph.
         typed: The same graph of `with_types`.
-        target: The opset that is wanted.
+        target: The opset to write.
         outer: The scope of the graph around it; None for the model's own.
     """
 
@@ -111,7 +111,7 @@ class Scope:
         return str(tensor.name)
 
     def refusal(self, node: onnx.NodeProto, why: str, hint: str = "") -> UnsupportedOperator:
-        """Return the error for a node that cannot be written in the opset that is wanted."""
+        """Return the error for a node that cannot be written in the target opset."""
         name = node.name or f"making {', '.join(node.output)}"
         return UnsupportedOperator(
             f"{node.op_type} {name!r}: {why}; opset {self.target} is required",

@@ -18,7 +18,7 @@ from ...tensors import Feeds
 from ..check import OnnxReference
 from ..opset.scatter_adds import scatter_adds_to_products
 from .half.emulate import in_float32
-from .request import Request
+from .request import QuantizeRequest
 
 JUDGED_ON = 16
 """Samples on which candidates are compared, after those from which they learn."""
@@ -26,7 +26,7 @@ JUDGED_ON = 16
 _LEARNT_FROM = 32
 
 
-def reference(request: Request, path: Path) -> OnnxReference:
+def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
     """What runs the result: ONNX Runtime's CPU.
 
     It has next to no kernels for bfloat16, and none that adds float16 at indices: both are rewritten. Halves
@@ -80,7 +80,7 @@ class Judge:
         DataError, ModelError: If samples do not fit, or the model fails on them.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: QuantizeRequest) -> None:
         self._request = request
         expected = OnnxReference(request.path)
         if request.data is None:
@@ -110,7 +110,7 @@ class Judge:
         return Judged(judged, worst, min(broken, default=""))
 
 
-def _judging(request: Request) -> list[Feeds]:
+def _judging(request: QuantizeRequest) -> list[Feeds]:
     """Samples behind those that are learnt from; the last of them where there are no more."""
     data = request.samples(_LEARNT_FROM + JUDGED_ON)
     ends: list[tuple[int, Feeds]] = []

@@ -31,10 +31,10 @@ def match_nodes(
         for pattern in exclude
         for name in _named(graph, pattern, "`exclude`")
     }
-    wanted = {name for pattern in only for name in _named(graph, pattern, "`only`")}
-    if wanted:
+    included = {name for pattern in only for name in _named(graph, pattern, "`only`")}
+    if included:
         reason = f"not among {', '.join(map(repr, only))}"
-        left |= {node.name: reason for node in graph.node if node.name not in wanted | set(left)}
+        left |= {node.name: reason for node in graph.node if node.name not in included | set(left)}
     return left
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOWEST_OPSET = 13
 
 
-def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model as described above.
 
     Raises:

@@ -42,14 +42,14 @@ class WeightOptions:
 
 
 @dataclass(frozen=True)
-class Request:
+class QuantizeRequest:
     """One quantization.
 
     Attributes:
         path: The float ONNX file.
         model: Its content.
         digest: Its digest.
-        target, precision, mode: What is wanted.
+        target, precision, mode: As in `quantize`.
         processor: What an artifact for ONNX Runtime will run on.
         ranges: Observed ranges, for static INT8, and for values beyond float16.
         method: Another method than the ranges file's own.
@@ -172,7 +172,7 @@ def check_options(
         )
 
 
-def check_ranges(request: Request) -> None:
+def check_ranges(request: QuantizeRequest) -> None:
     """Refuse ranges that are missing, of another model, or of no use for what is asked.
 
     Raises:

@@ -27,7 +27,7 @@ from ...model.session import make_session, run_session, session_options
 from ...progress import Progress, silent
 from .int8.placement import WRITES_FLOAT, Placement, Target, plan
 from .int8.static import activation_limits
-from .prepare import prepared
+from .prepare import prepare_graph
 
 if TYPE_CHECKING:
     import onnx
@@ -80,7 +80,7 @@ def rank_layers(
     Raises:
         DataError, ModelError: If a sample does not fit, or the model fails on it.
     """
-    ready = prepared(model)
+    ready = prepare_graph(model)
     placement = plan(ready, target, exclude=exclude)
     limits = activation_limits(ready, placement, ranges, method)
     layers = _layers(ready, placement)

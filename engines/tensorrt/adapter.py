@@ -284,8 +284,8 @@ class Adapter:
         Raises:
             InvalidOption: If this version cannot strip weights (8.x).
         """
-        found = [self.flag("REFIT", "`refit`")] if refit or strip else []
-        return found + ([self.flag("STRIP_PLAN", "`strip_weights`")] if strip else [])
+        flags = [self.flag("REFIT", "`refit`")] if refit or strip else []
+        return flags + ([self.flag("STRIP_PLAN", "`strip_weights`")] if strip else [])
 
     @property
     def refits_from_onnx(self) -> bool:
@@ -331,8 +331,8 @@ class Adapter:
         if validity != self.module.EngineValidity.INVALID:
             return ""
         members: Mapping[str, Any] = self.module.EngineInvalidityDiagnostics.__members__
-        found = [name.lower().replace("_", " ") for name, bit in members.items() if int(reasons) & int(bit)]
-        return ", ".join(found) or "no reason given"
+        names = [name.lower().replace("_", " ") for name, bit in members.items() if int(reasons) & int(bit)]
+        return ", ".join(names) or "no reason given"
 
     def share_profiles(self, config: Any) -> None:
         """Let several execution contexts use one profile, where that must be asked for (8.6)."""

@@ -115,8 +115,8 @@ def test_data_may_be_given_already_opened(network: Path, data: str, tmp_path: Pa
     assert opened.path.read_bytes() == spelled.path.read_bytes()
 
 
-def test_only_wanted_tensors_are_observed(network: Path, data: str, whole: Ranges) -> None:
-    found = observed(network, data, wanted={"y", "c", "f"})
+def test_only_the_named_tensors_are_observed(network: Path, data: str, whole: Ranges) -> None:
+    found = observed(network, data, tensors={"y", "c", "f"})
     assert sorted(found.histograms) == ["c", "d", "y"]
     assert found.shared == {"f": ("d",)}
     for name, histogram in found.histograms.items():
@@ -127,7 +127,7 @@ def test_only_wanted_tensors_are_observed(network: Path, data: str, whole: Range
 
 
 @pytest.mark.parametrize(
-    ("body", "signature", "wanted"),
+    ("body", "signature", "tensors"),
     [
         ("y = Add(x, x)", "(int64[n] x) => (int64[n] y)", None),
         ("y = Exp(x)", "(float[n] x) => (float[n] y)", None),
@@ -135,12 +135,14 @@ def test_only_wanted_tensors_are_observed(network: Path, data: str, whole: Range
     ],
 )
 def test_a_model_without_activations_to_observe_cannot_be_calibrated(
-    tmp_path: Path, body: str, signature: str, wanted: set[str] | None
+    tmp_path: Path, body: str, signature: str, tensors: set[str] | None
 ) -> None:
     model = save(tmp_path / "m.onnx", body, signature)
     dtype = np.int64 if "int64" in signature else np.float32
     with pytest.raises(CalibrationError, match=r"m\.onnx: .*nothing to calibrate"):
-        calibrate(model, npz(tmp_path / "d.npz", x=np.arange(3).astype(dtype)), tmp_path / "r", wanted=wanted)
+        calibrate(
+            model, npz(tmp_path / "d.npz", x=np.arange(3).astype(dtype)), tmp_path / "r", tensors=tensors
+        )
 
 
 def test_a_model_that_onnx_runtime_refuses_is_named(tmp_path: Path) -> None:

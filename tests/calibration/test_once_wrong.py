@@ -121,7 +121,7 @@ def test_a_reorder_whose_output_a_subgraph_reads(tmp_path: Path) -> None:
         w=normal(16, 3, 3, 3),
     )
     spec = function_of(tmp_path / "d", "yield np.ones((1, 3, 8, 8), np.float32), np.array(True)")
-    assert observed(model, spec, wanted={"c", "i", "y"}).samples == 1
+    assert observed(model, spec, tensors={"c", "i", "y"}).samples == 1
 
 
 def test_a_link_of_another_name(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Casts:
         self._taken |= {tensor.name for tensor in graph.initializer}
 
     def form(self, name: str, *, half: bool) -> str:
-        """Return the name under which a tensor has the wanted type."""
+        """Return the name under which a tensor has one of its two types: half or float32."""
         if (name in self.half) == half:
             return name
         key = (name, half)

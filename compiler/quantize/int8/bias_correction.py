@@ -26,7 +26,7 @@ from ....model.onnx_file import copy_model, load_onnx, opset
 from ....progress import Progress, silent
 from ...opset.upgrade import upgrade_in_place
 from ..activations import run_samples
-from ..prepare import prepared
+from ..prepare import prepare_graph
 from .float8 import stored_weight
 from .gemms import join_biases
 
@@ -63,7 +63,7 @@ def correct_biases(
         ModelError: If ONNX Runtime refuses the model.
     """
     corrected = copy_model(quantized)
-    reference = prepared(load_onnx(float_model_path))
+    reference = prepare_graph(load_onnx(float_model_path))
     gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
     join_biases(reference, exclude={node.name for node in reference.graph.node} - gemms - _adds(reference))
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph

@@ -2,7 +2,7 @@
 
 A Conv is a product too, of its weight [N, C * kernel] and the patches of its input, one per position.
 
-The float model runs sample by sample with the wanted tensors among its outputs. A tensor with K features
+The float model runs sample by sample with these tensors among its outputs. A tensor with K features
 takes K*K*4 bytes, so where they are too many for the budget, the samples run again for the next few; what
 is done lies in a temporary file then, mapped, and the system may put it out of memory.
 """
@@ -98,12 +98,12 @@ def collect_hessians(
         ModelError: If ONNX Runtime refuses the model.
     """
     weightless = read_weightless(model_path)
-    wanted = sorted(set(inputs_of))
-    if not wanted:
+    tensors = sorted(set(inputs_of))
+    if not tensors:
         return {}
-    _check_tensors(weightless.model, wanted, model_path)
+    _check_tensors(weightless.model, tensors, model_path)
     progress("prepare the model")
-    tapped = _Tapped(weightless, wanted)
+    tapped = _Tapped(weightless, tensors)
     features = tapped.features(next(one_by_one(data, tapped.arrays)))
     groups = _groups(features, budget_bytes)
     hessians: dict[str, Hessian] = {}
@@ -126,7 +126,7 @@ def collect_hessians(
 
 
 class _Tapped:
-    """A session whose outputs are the wanted tensors; those that are inputs are taken from the feeds."""
+    """A session whose outputs are the named tensors; those that are inputs are taken from the feeds."""
 
     def __init__(self, weightless: WeightlessModel, names: list[str]) -> None:
         import onnx
@@ -289,11 +289,11 @@ def _check_feeds(batch: Batch) -> None:
             )
 
 
-def _check_tensors(model: onnx.ModelProto, wanted: list[str], path: Path) -> None:
+def _check_tensors(model: onnx.ModelProto, names: list[str], path: Path) -> None:
     types, constants = infer_types(model), constant_names(model)
     made = {name for node in model.graph.node for name in node.output}
     made |= {value.name for value in model.graph.input}
-    tensors = [_tensor(name) for name in wanted]
+    tensors = [_tensor(name) for name in names]
     for name in tensors:
         if name not in made or name in constants or types.get(name, "float32") != "float32":
             what = "not in the model" if name not in made else "no float32 activation"

@@ -16,7 +16,7 @@ from qcompile.artifact import Artifact
 from qcompile.calibration import load_ranges
 from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.errors import InvalidOption, QuantizationError
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 Floats = NDArray[np.float32]
 
@@ -60,7 +60,7 @@ def snr_db(folder: Path) -> float:
         x = file["x"]
     models = (onnx.load(folder / name) for name in ("encoder.onnx", "q.onnx"))
     expected, found = (outputs_of(model, x)[0] for model in models)
-    return fidelity(expected, found).snr_db
+    return output_error(expected, found).snr_db
 
 
 @pytest.fixture(scope="module")
