@@ -260,3 +260,15 @@ def test_openvino_takes_what_is_clipped_on_both_sides_for_uneven_too(tmp_path: P
     assert low == -5
     assert high > 5
     assert high == pytest.approx(5, rel=1e-5)
+
+
+def test_ranges_for_another_target_hint_at_the_target(tmp_path: Path) -> None:
+    body = "{ a = Conv(x, w) s = Sigmoid(a) y = MaxPool <kernel_shape = [1, 1]> (s) }"
+    image = "float[n, 2, 4, 4]"
+    model = tmp_path / "m.onnx"
+    onnx.save(model_of(f"({image} x) => ({image} y) {body}", w=normal(2, 2, 1, 1)), model)
+    np.savez(tmp_path / "x.npz", x=normal(3, 2, 4, 4))
+    ranges = qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "r", targets=["tensorrt"]).path
+    with pytest.raises(CalibrationError) as caught:
+        qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges, target="onnxruntime")
+    assert caught.value.hint.endswith("calibrate for this `target`")
