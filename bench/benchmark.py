@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..engines.gpu import parse_devices
+from ..engines.gpu import parse_device, parse_devices
 from ..errors import InvalidOption
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
@@ -19,6 +19,7 @@ from ..tensors import format_shape, samples_in
 from .measuring.environment import environment, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
 from .measuring.noise import Effort, noise
+from .measuring.nvml import process_memory_bytes
 from .measuring.rounds import BenchProgress, TimingSeries, measure
 from .measuring.sweep import check_counts, sweep_batches, sweep_clients
 from .metrics.accuracy import read_metric
@@ -220,7 +221,7 @@ def _measure(
     pool.count_usage()
     for name, worker in pool.workers.items():
         if timed[name].failure is None:
-            memory = recorder.attempt(name, partial(_memory, worker))
+            memory = recorder.attempt(name, partial(_memory, worker, pool.device(name)))
             if memory is not None:
                 recorder.memory(name, memory)
     effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
@@ -234,9 +235,10 @@ def _told(far: BenchProgress) -> str:
     return f"{text}, widest interval {far.widest:.1%}" if far.widest < 1 else text
 
 
-def _memory(worker: Worker) -> Memory:
-    answer = worker.ask("memory")
-    return Memory(answer["peak_bytes"], answer["gpu_bytes"])
+def _memory(worker: Worker, device: str) -> Memory:
+    gpu = parse_device(device)
+    peak_bytes: int = worker.ask("memory")["peak_bytes"]
+    return Memory(peak_bytes, None if gpu is None else process_memory_bytes(worker.pid, gpu))
 
 
 def _feed_again(workers: Mapping[str, Worker], recorder: Recorder, path: Path) -> None:

@@ -16,7 +16,7 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
 | `{"do": "infer", "path", "output"}`                    | `{}`; outputs are written to `output` (`.npz`)  |
 | `{"do": "layers", "job"}`                              | what `comparison.layers.job.run_job` returns    |
-| `{"do": "memory"}`                                     | `{"peak_bytes", "gpu_bytes"}`                   |
+| `{"do": "memory"}`                                     | `{"peak_bytes"}`                                |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
 In front of the answer to `layers` come lines `{"progress": N}`, N the number of batches done.
@@ -136,12 +136,7 @@ class WorkerSession:
         return answer
 
     def do_memory(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ..engines.gpu import parse_device
-        from .measuring.nvml import process_memory_bytes
-
-        gpu = parse_device(self.request.get("device") or "cpu")
-        gpu_bytes = None if gpu is None else process_memory_bytes(os.getpid(), gpu)
-        return {"peak_bytes": peak_memory_bytes(), "gpu_bytes": gpu_bytes}
+        return {"peak_bytes": peak_memory_bytes()}
 
     def do_usage(self, request: dict[str, Any]) -> dict[str, Any]:
         import resource

@@ -10,9 +10,7 @@ from pathlib import Path
 from ..artifact import Check
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..progress import Progress, silent
-from .protobuf_text import format_message
 from .triton_batching import profile_batches
-from .triton_check import check_config
 from .triton_config import Config, make_config, spelled, tensor_fields
 from .triton_model import TritonModel, read_triton_model
 from .triton_options import TritonOptions
@@ -26,6 +24,7 @@ from .triton_repository import (
     versions_in,
     with_header,
 )
+from .triton_text import format_config
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,7 @@ def package_triton(
     config = make_config(model, name, options)
     for other in others:
         _check_same(model, config, folder, other)
-    text = with_header(format_message(config.fields))
-    checks, notes = check_config(text, config.fields)
+    text = with_header(format_config(config.fields))
     with beside(repository) as temporary:
         made = temporary / name
         made.mkdir()
@@ -124,8 +122,8 @@ def package_triton(
         max_batch_size=config.max_batch_size,
         config=text,
         files=list(model.files),
-        checks=[*model.checks, *checks],
-        warnings=[*config.notes, *notes],
+        checks=list(model.checks),
+        warnings=list(config.notes),
         server=_server(repository, config),
     )
 

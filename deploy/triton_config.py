@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import InvalidOption
 from ..tensors import TensorInfo, format_shape
-from .protobuf_text import Message, Value, Word
 from .triton_backends import TENSORRT, TYPES
 from .triton_batching import max_batch_size
 from .triton_model import TritonModel
 from .triton_options import TritonOptions
+from .triton_text import Message
 from .triton_warm_up import warm_up
 
 NO_AUTO_COMPLETE = "--disable-auto-complete-config"
@@ -56,7 +57,7 @@ def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config
             hint="leave it out",
             option="cuda_graph",
         )
-    fields: dict[str, Value] = {"name": name, "backend": backend.name}
+    fields: dict[str, Any] = {"name": name, "backend": backend.name}
     if backend.platform:
         fields["platform"] = backend.platform
     if backend.file != backend.default_file:
@@ -97,9 +98,9 @@ def _tensor(model: TritonModel, tensor: TensorInfo, size: int) -> Message:
             hint="export the model with an axis of extent 1 there",
         )
     dims = [extent if isinstance(extent, int) else -1 for extent in shape]
-    fields: dict[str, Value] = {
+    fields: dict[str, Any] = {
         "name": tensor.name,
-        "data_type": Word(TYPES[tensor.dtype]),
+        "data_type": TYPES[tensor.dtype],
         "dims": dims or [1],
     }
     if size and not shape:
@@ -120,9 +121,9 @@ def _instances(model: TritonModel, options: TritonOptions) -> Message:
             hint="leave it out",
             option="kind",
         )
-    fields: dict[str, Value] = {"count": options.instances}
+    fields: dict[str, Any] = {"count": options.instances}
     if kind:  # else Triton takes the GPUs, and the CPU where there is none
-        fields["kind"] = Word(f"KIND_{kind.upper()}")
+        fields["kind"] = f"KIND_{kind.upper()}"
     if options.gpus:
         fields["gpus"] = list(options.gpus)
     if len(model.profiles) > 1:  # by itself it takes the first alone
@@ -154,7 +155,7 @@ def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
         raise InvalidOption(
             f"`preferred_batch` {preferred[-1]}: max_batch_size is {size}", option="preferred_batch"
         )
-    fields: dict[str, Value] = {}
+    fields: dict[str, Any] = {}
     if preferred:
         fields["preferred_batch_size"] = preferred
     if options.max_queue_delay_us:
@@ -166,7 +167,5 @@ def spelled(tensors: Iterable[Message]) -> str:
     """Return tensors for a message: `x TYPE_FP32 [3, 8, 8]`."""
     said = []
     for fields in tensors:
-        dims = fields["dims"]
-        assert isinstance(dims, Sequence)
-        said.append(f"{fields['name']} {fields['data_type']} {list(dims)}")
+        said.append(f"{fields['name']} {fields['data_type']} {list(fields['dims'])}")
     return ", ".join(said)

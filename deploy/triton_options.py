@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..errors import InvalidOption
-from .protobuf_text import Message
+from .triton_text import Message
 
 _KINDS = ("", "gpu", "cpu")
 

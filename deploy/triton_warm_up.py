@@ -7,13 +7,14 @@ infinity, and indices outside of any table.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..errors import InvalidOption
 from ..tensors import format_shape
-from .protobuf_text import Message, Value, Word
 from .triton_backends import TYPES
 from .triton_model import TritonModel
 from .triton_options import TritonOptions
+from .triton_text import Message
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -52,7 +53,7 @@ def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list
 
 def _sample(model: TritonModel, name: str, given: Shapes, size: int) -> Message:
     """One request; with a batch, Triton repeats the sample that many times."""
-    inputs: list[Message] = []
+    inputs: dict[str, Message] = {}
     batch = 1
     if size:
         batch = min([size, *(shape[0] for shape in given.values())])
@@ -60,12 +61,12 @@ def _sample(model: TritonModel, name: str, given: Shapes, size: int) -> Message:
         shape = given.get(tensor.name) or tuple(
             extent if isinstance(extent, int) else 1 for extent in tensor.shape
         )
-        fields: dict[str, Value] = {
-            "data_type": Word(TYPES[tensor.dtype]),
+        fields: dict[str, Any] = {
+            "data_type": TYPES[tensor.dtype],
             "dims": list(shape[1:] if size else shape) or [1],
             "zero_data": True,
         }
-        inputs.append({"key": tensor.name, "value": fields})
+        inputs[tensor.name] = fields
     return {"name": name, "batch_size": batch, "inputs": inputs}
 
 

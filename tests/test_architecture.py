@@ -16,6 +16,7 @@ ROOMS = (
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
 )
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # A room may import itself and those listed; modules at the root are named by their own name.
 GROUND = {"errors", "tensors", "artifact", "progress", "version", "figures", "spec"}
@@ -131,6 +132,11 @@ def test_only_the_command_line_spells_options_as_flags(path: Path) -> None:
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", node.value)
     }
     assert flags <= OTHER_PROGRAMS_FLAGS
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_of_tests_fit_the_eye_too(path: Path) -> None:
+    assert path.read_text().count("\n") <= 400
 
 
 def test_the_packages_of_setup_cfg_are_the_rooms() -> None:

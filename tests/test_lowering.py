@@ -296,6 +296,34 @@ def test_gptq_of_static_int8_waits_for_the_data_where_openvino_is_asked(
     assert any("1 of 3 layers stay in float" in text for text in artifact.warnings)
 
 
+def test_a_graph_of_which_an_engine_would_compute_all_in_float_stays_quantized(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any quantized layer there would be nothing to prove: the proof says what is reached."""
+    pytest.importorskip("openvino")
+    from qcompile.engines.openvino import OpenVino
+
+    layers = ("conv1", "conv2", "gemm")
+    monkeypatch.setattr(OpenVino, "missed_layers", lambda *_: dict.fromkeys(layers, "for a test"))
+    report = run(folder, {"ov": {"target": "openvino", "precision": "int8"}})
+    types = weighted_nodes(onnx.load(report.output / "ov.graph.onnx"))
+    assert {node.name for node in types["int8"]} == set(layers)
+
+
+@pytest.mark.parametrize("named", [{"exclude": ["conv1"]}, {"only": ["gemm"]}, {"layers": {"conv1": "fp32"}}])
+def test_layers_of_a_graph_that_is_quantized_already_cannot_be_given_another_precision(
+    folder: Path, named: Mapping[str, Any]
+) -> None:
+    model, graph = folder / "residual.onnx", folder / "int8.onnx"
+    data = str(folder / "calibration.npz")
+    ranges = qcompile.calibrate(model, data, folder / "m.ranges").path
+    qcompile.quantize(model, graph, ranges=ranges, data=data, correct_bias=False)
+    with pytest.raises(InvalidOption, match=r"graph is int8 already; int8 with (conv1|gemm)"):
+        qcompile.build(graph, folder / "m.onnx", target="onnxruntime", precision="int8", **named)
+    made = qcompile.build(graph, folder / "m.onnx", target="onnxruntime", precision="int8")
+    assert made.manifest.precision == "int8"
+
+
 def test_layers_that_an_engine_would_not_keep_are_refused(
     folder: Path, on_processor: Callable[..., None]
 ) -> None:

@@ -49,6 +49,10 @@ class WorkerPool:
         self.cpu_s, self.switches = 0.0, 0
         """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
 
+    def device(self, name: str) -> str:
+        """Return where a subject runs: "cpu" or "cuda:0"."""
+        return next(subject.device for subject in self._subjects if subject.name == name)
+
     def __enter__(self) -> WorkerPool:
         return self
 

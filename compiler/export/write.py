@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
+from ...errors import ExportError, QCompileError, UnsupportedOperator
 from ...model.example import Example
 from ...model.onnx_file import load_onnx, opset, save_onnx
 from ...model.outputs import flat_tensors
@@ -203,11 +203,6 @@ def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
     except Exception:  # whatever the model raises is its answer
         return False
     return True
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the first line of what an exporter raised."""
-    return error.message if isinstance(error, QCompileError) else first_line(error)
 
 
 def _translations(captured: Any) -> dict[Any, Any] | None:

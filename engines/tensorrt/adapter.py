@@ -24,7 +24,7 @@ what no name tells is decided by which module it is: TensorRT-RTX keeps names th
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,8 +284,8 @@ class Adapter:
         Raises:
             InvalidOption: If this version cannot strip weights (8.x).
         """
-        flags = [self.flag("REFIT", "`refit`")] if refit or strip else []
-        return flags + ([self.flag("STRIP_PLAN", "`strip_weights`")] if strip else [])
+        found = [self.flag("REFIT", "`refit`")] if refit or strip else []
+        return found + ([self.flag("STRIP_PLAN", "`strip_weights`")] if strip else [])
 
     @property
     def refits_from_onnx(self) -> bool:
@@ -322,17 +322,6 @@ class Adapter:
         """Return the size of an engine's weights; None before 10, which does not tell."""
         stat = getattr(self.module, "EngineStat", None)
         return int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE)) if stat is not None else None
-
-    def why_invalid(self, runtime: Any, plan: bytes) -> str:
-        """Return why a plan cannot run on the GPU here; empty when it can, or where nothing tells."""
-        if not hasattr(self.module.Runtime, "get_engine_validity"):
-            return ""
-        validity, reasons = runtime.get_engine_validity(plan)
-        if validity != self.module.EngineValidity.INVALID:
-            return ""
-        members: Mapping[str, Any] = self.module.EngineInvalidityDiagnostics.__members__
-        names = [name.lower().replace("_", " ") for name, bit in members.items() if int(reasons) & int(bit)]
-        return ", ".join(names) or "no reason given"
 
     def share_profiles(self, config: Any) -> None:
         """Let several execution contexts use one profile, where that must be asked for (8.6)."""

@@ -6,61 +6,32 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
 import pytest
+from counters import (
+    CHUNK,
+    COMPILED,
+    LARGEST,
+    LEAST,
+    Values,
+    assert_equal,
+    exact,
+    floor_of_quotient,
+    histogram,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from qcompile.calibration.counting import Count, make_count, why_slow
-from qcompile.calibration.histogram import BINS, Histogram, NonFinite, count_by_numpy
-
-Values = NDArray[np.floating]
+from qcompile.calibration.counting import make_count, why_slow
+from qcompile.calibration.histogram import BINS, Histogram, count_by_numpy
 
 LOWEST = -160
-LEAST = 2.0**-149  # float32's least subnormal
-LARGEST = float(np.finfo(np.float32).max)
-CHUNK = 2048  # the compiled loop takes so many values at a time
+
 
 property_test = settings(deadline=None, max_examples=150)
-
-
-def histogram(batches: Iterable[Values], count: Count | None) -> Histogram:
-    made = Histogram()
-    for batch in batches:
-        made.add(batch, count)
-    return made
-
-
-def assert_equal(found: Histogram, expected: Histogram) -> None:
-    assert (found.exponent, found.min, found.max) == (expected.exponent, expected.min, expected.max)
-    assert math.copysign(1, found.min) == math.copysign(1, expected.min)
-    assert math.copysign(1, found.max) == math.copysign(1, expected.max)
-    np.testing.assert_array_equal(found.counts, expected.counts)
-
-
-def floor_of_quotient(value: float, exponent: int) -> int:
-    """floor(value / 2**exponent), in integers."""
-    numerator, denominator = value.as_integer_ratio()
-    return (numerator << max(-exponent, 0)) // (denominator << max(exponent, 0))
-
-
-def exact(values: Iterable[float]) -> Histogram:
-    """The histogram of finite values, counted one by one in integers."""
-    found = [float(value) for value in values]
-    made = Histogram()
-    if not found:
-        return made
-    made.min, made.max = min(found) + 0.0, max(found) + 0.0  # there is no -0.0
-    while floor_of_quotient(max(abs(made.min), abs(made.max)), made.exponent) >= BINS:
-        made.exponent += 1
-    for index, number in Counter(floor_of_quotient(value, made.exponent) for value in found).items():
-        made.counts[BINS + index] = number
-    return made
 
 
 def assert_counted_exactly(*batches: Values) -> None:
@@ -71,9 +42,9 @@ def assert_counted_exactly(*batches: Values) -> None:
     assert_equal(histogram(batches, None), expected)
 
 
-COMPILED = make_count()
-
 BORDERS = [2.0**e for e in (-149, -148, -139, -138, -127, -126, -12, -1, 0, 1, 10, 11, 12, 24, 126, 127)]
+
+
 SPECIAL = [
     0.0, -0.0, 1e-45, -1e-45, 1e38, -1e38, 2.0**-126 - LEAST, LARGEST, -LARGEST, 1e-30, -1e-30, 3.0, 2047.5,
     *BORDERS, *(-border for border in BORDERS),
@@ -82,7 +53,10 @@ SPECIAL = [
     *(float(np.nextafter(np.float32(border), np.float32(np.inf))) for border in BORDERS),
 ]  # fmt: skip
 
+
 FLOAT32 = st.sampled_from(SPECIAL) | st.floats(allow_nan=False, allow_infinity=False, width=32)
+
+
 SHORT = st.lists(FLOAT32, max_size=40).map(lambda values: np.array(values, np.float32))
 
 
@@ -223,77 +197,6 @@ def test_float32_is_counted_exactly_in_bins_wider_than_float32_reaches(wide: flo
     )
     assert_counted_exactly(np.array([wide]), narrow)
     assert_counted_exactly(narrow, np.array([wide]), narrow)
-
-
-NAN_BITS = [0x7FC00000, 0xFFC00000, 0x7FC12345, 0xFFFFFFFF, 0x7FFFFFFF]
-SIGNALING_BITS = [0x7F800001, 0xFF800001]
-INFINITE_BITS = [0x7F800000, 0xFF800000]
-
-
-def bad(bits: int) -> np.float32:
-    return np.array([bits], np.uint32).view(np.float32)[0]
-
-
-PLACES = [
-    (1, 0), (2, 0), (2, 1), (2048, 0), (2048, 1000), (2048, 2047), (2049, 2047), (2049, 2048),
-    (5000, 0), (5000, 1), (5000, 2047), (5000, 2048), (5000, 4096), (5000, 4999),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("size", "place"), PLACES)
-@pytest.mark.parametrize("bits", [*NAN_BITS, *SIGNALING_BITS, *INFINITE_BITS], ids=hex)
-def test_nan_and_infinity_are_found_anywhere_and_leave_the_counter_clean(
-    bits: int, size: int, place: int
-) -> None:
-    count = make_count()
-    values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
-    broken = values.copy()
-    broken.view(np.uint32)[place] = bits
-    for counter in (count, count_by_numpy):
-        with pytest.raises(NonFinite) as caught:
-            Histogram().add(broken, counter)
-        assert caught.value.what == ("infinity" if bits in INFINITE_BITS else "NaN")
-    assert_equal(histogram([values], count), exact(values))
-
-
-@pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
-@pytest.mark.parametrize("largest", [0.0, LEAST, 1.0, LARGEST])
-def test_nan_and_infinity_are_found_whatever_was_seen_before(largest: float, bits: int) -> None:
-    made = histogram([np.array([largest, -largest], np.float32)], COMPILED)
-    with pytest.raises(NonFinite):
-        made.add(np.array([bad(bits)], np.float32), COMPILED)
-    assert_equal(made, exact([largest, -largest]))
-
-
-@pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
-@pytest.mark.parametrize("width", [16, 64])
-def test_nan_and_infinity_of_other_widths_are_found(width: int, bits: int) -> None:
-    values = np.append(np.ones(3000), bad(bits)).astype(f"float{width}")
-    for count in (COMPILED, count_by_numpy):
-        with pytest.raises(NonFinite, match="NaN" if bits in NAN_BITS else "infinity"):
-            Histogram().add(values, count)
-
-
-def test_nan_beside_infinity_is_called_nan_by_both() -> None:
-    for first, second in ((np.nan, np.inf), (-np.inf, np.nan), (np.inf, -np.nan)):
-        for count in (COMPILED, count_by_numpy):
-            with pytest.raises(NonFinite, match="NaN"):
-                Histogram().add(np.array([1, first, 2, second], np.float32), count)
-
-
-def test_a_counter_that_met_an_error_midway_counts_the_next_tensors_as_if_nothing_was() -> None:
-    count = make_count()
-    generator = np.random.default_rng(0)
-    for bits in (*NAN_BITS, *INFINITE_BITS):
-        broken = generator.standard_normal(3 * CHUNK).astype(np.float32)
-        broken[generator.integers(2 * CHUNK, 3 * CHUNK)] = bad(bits)
-        seen = Histogram()
-        seen.add(np.array([10.0], np.float32), count)  # the first chunks fit, and were counted
-        with pytest.raises(NonFinite):
-            seen.add(broken, count)
-        for scale in (1e-20, 1.0, 1e20):
-            values = generator.laplace(scale=scale, size=5000).astype(np.float32)
-            assert_equal(histogram([values], count), histogram([values], count_by_numpy))
 
 
 def test_one_counter_serves_many_histograms_in_turn() -> None:

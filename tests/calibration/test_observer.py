@@ -3,88 +3,27 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from ml_dtypes import bfloat16
-from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper, parser
+from observed_models import (
+    Arrays,
+    assert_observed,
+    assert_same_values,
+    expected,
+    model,
+    normal,
+    observed,
+    saved,
+)
+from onnx import TensorProto
 
 from qcompile.calibration.observer import open_observer
 from qcompile.calibration.taps import choose_taps
 from qcompile.errors import DataError, ModelError
 from qcompile.model.weightless import read_weightless
-
-Array = NDArray[Any]
-Arrays = dict[str, Array]
-
-
-def model(
-    body: str, signature: str, *, opset: int = 17, ir_version: int = 8, **weights: Array
-) -> onnx.ModelProto:
-    """A model from ONNX's text form: `signature` is "(inputs) => (outputs)"."""
-    head = f'<ir_version: {ir_version}, opset_import: ["" : {opset}]>'
-    made = parser.parse_model(f"{head} g {signature} {{ {body} }}")
-    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    return made
-
-
-def normal(*shape: int, dtype: str = "float32") -> Array:
-    return np.asarray(np.random.default_rng(list(shape)).standard_normal(shape) * 0.3).astype(dtype)
-
-
-def saved(made: onnx.ModelProto, path: Path) -> Path:
-    onnx.save(made, path)
-    return path
-
-
-def observed(path: Path, feeds: Arrays, wanted: Collection[str] | None = None, threads: int = 1) -> Arrays:
-    """What the observer returns."""
-    weightless = read_weightless(path)
-    taps = choose_taps(weightless.model, wanted)
-    assert not taps.skipped
-    with open_observer(weightless, taps, threads) as observer:
-        pairs = observer.run(feeds, "here")
-        again = observer.run(feeds, "here")
-    found = dict(pairs)
-    assert len(pairs) == len(found)
-    assert sorted(found) == sorted(name for name in taps.names if name not in feeds)
-    for name, array in again:
-        np.testing.assert_array_equal(array, found[name])
-    return found
-
-
-def expected(path: Path, names: Collection[str], feeds: Arrays) -> Arrays:
-    """What a plain session returns for the same tensors."""
-    made = onnx.load(path)
-    present = {value.name for value in made.graph.output}
-    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return dict(zip(names, session.run(list(names), feeds), strict=True))
-
-
-def assert_same_values(found: Arrays, oracle: Arrays) -> None:
-    assert found.keys() == oracle.keys()
-    for name, array in oracle.items():
-        assert found[name].dtype == array.dtype
-        # Equal counts of values, too: the padding of a blocked layout would be too many.
-        np.testing.assert_array_equal(np.sort(found[name], axis=None), np.sort(array, axis=None), name)
-
-
-def assert_observed(path: Path, feeds: Arrays, wanted: Collection[str] | None = None) -> Arrays:
-    found = observed(path, feeds, wanted)
-    assert_same_values(found, expected(path, list(found), feeds))
-    return found
 
 
 def convolutions(channels: int, *, ir_version: int = 8) -> onnx.ModelProto:
@@ -309,116 +248,6 @@ def test_a_link_of_the_same_name_is_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "m.onnx").symlink_to(saved(convolutions(32), tmp_path / "real" / "m.onnx"))
     assert_observed(tmp_path / "m.onnx", IMAGES)
-
-
-# Floats of other widths.
-
-
-def test_double_activations_are_observed_as_they_are(tmp_path: Path) -> None:
-    made = model(
-        "a = MatMul (x, w) b = Sigmoid (a) c = Add (a, b) y = Relu (c)",
-        "(double[n, 8] x) => (double[n, 5] y)",
-        w=normal(8, 5, dtype="float64"),
-    )
-    found = assert_observed(saved(made, tmp_path / "m.onnx"), {"x": normal(4, 8, dtype="float64")})
-    assert {array.dtype.name for array in found.values()} == {"float64"}
-
-
-def test_half_activations_are_observed_in_their_type(tmp_path: Path) -> None:
-    made = model(
-        """
-        h = Cast <to = 10> (x)
-        a = Slice (h, zero, two, axis)
-        b = Concat <axis = 1> (a, k)
-        y = Cast <to = 1> (b)
-        """,
-        "(float[n, 4] x) => (float[n, m] y)",
-        k=normal(3, 2, dtype="float16"),
-        zero=np.array([0]),
-        two=np.array([2]),
-        axis=np.array([1]),
-    )
-    x = normal(3, 4)
-    found = observed(saved(made, tmp_path / "m.onnx"), {"x": x}, ["h", "a", "b"])
-    half = x.astype(np.float16)
-    oracle = {
-        "h": half,
-        "a": half[:, :2],
-        "b": np.concatenate([half[:, :2], normal(3, 2, dtype="float16")], axis=1),
-    }
-    assert_same_values(found, oracle)
-
-
-@pytest.mark.parametrize("channels", [5, 16])
-def test_half_activations_are_observed_as_precisely_as_half_can_be(tmp_path: Path, channels: int) -> None:
-    made = model(
-        """
-        a = Conv <pads = [1, 1, 1, 1]> (x, w1)
-        b = Relu (a)
-        c = Conv (b, w2)
-        y = Sigmoid (c)
-        """,
-        f"(float16[n, 3, 8, 8] x) => (float16[n, {channels}, 8, 8] y)",
-        w1=normal(channels, 3, 3, 3, dtype="float16"),
-        w2=normal(channels, channels, 1, 1, dtype="float16"),
-    )
-    path = saved(made, tmp_path / "m.onnx")
-    feeds = {"x": normal(2, 3, 8, 8, dtype="float16")}
-    found = observed(path, feeds)
-    assert {array.dtype.name for array in found.values()} == {"float16"}
-    for name, array in expected(path, list(found), feeds).items():
-        assert found[name].size == array.size
-        np.testing.assert_allclose(
-            np.sort(found[name], axis=None),
-            np.sort(array.astype(np.float32), axis=None),
-            rtol=2e-3,
-            atol=1e-3,
-        )
-
-
-def test_half_and_single_activations_are_told_apart_in_one_model(tmp_path: Path) -> None:
-    made = model(
-        """
-        a = Sigmoid (x)
-        h = Cast <to = 10> (a)
-        k = Slice (h, zero, two, axis)
-        s = Cast <to = 1> (k)
-        y = Relu (s)
-        """,
-        "(float[n, 4] x) => (float[n, m] y)",
-        zero=np.array([0]),
-        two=np.array([2]),
-        axis=np.array([1]),
-    )
-    x = normal(3, 4)
-    path = saved(made, tmp_path / "m.onnx")
-    found = observed(path, {"x": x}, ["a", "k", "y"])
-    assert_same_values({"a": found["a"]}, expected(path, ["a"], {"x": x}))
-    rounded = found["a"].astype(np.float16).astype(np.float32)[:, :2]
-    assert_same_values({"k": found["k"], "y": found["y"]}, {"k": rounded.astype(np.float16), "y": rounded})
-
-
-def test_bfloat16_activations_that_onnx_runtime_can_compute_are_widened(tmp_path: Path) -> None:
-    made = model(
-        "a = Slice (x, zero, two, axis) y = Concat <axis = 1> (a, k)",
-        "(bfloat16[n, 4] x) => (bfloat16[n, 4] y)",
-        zero=np.array([0]),
-        two=np.array([2]),
-        axis=np.array([1]),
-    )
-    made.graph.initializer.append(onnx.helper.make_tensor("k", TensorProto.BFLOAT16, [3, 2], [0.5] * 6))
-    x = normal(3, 4).astype(bfloat16)
-    found = observed(saved(made, tmp_path / "m.onnx"), {"x": x}, ["x", "a", "y"])
-    part = x[:, :2].astype(np.float32)
-    whole = np.concatenate([part, np.full((3, 2), 0.5, np.float32)], axis=1)
-    assert_same_values(found, {"a": part, "y": whole})
-
-
-def test_bfloat16_operators_that_onnx_runtime_lacks_are_an_error_naming_the_file(tmp_path: Path) -> None:
-    made = model("a = MatMul (x, x) y = Relu (a)", "(bfloat16[4, 4] x) => (bfloat16[4, 4] y)")
-    path = saved(made, tmp_path / "m.onnx")
-    with pytest.raises(ModelError, match=r"m\.onnx: ONNX Runtime refuses it"):
-        observed(path, {"x": np.ones((4, 4), bfloat16)})
 
 
 # What is not right, and what is left behind.

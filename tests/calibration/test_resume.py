@@ -108,7 +108,8 @@ def test_data_that_fails_midway_can_be_gone_on_with(
 DRIVER = """
 import sys
 from pathlib import Path
-from qcompile.calibration import Data, observe
+from qcompile.calibration import observe
+from qcompile.data.batches import Data
 from qcompile.model.weightless import read_weightless
 
 weightless = read_weightless(Path(sys.argv[1]))

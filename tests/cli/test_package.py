@@ -51,7 +51,7 @@ def test_it_says_what_was_written_checked_and_how_to_serve(package: Package, tmp
     ):
         assert words in said.out
     assert "warning: built by TensorRT 10.16.1.11 on gpu sm86" in said.err
-    assert "gpus: [ 0, 1 ]" in (tmp_path / "models/net/config.pbtxt").read_text()
+    assert "gpus: [0, 1]" in (tmp_path / "models/net/config.pbtxt").read_text()
 
 
 def test_json_has_everything_and_nothing_else_is_printed(
@@ -66,7 +66,7 @@ def test_json_has_everything_and_nothing_else_is_printed(
     assert (found["version"], found["versions"], found["max_batch_size"]) == (3, [3], 8)
     assert (found["backend"], found["files"]) == ("onnxruntime", ["model.onnx"])
     for line in (
-        "preferred_batch_size: [ 4, 8 ]", "max_queue_delay_microseconds: 100", "num_versions: 2",
+        "preferred_batch_size: [4, 8]", "max_queue_delay_microseconds: 100", "num_versions: 2",
         "kind: KIND_CPU", "enable: true",
     ):  # fmt: skip
         assert line in found["config"]

@@ -5,37 +5,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches_to_read import labels_of, rows, samples_of
 
 from qcompile.data.batches import Data
-from qcompile.data.readers import Batch
 from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError
 from qcompile.tensors import TensorInfo
 
 X = TensorInfo("x", "float32", ("batch", 3))
+
+
 MASK = TensorInfo("mask", "bool", ("batch",))
 
 
 Script = Callable[..., str]
 
 
-def rows(count: int) -> np.ndarray:
-    """Float32 [count, 3]; every value says which sample it is of."""
-    return np.repeat(np.arange(count, dtype=np.float32)[:, None], 3, axis=1)
-
-
 def npz(path: Path, **arrays: np.ndarray) -> str:
     np.savez(path, **arrays)  # type: ignore[arg-type]
     return str(path)
-
-
-def samples_of(batches: list[Batch]) -> list[float]:
-    return [float(value) for batch in batches for value in batch.feeds["x"][:, 0]]
-
-
-def labels_of(batches: list[Batch]) -> list[int] | None:
-    """All labels in order; None where not every batch has them."""
-    labels = [batch.labels for batch in batches if batch.labels is not None]
-    return [int(label) for part in labels for label in part] if len(labels) == len(batches) else None
 
 
 @pytest.fixture
@@ -344,56 +331,6 @@ def test_the_total_of_damaged_files_is_an_error_naming_the_file(tmp_path: Path) 
     (tmp_path / "0.npy").write_bytes(b"\x93NUMPY")
     with pytest.raises(DataError, match=r"0\.npy: cannot be read as numpy data"):
         _ = Data(str(tmp_path), [X]).total
-
-
-# A batch and its samples.
-
-
-def batch_of(samples: int) -> Batch:
-    feeds = {"x": rows(samples), "mask": np.arange(samples) % 2 == 0}
-    return Batch(feeds, np.arange(samples) * 10, "data.npz[0:8]")
-
-
-def test_a_batch_is_split_into_its_samples() -> None:
-    parts = list(batch_of(3).split())
-    assert [part.samples for part in parts] == [1, 1, 1]
-    assert samples_of(parts) == [0, 1, 2]
-    assert [part.feeds["mask"].tolist() for part in parts] == [[True], [False], [True]]
-    assert labels_of(parts) == [0, 10, 20]
-    assert [part.where for part in parts] == [f"data.npz[0:8] sample {index}" for index in range(3)]
-    assert all(part.feeds["x"].dtype == np.float32 and not part.can_be_split() for part in parts)
-
-
-def test_the_head_of_a_batch_is_its_first_samples() -> None:
-    head = batch_of(5).head(2)
-    assert (head.samples, samples_of([head]), labels_of([head])) == (2, [0, 1], [0, 10])
-    assert head.where == "data.npz[0:8]"
-    assert batch_of(3).head(3).samples == 3
-
-
-def test_a_batch_without_labels_has_parts_without_labels() -> None:
-    plain = Batch({"x": rows(2)}, None, "here")
-    assert [part.labels for part in (plain.head(1), *plain.split())] == [None, None, None]
-
-
-@pytest.mark.parametrize(
-    ("feeds", "samples", "expected"),
-    [
-        ({"x": np.zeros((2, 3))}, 2, True),
-        ({"x": np.zeros((2, 3)), "z": np.zeros(2)}, 2, True),
-        ({"x": np.zeros((1, 3))}, 1, False),
-        ({"x": np.zeros((0, 3))}, 0, False),
-        ({"x": np.zeros((2, 3)), "table": np.zeros((5, 3))}, 2, False),
-        ({"x": np.zeros((2, 3)), "scale": np.zeros(())}, 2, False),
-        ({"scale": np.zeros(()), "x": np.zeros((2, 3))}, 1, False),
-        ({"scale": np.zeros(())}, 1, False),
-    ],
-)
-def test_a_batch_can_be_split_where_all_inputs_hold_the_same_samples(
-    feeds: dict[str, np.ndarray], samples: int, expected: bool
-) -> None:
-    made = Batch(feeds, None, "here")
-    assert (made.samples, made.can_be_split()) == (samples, expected)
 
 
 def test_a_limit_does_not_cut_a_batch_that_cannot_be_split(script: Script) -> None:

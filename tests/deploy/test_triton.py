@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from packaging_engines import IMAGE, make_engine
 
 from qcompile.artifact import load_artifact
 from qcompile.deploy import TritonOptions, package_triton, triton_repository
-from qcompile.errors import ArtifactError, InvalidOption, MissingFile
+from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
 
 LARGER = {"x": ((1, 3, 8, 8), (8, 3, 8, 8), (32, 3, 8, 8))}
 
@@ -48,7 +49,7 @@ def test_a_new_version_keeps_the_older_ones(tmp_path: Path, engine: Path, reposi
     assert package_triton(better, repository, name="net", version=2, options=options).versions == [1, 2]
     assert (repository / "net/1/model.plan").read_bytes() == b"plan"
     assert (repository / "net/2/model.plan").read_bytes() == b"better"
-    assert "versions: [ 1, 2 ]" in (repository / "net/config.pbtxt").read_text()
+    assert "versions: [1, 2]" in (repository / "net/config.pbtxt").read_text()
 
 
 def test_versions_must_be_served_by_one_configuration(tmp_path: Path, engine: Path, repository: Path) -> None:
@@ -207,10 +208,11 @@ def test_wrong_requests_are_refused(tmp_path: Path, engine: Path, repository: Pa
     assert not repository.exists()
 
 
-def test_without_tritonclient_it_says_that_nothing_was_read_back(
+def test_without_tritonclient_nothing_is_written(
     engine: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tritonclient.grpc.model_config_pb2", None)
-    packaged = package_triton(engine, repository, name="net")
-    assert any("pip install 'qcompile[triton]'" in warning for warning in packaged.warnings)
-    assert [check.name for check in packaged.checks] == ["the file is what its manifest says"]
+    monkeypatch.setitem(sys.modules, "tritonclient.grpc.model_config_pb2", None)
+    with pytest.raises(EngineUnavailable, match=r"Triton's definitions are missing") as raised:
+        package_triton(engine, repository, name="net")
+    assert raised.value.hint == "pip install 'qcompile[triton]'"
+    assert not repository.exists()

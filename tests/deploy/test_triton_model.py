@@ -104,7 +104,7 @@ def test_a_scalar_of_onnx_runtime_is_one_value(tmp_path: Path) -> None:
     declared = helper.make_tensor_value_info("y", TensorProto.FLOAT, [])
     model = onnx_file(tmp_path / "m.onnx", [declared], shape=[])
     packaged = package_triton(model, tmp_path / "models", name="m")
-    assert packaged.config.count("dims: [ 1 ]") == 3  # input, output, warm-up
+    assert packaged.config.count("dims: [1]") == 3  # input, output, warm-up
     assert "reshape" not in packaged.config
 
 
@@ -163,7 +163,7 @@ def test_openvino_gets_whole_shapes_and_any_batch(tiny_file: Callable[..., Path]
         with pytest.raises(InvalidOption, match=message):
             package_triton(model, tmp_path / "models", name="n", options=options)
     shapes = TritonOptions(warm_up_shapes={"x": (4, 16)})
-    assert "dims: [ 4, 16 ]" in package_triton(model, tmp_path / "models", name="n", options=shapes).config
+    assert "dims: [4, 16]" in package_triton(model, tmp_path / "models", name="n", options=shapes).config
 
 
 @pytest.mark.parametrize(

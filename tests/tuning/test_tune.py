@@ -6,139 +6,30 @@ Latencies are those that a test gives where a choice is looked at; everything el
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
-from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from hostile_network import Case, accuracy, run
 
 import qcompile
-from qcompile.artifact import is_manifest, load_artifact
-from qcompile.bench.results.results import Results
-from qcompile.bench.results.row import Latency, Row
-from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
+from qcompile.artifact import load_artifact
+from qcompile.errors import DataError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import load_onnx
 from qcompile.tuning import trials, tune
 from qcompile.tuning.costs import by_layer, compare_times
 
-Floats = NDArray[np.float32]
-CLASSES, CHANNELS = 5, 12
 HOSTILE = ("conv3", "conv6")  # the node's place in the graph is in its name
+
+
 LAYERS = {"conv1", "conv3", "conv5", "conv6", "gemm10"}
-
-
-def run(model: onnx.ModelProto | Path, x: Floats, name: str = "") -> Floats:
-    """An output, or another tensor."""
-    model = onnx.load(model) if isinstance(model, Path) else model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if name:
-        del copy.graph.output[:]
-        copy.graph.output.append(onnx.helper.make_tensor_value_info(name, 1, None))
-    session = onnxruntime.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
-    found: Floats = session.run(None, {"x": x})[0]
-    return found
-
-
-def network(batch: int = 0, *, hostile: bool = True) -> tuple[onnx.ModelProto, Floats, NDArray[np.int64]]:
-    """Four convolutions and a head that was fitted, with samples that it classifies right.
-
-    Hostile: the first channels of what conv3 and conv6 read are 2^11 times larger, and their weights
-    smaller. The function stays; one scale for the tensor leaves next to nothing of the other channels.
-    """
-    generator = np.random.default_rng(0)
-    labels = generator.integers(0, CLASSES, 96)
-    kinds = generator.standard_normal((CLASSES, 4, 8, 8)) * 1.5
-    x = (kinds[labels] + 0.5 * generator.standard_normal((96, 4, 8, 8))).astype(np.float32)
-    model = parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> tiny (float[N,4,8,8] x) => (float[N,5] y) {
-        t = Tanh(x) c1 = Conv<pads=[1,1,1,1]>(t, w1, b1) r1 = Relu(c1)
-        c2 = Conv<pads=[1,1,1,1]>(r1, w2) r2 = Relu(c2)
-        c3 = Conv<pads=[1,1,1,1]>(r2, w3, b3) c4 = Conv<pads=[1,1,1,1]>(c3, w4)
-        r4 = Relu(c4) p = MaxPool<kernel_shape=[4,4], strides=[4,4]>(r4) f = Flatten(p)
-        y = Gemm<transB=1>(f, w5, b5) }"""
-    )
-    for number, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type.lower()}{number}"
-    weights = {"b1": np.zeros(CHANNELS), "b3": np.zeros(CHANNELS)}
-    for index, inputs in enumerate((4, CHANNELS, CHANNELS, CHANNELS), 1):
-        weights[f"w{index}"] = generator.standard_normal((CHANNELS, inputs, 3, 3)) / np.sqrt(inputs * 9)
-    if hostile:
-        for first, second, bias in (("w1", "w2", "b1"), ("w3", "w4", "b3")):
-            weights[first][:2] *= 2**11
-            weights[bias][:2] *= 2**11
-            weights[second][:, :2] /= 2**11
-    weights |= {"w5": np.zeros((CLASSES, 4 * CHANNELS)), "b5": np.zeros(CLASSES)}
-    store = {name: numpy_helper.from_array(v.astype(np.float32), name) for name, v in weights.items()}
-    model.graph.initializer.extend(store.values())
-    features = np.c_[run(model, x, "f"), np.ones(len(x))]
-    solution = np.linalg.lstsq(features, np.eye(CLASSES)[labels], rcond=1e-3)[0].astype(np.float32)
-    for tensor in model.graph.initializer:
-        if tensor.name in ("w5", "b5"):
-            fitted = solution[:-1].T if tensor.name == "w5" else solution[-1]
-            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(fitted), tensor.name))
-    if batch:
-        for value in (*model.graph.input, *model.graph.output):
-            value.type.tensor_type.shape.dim[0].dim_value = batch
-    onnx.checker.check_model(model)
-    return model, x, labels
-
-
-class Case(NamedTuple):
-    """Files of a network."""
-
-    model: Path
-    data: str
-    x: Floats
-    labels: NDArray[np.int64]
-    out: Path
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Case]:
-    def files(batch: int = 0, *, hostile: bool = True, with_labels: bool = True) -> Case:
-        model, x, labels = network(batch, hostile=hostile)
-        onnx.save(model, tmp_path / "net.onnx")
-        np.savez(tmp_path / "data.npz", x=x, **({"labels": labels} if with_labels else {}))
-        return Case(tmp_path / "net.onnx", str(tmp_path / "data.npz"), x, labels, tmp_path / "out")
-
-    return files
-
-
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`timed({"int8": 1, "fp32": 2})` gives latencies by what is in a trial's name."""
-
-    def give(latency_ms: Mapping[str, float]) -> None:
-        def benchmark(artifacts: Mapping[str, str], *, baseline: str, **_: Any) -> Results:
-            assert all(Path(path).is_file() for path in artifacts.values())
-            rows = []
-            for name, path in artifacts.items():
-                mixed = 0.01 * ("mix" in name)
-                known = next(v for part, v in latency_ms.items() if part in name)
-                rows.append(Row(name, path, name.split("-")[0], latency=Latency(known + mixed)))
-            return Results(baseline, rows, {}, {})
-
-        monkeypatch.setattr(trials, "benchmark", benchmark)
-
-    return give
 
 
 def in_int8(path: Path) -> set[str]:
     return {node.name for node in weighted_nodes(load_onnx(path))["int8"]}
-
-
-def accuracy(path: Path, case: Case) -> float:
-    with qcompile.load(path) as runner:
-        found = next(iter(runner.infer({"x": case.x}).values()))
-    return float((found.argmax(axis=1) == case.labels).mean())
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
@@ -301,90 +192,6 @@ def test_mixes_that_the_runtime_does_not_execute_are_passed_over(
     )  # fmt: skip
     assert found.best.drop <= 0.0
     assert found.recipe.is_file()
-
-
-def test_what_cannot_be_tuned_is_refused_in_words(make: Callable[..., Case], tmp_path: Path) -> None:
-    case = make(with_labels=False)
-
-    def refused(error: type[QCompileError], said: str, model: Path = case.model, **options: Any) -> None:
-        given = {"max_drop": 1.0, "metric": "cosine", "targets": ["onnxruntime"], **options}
-        with pytest.raises(error, match=said):
-            tune(str(model), case.data, case.out, **given)
-
-    refused(InvalidOption, "metric 'accuracy' is unknown", metric="accuracy")
-    refused(InvalidOption, "`max_drop` -0.1: at least 0", max_drop=-0.1)
-    refused(InvalidOption, "--max-drop nan", max_drop=float("nan"))
-    refused(InvalidOption, "target 'onnxrutime' is unknown", targets=["onnxrutime"])
-    refused(EngineUnavailable, "torchscript cannot be tuned here", targets=["torchscript"])
-    assert not case.out.exists()
-    refused(DataError, "metric top1 needs labels", metric="top1")
-    made = qcompile.calibrate(case.model, case.data, tmp_path / "r")
-    quantized = qcompile.quantize(case.model, tmp_path / "q.onnx", ranges=made.path)
-    refused(InvalidOption, "its graph is int8 already", quantized.path)
-    refused(QCompileError, "nowhere.onnx", tmp_path / "nowhere.onnx")
-    assert not (case.out / "recipe.toml").exists()
-
-
-def test_a_target_that_is_not_installed_is_named(
-    make: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = make()
-    monkeypatch.setattr("qcompile.engines.openvino.OpenVino.why_not_build", lambda _: "it is not here")
-    with pytest.raises(EngineUnavailable, match="it is not here"):
-        tune(str(case.model), case.data, case.out, max_drop=1, targets=["openvino"])
-
-
-def whole_artifacts(folder: Path) -> list[str]:
-    """The files of a folder, each of which is what its manifest says."""
-    for path in folder.iterdir():
-        if path.suffix != ".json":
-            load_artifact(path)
-        else:
-            assert is_manifest(path)
-    return sorted(path.name for path in folder.iterdir())
-
-
-def test_an_interrupt_leaves_only_whole_artifacts(
-    make: Callable[..., Case], timed: Callable[..., None]
-) -> None:
-    case = make()
-    timed({"int8": 1.0, "fp32": 2.0})
-    said: list[str] = []
-
-    def drive(folder: Path, progress: Callable[..., None]) -> None:
-        tune(str(case.model), case.data, folder, max_drop=2.0, targets=["onnxruntime"], progress=progress)
-
-    drive(case.out / "whole", lambda text, *_: said.append(text))
-    steps = list(dict.fromkeys(said))
-    assert len(steps) > 10
-    left: list[list[str]] = []
-    for number, stop in enumerate(steps):
-
-        def interrupt(text: str, *_: int | None, at: str = stop) -> None:
-            if text == at:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            drive(case.out / str(number), interrupt)
-        left.append(whole_artifacts(case.out / str(number)))
-    assert [len(files) for files in left] == sorted(len(files) for files in left)
-    assert not any({"recipe.toml", "tune.json"} & set(files) for files in left)
-    drive(case.out / "0", lambda *_: None)  # the same folder again
-    assert (case.out / "0" / "recipe.toml").is_file()
-
-
-def test_an_interrupt_while_latency_is_measured(make: Callable[..., Case]) -> None:
-    case = make(hostile=False)
-
-    def interrupt(text: str, *_: int | None) -> None:
-        if text.startswith("launch"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tune(
-            str(case.model), case.data, case.out, max_drop=100, targets=["onnxruntime"], progress=interrupt
-        )  # fmt: skip
-    assert "onnxruntime-int8.onnx" in whole_artifacts(case.out)
 
 
 def test_times_of_kernels_become_layers_that_lose() -> None:

@@ -31,11 +31,6 @@ class GpuTimes:
     with_transfers: NDArray[np.int64]
     enqueue: NDArray[np.int64]
 
-    @property
-    def is_enqueue_bound(self) -> bool:
-        """Whether the host takes longer to enqueue than the device to compute: a CUDA graph would help."""
-        return bool(np.median(self.enqueue) >= np.median(self.compute))
-
 
 def elapsed_ns(start: Any, end: Any) -> int:
     """Return the time between two recorded events of PyCUDA, which tells milliseconds."""

@@ -81,7 +81,7 @@ def test_files_that_are_no_results_are_refused(tmp_path: Path, text: str) -> Non
         load_results(tmp_path / "none.json")
 
 
-DATA = Path(__file__).with_name("data")
+DATA = Path(__file__).parents[2] / "samples/bench"
 """Files that earlier versions wrote: one model, a worse one, the same again, one whose outputs are NaN."""
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import qcompile
+from qcompile.bench.workers.command import worker_command
 from qcompile.bench.workers.interpreters import parse_interpreters
 from qcompile.bench.workers.process import Worker
 from qcompile.errors import InvalidOption, MissingFile
@@ -17,6 +20,14 @@ def script(path: Path, *lines: str) -> str:
     path.write_text("#!/bin/sh\n" + "\n".join(lines) + "\n")
     path.chmod(0o755)
     return str(path)
+
+
+def test_a_worker_runs_these_files_where_qcompile_is_not_installed(tmp_path: Path) -> None:
+    command = worker_command("qcompile.progress")
+    command.insert(1, "-S")  # without installed packages, and without an installed qcompile
+    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert Path(command[-2]) == Path(qcompile.__file__).parent.resolve()
 
 
 def test_a_script_that_sets_a_path_is_an_interpreter(tmp_path: Path) -> None:

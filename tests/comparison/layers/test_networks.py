@@ -38,7 +38,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     from road_models import FULL
 
     folder, recipe = tmp_path_factory.mktemp(request.param), FULL[request.param]
-    support = str(Path(__file__).parents[1] / "support")
+    support = str(Path(__file__).parents[2] / "support")
     (folder / "net.py").write_text(MODEL.format(support=support, name=request.param))
     qcompile.export(f"{folder / 'net.py'}:build", folder / "model.onnx", inputs=list(recipe.inputs))
     generator = np.random.default_rng(0)

@@ -207,6 +207,20 @@ def test_what_lies_between_is_quantized_where_integer_kernels_made_all_that_it_r
     assert plan(prepare_graph(model), target).nodes == more
 
 
+@pytest.mark.parametrize("activation", ["Relu", "Clip"])
+def test_an_activation_stays_in_float_where_what_it_reads_is_read_elsewhere(activation: str) -> None:
+    """The runtime folds it into the convolution, whose own value would be gone for the other reader."""
+    model = prepare_graph(
+        parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        shared (float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
+        <float[2,2,1,1] w = {{1,2,3,4}}>
+        {{ [first] a = Conv(x, w) [act] b = {activation}(a) [second] y = Conv(b, w) [other] z = Exp(a) }}""")
+    )
+    assert plan(model, "onnxruntime").nodes == ("first", "second")
+    del model.graph.node[-1], model.graph.output[-1]
+    assert plan(model, "onnxruntime").nodes == ("first", "act", "second")
+
+
 def test_only_restricts_what_computes_and_says_so() -> None:
     model = prepare_graph(parser.parse_model(BRANCHES))
     placement = plan(model, "onnxruntime", only=["left"])

@@ -28,7 +28,7 @@ from qcompile.model.graph import weighted_nodes
 from qcompile.progress import quiet
 
 TARGETS = ["onnxruntime", "openvino", "tensorrt"]
-DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+DIGITS = Path(__file__).parents[4] / "examples" / "digits"
 
 
 class Residual(nn.Module):

@@ -1,4 +1,4 @@
-"""What the text writer writes, protobuf's own parser reads back (`ModelConfig` is Triton's)."""
+"""What is written for Triton, protobuf's own parser reads back (`ModelConfig` is Triton's)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.deploy.protobuf_text import Message, Word, format_message, format_string
+from qcompile.deploy.triton_text import Message, format_config
+from qcompile.errors import ArtifactError
 
 definition = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="pip install 'qcompile[triton]'"
@@ -23,7 +24,7 @@ int64 = st.integers(-(2**63), 2**63 - 1)
 
 
 def parse(fields: Message) -> Any:
-    return text_format.Parse(format_message(fields), definition.ModelConfig())
+    return text_format.Parse(format_config(fields), definition.ModelConfig())
 
 
 @given(texts)
@@ -31,15 +32,10 @@ def test_any_string_comes_back(text: str) -> None:
     assert parse({"name": text}).name == text
 
 
-@given(texts)
-def test_strings_stay_on_one_line_of_printable_characters(text: str) -> None:
-    assert format_string(text).isprintable()
-
-
 @given(st.lists(st.tuples(texts, st.lists(int64, max_size=5), st.booleans()), max_size=4))
 def test_any_tensors_come_back_in_their_order(tensors: list[tuple[str, list[int], bool]]) -> None:
     fields: list[Message] = [
-        {"name": name, "data_type": Word("TYPE_FP16"), "dims": dims, "is_shape_tensor": flag}
+        {"name": name, "data_type": "TYPE_FP16", "dims": dims, "is_shape_tensor": flag}
         for name, dims, flag in tensors
     ]
     found = parse({"input": fields}).input
@@ -58,23 +54,33 @@ def test_the_form_is_triton_s_own() -> None:
     fields: Message = {
         "name": 'a "b" \\ ü',
         "max_batch_size": 8,
-        "input": [{"name": "x", "dims": [3, -1]}, {"name": "y", "data_type": Word("TYPE_FP32")}],
+        "input": [{"name": "x", "dims": [3, -1]}, {"name": "y", "data_type": "TYPE_FP32"}],
         "dynamic_batching": {},
         "response_cache": {"enable": True},
     }
-    assert format_message(fields).splitlines() == [
+    assert format_config(fields).splitlines() == [
         'name: "a \\"b\\" \\\\ ü"',
         "max_batch_size: 8",
         "input {",
         '  name: "x"',
-        "  dims: [ 3, -1 ]",
+        "  dims: [3, -1]",
         "}",
         "input {",
         '  name: "y"',
         "  data_type: TYPE_FP32",
         "}",
-        "dynamic_batching { }",
+        "dynamic_batching {",
+        "}",
         "response_cache {",
         "  enable: true",
         "}",
     ]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"field_of_tomorrow": 1}, {"max_batch_size": "many"}, {"input": [{"data_type": "TYPE_FP12"}]}]
+)
+def test_what_triton_s_definitions_do_not_know_is_refused(fields: Message) -> None:
+    with pytest.raises(ArtifactError, match=r"tritonclient \d.* refuses it") as raised:
+        format_config(fields)
+    assert raised.value.hint == "install a newer tritonclient"

@@ -1,0 +1,22 @@
+"""Samples and batches for the tests of reading."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qcompile.data.readers import Batch
+
+
+def rows(count: int) -> np.ndarray:
+    """Float32 [count, 3]; every value says which sample it is of."""
+    return np.repeat(np.arange(count, dtype=np.float32)[:, None], 3, axis=1)
+
+
+def samples_of(batches: list[Batch]) -> list[float]:
+    return [float(value) for batch in batches for value in batch.feeds["x"][:, 0]]
+
+
+def labels_of(batches: list[Batch]) -> list[int] | None:
+    """All labels in order; None where not every batch has them."""
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    return [int(label) for part in labels for label in part] if len(labels) == len(batches) else None

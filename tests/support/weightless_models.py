@@ -1,0 +1,95 @@
+"""Models with large weights."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper, parser
+
+from qcompile.model.weightless import KEPT_BYTES, WeightlessModel
+
+
+def without_large_raw_data(model: onnx.ModelProto) -> onnx.ModelProto:
+    """What a weightless model should hold, but for where the raw data lies; initializers are no inputs."""
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    stored = {tensor.name for tensor in light.graph.initializer}
+    for tensor in light.graph.initializer:
+        if len(tensor.raw_data) > KEPT_BYTES:
+            tensor.ClearField("raw_data")
+    inputs = [value for value in model.graph.input if value.name not in stored]
+    if len(inputs) < len(model.graph.input):
+        del light.graph.input[:]
+        light.graph.input.extend(inputs)
+        light.ir_version = max(4, model.ir_version)
+    return light
+
+
+def without_references(weightless: WeightlessModel) -> onnx.ModelProto:
+    """A weightless model with the references to its own file taken out."""
+    light = onnx.ModelProto()
+    light.CopyFrom(weightless.model)
+    for tensor in light.graph.initializer:
+        if {entry.key: entry.value for entry in tensor.external_data}.get("location") == weightless.path.name:
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+    return light
+
+
+def loaded(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    """The model with all weights read; that they were external leaves no trace."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    onnx.load_external_data_for_model(whole, str(folder))
+    for tensor in whole.graph.initializer:
+        if tensor.data_location == TensorProto.DEFAULT:
+            tensor.ClearField("data_location")
+    return whole
+
+
+def assert_weightless(weightless: WeightlessModel, model: onnx.ModelProto) -> None:
+    """A weightless model is the model without large raw data, and refers to where that lies in its file."""
+    assert without_references(weightless) == without_large_raw_data(model)
+    content = weightless.path.read_bytes()
+    for light, whole in zip(weightless.model.graph.initializer, model.graph.initializer, strict=True):
+        if len(whole.raw_data) > KEPT_BYTES:
+            at = {entry.key: entry.value for entry in light.external_data}
+            start, length = int(at["offset"]), int(at["length"])
+            assert at["location"] == weightless.path.name
+            assert content[start : start + length] == whole.raw_data
+        else:
+            assert light == whole
+    folder = weightless.path.parent
+    expected = loaded(model, folder)
+    del expected.graph.input[:]
+    expected.graph.input.extend(weightless.model.graph.input)
+    expected.ir_version = weightless.model.ir_version
+    assert loaded(weightless.model, folder) == expected
+
+
+def large(*, rows: int = 64) -> onnx.ModelProto:
+    """A model that computes, with weights on both sides of what is kept: x [n,rows] to y [n,8]."""
+    generator = np.random.default_rng(0)
+    shapes = {"w1": (rows, 48), "b1": (48,), "w2": (48, 8)}
+    weights = [
+        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n, {rows}] x) => (float[n, 8] y) {{
+            m = MatMul(x, w1)
+            h = Add(m, b1)
+            r = Relu(h)
+            y = MatMul(r, w2)
+        }}"""
+    )
+    model.graph.initializer.extend(weights)
+    onnx.checker.check_model(model)
+    return model
+
+
+def sha256(*contents: bytes) -> str:
+    return f"sha256:{hashlib.sha256(b''.join(contents)).hexdigest()}"
