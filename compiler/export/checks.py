@@ -182,7 +182,7 @@ class Comparison:
             raise ExportError(
                 f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
                 f"branches on its extent, and the file is right for {spelled(limits)} alone",
-                hint=f"say so in --input: {name}={limits.minimum}..{limits.maximum}",
+                hint=f"declare the range in `inputs`: {name}={limits.minimum}..{limits.maximum}",
             )
         self._lower_minimum(names, max(asked.minimum, 2) - 1)
         if step > 1 and self._look(names, self.example.extents[next(iter(names))] + 1) == "differs":
@@ -197,13 +197,13 @@ class Comparison:
         step, least = limits.multiple, limits.minimum
         if least - step <= below:
             return
-        found = self._look(names, least - step)
-        if found == "differs":
+        outcome = self._look(names, least - step)
+        if outcome == "differs":
             name = " = ".join(sorted(names))
             self.warnings.append(
                 f"axis {name!r}: below {least} this file computes something else than the model"
             )
-        if found != "equal":
+        if outcome != "equal":
             return
         least -= step
         while (least - 1) // step * step > below:  # by bisection: each side runs a few times
@@ -220,10 +220,10 @@ class Comparison:
             return "refused"
         feeds = self.example.at(dict.fromkeys(names, extent))
         try:
-            reference, found = self.original.outputs(feeds), self.session(feeds)
+            reference, outputs = self.original.outputs(feeds), self.session(feeds)
         except ModelError:
             return "refused"
-        equal = compare_outputs("", self.names, [(reference, found)], lowest_db=self.lowest_db).passed
+        equal = compare_outputs("", self.names, [(reference, outputs)], lowest_db=self.lowest_db).passed
         return "equal" if equal else "differs"
 
     def _refuse(self, check: Check, feeds: Feeds) -> NoReturn:
@@ -239,7 +239,7 @@ class Comparison:
             hint="branches of Python on values or extents are frozen at export"
             + (
                 f"; {', '.join(made)} {'is' if len(made) == 1 else 'are'} made up: return (module, example) "
-                "from the function, or give --data, if the model takes no such input"
+                "from the function, or give `data`, if the model takes no such input"
                 if made
                 else ""
             ),

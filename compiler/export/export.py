@@ -26,7 +26,7 @@ from .capture import require_axes
 from .checks import Comparison, open_session, spelled
 from .manifest import axis_options, export_manifest, input_notes
 from .onnx_source import take_onnx
-from .original import Original, kept_mode, prepared
+from .original import Original, kept_mode, open_original
 from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
 
 DEFAULT_OPSET = 20
@@ -98,7 +98,7 @@ def export(
             was_training, label = computes_otherwise_in_training(source), type(source).__name__
             loaded = LoadedModel(evaluated(source), None, was_training)
         _require_converted(loaded.module, label)
-        original = stack.enter_context(prepared(loaded, label, inputs, dynamic, data))
+        original = stack.enter_context(open_original(loaded, label, inputs, dynamic, data))
         names = name_outputs(outputs, original.reference)
         chosen = target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
         return _export(
@@ -130,7 +130,7 @@ def _export(
         if opset(proto) != opset_version:
             raise ExportError(
                 f"{label}: opset {opset_version} was asked for; the exporter wrote {opset(proto)}",
-                hint=f"give --opset {opset(proto)}",
+                hint=f"give `opset` {opset(proto)}",
             )
         comparison = Comparison(
             original,

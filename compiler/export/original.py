@@ -70,7 +70,7 @@ class Original:
 
 
 @contextmanager
-def prepared(
+def open_original(
     loaded: LoadedModel,
     label: str,
     inputs: Sequence[str | TensorInfo],
@@ -133,11 +133,11 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
     except Exception as error:
         made = [f"{name} ({format_shape(feeds[name].shape)})" for name in feeds if name in example.made]
         where = f"random input {', '.join(made)}" if made else "its input"
-        hint = "check the --input shapes and dtypes against forward()"
+        hint = "check the shapes and dtypes of `inputs` against forward()"
         if made:
             hint = (
-                "return (module, example) from the function, give --data, or --input with extents that suit "
-                "the model, such as x:[batch,3,height=64,width=64]"
+                "return (module, example) from the function, give `data`, or give `inputs` with extents that "
+                "suit the model, such as x:[batch,3,height=64,width=64]"
             )
         raise ModelError(
             f"{label}: raised {type(error).__name__} on {where}: {first_line(error)}", hint=hint
@@ -161,8 +161,8 @@ def _first_that_runs(loaded: LoadedModel, tried: Sequence[Example], label: str) 
 def _caching(module: Any) -> list[Any]:
     """Configurations of a model or its parts that have it return a cache."""
     configs = [getattr(part, "config", None) for part in module.modules()]
-    found = {id(config): config for config in configs if getattr(config, "use_cache", None) is True}
-    return list(found.values())
+    caching = {id(config): config for config in configs if getattr(config, "use_cache", None) is True}
+    return list(caching.values())
 
 
 def _require_tensors(reference: Any, label: str) -> None:

@@ -139,7 +139,7 @@ def lower_to(path: Path, opset_version: int, label: str) -> None:
         raise ExportError(
             f"{label}: opset {opset_version} was asked for; the exporter reached {opset(proto)}: "
             f"{error.message}",
-            hint=f"give --opset {opset(proto)}; an operator has no older form",
+            hint=f"give `opset` {opset(proto)}; an operator has no older form",
         ) from error
 
 
