@@ -86,7 +86,7 @@ def test_options_of_tensorrt_mean_nothing_to_a_cpu(run: Run, tiny_file: MakeFile
     command = ["build", model, "--target", "onnxruntime", "-o", tmp_path / "cpu.onnx"]
     code, _, err = run(*command, "--sparse-weights")
     assert code == 2
-    assert "TensorRT's options: target onnxruntime has no use for it" in err
+    assert "--sparse-weights: is for tensorrt and tensorrt-rtx; the target is onnxruntime" in err
     for precision in ("tf32", "fp8", "best"):
         code, _, err = run(*command, "--precision", precision)
         assert code == 2

@@ -238,7 +238,7 @@ def test_static_int8_without_calibration_data_is_refused(tmp_path: Path) -> None
 
 
 def test_a_recipe_of_the_version_before_is_read_with_every_key() -> None:
-    recipe = read_recipe(Path(__file__).parent / "data/recipe-0.1.0.toml")
+    recipe = read_recipe(Path(__file__).parents[1] / "samples/recipe-0.1.0.toml")
     (one,) = recipe.artifact
     assert (one.name, one.precision, one.rest, one.processor, one.form) == (
         "cpu-int8",

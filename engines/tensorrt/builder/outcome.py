@@ -60,7 +60,7 @@ def prove(
     """
     wanted = "fp32" if request.precision == "tf32" else request.precision
     in_graph = adapter.graph_precision(request.precision)
-    chooses = weak and (in_graph != wanted or request.calibration is not None)
+    chooses = weak and (in_graph != wanted or bool(request.spec.calibrator))
     planned = [
         layer
         for layer in layers
