@@ -22,17 +22,18 @@ telemetry.switch_off()  # before any runtime is imported, in workers, too
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
     from .bench.benchmark import benchmark
+    from .building import build, refit
     from .calibration.ranges import Ranges
     from .comparison.diff import diff
     from .compiler.export import export
     from .compiler.quantize.balance.balance import balance
+    from .compiler.quantize.calibrate import calibrate
     from .compiler.quantize.quantize import quantize
     from .compiler.simplify.simplify import simplify
     from .deploy import TritonOptions, package_triton
     from .engines.doctor import doctor
     from .engines.load import load
     from .errors import QCompileError
-    from .intent import build, calibrate, refit
     from .pipeline.recipe import Recipe, read_recipe
     from .pipeline.run import run
     from .reporting import report
@@ -48,13 +49,13 @@ _HOME = {
     "diff": "comparison.diff",
     "report": "reporting",
     "Ranges": "calibration.ranges",
-    "calibrate": "intent",
+    "calibrate": "compiler.quantize.calibrate",
     "export": "compiler.export",
     "quantize": "compiler.quantize.quantize",
     "simplify": "compiler.simplify.simplify",
-    "build": "intent",
+    "build": "building",
     "inspect": "reporting.inspection",
-    "refit": "intent",
+    "refit": "building",
     "doctor": "engines.doctor",
     "TritonOptions": "deploy",
     "package_triton": "deploy",

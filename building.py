@@ -1,30 +1,169 @@
-"""From an intent to a built artifact: the graph is lowered, the builder is asked, the proof is kept."""
+"""`build`: the graph is brought to what the target needs (`lowering`), then built and proven (`engines/`)."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .errors import InvalidOption
+from .artifact import Artifact
 from .lowering import LoweredGraph, first_sample, lower
-from .progress import Progress
+from .model.pt2_archive import trusting
+from .progress import Progress, silent
+from .spec.artifacts import BuildSpec
+from .spec.decode import given, shared
 
 if TYPE_CHECKING:
     from .engines.base import BuildRequest
-    from .engines.tensorrt.builder.calibrator import Calibration
-    from .preparation import Intent
 
-CALIBRATORS = ("ours", "native", "entropy", "minmax")
+
+def build(
+    model: str | Path,
+    output: str | Path,
+    spec: BuildSpec | None = None,
+    /,
+    *,
+    progress: Progress = silent,
+    **options: Any,
+) -> Artifact:
+    """Build an artifact for a target and prove that its precision was reached.
+
+    Args:
+        model: ONNX file; a MODEL spelling for target "torchscript".
+        output: File to write.
+        spec: What the artifact is to be.
+        progress: Told of every step.
+        options: Fields of `BuildSpec` by name, in place of those of `spec`.
+
+    Returns:
+        The artifact and its manifest with the proof.
+
+    Raises:
+        InvalidOption: If an option is wrong, or the graph has not the precision and cannot be given it.
+        EngineUnavailable, BuildError, IntentNotReached: See `engines.build.build_engine`.
+    """
+    asked = build_spec(spec, options)
+    with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
+        return build_lowered(model, output, asked, lowered, progress=progress)
+
+
+def plan(
+    model: str | Path, spec: BuildSpec | None = None, /, *, progress: Progress = silent, **options: Any
+) -> dict[str, object]:
+    """Prepare, parse and check everything that `build` would, and return what would be built.
+
+    Raises:
+        InvalidOption, EngineUnavailable, BuildError: As `build`.
+    """
+    from .engines.build import plan_engine
+
+    asked = build_spec(spec, options)
+    with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
+        return plan_engine(request_for(model, asked, lowered, Path("dry-run"), progress))
+
+
+def build_spec(spec: BuildSpec | None, options: Mapping[str, Any]) -> BuildSpec:
+    """Return the spec of a call: its fields, and keyword arguments in place of some.
+
+    Raises:
+        InvalidOption: Naming the field that is wrong.
+    """
+    base = vars(shared(BuildSpec, spec)) if spec is not None else {}
+    return given(BuildSpec, {**base, **options})
+
+
+def build_lowered(
+    model: str | Path,
+    output: str | Path,
+    spec: BuildSpec,
+    lowered: LoweredGraph,
+    *,
+    progress: Progress = silent,
+) -> Artifact:
+    """Build from a graph that was lowered for the spec, see `build`."""
+    from .engines.build import build_engine
+
+    return build_engine(request_for(model, spec, lowered, Path(output), progress))
+
+
+def request_for(
+    model: str | Path, spec: BuildSpec, lowered: LoweredGraph, output: Path, progress: Progress
+) -> BuildRequest:
+    """Return what a builder is asked for: a graph that is lowered, and what the spec says beside it."""
+    from .engines.base import BuildRequest
+    from .engines.registry import engine
+
+    gpus = tuple(dict.fromkeys(gpu.lower() for gpu in spec.gpus))
+    return BuildRequest(
+        lowered.path,
+        output,
+        replace(spec, precision=lowered.precision, rest=lowered.rest, gpus=gpus),
+        source=str(model),
+        layers=lowered.layers,
+        tf32=spec.precision == "best",
+        planned=lowered.planned,
+        left_in_float=lowered.left_in_float,
+        sample=first_sample(model, spec) if engine(spec.target).takes == "onnx" else None,
+        warnings=lowered.warnings,
+        progress=progress,
+    )
+
+
+def refit(
+    engine: str | Path, model: str | Path, output: str | Path, *, progress: Progress = silent
+) -> Artifact:
+    """Give a built TensorRT engine new weights, without building it again.
+
+    Args:
+        engine: Built with `refit` or `strip_weights`.
+        model: ONNX file of the same structure: the float model where the engine was built from one (it is
+            converted as the build converted it), the quantized one for INT8 and FP8.
+        output: Engine to write; may be the same file.
+        progress: Told of every step.
+
+    Returns:
+        The engine and its manifest.
+
+    Raises:
+        InvalidOption: If it is no TensorRT engine.
+        EngineUnavailable, ArtifactError, ModelError, BuildError: As `refit_plan`.
+    """
+    from .artifact import load_artifact
+    from .engines.tensorrt.adapter import MODULES, load_adapter
+    from .engines.tensorrt.builder.refit import refit_plan
+    from .errors import InvalidOption
+
+    path = Path(engine)
+    manifest = load_artifact(path).manifest
+    if manifest.target not in MODULES:
+        raise InvalidOption(
+            f"{path}: is for {manifest.target or 'no target'}; an engine of TensorRT is required"
+        )
+    told = manifest.options
+    # Where the layers' types are in the quantized graph, the model has them already.
+    names = ("layers", "exclude", "only") if manifest.precision in ("fp16", "bf16") else ()
+    spec = build_spec(
+        None,
+        {
+            "target": manifest.target,
+            "precision": manifest.precision,
+            **{name: told[name] for name in ("rest", *names) if told.get(name)},
+            "tensorrt": {name: told[name] for name in ("io_formats",) if told.get(name)},
+        },
+    )
+    with _lowered(model, spec, progress) as lowered:
+        return refit_plan(
+            load_adapter(manifest.target), path, Path(lowered.path), Path(output),
+            source=str(model), progress=progress,
+        )  # fmt: skip
 
 
 @contextmanager
-def prepared(
-    intent: Intent, output: Path, calibration_cache: Path | None, progress: Progress
-) -> Iterator[BuildRequest]:
-    """Yield the request to an engine, with a graph that it can build from, which lives as long as this.
+def _lowered(model: str | Path, spec: BuildSpec, progress: Progress) -> Iterator[LoweredGraph]:
+    """A graph that the engine can build from, which lives as long as this.
 
     Raises:
         InvalidOption: If the graph has not the precision and cannot be given it, or options contradict.
@@ -33,86 +172,7 @@ def prepared(
     from .engines.build import require_builder
     from .engines.capabilities import capabilities
 
-    engine = require_builder(intent.target)
-    if intent.calibrator:
-        _check_calibrator(intent, calibration_cache)
-    elif calibration_cache is not None:
-        raise InvalidOption("`calibration_cache` is for `calibrator` native or minmax")
+    engine = require_builder(spec.target)
     with tempfile.TemporaryDirectory(prefix="qcompile-build-") as folder:
-        graph = Path(folder) / Path(intent.model).name
-        lowered = lower(intent, capabilities(engine), graph, progress=progress)
-        yield request_for(intent, lowered, output, progress)
-
-
-def request_for(intent: Intent, lowered: LoweredGraph, output: Path, progress: Progress) -> BuildRequest:
-    """Return what a builder is asked for: a graph that is lowered, and all that an intent says beside it."""
-    from .engines.base import BuildRequest
-    from .engines.registry import engine
-
-    named = {"layers": dict(intent.layers), "exclude": list(intent.exclude), "only": list(intent.only)}
-    takes_onnx = engine(intent.target).takes == "onnx"
-    return BuildRequest(
-        lowered.path,
-        output,
-        lowered.precision,
-        source=str(intent.model),
-        min_shapes=intent.min_shapes,
-        opt_shapes=intent.opt_shapes,
-        max_shapes=intent.max_shapes,
-        gpus=list(dict.fromkeys(gpu.lower() for gpu in intent.gpus)),
-        inputs=intent.inputs,
-        threads=intent.threads,
-        progress=progress,
-        rest=lowered.rest,
-        calibration=_native(intent) if intent.calibrator else None,
-        tf32=intent.precision == "best",
-        layers=lowered.layers,
-        options=intent.options,
-        planned=lowered.planned,
-        left_in_float=lowered.left_in_float,
-        sample=first_sample(intent) if takes_onnx else None,
-        graph_options={name: value for name, value in named.items() if value},
-        warnings=lowered.warnings,
-    )
-
-
-def _check_calibrator(intent: Intent, calibration_cache: Path | None) -> None:
-    from .engines.tensorrt.adapter import MODULES, load_adapter
-
-    name = intent.calibrator
-    if name not in CALIBRATORS:
-        raise InvalidOption(f"`calibrator` {name!r}: one of {', '.join(CALIBRATORS)} is required")
-    if intent.precision not in ("int8", "best") or intent.target not in MODULES:
-        raise InvalidOption(f"`calibrator` is for `precision` int8 and `target` {' or '.join(MODULES)}")
-    load_adapter(intent.target).require_calibrators()
-    if name != "ours" and (intent.data is None or intent.ranges is not None):
-        raise InvalidOption(f"`calibrator` {name}: TensorRT calibrates; give `data` and no `ranges`")
-    if name == "ours" and (intent.ranges is None or intent.data is not None or calibration_cache is not None):
-        raise InvalidOption("`calibrator` ours: give `ranges`, no `data` and no `calibration_cache`")
-
-
-def _native(intent: Intent) -> Calibration:
-    """How TensorRT gets the scales of a float graph: from our ranges, or from samples."""
-    from .calibration import Ranges, load_ranges, parse_method
-    from .calibration.tensorrt_cache import format_cache
-    from .data.batches import Data
-    from .engines.tensorrt.adapter import load_adapter
-    from .engines.tensorrt.builder.calibrator import Calibration
-    from .model.graph import graph_precision
-    from .model.weightless import read_weightless
-
-    model = Path(intent.model)
-    weightless = read_weightless(model)
-    found = graph_precision(weightless.model)
-    if found != "fp32":
-        raise InvalidOption(f"{model}: its graph is {found} already; a calibrator takes the float graph")
-    if intent.ranges is None:
-        assert intent.data is not None  # _check_calibrator
-        batches = Data(intent.data, weightless.io.inputs, batch_size=1)
-        return Calibration("minmax" if intent.calibrator == "minmax" else "entropy", batches)
-    loaded = intent.ranges if isinstance(intent.ranges, Ranges) else load_ranges(Path(intent.ranges))
-    loaded.require_model(model, weightless.fingerprint())
-    version = load_adapter(intent.target).version
-    method = parse_method(intent.method) if intent.method else None
-    scales = format_cache(loaded, version=version, method=method)
-    return Calibration("entropy", scales=scales.encode())
+        graph = Path(folder) / Path(model).name
+        yield lower(model, spec, capabilities(engine), graph, progress=progress)

@@ -1,11 +1,11 @@
-"""Which graph an engine needs for an intent: decided here, and made from the float model.
+"""Which graph an engine needs for what was asked: decided here, and made from the float model.
 
     model.onnx ─ quantize, or cast ─ types of inputs and outputs ─ operators it lacks ─ opset ─▶ graph.onnx
 
 1. Where the graph has the types, they are written into it. An engine that tells which quantized layers it
    would compute in float is asked; the graph is quantized again without those, and without data until then.
 2. Where the engine chooses the types (TensorRT 8, OpenVINO's FP16, TensorRT's calibrators), the graph stays
-   in float, and what the intent says of single layers is left over as constraints for the builder.
+   in float, and what the spec says of single layers is left over as constraints for the builder.
 
 `build`, `run`, `tune`, `refit` and a dry run lower by this function alone. The user's file is left alone.
 """
@@ -23,9 +23,10 @@ from .errors import ArtifactError, InvalidOption
 from .progress import Progress, silent
 
 if TYPE_CHECKING:
-    from .engines.base import Precision
+    from .calibration import Ranges
     from .engines.capabilities import Capabilities
-    from .preparation import Intent
+    from .spec.artifacts import ArtifactOptions, BuildSpec
+    from .spec.words import FloatPrecision, Precision
     from .tensors import Feeds
 
 _FLOATS = ("fp32", "tf32")
@@ -49,7 +50,7 @@ class LoweredGraph:
 
     path: str
     precision: Precision
-    rest: str = "fp32"
+    rest: FloatPrecision = "fp32"
     layers: Mapping[str, str] = field(default_factory=dict)
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
@@ -73,32 +74,36 @@ def load_lowered(path: Path) -> LoweredGraph:
     return LoweredGraph(str(path), **record)
 
 
-def writes_types(intent: Intent, capabilities: Capabilities) -> bool:
+def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
     """Whether the graph must have another precision than float32, so that it is made, and not the model."""
-    if capabilities.takes != "onnx" or intent.calibrator:
+    if capabilities.takes != "onnx" or spec.calibrator:
         return False
-    return intent.precision == "best" or capabilities.in_graph.get(intent.precision, "fp32") != "fp32"
+    return spec.precision == "best" or capabilities.in_graph.get(spec.precision, "fp32") != "fp32"
 
 
 def lower(
-    intent: Intent,
+    model: str | Path,
+    spec: BuildSpec,
     capabilities: Capabilities,
     output: Path,
     *,
+    ranges: Ranges | None = None,
     keep: bool = False,
     progress: Progress = silent,
 ) -> LoweredGraph:
-    """Make the graph that an engine needs for an intent.
+    """Make the graph that an engine needs.
 
     Args:
-        intent: What the artifact is to be.
-        capabilities: Of the engine of the intent's target.
+        model: ONNX file; a MODEL spelling where the engine takes PyTorch.
+        spec: What the artifact is to be.
+        capabilities: Of the engine of the spec's target.
         output: ONNX file to write, with a manifest from which `load_lowered` reads the result.
+        ranges: In place of the file that the spec names.
         keep: Write it even where the model itself is what the engine needs.
         progress: Told of every step.
 
     Returns:
-        The graph; its path is the intent's model where that is what the engine needs, and `keep` is not set.
+        The graph; its path is the model where that is what the engine needs, and `keep` is not set.
 
     Raises:
         InvalidOption: If the graph has not the precision and cannot be given it, or options contradict.
@@ -107,56 +112,50 @@ def lower(
     """
     from .engines.registry import engine
 
-    precision, rest = _decided(intent, capabilities)
-    engine(intent.target).check_precision(precision, rest)
+    chosen = spec.ranges if ranges is None else ranges
+    spec = _decided(model, spec, capabilities, has_ranges=chosen is not None)
+    engine(spec.target).check(spec)
     if capabilities.takes != "onnx":
-        return LoweredGraph(str(intent.model), precision, rest)
+        return LoweredGraph(str(model), spec.one_precision, spec.rest)
     with writing(output) as path:
-        return _Lowering(intent, capabilities, precision, rest, path, progress).run(output, keep=keep)
+        return _Lowering(Path(model), spec, chosen, capabilities, path, progress).run(output, keep=keep)
 
 
-def first_sample(intent: Intent) -> Feeds | None:
-    """Return the first batch of the intent's data, to run a graph on; None for random input."""
+def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
+    """Return the first batch of the spec's data, to run a graph on; None for random input."""
     from .data.batches import Data
     from .model.weightless import read_weightless
 
-    if intent.data is None or intent.calibrator:
+    if spec.data is None or spec.calibrator:
         return None
-    return next(iter(Data(intent.data, read_weightless(Path(intent.model)).io.inputs))).feeds
+    return next(iter(Data(spec.data, read_weightless(Path(model)).io.inputs))).feeds
 
 
-def _decided(intent: Intent, capabilities: Capabilities) -> tuple[Precision, str]:
-    """The precision to build, and that of the rest; "best" is decided by what there is to build from."""
-    from .engines.base import PRECISIONS
-
-    if intent.precision == "best":
+def _decided(
+    model: str | Path, spec: BuildSpec, capabilities: Capabilities, *, has_ranges: bool
+) -> BuildSpec:
+    """The spec with one precision: "best" is decided by what there is to build from."""
+    if spec.precision == "best":
         if not capabilities.has_best:
             raise InvalidOption(
-                f"`precision` best: is for tensorrt and tensorrt-rtx; target {intent.target} was asked for",
+                f"`precision` best: is for tensorrt and tensorrt-rtx; target {spec.target} was asked for",
                 hint="`qcompile tune` measures which precision is fastest within an accuracy",
                 option="precision",
             )
-        quantized = (
-            intent.ranges is not None or bool(intent.calibrator) or _precision_of(intent.model) == "int8"
-        )
-        return ("int8", "fp16") if quantized else ("fp16", "fp32")
-    if intent.precision not in PRECISIONS:
+        quantized = has_ranges or bool(spec.calibrator) or _precision_of(model) == "int8"
+        return replace(spec, precision="int8" if quantized else "fp16", rest="fp16" if quantized else "fp32")
+    if spec.layers and spec.precision in _FLOATS:
         raise InvalidOption(
-            f"precision {intent.precision!r}: one of {', '.join((*PRECISIONS, 'best'))} is required"
-        )
-    precision = PRECISIONS[PRECISIONS.index(intent.precision)]
-    if intent.layers and precision in _FLOATS:
-        raise InvalidOption(
-            f"`layers`: no precision is higher than {precision}",
+            f"`layers`: no precision is higher than {spec.precision}",
             hint="ask for the lower precision, and name the layers that stay above it",
             option="layers",
         )
-    if precision not in capabilities.in_graph:
+    if spec.precision not in capabilities.in_graph:
         raise InvalidOption(
-            f"`precision` {precision}: target {intent.target} has {', '.join(capabilities.in_graph)}",
+            f"`precision` {spec.precision}: target {spec.target} has {', '.join(capabilities.in_graph)}",
             option="precision",
         )
-    return precision, intent.rest
+    return spec
 
 
 def _precision_of(model: str | Path) -> str:
@@ -171,28 +170,28 @@ class _Lowering:
 
     def __init__(
         self,
-        intent: Intent,
+        model: Path,
+        spec: BuildSpec,
+        ranges: Path | Ranges | None,
         capabilities: Capabilities,
-        precision: Precision,
-        rest: str,
         path: Path,
         progress: Progress,
     ) -> None:
-        self.intent, self.capabilities, self.precision, self.rest = intent, capabilities, precision, rest
+        self.model, self.spec, self.ranges, self.capabilities = model, spec, ranges, capabilities
         self.path, self.progress = path, progress
-        self.needed = "fp32" if intent.calibrator else capabilities.in_graph[precision]
-        self.static = self.needed in ("int8", "fp8") and intent.mode == "static"
+        self.needed = "fp32" if spec.calibrator else capabilities.in_graph[spec.precision]
+        self.static = self.needed in ("int8", "fp8") and spec.mode == "static"
         self.manifest: Manifest | None = None
 
     def run(self, output: Path, *, keep: bool) -> LoweredGraph:
         planned: Sequence[str] = ()
         left: Mapping[str, str] = {}
         if not self._must_be_typed():
-            graph = self._fitted(Path(self.intent.model))
+            graph = self._fitted(self.model)
         elif self.needed == "int8" and self._is_asked():
             graph, planned, left = self._quantized_as_told()
         else:
-            graph = self._typed(data=self.intent.data)
+            graph = self._typed(data=self.spec.data)
         if keep and graph != self.path:
             from .model.onnx_file import load_onnx, save_onnx
 
@@ -201,7 +200,7 @@ class _Lowering:
         warnings = [*self.manifest.warnings, *self._unlearnt()] if self.manifest else []
         lowered = LoweredGraph(
             str(output if graph == self.path else graph),
-            self.precision, self.rest, self._constraints(), planned, left, warnings,
+            self.spec.one_precision, self.spec.rest, self._constraints(), planned, left, warnings,
         )  # fmt: skip
         if graph == self.path:
             self._record(lowered)
@@ -213,10 +212,10 @@ class _Lowering:
         Raises:
             InvalidOption: If it cannot become so.
         """
-        intent, needed, model = self.intent, self.needed, self.intent.model
-        if intent.calibrator:
+        spec, needed, model = self.spec, self.needed, self.model
+        if spec.calibrator:
             return False
-        named = [*intent.layers, *intent.exclude, *intent.only] if needed != "fp32" else []
+        named = [*spec.layer_precisions, *spec.exclude, *spec.only] if needed != "fp32" else []
         found = _precision_of(model)
         if found == needed and not named:
             return False
@@ -226,12 +225,12 @@ class _Lowering:
                 f"{model}: its graph is {found} already; {asked} was asked for",
                 hint=f"give `precision` {found}, or build from the float model",
             )
-        if needed == "int4" and intent.mode != "weights":
+        if needed == "int4" and spec.mode != "weights":
             raise InvalidOption(
                 f"{model}: holds no weights of 4 bits, and int4 was asked for",
                 hint="quantize it first, with `mode` weights and `precision` int4",
             )
-        if self.static and intent.ranges is None:
+        if self.static and self.ranges is None:
             raise InvalidOption(
                 f"{model}: holds no quantized layer, and {needed} was asked for",
                 hint="quantize it first, or give `ranges` (`qcompile calibrate` writes them)",
@@ -240,7 +239,7 @@ class _Lowering:
         return True
 
     def _is_asked(self) -> bool:
-        return self.static and self.capabilities.tells_missed and not self.intent.strict
+        return self.static and self.capabilities.tells_missed and not self.spec.strict
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Path:
         """Quantize or cast the model, and fit the graph to the engine."""
@@ -248,29 +247,29 @@ class _Lowering:
         from .compiler.quantize.quantize import quantize
         from .compiler.quantize.request import WeightOptions
 
-        intent = self.intent
-        weights = intent.weights or WeightOptions()
-        if self.static and data is None and intent.data is not None:
-            weights = replace(weights, rounding="rtn")  # GPTQ learns from the data, which comes last
+        spec = self.spec
+        rounding = spec.rounding
+        if self.static and data is None and spec.data is not None:
+            rounding = "rtn"  # GPTQ learns from the data, which comes last
         self.manifest = quantize(
-            intent.model,
+            self.model,
             self.path,
-            ranges=intent.ranges if self.static else None,
-            target=graph_target(intent.target),
+            ranges=self.ranges if self.static else None,
+            target=graph_target(spec.target),
             precision=self.needed,  # type: ignore[arg-type]  # no graph is made in float32
-            mode=intent.mode,  # type: ignore[arg-type]  # checked there
-            processor=intent.processor,  # type: ignore[arg-type]  # checked there
-            method=intent.method if self.static else None,
-            exclude=intent.exclude,
-            only=intent.only,
-            layers=intent.layers,
+            mode=spec.mode,
+            processor=spec.processor,
+            method=spec.method or None if self.static else None,
+            exclude=spec.exclude,
+            only=spec.only,
+            layers=spec.layer_precisions,
             in_float=left,
-            rest=self.capabilities.in_graph.get(self.rest, self.rest),
-            correct_bias=intent.correct_bias,
-            search=intent.search,
-            weights=weights,
+            rest=self.capabilities.in_graph.get(spec.rest, spec.rest),
+            correct_bias=spec.correct_bias,
+            search=spec.search,
+            weights=WeightOptions(spec.block_size, rounding, spec.form),
             data=data,
-            allow_loss=intent.allow_loss,
+            allow_loss=spec.allow_loss,
             progress=self.progress,
         ).manifest
         return self._fitted(self.path)
@@ -288,31 +287,29 @@ class _Lowering:
         from .model.graph import weighted_nodes
         from .model.weightless import read_weightless
 
-        intent, sample = self.intent, first_sample(self.intent)
+        spec, sample = self.spec, first_sample(self.model, self.spec)
         graph = self._typed()
         planned = [node.name for node in weighted_nodes(read_weightless(graph).model)["int8"]]
         left: dict[str, str] = {}
         for _ in range(_ROUNDS):
             self.progress("ask which layers run in float")
             request = BuildRequest(
-                str(graph), self.path, self.precision, str(intent.model), threads=intent.threads,
-                rest=self.rest, sample=sample, progress=self.progress,
+                str(graph), self.path, spec, str(self.model), sample=sample, progress=self.progress,
             )  # fmt: skip
-            missed = missed_or_refused(engine(intent.target), request, planned, left, self._typed)
+            missed = missed_or_refused(engine(spec.target), request, planned, left, self._typed)
             if not missed or len(left) + len(missed) >= len(planned):
                 break
             left |= missed
             graph = self._typed(left)
-        if intent.data is not None:
-            graph = self._typed(left, data=intent.data)
+        if spec.data is not None:
+            graph = self._typed(left, data=spec.data)
         return graph, planned, left
 
     def _fitted(self, graph: Path) -> Path:
         """Give inputs and outputs their types, and the file operators and an opset that the engine reads."""
         from .model.onnx_file import load_onnx, opset, save_onnx
 
-        options, highest = self.intent.options, self.capabilities.highest_opset
-        formats = options.tensor_formats if options else {}
+        formats, highest = self.spec.tensorrt.tensor_formats, self.capabilities.highest_opset
         types = {name: dtype for name, (dtype, _) in formats.items() if dtype}
         if types:
             from .compiler.io_types import set_io_types
@@ -354,27 +351,29 @@ class _Lowering:
         from .compiler.quantize.match_nodes import match_nodes
         from .model.weightless import read_weightless
 
-        intent = self.intent
-        if self.precision in _FLOATS or self.needed == self.precision:
+        spec = self.spec
+        if spec.precision in _FLOATS or self.needed == spec.precision:
             return {}
-        if not (intent.layers or intent.exclude or intent.only):
+        if not (spec.layers or spec.exclude or spec.only):
             return {}
         if not self.capabilities.keeps_layers:
             raise InvalidOption(
-                f"{self.precision} for {intent.target}: it chooses the types of all layers by itself",
+                f"{spec.precision} for {spec.target}: it chooses the types of all layers by itself",
                 hint="leave `layers` and `exclude` out, or choose another precision or target",
             )
-        graph = read_weightless(Path(intent.model)).model.graph
-        above = dict.fromkeys(match_nodes(graph, intent.exclude, only=intent.only), "fp32")
+        graph = read_weightless(self.model).model.graph
+        above = dict.fromkeys(match_nodes(graph, spec.exclude, only=spec.only), "fp32")
         return above | {
-            name: kind for pattern, kind in intent.layers.items() for name in match_nodes(graph, [pattern])
+            name: kind
+            for pattern, kind in spec.layer_precisions.items()
+            for name in match_nodes(graph, [pattern])
         }
 
     def _unlearnt(self) -> list[str]:
         """What static INT8 lacks without data."""
-        if not (self.static and self.needed == "int8" and self.intent.data is None):
+        if not (self.static and self.needed == "int8" and self.spec.data is None):
             return []
-        lost = "biases were not corrected, and " if self.intent.correct_bias else ""
+        lost = "biases were not corrected, and " if self.spec.correct_bias else ""
         return [f"no data was given: {lost}what INT8 loses was judged on random input"]
 
     def _record(self, lowered: LoweredGraph) -> None:
@@ -385,9 +384,9 @@ class _Lowering:
         manifest = self.manifest or Manifest(
             kind="onnx",
             stage="lower",
-            target=self.intent.target,
+            target=self.spec.target,
             precision=self.needed,
-            sources={"model": fingerprint(Path(self.intent.model))},
+            sources={"model": fingerprint(self.model)},
         )
         io = model_io(load_onnx(self.path, external_data=False))
         options = {**manifest.options, _RECORD: lowered.as_json()}

@@ -102,8 +102,8 @@ def feeds(data: str, batch: int) -> dict[str, Any]:
 def build(options: argparse.Namespace) -> None:
     """Engines with one profile for each batch; the time of each build is written beside it."""
     import qcompile
-    from qcompile.engines.tensorrt.options import TensorRTOptions
     from qcompile.errors import QCompileError
+    from qcompile.spec.tensorrt import TensorRTOptions
 
     for name in options.models:
         model = options.folder / f"{name}.onnx"
@@ -127,7 +127,7 @@ def build(options: argparse.Namespace) -> None:
             start = time.perf_counter()
             try:
                 built = qcompile.build(
-                    model, engine_file(options, name, variant), target="tensorrt", options=chosen,
+                    model, engine_file(options, name, variant), target="tensorrt", tensorrt=chosen,
                     allow_fallback=True, **more,
                 )  # fmt: skip
             except QCompileError as error:

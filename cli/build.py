@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..errors import IntentNotReached
 from ..spec.artifacts import BuildCommand
-from ..spec.tensorrt import TensorRTOptions
 from .present import present_artifact
 from .session import Session
 from .tables import bytes_text
@@ -30,42 +29,14 @@ from .verb import verb
 )
 def build(session: Session, given: BuildCommand) -> None:
     """Print what was proven of the artifact."""
-    from ..intent import build_intent, plan_intent
-    from ..model.pt2_archive import trusting
-    from ..preparation import Intent
+    from ..building import build as build_artifact
+    from ..building import plan
 
-    intent = Intent(
-        given.model,
-        given.target,
-        given.precision,
-        ranges=given.ranges,
-        method=given.method or None,
-        rest=given.rest,
-        layers=given.layer_precisions,
-        gpus=given.gpus,
-        min_shapes=given.shapes("min_shapes"),
-        opt_shapes=given.shapes("opt_shapes"),
-        max_shapes=given.shapes("max_shapes"),
-        inputs=given.inputs,
-        threads=given.threads,
-        calibrator=given.calibrator,
-        data=given.data,
-        options=given.tensorrt if given.tensorrt != TensorRTOptions() else None,
-        strict=given.strict,
-        allow_loss=given.allow_loss,
-    )
     if given.dry_run:
-        _present_plan(session, plan_intent(intent, progress=session.progress), given.output)
+        _present_plan(session, plan(given.model, given, progress=session.progress), given.output)
         return
     try:
-        with trusting(given.trust):
-            artifact = build_intent(
-                intent,
-                given.output,
-                allow_fallback=given.allow_fallback,
-                calibration_cache=given.calibration_cache,
-                progress=session.progress,
-            )
+        artifact = build_artifact(given.model, given.output, given, progress=session.progress)
     except IntentNotReached as error:
         _note_layers(session, error.data.get("proof", {}))
         raise

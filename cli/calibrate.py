@@ -17,7 +17,7 @@ from .verb import verb
 )
 def calibrate(session: Session, given: CalibrateCommand) -> None:
     """Print how many tensors were observed over how many samples."""
-    from ..intent import calibrate as calibrate_model
+    from ..compiler.quantize.calibrate import calibrate as calibrate_model
 
     artifact = calibrate_model(
         given.model,

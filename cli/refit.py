@@ -17,7 +17,7 @@ from .verb import verb
 )
 def refit(session: Session, given: RefitCommand) -> None:
     """Print the engine and where its weights are from."""
-    from ..intent import refit as refit_engine
+    from ..building import refit as refit_engine
 
     artifact = refit_engine(given.engine, given.model, given.output, progress=session.progress)
     present_artifact(session, artifact, f"weights of {given.model}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,9 @@ from numpy.typing import NDArray
 from ..artifact import Check
 from ..errors import EngineUnavailable, InvalidOption
 from ..progress import Progress, silent
+from ..spec.artifacts import BuildSpec
+from ..spec.words import Precision
 from ..tensors import Feeds, ModelIO
-
-if TYPE_CHECKING:
-    from .tensorrt.builder.calibrator import Calibration
-    from .tensorrt.options import TensorRTOptions
-
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4")
 
 Place = Literal["cpu", "cuda"]
 
@@ -37,46 +32,33 @@ class BuildRequest:
     Attributes:
         model: The file to build from (ONNX), or a MODEL spelling where the engine takes PyTorch.
         output: Where to write, inside `artifact.writing`.
-        precision: The intent.
+        spec: What was asked for; its precision is never "best".
         source: What the user gave, where `model` was made from it; for messages and the manifest.
-        min_shapes, opt_shapes, max_shapes: Input name to shape, for dynamic inputs.
-        gpus: Compute capabilities ("sm86") to build for, where the engine can choose.
-        inputs: `NAME:SHAPE[:DTYPE]` for models that do not declare their inputs.
-        threads: Threads of the runtime; 0 lets it choose.
-        progress: Told of every step.
-        rest: What INT8 leaves in float is computed in, where the runtime decides and not the graph.
-        calibration: How an engine that calibrates by itself gets its scales; None takes the graph's Q/DQ.
-        tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
         layers: Name of a node to the precision it must have, where the runtime chooses types.
-        options: TensorRT's own.
+        tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
         planned: Names of the layers that were to be quantized before the runtime was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
         sample: Real input to check the artifact on; random input otherwise.
-        graph_options: Options that the graph was made with and does not tell, for the manifest.
         warnings: What was found while the graph was made, for the manifest.
+        progress: Told of every step.
     """
 
     model: str
     output: Path
-    precision: Precision
+    spec: BuildSpec
     source: str = ""
-    min_shapes: Shapes = field(default_factory=dict)
-    opt_shapes: Shapes = field(default_factory=dict)
-    max_shapes: Shapes = field(default_factory=dict)
-    gpus: Sequence[str] = ()
-    inputs: Sequence[str] = ()
-    threads: int = 0
-    progress: Progress = silent
-    rest: str = "fp32"
-    calibration: Calibration | None = None
-    tf32: bool = False
     layers: Mapping[str, str] = field(default_factory=dict)
-    options: TensorRTOptions | None = None
+    tf32: bool = False
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     sample: Feeds | None = None
-    graph_options: Mapping[str, object] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    progress: Progress = silent
+
+    @property
+    def precision(self) -> Precision:
+        """What is built."""
+        return self.spec.one_precision
 
     @property
     def sampled(self) -> str:
@@ -133,8 +115,8 @@ class BuildOutcome:
 
 
 @dataclass(frozen=True)
-class GpuRun:
-    """How an engine runs on a GPU.
+class DeviceRun:
+    """How an artifact runs on a GPU.
 
     Attributes:
         device: Its number.
@@ -147,7 +129,7 @@ class GpuRun:
     cuda_graph: bool = False
 
     def require_plain(self, engine_name: str) -> None:
-        """Refuse what only TensorRT's engines can do.
+        """Refuse what an engine that runs one inference at a time has no use for.
 
         Raises:
             InvalidOption: If several streams or a CUDA graph are asked for.
@@ -221,8 +203,10 @@ class Engine(ABC):
     """What it builds from."""
     places: tuple[Place, ...] = ("cpu",)
     """Where it runs: the first unless it is told otherwise."""
-    takes_profiles: bool = False
-    """Whether GPUs, optimization profiles and TensorRT's options mean anything to it."""
+    keeps_layers: bool = False
+    """Whether single layers can be kept in a precision where it chooses the types."""
+    has_best: bool = False
+    """Whether it can be asked for precision "best"."""
     lacks: frozenset[str] = frozenset()
     """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
@@ -248,12 +232,15 @@ class Engine(ABC):
     def graph_precision(self, precision: Precision) -> Precision:
         """Return the precision the ONNX graph itself must have for the intent."""
 
-    def check_precision(self, precision: Precision, rest: str) -> None:  # noqa: B027 (most take all of theirs)
-        """Refuse a precision that the version or the processor here does not have, before any work.
+    def check(self, spec: BuildSpec) -> None:  # noqa: B027 (most take all that the spec lets pass)
+        """Refuse what the version or the processor here does not have, before any work.
+
+        Args:
+            spec: What is to be built; its precision is never "best".
 
         Raises:
             InvalidOption: Naming the version.
-            IntentNotReached: Naming the processor, where it would be emulated.
+            IntentNotReached: Naming the processor, where the precision would be emulated.
         """
 
     def highest_opset(self) -> int | None:
@@ -312,9 +299,9 @@ class Engine(ABC):
         """
 
     def open_on_gpu(
-        self, artifact: str, run: GpuRun, *, threads: int = 0, io: ModelIO | None = None
+        self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        """Load an artifact on a certain GPU; TensorRT's engines on several streams or with CUDA graphs too.
+        """Load an artifact on a certain GPU; some engines run on several streams, or with CUDA graphs, too.
 
         Raises:
             InvalidOption: If this engine runs on no GPU, or knows no streams and CUDA graphs.

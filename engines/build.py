@@ -5,50 +5,45 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..artifact import Artifact, Manifest, commit, tool_versions, write_text, writing
-from ..errors import EngineUnavailable, IntentNotReached, InvalidOption
+from ..errors import EngineUnavailable, IntentNotReached
 from ..model.multiply_adds import multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
 from ..model.source import digest_source, parse_source
 from ..model.weightless import fingerprint
+from ..spec.decode import changed
 from .base import BuildRequest, Engine
 from .registry import engine
 from .weigh import Weighed, weigh
 
+_OWN_FIELDS = ("target", "precision")
+"""Options that a manifest has fields of its own for."""
 
-def build_engine(
-    target: str,
-    request: BuildRequest,
-    *,
-    allow_fallback: bool = False,
-    strict: bool = False,
-    calibration_cache: Path | None = None,
-) -> Artifact:
-    """Build with the engine `target` from a graph that has the right precision already.
+
+def build_engine(request: BuildRequest) -> Artifact:
+    """Build from a graph that has the right precision already.
 
     Args:
-        target: Name of the engine.
         request: What to build; its `output` is the final path.
-        allow_fallback: Hand the artifact out although its precision was not reached, with a warning.
-        strict: Fail where one planned layer missed the precision, however small its share is.
-        calibration_cache: Where to write what the engine's own calibrator found.
 
     Returns:
         The artifact and its manifest.
 
     Raises:
         EngineUnavailable: If the engine cannot build here, with the reason.
+        InvalidOption: If it does not have what the spec asks for.
         IntentNotReached: If what came out is not what was asked for.
         BuildError: If the runtime refuses the model.
     """
-    chosen = require_builder(target)
-    _check_use(chosen, request)
+    spec = request.spec
+    chosen = require_builder(spec.target)
+    chosen.check(spec)
     final = Path(request.output)
     with writing(final) as path:
         outcome = chosen.build(_at(request, path))
-        weighed = weigh(request.precision, outcome, _multiply_adds(chosen, request.model), strict=strict)
-        if weighed.failure and not allow_fallback:
+        weighed = weigh(request.precision, outcome, _multiply_adds(chosen, request.model), strict=spec.strict)
+        if weighed.failure and not spec.allow_fallback:
             raise IntentNotReached(
-                f"{request.source or request.model} for {target}: {weighed.failure}",
+                f"{request.source or request.model} for {spec.target}: {weighed.failure}",
                 hint=_way_out(weighed),
                 proof={**outcome.proof, **weighed.proof},
             )
@@ -64,7 +59,7 @@ def build_engine(
             Manifest(
                 kind=outcome.kind,
                 stage="build",
-                target=target,
+                target=spec.target,
                 precision=request.precision,
                 io=outcome.io,
                 sources={
@@ -73,17 +68,7 @@ def build_engine(
                 },
                 tools={**tool_versions(*outcome.packages), **outcome.versions},
                 device=outcome.device,
-                options={
-                    "min_shapes": {k: list(v) for k, v in request.min_shapes.items()},
-                    "opt_shapes": {k: list(v) for k, v in request.opt_shapes.items()},
-                    "max_shapes": {k: list(v) for k, v in request.max_shapes.items()},
-                    "gpus": list(request.gpus),
-                    "rest": request.rest if request.precision in ("int8", "fp8") else "",
-                    **({"tf32": True} if request.tf32 else {}),
-                    **request.graph_options,
-                    **({"layers": dict(request.layers)} if request.layers else {}),
-                    **(request.options.as_json() if request.options else {}),
-                },
+                options={**changed(spec, without=_OWN_FIELDS), **({"tf32": True} if request.tf32 else {})},
                 proof={
                     **outcome.proof,
                     **weighed.proof,
@@ -95,34 +80,21 @@ def build_engine(
                 warnings=warnings,
             ),
         )
-    if calibration_cache is not None:
-        write_text(calibration_cache, outcome.calibration_cache.decode())
+    if spec.calibration_cache is not None:
+        write_text(spec.calibration_cache, outcome.calibration_cache.decode())
     return Artifact(final, manifest)
 
 
-def plan_engine(target: str, request: BuildRequest) -> dict[str, object]:
+def plan_engine(request: BuildRequest) -> dict[str, object]:
     """Check everything that `build_engine` would, and return what it would build.
 
     Raises:
         InvalidOption, EngineUnavailable, UnsupportedOperator: As `build_engine`.
     """
-    chosen = require_builder(target)
-    _check_use(chosen, request)
-    return {"target": target, "precision": request.precision, **chosen.plan(request)}
-
-
-def _check_use(chosen: Engine, request: BuildRequest) -> None:
-    """Refuse what means nothing to an engine."""
-    given = {
-        "`gpus`": bool(request.gpus),
-        "`min_shapes`": bool(request.min_shapes),
-        "`opt_shapes`": bool(request.opt_shapes),
-        "`max_shapes`": bool(request.max_shapes),
-        "TensorRT's options": request.options is not None and bool(request.options.as_json()),
-    }
-    for option, present in given.items():
-        if present and not chosen.takes_profiles:
-            raise InvalidOption(f"{option}: target {chosen.name} has no use for it", hint="leave it out")
+    spec = request.spec
+    chosen = require_builder(spec.target)
+    chosen.check(spec)
+    return {"target": spec.target, "precision": request.precision, **chosen.plan(request)}
 
 
 def require_builder(target: str) -> Engine:

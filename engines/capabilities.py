@@ -1,4 +1,4 @@
-"""What an engine here can be given, as data: it decides the graph together with the intent.
+"""What an engine here can be given, as data: it decides the graph together with the spec.
 
 | field          | ONNX Runtime | OpenVINO        | TensorRT 8           | TensorRT 10, 11, RTX |
 |----------------|--------------|-----------------|----------------------|----------------------|
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from .base import Engine
-from .tensorrt.adapter import MODULES
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,13 @@ def capabilities(engine: Engine) -> Capabilities:
     Raises:
         EngineUnavailable: If the engine is not installed and its version decides.
     """
-    is_tensorrt = engine.name in MODULES
     return Capabilities(
         engine.name,
         engine.takes,
         {precision: engine.graph_precision(precision) for precision in engine.precisions},
         tuple(sorted(engine.lacks)),
         engine.highest_opset(),
-        keeps_layers=is_tensorrt,
-        has_best=is_tensorrt,
+        keeps_layers=engine.keeps_layers,
+        has_best=engine.has_best,
         tells_missed=type(engine).missed_layers is not Engine.missed_layers,
     )

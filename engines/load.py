@@ -9,7 +9,7 @@ from ..errors import ArtifactError, InvalidOption
 from ..model.pt2_archive import trusting
 from ..model.source import parse_source
 from ..tensors import ModelIO
-from .base import GpuRun, Runner
+from .base import DeviceRun, Runner
 from .gpu import parse_device
 from .registry import engine
 
@@ -37,7 +37,7 @@ def load(
             runs code when it is loaded, all the same.
         device: "cpu", "cuda:1", or the number of a GPU; None: where its engine runs by itself, which is the
             processor for all but TensorRT's.
-        streams, cuda_graph: Of TensorRT's engines, see `base.GpuRun`.
+        streams, cuda_graph: Of engines for GPUs, see `base.DeviceRun`.
 
     Raises:
         MissingFile: If there is no such file.
@@ -56,7 +56,7 @@ def load(
     with trusting(trust):
         if number is None and streams == 1 and not cuda_graph:
             return chosen.open(text, threads=threads, io=io)
-        return chosen.open_on_gpu(text, GpuRun(number or 0, streams, cuda_graph), threads=threads, io=io)
+        return chosen.open_on_gpu(text, DeviceRun(number or 0, streams, cuda_graph), threads=threads, io=io)
 
 
 def engine_of(artifact: str, *, trust: bool = False) -> str:

@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import tool_versions
-from ..engines.tensorrt.options import TensorRTOptions
 from ..model.source import Source, parse_source
 from ..progress import Progress
-from ..tensors import parse_shapes
+from ..spec.artifacts import BuildSpec
+from ..spec.decode import key as options_key
+from ..spec.decode import shared
+from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
 from .recipe import ArtifactSection, Recipe
 from .recipe_batches import default_shapes, has_shapes, measured_batches
 
 if TYPE_CHECKING:
     from ..engines.capabilities import Capabilities
-    from ..preparation import Intent
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
+_OF_THE_SOURCE = ("source", "depends", "trust", "simplify")
+"""Options of `[model]` whose effect is in the digest of the source, or in a stage of its own."""
+_OF_THE_BUILD = (
+    "name", "gpus", "min_shapes", "opt_shapes", "max_shapes", "allow_fallback", "strict", "tensorrt",
+)  # fmt: skip
+"""Options of an artifact that its graph does not depend on, but for what `lower_stage` adds."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +78,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
 
     key = {
         "source": source_digest,
-        "inputs": section.inputs,
-        "outputs": section.outputs,
-        "dynamic": section.dynamic,
-        "freeze_branches": section.freeze_branches,
-        "opset": section.opset,
+        "options": options_key(section, without=_OF_THE_SOURCE),
         "tools": tool_versions("torch", "onnxscript", *ONNX_TOOLS),
     }
     return Stage("export", f"{recipe.name}.onnx", key, work)
@@ -129,7 +132,7 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     targets = sorted({graph_target(one.target) for one in recipe.artifact if one.needs_ranges})
 
     def work(path: Path, progress: Progress) -> object:
-        from ..intent import calibrate
+        from ..compiler.quantize.calibrate import calibrate
 
         return calibrate(
             model.path,
@@ -144,8 +147,7 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     key = {
         "model": model.digest,
         "data": data.digest(),
-        "method": section.method,
-        "samples": section.samples,
+        "options": options_key(section, without=("balance",)),  # which is a stage of its own
         "targets": targets,
         "tools": tool_versions(*ONNX_TOOLS),
     }
@@ -160,16 +162,16 @@ def lower_stage(
     from ..engines.processor import processor
     from ..lowering import writes_types
 
-    intent = _intent(recipe, one, str(model.path), ranges)
-    if not writes_types(intent, needs):
+    if not writes_types(one, needs):
         return None
+    spec = _spec(recipe, one, ranges)
 
     def work(path: Path, progress: Progress) -> object:
         from ..engines.build import require_builder
         from ..lowering import lower
 
         require_builder(one.target)
-        return lower(intent, needs, path, keep=True, progress=progress)
+        return lower(model.path, spec, needs, path, keep=True, progress=progress)
 
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
     key = {
@@ -177,18 +179,7 @@ def lower_stage(
         "ranges": ranges.digest if ranges else "",
         "data": data.digest() if recipe.data.calibration else "",
         "engine": needs.as_json(),
-        "precision": one.precision,
-        "mode": one.mode,
-        "method": one.method,
-        "exclude": one.exclude,
-        "only": one.only,
-        "layers": one.layers,
-        "rest": one.rest,
-        "processor": one.processor,
-        "correct_bias": one.correct_bias,
-        "search": one.search,
-        "weights": (one.block_size, one.rounding, one.form),
-        "allow_loss": one.allow_loss,
+        "options": options_key(one, without=_OF_THE_BUILD),
         "io_formats": one.tensorrt.io_formats,
         "asked": {"strict": one.strict, **processor(), **tool_versions(one.target)}
         if needs.tells_missed
@@ -218,87 +209,52 @@ def build_stage(
     from ..lowering import load_lowered
 
     tensorrt = one.target.startswith("tensorrt")
-    native = one.calibrator not in ("", "ours")
     gpu = find_gpu() if tensorrt and not one.gpus else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
     covers = tensorrt and not has_shapes(one)
     lowered = load_lowered(graph.path) if graph else None
-    intent = _intent(recipe, one, model, ranges)
-    if not native:
-        intent = replace(intent, data=None)  # it is checked on random input: other data builds nothing again
+    spec = _spec(recipe, one, ranges)
+    if not one.calibrates_itself:
+        spec = replace(spec, data=None)  # it is checked on random input: other data builds nothing again
 
     def work(path: Path, progress: Progress) -> object:
-        from ..intent import build_intent
+        from ..building import build, build_lowered
         from ..model.weightless import read_weightless
 
         shapes: dict[str, Any] = {}
         if covers:
             shapes.update(default_shapes(read_weightless(Path(model)).io.inputs, recipe.bench))
-        return build_intent(
-            replace(intent, **shapes),
-            path,
-            allow_fallback=one.allow_fallback,
-            lowered=lowered,
-            progress=progress,
-        )
+        asked = replace(spec, **shapes)
+        if lowered is None:
+            return build(model, path, asked, progress=progress)
+        return build_lowered(model, path, asked, lowered, progress=progress)
 
     key = {
         "model": digest,
         "graph": (graph.digest, lowered.as_json()) if graph and lowered else (),
-        "target": one.target,
-        "precision": one.precision,
-        "rest": one.rest,
-        "layers": one.layers,
-        "exclude": one.exclude,
-        "only": one.only,
-        "calibrator": (one.calibrator, ranges.digest if ranges else "", data.digest() if native else ""),
-        "tensorrt": one.tensorrt.as_json(),
-        "gpus": one.gpus,
-        "shapes": {
-            kind: sorted(getattr(intent, kind).items()) for kind in ("min_shapes", "opt_shapes", "max_shapes")
-        },
+        "options": options_key(one, without=("name",)),
+        "ranges": ranges.digest if ranges else "",
+        "data": data.digest() if one.calibrates_itself else "",
         "batches": measured_batches(recipe.bench) if covers else {},
-        "inputs": recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
+        "inputs": spec.inputs,
         "processor": {} if one.gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
-        "allow_fallback": one.allow_fallback,
-        "strict": one.strict,
         "tools": tool_versions("torch", "openvino", "tensorrt", "tensorrt-rtx", *ONNX_TOOLS),
     }
     return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
 
 
-def _intent(recipe: Recipe, one: ArtifactSection, model: str, ranges: Made | None) -> Intent:
+def _spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpec:
     """What a recipe says of an artifact, with files as the recipe's folder has them."""
-    from ..compiler.quantize.request import WeightOptions
-    from ..preparation import Intent
+    from ..engines.registry import engine
 
-    tensorrt = one.target.startswith("tensorrt")
-    return Intent(
-        model,
-        one.target,
-        one.precision,
+    return shared(
+        BuildSpec,
+        one,
+        tensorrt=located_options(recipe, one.tensorrt),
         ranges=ranges.path if ranges else None,
-        method=one.method or None,
-        gpus=one.gpus,
-        min_shapes=parse_shapes(one.min_shapes, option="min_shapes"),
-        opt_shapes=parse_shapes(one.opt_shapes, option="opt_shapes"),
-        max_shapes=parse_shapes(one.max_shapes, option="max_shapes"),
-        inputs=recipe.model.inputs,
-        rest=one.rest,
-        layers=one.layer_precisions,
-        calibrator=one.calibrator,
         data=located(recipe, recipe.data.calibration) if one.calibrator != "ours" else None,
-        options=located_options(recipe, one.tensorrt) if tensorrt else None,
-        strict=one.strict,
-        allow_loss=one.allow_loss,
-        mode=one.mode,
-        processor=one.processor,
-        exclude=one.exclude,
-        only=one.only,
-        correct_bias=one.correct_bias,
-        search=one.search,
-        weights=WeightOptions(one.block_size, one.rounding, one.form),
+        inputs=recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
     )
 
 
@@ -314,6 +270,6 @@ def located(recipe: Recipe, spec: str) -> str | None:
 def located_options(recipe: Recipe, options: TensorRTOptions) -> TensorRTOptions:
     """Return TensorRT's options with files as the recipe's folder has them."""
     plugins = tuple(str(recipe.folder / name) for name in options.plugins)
-    kept = options.timing_cache in ("auto", "off")
+    kept = options.timing_cache in (AUTO, OFF)
     cache = options.timing_cache if kept else str(recipe.folder / options.timing_cache)
     return replace(options, plugins=plugins, timing_cache=cache)

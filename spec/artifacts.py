@@ -1,17 +1,39 @@
-"""How a model is quantized and built: `quantize`, `build`, `refit`, and `[[artifact]]` of a recipe."""
+"""How a model is quantized and built: `quantize`, `build`, `refit`, and `[[artifact]]` of a recipe.
+
+PrecisionOptions ◀── QuantizeOptions ◀─┬─ QuantizeSpec ◀── QuantizeCommand
+                                       └─ ArtifactOptions ◀─┬─ BuildSpec ◀── BuildCommand
+                                                            └─ ArtifactSection
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from ..errors import UsageError
 from ..tensors import parse_shapes
-from .decode import Checked, Refused
-from .option import COMMA, SHAPES, argument, option
+from .decode import Checked, Refused, changed
+from .option import COMMA, SHAPES, argument, fields_of, option
 from .tensorrt import TensorRTOptions
-from .words import METHOD, METHOD_PATTERN, BuildPrecision, FloatPrecision, GraphTarget, LayerPrecision, Target
+from .words import (
+    METHOD,
+    METHOD_PATTERN,
+    TENSORRT_TARGETS,
+    BuildPrecision,
+    Calibrator,
+    FloatPrecision,
+    Form,
+    GraphPrecision,
+    GraphTarget,
+    LayerPrecision,
+    Mode,
+    Precision,
+    Processor,
+    Rounding,
+    Target,
+    WeightType,
+)
 
 PLAIN_NAME = r"^[^./\\\0][^/\\\0]*$"
 _SHAPE_KINDS = ("min_shapes", "opt_shapes", "max_shapes")
@@ -36,6 +58,7 @@ class PrecisionOptions(Checked):
             flag="--layer",
             metavar="PATTERN=PRECISION",
             split=COMMA,
+            pairs="=",
         ),
     ] = ()
     rest: Annotated[FloatPrecision, option("Precision of the layers that stay in floating point.")] = "fp32"
@@ -54,7 +77,7 @@ class QuantizeOptions(PrecisionOptions):
     """How a graph is quantized."""
 
     mode: Annotated[
-        Literal["static", "dynamic", "weights"],
+        Mode,
         option("Kind of quantization: calibrated scales, scales computed at run time, or weights only."),
     ] = "static"
     exclude: Annotated[
@@ -72,11 +95,13 @@ class QuantizeOptions(PrecisionOptions):
         ),
     ] = ()
     processor: Annotated[
-        Literal["vnni", "avx2", "arm"],
-        option("Instruction set of the CPU that runs static INT8 on onnxruntime."),
+        Processor, option("Instruction set of the CPU that runs static INT8 on onnxruntime.")
     ] = "vnni"
     correct_bias: Annotated[
         bool, option("Subtract the mean error of static INT8, measured on the data, from the biases.")
+    ] = True
+    search: Annotated[
+        bool, option("Quantize static INT8 in several ways, and keep the one with the best outputs.")
     ] = True
     block_size: Annotated[
         int,
@@ -86,17 +111,17 @@ class QuantizeOptions(PrecisionOptions):
         ),
     ] = 64
     rounding: Annotated[
-        Literal["rtn", "gptq"],
+        Rounding,
         option("Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."),
     ] = "rtn"
     form: Annotated[
-        Literal["", "nbits", "qdq"],
+        Form,
         option("Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."),
     ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildOptions(PrecisionOptions):
+class ArtifactOptions(QuantizeOptions):
     """What is built, and what the build must prove."""
 
     target: Annotated[Target, option("Runtime that the artifact is for.")]
@@ -110,34 +135,67 @@ class BuildOptions(PrecisionOptions):
             flag="--gpu",
             metavar="SM",
             split=COMMA,
+            targets=TENSORRT_TARGETS,
         ),
     ] = ()
     min_shapes: Annotated[
-        tuple[str, ...], option("Smallest shape of an input.", metavar="NAME:SHAPE", split=SHAPES)
+        tuple[str, ...],
+        option(
+            "Smallest shape of an input.",
+            metavar="NAME:SHAPE",
+            split=SHAPES,
+            pairs=":",
+            targets=TENSORRT_TARGETS,
+        ),
     ] = ()
     opt_shapes: Annotated[
-        tuple[str, ...], option("Shape of an input to optimize for.", metavar="NAME:SHAPE", split=SHAPES)
+        tuple[str, ...],
+        option(
+            "Shape of an input to optimize for.",
+            metavar="NAME:SHAPE",
+            split=SHAPES,
+            pairs=":",
+            targets=TENSORRT_TARGETS,
+        ),
     ] = ()
     max_shapes: Annotated[
-        tuple[str, ...], option("Largest shape of an input.", metavar="NAME:SHAPE", split=SHAPES)
+        tuple[str, ...],
+        option(
+            "Largest shape of an input.",
+            metavar="NAME:SHAPE",
+            split=SHAPES,
+            pairs=":",
+            targets=TENSORRT_TARGETS,
+        ),
     ] = ()
     calibrator: Annotated[
-        Literal["", "ours", "native", "entropy", "minmax"],
+        Calibrator,
         option(
             "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ours), or "
-            "TensorRT's own calibrator on the data."
+            "TensorRT's own calibrator on the data.",
+            targets=TENSORRT_TARGETS,
         ),
     ] = ""
     allow_fallback: Annotated[
         bool, option("Keep an artifact that does not reach its precision, with a warning.")
     ] = False
     strict: Annotated[bool, option("Fail if a single layer does not reach the precision.")] = False
-    tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
+    tensorrt: Annotated[TensorRTOptions, option("TensorRT's own options.", targets=TENSORRT_TARGETS)] = field(
+        default_factory=TensorRTOptions
+    )
 
     def check(self) -> None:
-        """Read the shapes."""
+        """Read the shapes, and refuse what the target or the precision has no use for."""
+        for one in fields_of(type(self)):
+            targets, value = one.spelling.targets, getattr(self, one.name)
+            if targets and self.target not in targets and value != one.default:
+                inner = f".{next(iter(changed(value)))}" if one.table is not None else ""
+                problem = f"is for {' and '.join(targets)}; the target is {self.target}"
+                raise Refused(f"{one.name}{inner}", problem, hint="leave it out")
         for kind in _SHAPE_KINDS:
             self.shapes(kind)
+        if self.calibrator and self.precision not in ("int8", "best"):
+            raise Refused("calibrator", f"is for `precision` int8; the precision is {self.precision}")
 
     def shapes(self, kind: str) -> dict[str, tuple[int, ...]]:
         """Return input to shape of "min_shapes", "opt_shapes" or "max_shapes"."""
@@ -146,37 +204,37 @@ class BuildOptions(PrecisionOptions):
         except UsageError as error:
             raise Refused(kind, error.message.removeprefix(f"{kind}: "), hint=error.hint) from error
 
+    @property
+    def one_precision(self) -> Precision:
+        """The precision, where "best" is decided already."""
+        assert self.precision != "best", "lowering decides it"
+        return self.precision
+
+    @property
+    def calibrates_itself(self) -> bool:
+        """Whether the runtime finds the scales of INT8 by itself, on the data."""
+        return self.calibrator not in ("", "ours")
+
 
 @dataclass(frozen=True, kw_only=True)
-class ArtifactSection(QuantizeOptions, BuildOptions):
+class ArtifactSection(ArtifactOptions):
     """`[[artifact]]`: one thing to build."""
 
     name: Annotated[
         str, option("Name of the artifact and of its file.", metavar="a plain file name", pattern=PLAIN_NAME)
     ]
 
-    search: Annotated[
-        bool,
-        option("Quantize static INT8 in several ways and keep the graph with the most accurate outputs."),
-    ] = True
-
     def check(self) -> None:
-        """Refuse options that the precision or the target has no use for."""
-        BuildOptions.check(self)
+        """Refuse INT4 in another mode than weights: a recipe begins with the float model."""
+        super().check()
         if (self.precision == "int4") != (self.mode == "weights" and self.precision != "int8"):
             raise Refused("mode", "int4 is for weights alone", found=self.mode, hint='mode = "weights"')
-        if not self.target.startswith("tensorrt"):
-            for name, unset in (("tensorrt", TensorRTOptions()), ("calibrator", "")):
-                if getattr(self, name) != unset:
-                    raise Refused(name, f"is for TensorRT; the target is {self.target!r}")
-        if self.calibrator and self.precision != "int8":
-            raise Refused("calibrator", f"is for int8; the precision is {self.precision!r}")
 
     @property
     def needs_ranges(self) -> bool:
         """Whether its activations need calibrated ranges."""
         static = self.precision in ("int8", "fp8", "best") and self.mode == "static"
-        return static and self.calibrator in ("", "ours")
+        return static and not self.calibrates_itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,11 +245,13 @@ class QuantizeCommand(QuantizeOptions):
     output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
     target: Annotated[GraphTarget, option("Runtime that the Q/DQ nodes are placed for.")] = "onnxruntime"
     precision: Annotated[
-        Literal["int8", "fp8", "int4", "fp16", "bf16"],
+        GraphPrecision,
         option("Precision of the graph to write; fp8 is E4M3, for TensorRT from compute capability 8.9."),
     ] = "int8"
-    ranges: Annotated[Path | None, option("Ranges file for static INT8 and FP8.", metavar="FILE")] = None
-    weight_type: Annotated[Literal["int8", "uint8"], option("Type of the weights in mode dynamic.")] = "int8"
+    ranges: Annotated[
+        Path | None, option("Ranges file for static INT8 and FP8.", metavar="FILE", place=True)
+    ] = None
+    weight_type: Annotated[WeightType, option("Type of the weights in mode dynamic.")] = "int8"
     balance: Annotated[
         bool, option("Equalize the channels of static INT8 where that improves the outputs on the data.")
     ] = True
@@ -204,16 +264,18 @@ class QuantizeCommand(QuantizeOptions):
         ),
     ] = None
     data: Annotated[
-        str | None, option("Samples to measure output errors on and to fit corrections to.", metavar="DATA")
+        str | None,
+        option("Samples to measure output errors on and to fit corrections to.", metavar="DATA", place=True),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildSpec(BuildOptions):
+class BuildSpec(ArtifactOptions):
     """All that `build` is told beside the model and the output."""
 
     ranges: Annotated[
-        Path | None, option("Ranges file to quantize the model with before the build.", metavar="FILE")
+        Path | None,
+        option("Ranges file to quantize the model with before the build.", metavar="FILE", place=True),
     ] = None
     inputs: Annotated[
         tuple[str, ...],
@@ -222,12 +284,29 @@ class BuildSpec(BuildOptions):
     threads: Annotated[int, option("Threads of a CPU runtime; 0 means the runtime's default.", ge=0)] = 0
     data: Annotated[
         str | None,
-        option("Samples for the INT8 accuracy check, the artifact check and the calibrator.", metavar="DATA"),
+        option(
+            "Samples for the INT8 accuracy check, the artifact check and the calibrator.",
+            metavar="DATA",
+            place=True,
+        ),
     ] = None
     calibration_cache: Annotated[
-        Path | None, option("File for the scales that TensorRT's calibrator computes.", metavar="FILE")
+        Path | None,
+        option("File for the scales that TensorRT's calibrator computes.", metavar="FILE", place=True),
     ] = None
     trust: Annotated[bool, option("Load a .pt2 file that runs code when it is loaded.")] = False
+
+    def check(self) -> None:
+        """Refuse files that the calibrator has no use for, and require those that it needs."""
+        super().check()
+        if self.calibration_cache is not None and not self.calibrates_itself:
+            raise Refused("calibration_cache", "is for `calibrator` native, entropy or minmax")
+        if self.calibrates_itself and (self.data is None or self.ranges is not None):
+            raise Refused(
+                "calibrator", "TensorRT calibrates; give `data` and no `ranges`", found=self.calibrator
+            )
+        if self.calibrator == "ours" and (self.ranges is None or self.data is not None):
+            raise Refused("calibrator", "give `ranges` and no `data`", found=self.calibrator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import InvalidOption
+from ..tensors import format_shape
 from .option import Option, as_path, fields_of
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class Checked:
         for one in fields_of(type(self)):
             value = getattr(self, one.name)
             if one.table is None:
-                object.__setattr__(self, one.name, _converted(one, value))
+                object.__setattr__(self, one.name, _converted(one, paired(one, value)))
         self.check()
 
     def check(self) -> None:
@@ -98,6 +99,41 @@ def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True) -> 
         if isinstance(error.__cause__, Refused):
             raise error.__cause__.below(place) from error
         raise _explained(text, place, kind, values) from error
+
+
+def given(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return the spec of keyword arguments.
+
+    Args:
+        kind: Its type.
+        values: As `decode` takes them; None leaves an option at its default, and an option of pairs may be a
+            mapping.
+
+    Raises:
+        Refused: As `decode`.
+    """
+    options = {one.name: one for one in fields_of(kind)}
+    told = {name: value for name, value in values.items() if value is not None}
+    return decode(
+        kind, {name: paired(options[name], told[name]) if name in options else told[name] for name in told}
+    )
+
+
+def shared(kind: type[T], spec: object, **more: Any) -> T:
+    """Return a spec of another type with the options that both have, and more."""
+    common = {one.name for one in fields_of(kind)} & {one.name for one in fields_of(type(spec))}
+    return kind(**{name: getattr(spec, name) for name in common} | more)
+
+
+def paired(one: Option, value: object) -> object:
+    """Return the pairs of a mapping as they are typed, such as "x:1x3x224x224"; another value as it is."""
+    if not (one.spelling.pairs and isinstance(value, Mapping)):
+        return value
+    return [f"{name}{one.spelling.pairs}{_half(half)}" for name, half in value.items()]
+
+
+def _half(value: object) -> str:
+    return format_shape(value) if isinstance(value, tuple | list) else str(value)
 
 
 def _converted(one: Option, value: object) -> object:
@@ -175,23 +211,33 @@ def _shown(value: object) -> str:
     return f"{_NAMES.get(name) or kinds.get(name, name)} ({value!r})"
 
 
-def changed(spec: object) -> dict[str, object]:
-    """Return what differs from the defaults as JSON has it: the `options` of a manifest."""
-    return {
-        one.name: _plain(getattr(spec, one.name))
-        for one in fields_of(type(spec))
-        if getattr(spec, one.name) != one.default
-    }
+def changed(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:
+    """Return what differs from the defaults as JSON has it: the `options` of a manifest.
+
+    Options of tables stand among the others, as on the command line. Places of files are left out.
+    """
+    found: dict[str, object] = {}
+    for one in fields_of(type(spec)):
+        value = getattr(spec, one.name)
+        if one.name in without or one.spelling.place or value == one.default:
+            continue
+        found |= changed(value) if one.table is not None and not one.repeated else {one.name: _plain(value)}
+    return found
 
 
 def key(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:
-    """Return every option as JSON has it, for the key of a stage: an option that is new is part of it."""
+    """Return every option as JSON has it, for the key of a stage: an option that is new is part of it.
+
+    Places of files are left out: the stage adds the digests of what they hold.
+    """
     return {
-        one.name: _plain(getattr(spec, one.name)) for one in fields_of(type(spec)) if one.name not in without
+        one.name: _plain(getattr(spec, one.name))
+        for one in fields_of(type(spec))
+        if one.name not in without and not one.spelling.place
     }
 
 
 def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return changed(value)
-    return list(value) if isinstance(value, tuple) else value
+        return key(value)
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -35,16 +35,23 @@ class Spelling:
         short: One letter, such as "-o".
         metavar: What stands for the value, and what an error requires.
         split: Pattern that divides one value into several.
+        pairs: What stands between a name and its value, of an option that Python may give as a mapping.
         off: Whether the flag makes a true option false, as "--fresh" does for `resume`.
         argument: Whether it is given by position.
+        place: Whether it only says where a file lies. What the file holds decides, so keys and manifests have
+            digests in place of the option.
+        targets: The targets that have a use for it; empty for all.
     """
 
     flag: str = ""
     short: str = ""
     metavar: str = ""
     split: str = ""
+    pairs: str = ""
     off: bool = False
     argument: bool = False
+    place: bool = False
+    targets: tuple[str, ...] = ()
 
 
 def option(
@@ -54,7 +61,10 @@ def option(
     short: str = "",
     metavar: str = "",
     split: str = "",
+    pairs: str = "",
     off: bool = False,
+    place: bool = False,
+    targets: tuple[str, ...] = (),
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -71,7 +81,7 @@ def option(
         "pattern": pattern,
         "min_length": min_length,
     }
-    spelling = Spelling(flag, short, metavar, split, off)
+    spelling = Spelling(flag, short, metavar, split, pairs, off, place=place, targets=targets)
     return Meta(description=sentence, extra={_SPELLING: spelling}, **about)
 
 

@@ -60,6 +60,8 @@ class RecipeFile(Checked):
             taken.add(one.name)
             if one.needs_ranges and not self.data.calibration:
                 raise Refused("data.calibration", f"is missing; {one.name!r} is static INT8")
+            if one.calibrates_itself and not self.data.calibration:
+                raise Refused("data.calibration", f"is missing; TensorRT calibrates {one.name!r} on it")
         if self.calibrate.balance and not self.data.calibration:
             raise Refused("data.calibration", "is missing; calibrate.balance needs it")
         names = (BASELINE, *sorted(one.name for one in self.artifact))

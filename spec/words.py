@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"]
+"""What an artifact computes in."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
-BuildPrecision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "best"]
-FloatPrecision = Literal["fp32", "fp16", "bf16"]
+BuildPrecision = Literal[Precision, "best"]
+BUILD_PRECISIONS: tuple[BuildPrecision, ...] = get_args(BuildPrecision)
+
+GraphPrecision = Literal["int8", "fp8", "int4", "fp16", "bf16"]
+"""What a float graph is quantized or converted to."""
+GRAPH_PRECISIONS: tuple[GraphPrecision, ...] = get_args(GraphPrecision)
+
+HalfPrecision = Literal["fp16", "bf16"]
+HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
+"""Precision to the name of its type."""
+
+FloatPrecision = Literal["fp32", HalfPrecision]
+FLOAT_PRECISIONS: tuple[FloatPrecision, ...] = get_args(FloatPrecision)
+
+LAYER_PRECISIONS = (*FLOAT_PRECISIONS, "int8")
+LayerPrecision = Annotated[str, Meta(pattern=rf"^.+=({'|'.join(LAYER_PRECISIONS)})$")]
 
 Target = Literal["onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript"]
 """What an artifact is built for."""
+TARGETS: tuple[Target, ...] = get_args(Target)
+CpuTarget = Literal["onnxruntime", "openvino"]
+CPU_TARGETS: tuple[CpuTarget, ...] = get_args(CpuTarget)
+TENSORRT_TARGETS: tuple[Target, ...] = ("tensorrt", "tensorrt-rtx")
 
 GraphTarget = Literal["onnxruntime", "openvino", "tensorrt"]
 """What Q/DQ is placed for; "tensorrt" is TensorRT-RTX too."""
 GRAPH_TARGETS: tuple[GraphTarget, ...] = get_args(GraphTarget)
+
+Mode = Literal["static", "dynamic", "weights"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+Processor = Literal["vnni", "avx2", "arm"]
+PROCESSORS: tuple[Processor, ...] = get_args(Processor)
+
+Rounding = Literal["rtn", "gptq"]
+ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
+
+Form = Literal["", "nbits", "qdq"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+WeightType = Literal["int8", "uint8"]
+
+Calibrator = Literal["", "ours", "native", "entropy", "minmax"]
 
 METRICS = ("top1", "top5", "miou", "cosine", "mse")
 METHOD = "minmax, percentile[:NUMBER], entropy, mse or auto"
@@ -25,7 +61,6 @@ METHOD_PATTERN = r"^(minmax|entropy|mse|auto|percentile(:\d*\.?\d+)?)$"
 METRIC = f"{', '.join(METRICS)} or file.py:function"
 METRIC_PATTERN = rf"^({'|'.join(METRICS)}|.+:[^\W\d]\w*)$"
 
-LayerPrecision = Annotated[str, Meta(pattern=r"^.+=(fp32|fp16|bf16|int8)$")]
 Count = Annotated[int, Meta(ge=1)]
 
 BASELINE = "pytorch"

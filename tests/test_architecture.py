@@ -42,12 +42,10 @@ ALLOWED = {
     "comparison": ONNX | {"calibration", "engines", "bench"},
     "reporting": ONNX | {"calibration", "engines", "bench", "comparison"},
     "deploy": GROUND | {"model"},
-    "preparation": BUILT,
-    "lowering": BUILT | {"preparation"},
-    "building": BUILT | {"preparation", "lowering"},
-    "intent": BUILT | {"preparation", "lowering", "building"},
-    "tuning": BUILT | {"bench", "intent", "preparation", "lowering", "building"},
-    "pipeline": BUILT | {"bench", "reporting", "intent", "preparation", "lowering", "building"},
+    "lowering": BUILT,
+    "building": BUILT | {"lowering"},
+    "tuning": BUILT | {"bench", "lowering", "building"},
+    "pipeline": BUILT | {"bench", "reporting", "lowering", "building"},
     "cli": BUILT
     | {
         "bench",
@@ -56,8 +54,6 @@ ALLOWED = {
         "tuning",
         "deploy",
         "pipeline",
-        "intent",
-        "preparation",
         "building",
     },
 }

@@ -21,15 +21,15 @@ from simulated_machine import install
 
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
-from qcompile.compiler.quantize.request import WeightOptions
-from qcompile.engines.base import PRECISIONS, BuildRequest
-from qcompile.engines.tensorrt.options import TensorRTOptions
+from qcompile.engines.base import BuildRequest
 from qcompile.errors import InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.weightless import fingerprint
 from qcompile.pipeline.run import RunReport
 from qcompile.pipeline.stages import build_stage
 from qcompile.progress import silent
+from qcompile.spec.tensorrt import TensorRTOptions
+from qcompile.spec.words import PRECISIONS
 
 HEAD = """
 version = 1
@@ -45,7 +45,6 @@ method = "minmax"
 Wishes = Mapping[str, Any]
 MakeFile = Callable[..., Path]
 
-WEIGHTS = ("block_size", "rounding", "form")
 EVERY: dict[str, Wishes] = {
     **{name: {"precision": name} for name in (*PRECISIONS, "best") if name != "int4"},
     "int4": {"precision": "int4", "mode": "weights", "block_size": 16},
@@ -85,7 +84,7 @@ def run(folder: Path, artifacts: Mapping[str, Wishes], *, head: str = HEAD) -> R
 def build(folder: Path, output: Path, wishes: Wishes) -> Manifest:
     """Build from the float model and the ranges that a recipe's run left behind."""
     (model,) = folder.glob("out/.qcompile/export-*/tiny.onnx")
-    options = {name: value for name, value in wishes.items() if name not in (*WEIGHTS, "io_formats")}
+    options = {name: value for name, value in wishes.items() if name != "io_formats"}
     if "layers" in options:
         options["layers"] = dict(text.split("=") for text in options["layers"])
     static = options["precision"] in ("int8", "fp8", "best") and options.get("mode", "static") == "static"
@@ -94,8 +93,7 @@ def build(folder: Path, output: Path, wishes: Wishes) -> Manifest:
         output,
         ranges=folder / "out/tiny.ranges" if static else None,
         data=str(folder / "calibration.npz"),
-        weights=WeightOptions(**{name: wishes[name] for name in WEIGHTS if name in wishes}),
-        options=TensorRTOptions(io_formats=tuple(wishes["io_formats"])) if "io_formats" in wishes else None,
+        tensorrt=TensorRTOptions(io_formats=tuple(wishes["io_formats"])) if "io_formats" in wishes else None,
         **options,
     ).manifest
 
@@ -348,4 +346,4 @@ def test_shapes_of_an_artifact_stay_where_a_large_batch_is_measured(folder: Path
     stage.work(tmp_path / "built" / stage.file, silent)
     manifest = read_manifest(tmp_path / "built" / stage.file)
     assert manifest is not None
-    assert manifest.options["max_shapes"] == {"x": [40, 4, 8, 8]}
+    assert manifest.options["max_shapes"] == ["x:40x4x8x8"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ from ..bench.benchmark import benchmark
 from ..bench.metrics.accuracy import ScoreSums
 from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
 from ..bench.outputs import paired
+from ..building import build_lowered
 from ..calibration import Ranges
 from ..data.readers import Batch
-from ..engines.base import Precision, Runner
+from ..engines.base import Runner
 from ..engines.capabilities import capabilities
 from ..engines.registry import engine
 from ..errors import DataError, QCompileError
-from ..intent import build_intent
 from ..lowering import lower
-from ..preparation import Intent
 from ..progress import Progress
+from ..spec.artifacts import BuildSpec
+from ..spec.decode import given
+from ..spec.words import FloatPrecision, Target
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Trial:
     """
 
     name: str
-    target: str
+    target: Target
     precision: str
     in_float: frozenset[str]
     path: Path
@@ -52,7 +54,7 @@ class Trial:
     latency_ms: float = 0.0
     speedup: dict[str, Any] = field(default_factory=dict)
     size_bytes: int = 0
-    rest: str = "fp32"
+    rest: FloatPrecision = "fp32"
 
     def as_json(self) -> dict[str, Any]:
         """Return the `--json` form."""
@@ -108,11 +110,13 @@ class Workbench:
         self.float_value = self._value(self.scored)
         self.trials: dict[str, Trial] = {}
 
-    def in_float(self, target: str, precision: Precision) -> Trial:
+    def in_float(self, target: Target, precision: FloatPrecision) -> Trial:
         """The float model, built for a target."""
-        return self._trial(f"{target}-{precision}", Intent(self.model, target, precision), frozenset())
+        return self._trial(f"{target}-{precision}", self._spec(target=target, precision=precision))
 
-    def int8(self, target: str, in_float: frozenset[str] = frozenset(), *, rest: str = "fp32") -> Trial:
+    def int8(
+        self, target: Target, in_float: frozenset[str] = frozenset(), *, rest: FloatPrecision = "fp32"
+    ) -> Trial:
         """INT8 for a target with some layers left in float, computed in `rest`; made once.
 
         Raises:
@@ -125,11 +129,11 @@ class Workbench:
         number = sum(trial.target == target and trial.precision == "int8" for trial in self.trials.values())
         name = f"{target}-int8" + (f"-mix{number}" if in_float else "") + (f"-{rest}" * (rest != "fp32"))
         self.progress(f"quantize {name}: {len(in_float)} layers in float" if in_float else f"quantize {name}")
-        intent = Intent(
-            self.model, target, "int8", ranges=self.ranges, method=self.method, rest=rest,
-            exclude=[*self.exclude, *sorted(in_float)], correct_bias=False,
+        spec = self._spec(
+            target=target, precision="int8", rest=rest, method=self.method,
+            exclude=(*self.exclude, *sorted(in_float)), correct_bias=False,
         )  # fmt: skip
-        return self._trial(name, intent, in_float)
+        return self._trial(name, spec, in_float)
 
     def time(self, trials: Sequence[Trial], *, data: str | None, batch_size: int | None, max_time_s: float,
              progress: Callable[..., None]) -> None:  # fmt: skip
@@ -160,18 +164,22 @@ class Workbench:
                 "verdict": ratio.verdict if ratio else "the baseline",
             }
 
-    def _trial(self, name: str, intent: Intent, in_float: frozenset[str]) -> Trial:
-        target, chosen = intent.target, engine(intent.target)
-        intent, path = replace(intent, threads=self.threads), self.folder / f"{name}{chosen.suffix}"
-        lowered = lower(intent, capabilities(chosen), self.folder / f"{name}.graph.onnx")
+    def _spec(self, **options: Any) -> BuildSpec:
+        """What a trial is; what an artifact is worth is measured, also of one that missed its precision."""
+        return given(BuildSpec, {**options, "threads": self.threads, "allow_fallback": True})
+
+    def _trial(self, name: str, spec: BuildSpec, in_float: frozenset[str] = frozenset()) -> Trial:
+        chosen = engine(spec.target)
+        path, graph = self.folder / f"{name}{chosen.suffix}", self.folder / f"{name}.graph.onnx"
+        lowered = lower(self.model, spec, capabilities(chosen), graph, ranges=self.ranges)
         self.progress(f"build {name}")
-        build_intent(intent, path, allow_fallback=True, lowered=lowered)  # what it is worth is measured
+        build_lowered(self.model, path, spec, lowered)
         self.progress(f"accuracy of {name}")
         value = self._value(self._score(chosen.open(str(path), threads=self.threads)))
         drop = float(self.metric.drop(self.float_value, value)) + 0.0
         trial = Trial(
-            name, target, intent.precision, in_float, path, value, drop,
-            size_bytes=size_bytes(path), rest=intent.rest,
+            name, spec.target, spec.precision, in_float, path, value, drop,
+            size_bytes=size_bytes(path), rest=spec.rest,
         )  # fmt: skip
         self.trials[name] = trial
         return trial

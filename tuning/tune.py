@@ -11,6 +11,7 @@ from ..artifact import write_json, write_text
 from ..bench.metrics.accuracy import read_metric
 from ..calibration import Ranges, load_ranges, parse_method
 from ..compiler.export import export
+from ..compiler.quantize.calibrate import calibrate
 from ..compiler.quantize.int8.placement import graph_target
 from ..compiler.quantize.sensitivity import Damage, rank_layers
 from ..compiler.simplify.simplify import simplify
@@ -19,18 +20,17 @@ from ..data.readers import Batch
 from ..engines.build import require_builder
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
-from ..intent import calibrate
 from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
 from ..model.source import parse_source
 from ..progress import Progress, silent
+from ..spec.words import CPU_TARGETS, CpuTarget, FloatPrecision, Target
 from ..tensors import TensorInfo
 from .costs import slower_layers
 from .recipe_file import recipe_text
 from .search import fewest_in_float, pareto
 from .trials import Trial, Workbench, as_table
 
-CPU_TARGETS = ("onnxruntime", "openvino")
 _LOOKED_AT = 8  # samples that rank the layers
 _TRIED_SLOWER = 2  # times that slow layers are taken out
 
@@ -184,7 +184,7 @@ class _Run:
         self.layers: dict[str, list[str]] = {}
         self.notes: list[str] = []
 
-    def try_target(self, target: str, damage: Sequence[Damage]) -> None:
+    def try_target(self, target: Target, damage: Sequence[Damage]) -> None:
         """Float and INT8 for one target; then the mix that keeps the budget, if the whole does not."""
         self.bench.in_float(target, "fp32")
         has_bfloat16 = target == "openvino" and self._in_bfloat16(target)
@@ -237,7 +237,9 @@ class _Run:
         timed = [trial for trial in self.bench.trials.values() if trial.latency_ms]
         return [timed[index].name for index in pareto([(one.latency_ms, -one.drop) for one in timed])]
 
-    def _int8(self, target: str, in_float: frozenset[str], *, rest: str = "fp32") -> Trial | None:
+    def _int8(
+        self, target: Target, in_float: frozenset[str], *, rest: FloatPrecision = "fp32"
+    ) -> Trial | None:
         """One mix; None, noted once, where the runtime does not execute it as planned or outputs are NaN."""
         try:
             return self.bench.int8(target, in_float, rest=rest)
@@ -247,7 +249,7 @@ class _Run:
                 self.notes.append(f"{note}: {error.message}")
             return None
 
-    def _in_bfloat16(self, target: str) -> bool:
+    def _in_bfloat16(self, target: Target) -> bool:
         """Try it; the answer is whether this processor computes in it."""
         try:
             self.bench.in_float(target, "bf16")
@@ -283,7 +285,7 @@ class _Run:
         return min(fitting, key=lambda trial: trial.latency_ms, default=None)
 
 
-def _targets(given: Sequence[str]) -> list[str]:
+def _targets(given: Sequence[str]) -> list[CpuTarget]:
     """The targets that can be built and run here.
 
     Raises:
@@ -295,7 +297,8 @@ def _targets(given: Sequence[str]) -> list[str]:
         if reason or target not in CPU_TARGETS:
             why = reason or "tune measures on the CPU"
             raise EngineUnavailable(f"target {target} cannot be tuned here: {why}", engine=target)
-    runnable = list(given) or [name for name in CPU_TARGETS if not engine(name).why_not_run()]
+    asked = [name for target in given for name in CPU_TARGETS if name == target]
+    runnable = asked or [name for name in CPU_TARGETS if not engine(name).why_not_run()]
     if not runnable:
         raise EngineUnavailable("no runtime is installed", hint="pip install 'qcompile[cpu]'", engine="")
     return runnable

@@ -16,8 +16,9 @@ from ...model.graph import count_weighted, holds_half, weighted_nodes
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
 from ...model.random_input import run_on
 from ...model.session import make_session, optimize_file, session_options
+from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
-from ..base import BuildOutcome, BuildRequest, Engine, GpuRun, Place, Planned, Precision, Runner
+from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
 from ..gpu import why_not_gpu
 from ..processor import missing_features, processor
 
@@ -59,12 +60,12 @@ class OnnxRuntime(Engine):
         path = Path(request.model)
         before = load_onnx(path)
         request.progress("optimize for this processor")
-        options = session_options(request.threads, layouts=not holds_half(before))
+        options = session_options(request.spec.threads, layouts=not holds_half(before))
         optimize_file(
             path, request.output, options, large=is_large(before), without=_SLOWER, error=BuildError
         )
         after = load_onnx(request.output)
-        runner = self.open(str(request.output), threads=request.threads)
+        runner = self.open(str(request.output), threads=request.spec.threads)
         with runner:
             run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
         counts = count_weighted(after, as_executed=True)
@@ -103,7 +104,7 @@ class OnnxRuntime(Engine):
         return OnnxRuntimeRunner(make_session(path, options, error=BuildError))
 
     def open_on_gpu(
-        self, artifact: str, run: GpuRun, *, threads: int = 0, io: ModelIO | None = None
+        self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
         from .on_gpu import open_with_cuda, why_no_cuda_provider
 

@@ -13,8 +13,10 @@ from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
+from ...spec.artifacts import BuildSpec
+from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
-from ..base import BuildOutcome, BuildRequest, Engine, Planned, Precision, Runner
+from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
 from ..processor import processor, why_emulated
 from .kernels import UNREPORTED, Computed, computed_by
 from .runner import OpenVinoRunner, reason
@@ -47,13 +49,13 @@ class OpenVino(Engine):
         # fp16 and bf16 are a hint to the runtime, which then converts the float graph by itself.
         return precision if precision in ("int8", "int4") else "fp32"
 
-    def check_precision(self, precision: Precision, rest: str) -> None:
-        computed_in = _computed_in(precision, rest)
+    def check(self, spec: BuildSpec) -> None:
+        computed_in = _computed_in(spec.precision, spec.rest)
         emulated = why_emulated(computed_in)
         if emulated:
             raise IntentNotReached(
                 f"{computed_in} for openvino: {emulated}; OpenVINO would emulate it, slower than fp32",
-                hint=f"choose `{'rest' if computed_in != precision else 'precision'}` fp32, "
+                hint=f"choose `{'rest' if computed_in != spec.precision else 'precision'}` fp32, "
                 "or build on a processor that has it",
                 proof={},
             )
@@ -64,7 +66,7 @@ class OpenVino(Engine):
                 "OpenVINO does not tell which weights it keeps in 4 bits, so that cannot be proven",
                 hint="choose `target` onnxruntime or tensorrt-rtx",
             )
-        self.check_precision(request.precision, request.rest)
+        self.check(request.spec)
         before = load_onnx(Path(request.model))
         save_onnx(before, request.output)
         request.progress("compile for this processor")
@@ -129,8 +131,8 @@ class OpenVino(Engine):
     def _ask(self, model: onnx.ModelProto, path: Path, request: BuildRequest) -> dict[str, Computed]:
         """Compile a file, run it once, and return name to what computes each of its products."""
         nodes = [node for kind in weighted_nodes(model).values() for node in kind]
-        precision = _computed_in(request.precision, request.rest)
-        runner = self._compiled(path, precision, request.threads, request.source or request.model)
+        precision = _computed_in(request.precision, request.spec.rest)
+        runner = self._compiled(path, precision, request.spec.threads, request.source or request.model)
         with runner:
             run_on(model, request.sample, runner.infer, inputs=runner.io.inputs)
             return computed_by(model.graph, nodes, runner.kernels())

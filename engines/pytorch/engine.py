@@ -7,8 +7,9 @@ from ...errors import BuildError, EngineUnavailable, InvalidOption
 from ...model.example import make_example
 from ...model.pytorch import import_torch, load_torch
 from ...model.source import parse_source
+from ...spec.words import Precision
 from ...tensors import ModelIO
-from ..base import BuildOutcome, BuildRequest, Engine, GpuRun, Place, Precision, Runner
+from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import why_not_gpu
 from .runner import MODES, PyTorchRunner
 
@@ -53,7 +54,7 @@ class PyTorch(Engine):
         return self.open_in_mode(artifact, "eager", threads=threads, io=io)
 
     def open_on_gpu(
-        self, artifact: str, run: GpuRun, *, threads: int = 0, io: ModelIO | None = None
+        self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
         run.require_plain(self.name)
         return self.open_in_mode(artifact, "eager", threads=threads, io=io, device=run.device)

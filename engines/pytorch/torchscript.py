@@ -34,7 +34,7 @@ class TorchScript(PyTorch):
         if request.precision != "fp32":
             raise BuildError(f"TorchScript is built in fp32; {request.precision} was asked for")
         loaded = load_torch(parse_source(request.model))
-        example = make_example(loaded, request.inputs, [])
+        example = make_example(loaded, request.spec.inputs, [])
         arguments, keywords = example.arguments(example.feeds)
         request.progress("trace and freeze")
         try:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from ...artifact import read_manifest
 from ...errors import EngineUnavailable, InvalidOption
+from ...spec.artifacts import BuildSpec
+from ...spec.words import PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
-from ..base import PRECISIONS, BuildOutcome, BuildRequest, Engine, GpuRun, Place, Precision, Runner
+from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
 
@@ -21,7 +23,8 @@ class TensorRT(Engine):
 
     name = "tensorrt"
     suffix = ".engine"
-    takes_profiles = True
+    keeps_layers = True
+    has_best = True
     lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
@@ -46,8 +49,11 @@ class TensorRT(Engine):
         in_graph = load_adapter(self.name).graph_precision(precision)
         return PRECISIONS[PRECISIONS.index(in_graph)]
 
-    def check_precision(self, precision: Precision, rest: str) -> None:
-        load_adapter(self.name).permitting_flags(precision, rest=rest)
+    def check(self, spec: BuildSpec) -> None:
+        adapter = load_adapter(self.name)
+        if spec.calibrator:
+            adapter.require_calibrators()
+        adapter.permitting_flags(spec.precision, rest=spec.rest)
 
     def highest_opset(self) -> int | None:
         return load_adapter(self.name).highest_opset
@@ -57,9 +63,9 @@ class TensorRT(Engine):
         from .verify import verified
 
         outcome = build_plan(load_adapter(self.name), request)
-        if request.gpus:
+        if request.spec.gpus:
             return outcome  # for GPUs that need not be here
-        return verified(outcome, request, lambda: self._opened(request.output, GpuRun(), outcome.io))
+        return verified(outcome, request, lambda: self._opened(request.output, DeviceRun(), outcome.io))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         from .builder.builder import dry_run
@@ -67,10 +73,10 @@ class TensorRT(Engine):
         return dry_run(load_adapter(self.name), request)
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
-        return self.open_on_gpu(artifact, GpuRun())
+        return self.open_on_gpu(artifact, DeviceRun())
 
     def open_on_gpu(
-        self, artifact: str, run: GpuRun, *, threads: int = 0, io: ModelIO | None = None
+        self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> TensorRTRunner:
         path = Path(artifact)
         reason, gpu = self.why_not_run_on_gpu(run.device), find_gpu(run.device)
@@ -88,7 +94,7 @@ class TensorRT(Engine):
             check_loadable(path, manifest, load_adapter(self.name), gpu)
         return self._opened(path, run, manifest.io if manifest else None)
 
-    def _opened(self, path: Path, run: GpuRun, declared: ModelIO | None) -> TensorRTRunner:
+    def _opened(self, path: Path, run: DeviceRun, declared: ModelIO | None) -> TensorRTRunner:
         from .runner.runner import TensorRTRunner
 
         return TensorRTRunner(
@@ -101,7 +107,7 @@ class TensorRT(Engine):
         )
 
     def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
-        with self.open_on_gpu(artifact, GpuRun()) as runner:
+        with self.open_on_gpu(artifact, DeviceRun()) as runner:
             return runner.layer_times(feeds)
 
     def _why_not_import(self) -> str:
@@ -137,7 +143,7 @@ class TensorRTRTX(TensorRT):
 
 
 def _require_gpus(request: BuildRequest) -> None:
-    if not request.gpus and why_no_gpu():
+    if not request.spec.gpus and why_no_gpu():
         raise InvalidOption(
             f"`gpus` is required here: {why_no_gpu()}",
             hint="name the GPUs it is for, such as `gpus` sm86,sm89",

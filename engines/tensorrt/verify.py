@@ -37,9 +37,9 @@ def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable
         BuildError: If the engine computes NaN or infinity where ONNX Runtime does not, or cannot be run
             although its runtime works here.
     """
-    if request.options is not None and request.options.strip_weights:
+    if request.spec.tensorrt.strip_weights:
         return _not_run(outcome, "it is stored without weights")
-    if request.options is not None and any(kind for _, kind in request.options.tensor_formats.values()):
+    if any(kind for _, kind in request.spec.tensorrt.tensor_formats.values()):
         return _not_run(outcome, "its inputs or outputs are in a memory format of their own")
     shapes, values = _opt_shapes(outcome)
     domains = read_domains(read_weightless(Path(request.model)).model)

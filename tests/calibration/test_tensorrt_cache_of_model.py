@@ -18,9 +18,9 @@ from qcompile.calibration.tensorrt_cache import (
     parse_cache,
     read_cache,
 )
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError
-from qcompile.intent import calibrate
 from qcompile.model.weightless import fingerprint
 
 MakePath = Callable[..., Path]

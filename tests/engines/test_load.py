@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from qcompile.artifact import manifest_path
+from qcompile.building import build
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.load import engine_of
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
-from qcompile.intent import build
+from qcompile.spec.artifacts import BuildSpec
 
 Feeds = dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 
@@ -30,8 +31,9 @@ def optimized(tiny_file: Callable[..., Path], tmp_path: Path) -> Path:
 @pytest.fixture
 def engine_file(tiny_file: Callable[..., Path], tmp_path: Path) -> Path:
     """The tiny mlp, built for a GPU that is not here."""
-    request = BuildRequest(str(tiny_file("mlp")), tmp_path / "built.engine", "fp32", gpus=["sm86"])
-    return build_engine("tensorrt-rtx", request).path
+    spec = BuildSpec(target="tensorrt-rtx", gpus=("sm86",))
+    request = BuildRequest(str(tiny_file("mlp")), tmp_path / "built.engine", spec)
+    return build_engine(request).path
 
 
 def feeds(batch: int = 2) -> Feeds:

@@ -17,12 +17,14 @@ from qcompile.calibration import calibrate
 from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load
-from qcompile.engines.base import BuildRequest, Precision
+from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.errors import BuildError, DataError, IntentNotReached, ModelError
 from qcompile.model.onnx_file import count_operators, load_onnx
 from qcompile.model.output_error import output_error
 from qcompile.model.weightless import fingerprint
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.words import Precision
 
 MakeFile = Callable[..., Path]
 
@@ -31,8 +33,8 @@ def build(
     model: Path, precision: Precision, *, output: str = "built.onnx", fallback: bool = False
 ) -> Artifact:
     """Build for ONNX Runtime."""
-    request = BuildRequest(str(model), model.with_name(output), precision)
-    return build_engine("onnxruntime", request, allow_fallback=fallback)
+    spec = BuildSpec(target="onnxruntime", precision=precision, allow_fallback=fallback)
+    return build_engine(BuildRequest(str(model), model.with_name(output), spec))
 
 
 def normal(*shape: int) -> NDArray[np.float32]:

@@ -10,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from qcompile.engines import load
-from qcompile.engines.base import BuildRequest, Precision
-from qcompile.engines.build import build_engine
+from qcompile.engines.base import BuildRequest
+from qcompile.engines.build import build_engine, require_builder
 from qcompile.errors import BuildError, DataError, EngineUnavailable, ModelError
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.words import Precision
 
 SOURCE = """
 import random
@@ -63,7 +65,9 @@ def source(tmp_path: Path) -> Path:
 
 def build(spec: str, output: Path, *inputs: str, precision: Precision = "fp32") -> Path:
     """Build for TorchScript."""
-    return build_engine("torchscript", BuildRequest(spec, output, precision, inputs=inputs)).path
+    return build_engine(
+        BuildRequest(spec, output, BuildSpec(target="torchscript", precision=precision, inputs=inputs))
+    ).path
 
 
 def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
@@ -106,9 +110,9 @@ def test_eager_execution_is_timed_as_often_as_asked(torch_model: str) -> None:
     assert (durations > 0).all()
 
 
-def test_there_is_nothing_to_build_for_eager_execution(torch_model: str, tmp_path: Path) -> None:
+def test_there_is_nothing_to_build_for_eager_execution() -> None:
     with pytest.raises(EngineUnavailable, match="there is nothing to build"):
-        build_engine("pytorch", BuildRequest(torch_model, tmp_path / "m.pt", "fp32"))
+        require_builder("pytorch")
 
 
 @pytest.mark.parametrize("fed", [("left", "right"), ("right", "left")])
@@ -156,7 +160,9 @@ def test_torchscript_takes_inputs_by_name_in_any_order(
 
 
 def test_torchscript_is_loaded_with_its_manifest(source: Path, tmp_path: Path) -> None:
-    artifact = build_engine("torchscript", BuildRequest(f"{source}:example", tmp_path / "m.pt", "fp32"))
+    artifact = build_engine(
+        BuildRequest(f"{source}:example", tmp_path / "m.pt", BuildSpec(target="torchscript"))
+    )
     assert artifact.manifest.kind == artifact.manifest.target == "torchscript"
     assert artifact.manifest.proof["dtypes"] == ["torch.float32"]
     assert [check.name for check in artifact.manifest.checks] == ["same outputs as PyTorch"]

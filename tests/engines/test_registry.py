@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.engines.base import PRECISIONS, BuildRequest, Engine
+from qcompile.engines.base import BuildRequest, Engine
 from qcompile.engines.build import build_engine
 from qcompile.engines.registry import engine, names, register
 from qcompile.errors import EngineUnavailable, InvalidOption
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.words import PRECISIONS
 
 
 def test_the_engines_are_these() -> None:
@@ -81,9 +83,9 @@ def test_the_registry_imports_no_runtime() -> None:
 
 @pytest.mark.skipif(not engine("tensorrt").why_not_build(), reason="TensorRT builds here")
 def test_an_engine_that_cannot_build_says_so_before_it_looks_at_the_model(tmp_path: Path) -> None:
-    request = BuildRequest("nowhere.onnx", tmp_path / "out" / "m.engine", "fp32")
+    request = BuildRequest("nowhere.onnx", tmp_path / "out" / "m.engine", BuildSpec(target="tensorrt"))
     with pytest.raises(EngineUnavailable, match="target tensorrt cannot build here: ") as caught:
-        build_engine("tensorrt", request)
+        build_engine(request)
     assert caught.value.data["engine"] == "tensorrt"
     assert caught.value.data["reason"] == engine("tensorrt").why_not_build()
     assert caught.value.hint

@@ -81,8 +81,12 @@ def test_a_batch_that_the_model_fixes_is_the_one_to_measure(tmp_path: Path) -> N
         read_recipe(write(tmp_path, "", "batch_size = 8", inputs='inputs = ["x:4x3"]'))
 
 
-def test_shapes_of_other_targets_are_no_profiles(tmp_path: Path) -> None:
-    read_recipe(write(tmp_path, 'max_shapes = ["x:4x3"]', "batch_size = 8", target="onnxruntime"))
+def test_shapes_of_other_targets_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecipeError, match="is for tensorrt and tensorrt-rtx; the target is onnxruntime"
+    ) as caught:
+        read_recipe(write(tmp_path, 'max_shapes = ["x:4x3"]', "batch_size = 8", target="onnxruntime"))
+    assert caught.value.data["key"] == "artifact[0].max_shapes"
 
 
 def test_an_engine_without_shapes_takes_what_is_measured(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from qcompile.artifact import Artifact
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
 from qcompile.engines.tensorrt.builder import builder, refit
-from qcompile.engines.tensorrt.options import TensorRTOptions
+from qcompile.spec.tensorrt import TensorRTOptions
 
 GPU = Gpu("Simulated A10", "sm86", 24 << 30, "12.4")
 
@@ -41,7 +41,7 @@ class Machine:
         """Build for target tensorrt; `options` are those of `TensorRTOptions`."""
         output = self.folder / "built" / f"{name}.engine"
         chosen = TensorRTOptions(**options) if options is not None else None
-        return qcompile.build(model, output, target="tensorrt", precision=precision, options=chosen, **more)
+        return qcompile.build(model, output, target="tensorrt", precision=precision, tensorrt=chosen, **more)
 
     def told(self, member: str) -> list[tuple[Any, ...]]:
         """The arguments of each call of a member of TensorRT's classes, in order."""

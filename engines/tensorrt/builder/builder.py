@@ -14,13 +14,13 @@ from ....data.readers import Batch
 from ....errors import InvalidOption
 from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
+from ....spec.decode import changed
 from ....tensors import ModelIO
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import make_log
-from ..options import TensorRTOptions
-from .calibrator import Device, Feeder, first_and_all, make_calibrator
+from .calibrator import Calibration, Device, Feeder, first_and_all, make_calibrator
 from .configure import add_profiles, configure, load_plugins, set_calibration_profile
 from .failure import build_failure
 from .inspector import inspect_plan
@@ -29,6 +29,7 @@ from .network import keep_layers, parse, set_formats, shape_tensors
 from .outcome import prove
 from .profiles import InputRange, make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers
+from .scales import calibration_for
 from .timing_cache import cache_file, merge_cache, use_cache
 
 
@@ -66,8 +67,8 @@ def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
         UnsupportedOperator: If the parser refuses a node, naming it.
         BuildError: If the build fails, with TensorRT's reason.
     """
-    with _frames_cleared(), _feeding(adapter, request) as feeder:
-        return _build(adapter, request, feeder)
+    with _frames_cleared(), _feeding(adapter, request) as fed:
+        return _build(adapter, request, fed)
 
 
 def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
@@ -76,18 +77,18 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
     Raises:
         InvalidOption, UnsupportedOperator: As `build_plan`.
     """
-    with _frames_cleared(), _feeding(adapter, request) as feeder:
-        prepared = _prepare(adapter, request, feeder)
+    with _frames_cleared(), _feeding(adapter, request) as fed:
+        prepared = _prepare(adapter, request, fed)
         return {
             "tensorrt": adapter.name,
-            "typing": "weak" if _weak(adapter, feeder) else "strong",
+            "typing": "weak" if _weak(adapter, request) else "strong",
             "layers_by_precision": by_precision(prepared.layers),
             "forced_layers": dict(request.layers),
             "network_layers": int(prepared.network.num_layers),
             "profiles": _profiles_json(prepared.profiles),
-            "gpus": list(request.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
+            "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
             "timing_cache": str(prepared.timing_cache or ""),
-            "options": _options(request).as_json(),
+            "options": changed(request.spec.tensorrt),
         }
 
 
@@ -102,70 +103,77 @@ def _frames_cleared() -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True)
+class Fed:
+    """What TensorRT's own calibrator is told, and what it takes its batches from."""
+
+    calibration: Calibration
+    feeder: Feeder
+
+
 @contextmanager
-def _feeding(adapter: Adapter, request: BuildRequest) -> Iterator[Feeder | None]:
-    """What TensorRT's own calibrator takes its batches from; None where it does not calibrate."""
-    if request.calibration is None:
+def _feeding(adapter: Adapter, request: BuildRequest) -> Iterator[Fed | None]:
+    """What feeds TensorRT's own calibrator; None where it does not calibrate."""
+    calibration = calibration_for(adapter, request)
+    if calibration is None:
         yield None
         return
-    adapter.require_calibrators()
     first: Batch | None = None
     batches: Iterator[Batch] = iter(())
-    if not request.calibration.scales:
-        first, batches = first_and_all(request.calibration.batches)
+    if not calibration.scales:
+        first, batches = first_and_all(calibration.batches)
     shapes = {name: tuple(array.shape) for name, array in first.feeds.items()} if first else {}
     device = Device()
     try:
-        yield Feeder(batches, shapes, device, request.progress)
+        yield Fed(calibration, Feeder(batches, shapes, device, request.progress))
     finally:
         device.close()
 
 
-def _prepare(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> Prepared:
-    options, path = _options(request), Path(request.model)
-    gpu = None if request.gpus else find_gpu()
+def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepared:
+    spec, path = request.spec, Path(request.model)
+    options = spec.tensorrt
+    gpu = None if spec.gpus else find_gpu()
     timing_cache = cache_file(adapter, gpu, options.timing_cache)
     model = load_onnx(path, external_data=False)
     io, notes = model_io(model), read_notes(model)
     if not _may_hold_shapes(io):  # else only the parsed network tells what a range is of
-        make_profiles(io.inputs, request, options.profiles, notes=notes)
+        make_profiles(io.inputs, spec, notes=notes)
     log = make_log(adapter.module)
     builder = adapter.module.Builder(log)
     load_plugins(adapter, builder, log, options)
-    network = builder.create_network(adapter.network_flags(weak=feeder is not None))
+    network = builder.create_network(adapter.network_flags(weak=fed is not None))
     request.progress("parse")
     parser = parse(adapter, network, log, path, shown=request.source)
     set_formats(adapter, network, log, options.tensor_formats)
     config = builder.create_builder_config()
-    adapter.set_precision(
-        config, request.precision, weak=feeder is not None, rest=request.rest, tf32=request.tf32
-    )
-    adapter.set_gpus(config, list(request.gpus))
-    profiles = make_profiles(io.inputs, request, options.profiles, shape_tensors(network), notes)
+    adapter.set_precision(config, request.precision, weak=fed is not None, rest=spec.rest, tf32=request.tf32)
+    adapter.set_gpus(config, spec.gpus)
+    profiles = make_profiles(io.inputs, spec, shape_tensors(network), notes)
     add_profiles(builder, config, profiles)
     configure(adapter, builder, config, log, options)
     use_cache(adapter, config, log, timing_cache)
     layers = compute_layers(network)
     keep_layers(adapter, network, config, log, request.layers)
-    if feeder is not None and request.calibration is not None:
-        config.int8_calibrator = make_calibrator(adapter, request.calibration, feeder)
-        if profiles and feeder.shapes:
-            set_calibration_profile(builder, config, feeder.shapes)
+    if fed is not None:
+        config.int8_calibrator = make_calibrator(adapter, fed.calibration, fed.feeder)
+        if profiles and fed.feeder.shapes:
+            set_calibration_profile(builder, config, fed.feeder.shapes)
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
     return Prepared(builder, network, parser, config, log, layers, profiles, monitor, timing_cache, gpu)
 
 
-def _build(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> BuildOutcome:
-    prepared = _prepare(adapter, request, feeder)
+def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOutcome:
+    prepared = _prepare(adapter, request, fed)
     request.progress("build")
     plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
-    for watcher in (prepared.monitor, feeder):
+    for watcher in (prepared.monitor, fed.feeder if fed is not None else None):
         if watcher is not None and watcher.raised is not None:
             raise watcher.raised
     if plan is None:
-        gpus = ", ".join(request.gpus) or "the one here"
+        gpus = ", ".join(request.spec.gpus) or "the one here"
         raise build_failure(
             prepared.log,
             f"{request.source or request.model}: {adapter.name}",
@@ -182,15 +190,15 @@ def _build(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> Bu
     if prepared.gpu is not None:
         request.progress("inspect")
         inspections = inspect_plan(adapter, prepared.log, plan, prepared.profiles)
-    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, feeder))
+    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
     proof = {
         **proven.proof,
         "network_layers": int(prepared.network.num_layers),
         "profiles": _profiles_json(prepared.profiles),
         "has_run": False,
     }
-    if feeder is not None and request.calibration is not None:
-        proof |= {"calibrator": request.calibration.calibrator, "calibration_batches": feeder.fed}
+    if fed is not None:
+        proof |= {"calibrator": fed.calibration.calibrator, "calibration_batches": fed.feeder.fed}
     model = load_onnx(Path(request.model), external_data=False)
     return BuildOutcome(
         kind="engine",
@@ -198,23 +206,19 @@ def _build(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> Bu
         planned=proven.planned,
         reached=proven.reached,
         proof=proof,
-        device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.gpus)},
+        device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.spec.gpus)},
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
         warnings=(*prepared.log.warnings, *proven.warnings, *unkept),
-        calibration_cache=feeder.cache if feeder is not None else b"",
+        calibration_cache=fed.feeder.cache if fed is not None else b"",
         layers=proven.layers,
     )
 
 
-def _weak(adapter: Adapter, feeder: Feeder | None) -> bool:
+def _weak(adapter: Adapter, request: BuildRequest) -> bool:
     """Whether TensorRT chooses types by itself: it knows no strong ones, or calibrates."""
-    return feeder is not None or not adapter.strongly_typed
-
-
-def _options(request: BuildRequest) -> TensorRTOptions:
-    return request.options or TensorRTOptions()
+    return bool(request.spec.calibrator) or not adapter.strongly_typed
 
 
 def _may_hold_shapes(io: ModelIO) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 
 from ....artifact import require_file
 from ....errors import BuildError, InvalidOption
+from ....spec.tensorrt import TensorRTOptions
 from ....tensors import format_shape
 from ..adapter import Adapter
 from ..log import setting
-from ..options import TensorRTOptions
 from .profiles import InputRange
 
 

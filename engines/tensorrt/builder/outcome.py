@@ -60,7 +60,7 @@ def prove(
     """
     precision = "fp32" if request.precision == "tf32" else request.precision
     in_graph = adapter.graph_precision(request.precision)
-    chooses = weak and (in_graph != precision or request.calibration is not None)
+    chooses = weak and (in_graph != precision or bool(request.spec.calibrator))
     planned = [
         layer
         for layer in layers

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from ....errors import InvalidOption
 from ....model.input_notes import AxisRange, InputNote
+from ....spec.artifacts import BuildSpec
 from ....tensors import TensorInfo, fill_dynamic, format_shape, parse_shape
-from ...base import BuildRequest, Shapes
 
 _DEFAULT_OPT, _DEFAULT_MAX = 8, 16
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,7 @@ class InputRange:
 
 def make_profiles(
     inputs: Sequence[TensorInfo],
-    request: BuildRequest,
-    profiles: Sequence[str] = (),
+    spec: BuildSpec,
     shape_tensors: Collection[str] = (),
     notes: Mapping[str, InputNote] | None = None,
 ) -> list[list[InputRange]]:
@@ -40,8 +41,8 @@ def make_profiles(
 
     Args:
         inputs: The model's.
-        request: Whose shapes make the one profile, where `profiles` is empty.
-        profiles: One text each: `NAME:MIN..OPT..MAX`, inputs divided by commas.
+        spec: Its profiles, one text each: `NAME:MIN..OPT..MAX`, inputs divided by commas; where it has none,
+            its shapes make the one profile.
         shape_tensors: Inputs whose values are shapes: their ranges are of these values.
         notes: What the file says of its inputs (`model.input_notes`).
 
@@ -49,10 +50,11 @@ def make_profiles(
         InvalidOption: As `make_ranges`; or if a profile cannot be read, leaves a dynamic input out, or
             gives one axis that inputs share two different ranges.
     """
-    if profiles and (request.min_shapes or request.opt_shapes or request.max_shapes):
+    profiles = spec.tensorrt.profiles
+    if profiles and (spec.min_shapes or spec.opt_shapes or spec.max_shapes):
         raise InvalidOption("`profiles`: excludes `min_shapes`, `opt_shapes` and `max_shapes`")
     if not profiles:
-        ranges_by_profile = [make_ranges(inputs, request, shape_tensors, notes)]
+        ranges_by_profile = [make_ranges(inputs, spec, shape_tensors, notes)]
     else:
         ranges_by_profile = [
             _profile(text, index, inputs, shape_tensors) for index, text in enumerate(profiles)
@@ -109,7 +111,7 @@ def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange
 
 def make_ranges(
     inputs: Sequence[TensorInfo],
-    request: BuildRequest,
+    spec: BuildSpec,
     shape_tensors: Collection[str] = (),
     notes: Mapping[str, InputNote] | None = None,
 ) -> list[InputRange]:
@@ -123,7 +125,7 @@ def make_ranges(
         InvalidOption: Naming the input: unknown, of the wrong rank, not within its neighbours, dynamic
             in other axes than the first and without any shape, or one that holds a shape and has no values.
     """
-    given = {"min": request.min_shapes, "opt": request.opt_shapes, "max": request.max_shapes}
+    given: dict[str, Shapes] = {kind: spec.shapes(f"{kind}_shapes") for kind in ("min", "opt", "max")}
     return _ranges(inputs, given, shape_tensors, "", notes or {})
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from ....artifact import writing
 from ....errors import InvalidOption
+from ....spec.tensorrt import AUTO, OFF
 from ...gpu import Gpu
 from ..adapter import Adapter
 from ..log import plain
-from ..options import AUTO, OFF
 
 
 def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> Path | None:

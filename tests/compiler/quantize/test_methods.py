@@ -17,6 +17,7 @@ from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.errors import InvalidOption
+from qcompile.spec.artifacts import BuildSpec
 
 
 @pytest.mark.parametrize(
@@ -117,12 +118,13 @@ def test_halves_that_onnx_runtime_cannot_run_beside_integers_are_refused(
 
 def test_a_mixed_graph_is_built_by_tensorrt_rtx(residual: Path, tmp_path: Path) -> None:
     path = static(residual, tmp_path, target="tensorrt", rest="fp16", layers={"gemm": "fp32"}).path
-    request = BuildRequest(str(path), tmp_path / "m.engine", "int8", gpus=["sm86"])
-    proof = build_engine("tensorrt-rtx", request).manifest.proof
+    spec = BuildSpec(target="tensorrt-rtx", precision="int8", gpus=("sm86",))
+    request = BuildRequest(str(path), tmp_path / "m.engine", spec)
+    proof = build_engine(request).manifest.proof
     assert proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 2}, "fp32": {"MATRIX_MULTIPLY": 1}}
     path = static(residual, tmp_path, "h", target="tensorrt", rest="fp16", exclude=["gemm"]).path
-    request = BuildRequest(str(path), tmp_path / "h.engine", "int8", gpus=["sm86"])
-    proof = build_engine("tensorrt-rtx", request).manifest.proof
+    request = BuildRequest(str(path), tmp_path / "h.engine", spec)
+    proof = build_engine(request).manifest.proof
     assert proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 2}, "fp16": {"MATRIX_MULTIPLY": 1}}
 
 

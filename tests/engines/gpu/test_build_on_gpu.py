@@ -18,8 +18,8 @@ from onnx.reference import ReferenceEvaluator
 
 import qcompile
 from qcompile.artifact import Artifact
-from qcompile.engines.tensorrt.options import TensorRTOptions
 from qcompile.errors import ArtifactError, BuildError, InvalidOption
+from qcompile.spec.tensorrt import TensorRTOptions
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,7 @@ def build(model: Path, tmp_path: Path) -> Build:
              **options: Any) -> Artifact:  # fmt: skip
         return qcompile.build(
             source, tmp_path / f"{name}.engine", target="tensorrt", precision=precision,
-            options=TensorRTOptions(**{"timing_cache": "off", **base, **options}), **(more or {}),
+            tensorrt=TensorRTOptions(**{"timing_cache": "off", **base, **options}), **(more or {}),
         )  # fmt: skip
 
     return make

@@ -39,7 +39,7 @@ def build(model: onnx.ModelProto, folder: Path, precision: str = "fp32", axes: s
     """Build for 1 to 16 rows, without cuBLAS and cuDNN on TensorRT 8, which may not be there."""
     import tensorrt
 
-    from qcompile.engines.tensorrt.options import TensorRTOptions
+    from qcompile.spec.tensorrt import TensorRTOptions
 
     source, output = folder / "model.onnx", folder / f"{precision}.engine"
     onnx.save(model, source)
@@ -47,7 +47,7 @@ def build(model: onnx.ModelProto, folder: Path, precision: str = "fp32", axes: s
     shapes = {name: {axes: (rows[0], *others)} for name, rows in BATCHES.items()}
     options = TensorRTOptions(tactic_sources=("none",)) if tensorrt.__version__.startswith("8.") else None
     return qcompile.build(
-        source, output, target="tensorrt", precision=precision, options=options, **shapes
+        source, output, target="tensorrt", precision=precision, tensorrt=options, **shapes
     ).path
 
 

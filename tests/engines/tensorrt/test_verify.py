@@ -14,11 +14,12 @@ import onnx
 import pytest
 
 from qcompile.engines.base import BuildOutcome, BuildRequest, Runner
-from qcompile.engines.tensorrt.options import TensorRTOptions
 from qcompile.engines.tensorrt.verify import verified
 from qcompile.errors import BuildError, EngineUnavailable
 from qcompile.model.onnx_file import load_onnx, model_io
 from qcompile.model.session import make_session, session_options
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.tensorrt import TensorRTOptions
 from qcompile.tensors import Feeds
 
 MakeFile = Callable[..., Path]
@@ -53,7 +54,8 @@ def outcome(model: Path, **proof: Any) -> BuildOutcome:
 
 
 def request(model: Path, **options: Any) -> BuildRequest:
-    return BuildRequest(str(model), model, "fp32", options=TensorRTOptions(**options) if options else None)
+    spec = BuildSpec(target="tensorrt", tensorrt=TensorRTOptions(**options))
+    return BuildRequest(str(model), model, spec)
 
 
 def test_equal_outputs_are_recorded_at_the_opt_shape(tiny_file: MakeFile) -> None:

@@ -16,9 +16,8 @@ from simulated_machine import Machine, install
 from simulated_plan import read_plan
 
 import qcompile
-from qcompile.engines.tensorrt.options import TensorRTOptions
 from qcompile.errors import BuildError, InvalidOption, MissingFile
-from qcompile.preparation import Intent
+from qcompile.spec.tensorrt import TensorRTOptions
 
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
@@ -224,14 +223,14 @@ def test_an_option_that_tensorrt_only_complains_about_is_an_error(
 def test_a_dry_run_says_what_would_be_built_and_writes_nothing(
     machine: OnMachine, model: Path, tmp_path: Path
 ) -> None:
-    from qcompile.intent import plan_intent
+    from qcompile.building import plan
 
     here = machine("10.16")
     options = TensorRTOptions(workspace="1G", profiles=("x:1x4x8x8..2x4x8x8..4x4x8x8",))
-    plan = plan_intent(Intent(model, "tensorrt", "fp16", options=options))
-    assert plan["layers_by_precision"] == {"fp16": {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}}
-    assert plan["options"] == {"workspace": "1G", "profiles": ["x:1x4x8x8..2x4x8x8..4x4x8x8"]}
-    assert plan["gpus"] == ["sm86"]
+    found = plan(model, target="tensorrt", precision="fp16", tensorrt=options)
+    assert found["layers_by_precision"] == {"fp16": {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}}
+    assert found["options"] == {"workspace": "1G", "profiles": ["x:1x4x8x8..2x4x8x8..4x4x8x8"]}
+    assert found["gpus"] == ["sm86"]
     assert pool_limits(here) == {"WORKSPACE": 1 << 30}
     assert here.told("build_serialized_network") == []
     assert not (tmp_path / "dry-run").exists()
@@ -241,7 +240,7 @@ def rtx(model: Path, options: dict[str, Any], **more: Any) -> Any:
     """Build with the real TensorRT-RTX for sm86."""
     return qcompile.build(
         model, model.parent / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
-        options=TensorRTOptions(**options), **more,
+        tensorrt=TensorRTOptions(**options), **more,
     ).manifest  # fmt: skip
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from qcompile.engines.base import BuildRequest, Shapes
-from qcompile.engines.tensorrt.builder.profiles import InputRange, make_ranges
+from qcompile.engines.tensorrt.builder.profiles import InputRange, Shapes, make_ranges
 from qcompile.errors import InvalidOption
 from qcompile.model.input_notes import AxisRange, InputNote
+from qcompile.spec.artifacts import BuildSpec
 from qcompile.tensors import TensorInfo
 
 IMAGE = TensorInfo("image", "float32", ("batch", 3, 32, 32))
@@ -21,10 +21,8 @@ def ranges(
     *inputs: TensorInfo, low: Shapes | None = None, opt: Shapes | None = None, high: Shapes | None = None
 ) -> list[InputRange]:
     """The ranges of inputs for given shapes."""
-    request = BuildRequest(
-        "m.onnx", Path("m.engine"), "fp32", min_shapes=low or {}, opt_shapes=opt or {}, max_shapes=high or {}
-    )
-    return make_ranges(inputs, request)
+    shapes: dict[str, Any] = {"min_shapes": low or {}, "opt_shapes": opt or {}, "max_shapes": high or {}}
+    return make_ranges(inputs, BuildSpec(target="tensorrt", **shapes))
 
 
 def image(batch: int) -> dict[str, tuple[int, ...]]:
@@ -149,9 +147,8 @@ def test_other_dynamic_axes_than_the_first_need_shapes() -> None:
 
 def noted(tensor: TensorInfo, example: tuple[int, ...], **axes: AxisRange) -> InputRange:
     """The default range of an input whose file says what suits the model."""
-    request = BuildRequest("m.onnx", Path("m.engine"), "fp32")
     note = InputNote(example, {tensor.shape.index(name): limits for name, limits in axes.items()})
-    (found,) = make_ranges((tensor,), request, notes={tensor.name: note})
+    (found,) = make_ranges((tensor,), BuildSpec(target="tensorrt"), notes={tensor.name: note})
     return found
 
 

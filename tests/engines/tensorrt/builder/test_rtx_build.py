@@ -19,11 +19,13 @@ from qcompile.calibration import calibrate
 from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.compiler.simplify.simplify import simplify
-from qcompile.engines.base import BuildRequest, Precision
+from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
 from qcompile.model.weightless import fingerprint
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.words import Precision
 
 MakeFile = Callable[..., Path]
 GPUS = ["sm86", "sm89"]
@@ -39,6 +41,7 @@ from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.tensorrt.builder import builder
 from qcompile.errors import QCompileError
+from qcompile.spec.artifacts import BuildSpec
 
 def collecting(module, make_log=builder.make_log):
     log = make_log(module)
@@ -53,7 +56,8 @@ def collecting(module, make_log=builder.make_log):
     return log
 
 def build(gpu):
-    return build_engine("tensorrt-rtx", BuildRequest(sys.argv[1], Path(sys.argv[2]), "fp32", gpus=[gpu]))
+    spec = BuildSpec(target="tensorrt-rtx", gpus=[gpu])
+    return build_engine(BuildRequest(sys.argv[1], Path(sys.argv[2]), spec))
 
 try:
     build("sm90")
@@ -67,8 +71,9 @@ print(build("sm86").manifest.kind)
 def build(model: Path, precision: Precision = "fp32", **options: Any) -> Artifact:
     """Build for Ampere and Ada, unless other GPUs are named."""
     output = model.parent / "built" / "m.engine"
-    request = BuildRequest(str(model), output, precision, **({"gpus": GPUS} | options))
-    return build_engine("tensorrt-rtx", request)
+    more = {"progress": options.pop("progress")} if "progress" in options else {}
+    spec = BuildSpec(target="tensorrt-rtx", precision=precision, **({"gpus": GPUS} | options))
+    return build_engine(BuildRequest(str(model), output, spec, **more))
 
 
 def nothing_built(model: Path) -> bool:
@@ -124,7 +129,7 @@ def test_given_shapes_become_the_profile(tiny_file: MakeFile) -> None:
     shapes = {f"{kind}_shapes": {"x": (n, 16)} for kind, n in (("min", 2), ("opt", 4), ("max", 64))}
     manifest = build(tiny_file("mlp"), **shapes).manifest
     assert manifest.proof["profiles"] == [{"x": {"min": [2, 16], "opt": [4, 16], "max": [64, 16]}}]
-    assert manifest.options["max_shapes"] == {"x": [64, 16]}
+    assert manifest.options["max_shapes"] == ["x:64x16"]
 
 
 def test_a_static_model_has_no_profile(tiny_file: MakeFile) -> None:

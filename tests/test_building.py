@@ -1,23 +1,31 @@
-"""One intent for any target: the graph is brought to the precision that the target needs."""
+"""One spec for any target: the graph is brought to the precision that the target needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from qcompile.building import build
 from qcompile.calibration import calibrate
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load, names
-from qcompile.errors import CalibrationError, EngineUnavailable, IntentNotReached, InvalidOption
-from qcompile.intent import build
+from qcompile.errors import CalibrationError, IntentNotReached, InvalidOption
 from qcompile.model.output_error import output_error
 from qcompile.model.weightless import fingerprint
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.words import TARGETS
 
 MakeFile = Callable[..., Path]
 GPUS = ["sm86"]
+
+
+def for_target(target: str) -> dict[str, Any]:
+    """What a target must be told beside its precision."""
+    return {"gpus": GPUS} if target == "tensorrt-rtx" else {}
 
 
 @pytest.fixture
@@ -91,7 +99,9 @@ def test_a_graph_of_another_precision_is_refused_with_the_way_out(
 ) -> None:
     typed = quantize(model, tmp_path / "t.onnx", ranges=ranges, precision=found, target="tensorrt").path  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=f"its graph is {found} already; {asked} was asked for") as caught:
-        build(typed, tmp_path / "out" / "m", target=target, precision=asked, ranges=ranges, gpus=GPUS)
+        build(
+            typed, tmp_path / "out" / "m", target=target, precision=asked, ranges=ranges, **for_target(target)
+        )
     assert f"`precision` {found}" in caught.value.hint
     assert not (tmp_path / "out").exists()
 
@@ -99,7 +109,7 @@ def test_a_graph_of_another_precision_is_refused_with_the_way_out(
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt-rtx"])
 def test_int8_of_a_float_graph_without_ranges_is_refused(target: str, model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="holds no quantized layer, and int8 was asked for") as caught:
-        build(model, tmp_path / "out" / "m", target=target, precision="int8", gpus=GPUS)
+        build(model, tmp_path / "out" / "m", target=target, precision="int8", **for_target(target))
     assert caught.value.data["option"] == "ranges"
     assert "qcompile calibrate" in caught.value.hint
     assert not (tmp_path / "out").exists()
@@ -131,12 +141,13 @@ def test_an_unknown_precision_is_refused_with_the_known_ones(
 
 
 def test_an_unknown_target_is_refused_with_the_known_ones(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match=", ".join(names())):
+    with pytest.raises(InvalidOption, match=", ".join(TARGETS)):
         build(model, tmp_path / "m.onnx", target="tpu")
 
 
-def test_a_target_that_has_nothing_to_build_is_unavailable(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngineUnavailable, match="target pytorch cannot build here"):
+def test_an_engine_that_has_nothing_to_build_is_no_target(model: Path, tmp_path: Path) -> None:
+    assert set(TARGETS) == {*names()} - {"pytorch"}
+    with pytest.raises(InvalidOption, match="`target` 'pytorch': one of"):
         build(model, tmp_path / "m", target="pytorch")
 
 
@@ -145,3 +156,53 @@ def test_torchscript_is_built_from_a_model_spelling(torch_model: str, tmp_path: 
     assert artifact.manifest.target == "torchscript"
     with load(artifact.path) as runner:
         assert runner.infer({"x": np.zeros((2, 3, 8, 8), np.float32)})["output"].shape == (2, 5)
+
+
+def test_a_spec_builds_what_its_keyword_arguments_build(model: Path, ranges: Path, tmp_path: Path) -> None:
+    spec = BuildSpec(target="onnxruntime", precision="int8", ranges=ranges, exclude=("gemm",))
+    by_spec = build(model, tmp_path / "a.onnx", spec).manifest
+    by_name = build(
+        model,
+        tmp_path / "b.onnx",
+        target="onnxruntime",
+        precision="int8",
+        ranges=str(ranges),
+        exclude=["gemm"],
+    ).manifest
+    assert by_spec.sources == by_name.sources
+    assert by_spec.options == by_name.options == {"exclude": ["gemm"]}
+    other = build(model, tmp_path / "c.onnx", spec, exclude=[]).manifest
+    assert other.sources["graph"] != by_spec.sources["graph"]
+    assert other.options == {}
+
+
+def test_mappings_and_none_are_keyword_arguments_too(model: Path, tmp_path: Path) -> None:
+    found = build(
+        model, tmp_path / "m.engine", target="tensorrt-rtx", precision="fp16", gpus=["SM86", "sm86"],
+        max_shapes={"x": (4, 4, 8, 8)}, layers={"conv1": "fp32"}, data=None, tensorrt={"workspace": "1G"},
+    ).manifest  # fmt: skip
+    assert found.options == {
+        "gpus": ["sm86"],
+        "max_shapes": ["x:4x4x8x8"],
+        "layers": ["conv1=fp32"],
+        "workspace": "1G",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"targt": "openvino"}, "`targt`: is unknown\n  hint: did you mean target"),
+        ({}, "`target`: is missing"),
+        ({"target": "onnxruntime", "threads": "4"}, "`threads` '4': a whole number is required"),
+        ({"target": "tensorrt", "min_shapes": {"x": "?"}}, "`min_shapes`"),
+        (
+            {"target": "tensorrt", "layers": {"conv1": "int4"}},
+            "`layers\\[0\\]` 'conv1=int4': PATTERN",
+        ),
+        ({"target": "openvino", "tensorrt": {"refit": True}}, "`tensorrt.refit`: is for tensorrt and"),
+    ],
+)
+def test_a_wrong_keyword_argument_is_named(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        build(tmp_path / "nothing.onnx", tmp_path / "m", **options)

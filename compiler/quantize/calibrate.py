@@ -1,0 +1,67 @@
+"""`calibrate`: what quantization will scale (`tensors_to_calibrate`) is observed (`calibration/`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...artifact import Artifact
+from ...calibration import calibrate as observe_and_write
+from ...data.batches import Data
+from ...model.onnx_file import check_onnx
+from ...model.weightless import read_weightless
+from ...progress import Progress, silent
+from ...spec.words import GRAPH_TARGETS
+from .int8.tensors_to_calibrate import tensors_to_calibrate
+
+
+def calibrate(
+    model: str | Path,
+    data: str | Data,
+    output: str | Path,
+    *,
+    targets: Sequence[str] = GRAPH_TARGETS,
+    method: str = "auto",
+    samples: int | None = None,
+    shard: str = "1/1",
+    threads: int = 0,
+    resume: bool = True,
+    checkpoint: Path | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Observe what quantization for the targets will scale, and write a ranges file.
+
+    Args:
+        model: Float ONNX file.
+        data: Spelling of the samples (`data.batches`), or `Data`.
+        output: Ranges file to write.
+        targets: What the model will be quantized for: "onnxruntime", "openvino", "tensorrt". Fewer are
+            observed faster.
+        method, samples, shard, threads, resume, checkpoint, progress: As
+            `calibration.calibrate.calibrate`.
+
+    Returns:
+        The ranges file and its manifest.
+
+    Raises:
+        DataError, CalibrationError, ModelError, InvalidOption: As `calibration.calibrate.calibrate`.
+    """
+    weightless = read_weightless(Path(model))
+    try:
+        tensors = tensors_to_calibrate(weightless, targets)  # type: ignore[arg-type]  # checked there
+    except (IndexError, KeyError, TypeError, ValueError):
+        check_onnx(weightless.path)  # a damaged file says here what is wrong with it
+        raise
+    return observe_and_write(
+        weightless,
+        data,
+        output,
+        method=method,
+        samples=samples,
+        shard=shard,
+        tensors=tensors,
+        threads=threads,
+        resume=resume,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
