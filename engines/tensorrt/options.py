@@ -1,4 +1,4 @@
-"""TensorRT's options, which `spec/` declares, under the name that builders import them by."""
+"""TensorRT's options, declared in `spec/`, under the name that builders import."""
 
 from ...spec.tensorrt import AUTO, OFF, TensorRTOptions, parse_bytes
 
