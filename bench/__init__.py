@@ -1,1 +1,1 @@
-"""Measuring: each artifact in a process of its own, interleaved rounds, intervals, accuracy."""
+"""Benchmark: each artifact in its own process, interleaved rounds, intervals, accuracy."""

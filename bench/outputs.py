@@ -1,4 +1,4 @@
-"""Subjects of a comparison, the input they share, and their outputs, each from a process of its own."""
+"""Runnable artifacts, the input that they share, and their outputs, each from a process of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .workers.process import Worker
 
 
 @dataclass(frozen=True)
-class Subject:
+class RunnableArtifact:
     """An artifact or MODEL to be run.
 
     Attributes:
@@ -68,7 +68,7 @@ class Subject:
 
 def describe(
     artifact: str, *, name: str = "", trust: bool = False, pythons: Interpreters | None = None
-) -> Subject:
+) -> RunnableArtifact:
     """Look at an artifact or MODEL without running it; a file must be what its manifest says.
 
     Args:
@@ -101,7 +101,7 @@ def describe(
     places = engine(runtime).places
     if runtime == "onnxruntime" and manifest and manifest.stage == "build":
         places = ("cpu",)
-    return Subject(
+    return RunnableArtifact(
         name=name or short_name(artifact),
         artifact=artifact,
         engine=runtime,
@@ -125,7 +125,7 @@ def _why_not(runtime: str, pythons: Interpreters | None) -> str:
     return engine(runtime).why_not_run() if runtime.startswith("tensorrt") else ""
 
 
-def shared_io(subjects: Sequence[Subject], inputs: Sequence[str] = ()) -> ModelIO:
+def shared_io(subjects: Sequence[RunnableArtifact], inputs: Sequence[str] = ()) -> ModelIO:
     """Return the inputs and outputs that all subjects are run with: the first that are declared.
 
     Raises:
@@ -149,7 +149,7 @@ def feeds_for(
     io: ModelIO,
     data: str | None,
     *,
-    subjects: Sequence[Subject] = (),
+    subjects: Sequence[RunnableArtifact] = (),
     samples: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[Feeds]:
@@ -186,7 +186,7 @@ def try_extents(made: RandomInput, path: Path) -> None:
 
 
 def timing_feeds(
-    io: ModelIO, data: str | None, *, subjects: Sequence[Subject] = (), batch_size: int | None = None
+    io: ModelIO, data: str | None, *, subjects: Sequence[RunnableArtifact] = (), batch_size: int | None = None
 ) -> Feeds:
     """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches.
 
@@ -220,7 +220,7 @@ def timing_feeds(
 
 
 def collect_outputs(
-    subject: Subject, feeds: Sequence[Feeds], subjects: Sequence[Subject], *, threads: int
+    subject: RunnableArtifact, feeds: Sequence[Feeds], subjects: Sequence[RunnableArtifact], *, threads: int
 ) -> list[dict[str, np.ndarray[Any, Any]]]:
     """Return the outputs of every batch, from a worker of its own.
 
@@ -239,7 +239,9 @@ def collect_outputs(
         return list(infer_all(worker, feeds))
 
 
-def start(worker: Worker, subject: Subject, subjects: Sequence[Subject], threads: int) -> dict[str, Any]:
+def start(
+    worker: Worker, subject: RunnableArtifact, subjects: Sequence[RunnableArtifact], threads: int
+) -> dict[str, Any]:
     """Load a subject in its worker; a MODEL without declared outputs is told those of the others."""
     io = subject.io or next((other.io for other in subjects if other.io), None)
     return worker.ask(
@@ -284,7 +286,7 @@ def save_feeds(feeds: Feeds, path: Path) -> None:
     save_arrays(path, feeds)
 
 
-def _example_io(subjects: Sequence[Subject]) -> ModelIO | None:
+def _example_io(subjects: Sequence[RunnableArtifact]) -> ModelIO | None:
     """The example that a MODEL's function returns; loads the model, so it is asked last."""
     from ..model.example import make_example
     from ..model.pytorch import load_torch

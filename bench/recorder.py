@@ -1,4 +1,4 @@
-"""The rows of a bench while it runs: what is measured is handed over here, and nothing else changes a row."""
+"""Record the rows of a running benchmark; nothing else changes a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured against what: artifacts by name, and the baseline among them."""
+"""Choose the artifacts of a benchmark and its baseline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..engines.gpu import device_text
 from ..errors import InvalidOption
-from .outputs import Subject, describe, short_name
+from .outputs import RunnableArtifact, describe, short_name
 from .results.row import Row
 from .workers.interpreters import Interpreters
 
@@ -20,7 +20,7 @@ def choose_subjects(
     pythons: Interpreters,
     torch_modes: Sequence[str],
     devices: Sequence[int | None] = (),
-) -> tuple[list[Subject], str]:
+) -> tuple[list[RunnableArtifact], str]:
     """Return what is measured, the baseline first, and the baseline's name.
 
     Every MODEL comes once more in each of `torch_modes`, and every subject once more on each further one of
@@ -60,7 +60,7 @@ def choose_subjects(
     return sorted(subjects, key=lambda subject: subject is not chosen), base
 
 
-def _on_devices(subject: Subject, devices: Sequence[int | None]) -> list[Subject]:
+def _on_devices(subject: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
     """The subject on each device where it runs; where it does by itself if that is none of them."""
     names = [
         device_text(number) for number in devices if ("cpu" if number is None else "cuda") in subject.places
@@ -74,7 +74,7 @@ def _on_devices(subject: Subject, devices: Sequence[int | None]) -> list[Subject
     ]
 
 
-def row_of(subject: Subject) -> Row:
+def row_of(subject: RunnableArtifact) -> Row:
     """Return the row of a subject, before anything is measured."""
     return Row(
         name=subject.name,

@@ -1,4 +1,4 @@
-"""Ranges: which tensors are observed, what they hold, where they are clipped."""
+"""Calibration: choose the tensors to observe, count their values, choose their ranges."""
 
 from .calibrate import calibrate, observe
 from .ranges import Ranges

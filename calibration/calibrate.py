@@ -1,4 +1,4 @@
-"""`qcompile calibrate`: run the samples through the model once, and count what its tensors hold."""
+"""`qcompile calibrate`: run the samples through the model once and count the values of its tensors."""
 
 from __future__ import annotations
 

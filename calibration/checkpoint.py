@@ -1,4 +1,4 @@
-"""What a calibration has counted so far, on disk: a killed one goes on from there.
+"""Checkpoint of a calibration on disk; an interrupted calibration resumes from it.
 
 One safetensors file that is replaced as a whole, with the counts of every tensor and, under the metadata
 key "qcompile", what they belong to.

@@ -1,4 +1,4 @@
-"""How values are put into bins: a loop that numba compiles, or numpy where numba is missing.
+"""Count values into bins, with a loop that numba compiles, or with numpy where numba is missing.
 
 Both count the same; numpy takes about eight times as long.
 """

@@ -1,4 +1,4 @@
-"""The model as it is run to be observed: its taps are its outputs, and they are not copied.
+"""Run a model with its taps as outputs, without copying them.
 
 ONNX Runtime computes convolutions in a blocked memory layout (NCHWc) and would reorder every tapped
 tensor, at up to half the cost of inference. A histogram does not ask for an order, so the optimized graph

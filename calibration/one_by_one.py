@@ -1,4 +1,4 @@
-"""Samples one by one: how they were batched then changes no bit of what is computed.
+"""Run samples one by one, so that batching changes no bit of the results.
 
 A first axis need not be one of samples. It may be time, or a model may mix its rows; such batches stay whole.
 """

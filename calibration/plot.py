@@ -1,4 +1,4 @@
-"""Pictures of calibration: each tensor's histogram with the thresholds of every method."""
+"""Plot each tensor's histogram with the thresholds of every method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What eight bits do to a tensor, reckoned on its histogram: squared error, signal-to-noise, share clipped.
+"""Quantization error of INT8 from a histogram: squared error, SNR, share clipped.
 
 Every value stands at the middle of its bin, but for the bin that begins at zero, whose values stand at zero:
 they are mostly what a ReLU leaves, and zero is exact at any scale. Two ways to quantize are known, as the

@@ -1,4 +1,4 @@
-"""What calibration found: histograms of every observed tensor, and the magnitudes chosen from them.
+"""Ranges of a calibration: a histogram of every observed tensor, and the amax chosen from it.
 
 From one set of histograms every method can be chosen again without running the model, and the ranges of
 shards merge to exactly what one run would have given.

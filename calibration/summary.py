@@ -1,4 +1,4 @@
-"""What ranges say about each tensor: its extremes, its thresholds, what they clip and lose."""
+"""Summary of each tensor's ranges: extremes, thresholds, share clipped, SNR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors are observed, and which take the range of another.
+"""Choose the tensors to observe, and the tensors that share another one's range.
 
 Every tensor that is observed costs time and memory on every sample, and many need not be:
 

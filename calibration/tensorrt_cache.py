@@ -1,4 +1,4 @@
-"""TensorRT's calibration cache, written from our ranges and read back.
+"""Write and read TensorRT's calibration cache.
 
     TRT-8503-EntropyCalibration2
     input: 3c010a14

@@ -1,4 +1,4 @@
-"""From a histogram to the magnitude at which a tensor is clipped.
+"""Choose the clipping magnitude (amax) of a tensor from its histogram.
 
 Each method returns amax in the tensor's units; the scale follows as `amax / 127` for symmetric int8.
 """

@@ -1,4 +1,4 @@
-"""Workers: threads that each run a sample through the model and count what its taps hold.
+"""Worker threads: each runs a sample through the model and counts the values of its taps.
 
 One sample is run by one thread, several samples at once: threads inside one inference would wait for each
 other at every operator. Each worker counts into histograms of its own, which merge exactly.

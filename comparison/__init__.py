@@ -1,1 +1,1 @@
-"""`qcompile diff`: the outputs of two artifacts, or their layers, compared."""
+"""`qcompile diff`: compare the outputs of two artifacts, or their layers."""

@@ -1,4 +1,4 @@
-"""`qcompile diff`: Polygraphy's comparison of two artifacts, or of an artifact and the model it came from.
+"""`qcompile diff`: compare two artifacts, or an artifact and its model, with Polygraphy.
 
 What counts as equal: `bench.metrics.output_verdict`.
 """
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..bench.metrics.output_verdict import BY_SIGNAL, RTOL, OutputDifference, Tolerances, judge
-from ..bench.outputs import Subject, collect_outputs, describe, feeds_for, shared_io
+from ..bench.outputs import RunnableArtifact, collect_outputs, describe, feeds_for, shared_io
 from ..errors import InvalidOption
 from ..model.judgement import RULES, Rule
 from ..model.pt2_archive import trusting
@@ -121,6 +121,6 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
     return limits
 
 
-def _precision(subjects: Sequence[Subject]) -> str:
+def _precision(subjects: Sequence[RunnableArtifact]) -> str:
     """The coarser precision of the two sides decides what can be asked."""
     return max((subject.precision for subject in subjects), key=_COARSER.index)

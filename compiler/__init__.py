@@ -1,1 +1,1 @@
-"""From a model to an ONNX file that a target can use: export, simplify, quantize, lower its operators."""
+"""Transform a model into the ONNX file of a target: export, simplify, quantize, lower its operators."""

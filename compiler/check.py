@@ -1,4 +1,4 @@
-"""Does an ONNX file compute what its original computed? Run both, on real or random input."""
+"""Compare the outputs of an ONNX file with those of its original, on real or random input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other types at the edge of a model: a Cast behind an input, or in front of an output; its name stays."""
+"""Change the types of a model's inputs and outputs with Cast nodes; names stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numpy's files, read a few rows at a time: an .npz of gigabytes takes no more memory than one batch."""
+"""Read numpy files a few rows at a time: memory holds one batch, however large the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data in: what DATA may be, read batch by batch, checked against the model's inputs.
+"""Read DATA batch by batch, and check it against the model's inputs.
 
 | spelling              | is                                                                          |
 |-----------------------|-----------------------------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""How data is read: rows of an archive, files of a folder, what a function yields; each into batches."""
+"""Readers of DATA: rows of an archive, files of a folder, the values a function yields."""
 
 from __future__ import annotations
 

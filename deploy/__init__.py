@@ -1,4 +1,4 @@
-"""Handing artifacts over: laid out and described for the server that will run them."""
+"""Package artifacts for the server that runs them."""
 
 from .triton import Packaged, package_triton
 from .triton_options import TritonOptions

@@ -1,4 +1,4 @@
-"""A model repository for Triton Inference Server, from artifacts: `qcompile package triton`."""
+"""`qcompile package triton`: write a model repository for Triton Inference Server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of Triton's backends serves what, and what each can take.
+"""Triton's backends: the files that each serves, and the types that it takes.
 
 Read from Triton's documents ("Model Repository", "Model Configuration") and its backends' sources, 26.09.
 """

@@ -1,4 +1,4 @@
-"""Which batches Triton may form for an artifact.
+"""Batch sizes that Triton may form for an artifact.
 
 Triton, "Model Configuration", "Maximum Batch Size": batching needs the batch as the first axis of every input
 and output; else `max_batch_size` is 0 and `dims` are whole shapes. The backends want that axis to be dynamic

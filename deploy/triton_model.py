@@ -1,4 +1,4 @@
-"""What an artifact is to Triton: which backend serves it, its inputs and outputs, its files, its profiles."""
+"""An artifact as a Triton model: its backend, inputs, outputs, files and profiles."""
 
 from __future__ import annotations
 

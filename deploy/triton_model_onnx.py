@@ -1,4 +1,4 @@
-"""The inputs, outputs and files of an ONNX model as a server sees them."""
+"""Inputs, outputs and files of an ONNX model as Triton sees them."""
 
 from __future__ import annotations
 

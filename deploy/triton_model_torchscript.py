@@ -1,4 +1,4 @@
-"""How Triton's LibTorch backend addresses the inputs and outputs of a TorchScript file: by their position."""
+"""Names by which Triton's LibTorch backend addresses a TorchScript file's inputs: by position."""
 
 from __future__ import annotations
 

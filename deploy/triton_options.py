@@ -1,4 +1,4 @@
-"""What Triton is told beside the model itself, as it is spelled on the command line."""
+"""Options of Triton beside the model itself."""
 
 from __future__ import annotations
 

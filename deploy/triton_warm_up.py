@@ -1,4 +1,4 @@
-"""Requests that Triton makes up itself before a model counts as ready.
+"""Warm-up requests that Triton generates before a model counts as ready.
 
 Zeros, not Triton's random data: that is random bytes (core, `GenerateWarmupData`), among them NaN and
 infinity, and indices outside of any table.

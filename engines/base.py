@@ -1,4 +1,4 @@
-"""What every engine offers: a builder (model in, artifact out) and a `Runner` (feeds in, outputs out)."""
+"""The interface of an engine: a builder (model in, artifact out) and a `Runner` (feeds in, outputs out)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build an artifact with an engine, and prove that it is what was asked for."""
+"""Build an artifact with an engine, and prove its precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine here can be given, as data: it decides the graph together with the spec.
+"""Capabilities of an engine, as data: with the spec, they decide the graph to build.
 
 | field          | ONNX Runtime | OpenVINO        | TensorRT 8           | TensorRT 10, 11, RTX |
 |----------------|--------------|-----------------|----------------------|----------------------|

@@ -1,4 +1,4 @@
-"""`qcompile doctor`: what is installed, what works here, why the rest does not, and the fix."""
+"""`qcompile doctor`: report what is installed and what works here, with a fix for the rest."""
 
 from __future__ import annotations
 

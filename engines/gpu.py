@@ -1,4 +1,4 @@
-"""The GPUs of this machine, asked of the driver itself: no package is needed."""
+"""Query the GPUs of this machine from the CUDA driver, without any package."""
 
 from __future__ import annotations
 

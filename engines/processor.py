@@ -1,4 +1,4 @@
-"""The processor an offline-optimized model belongs to."""
+"""Identify the processor that an offline-optimized model was built for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers for which a runtime refuses a whole graph, found by trying.
+"""Search for the layers that make a runtime refuse a whole graph.
 
 Passes of a runtime can fail on a few layers of a graph that is valid ONNX, with an error that names none of
 them. Groups of layers are offered to it, halved where they are refused: n layers of which k are refused

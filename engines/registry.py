@@ -1,4 +1,4 @@
-"""The engines there are, by name."""
+"""Registry of the engines, by name."""
 
 from __future__ import annotations
 

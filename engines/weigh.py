@@ -1,4 +1,4 @@
-"""Whether an artifact reached its precision: what was planned is weighed against what was reached.
+"""Decide whether an artifact reached its precision, weighing each layer by its multiply-adds.
 
 Layers are weighed by their multiply-adds; where those of a planned layer are unknown, every layer weighs the
 same. In this order:

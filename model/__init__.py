@@ -1,1 +1,1 @@
-"""The model as a file: what MODEL may be, ONNX files, their graphs, and how close two outputs are."""
+"""Model files: MODEL spellings, ONNX files and graphs, sessions, output errors."""

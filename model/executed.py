@@ -1,4 +1,4 @@
-"""Which nodes of a file ONNX Runtime's optimizer brought to the precision that they were planned in."""
+"""Nodes of a file that ONNX Runtime's optimizer brought to their planned precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extents that dynamic axes are traced with: as given, of the example, of the data, or sensible ones."""
+"""Extents to trace dynamic axes with: given, from the example, from the data, or defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What values an input of an ONNX graph may take: read from where they go.
+"""Infer the valid values of an ONNX graph's inputs from the nodes that read them.
 
 | domain     | an input is it where                                                                          |
 |------------|-----------------------------------------------------------------------------------------------|

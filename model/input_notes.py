@@ -1,4 +1,4 @@
-"""What an ONNX file says of its own inputs beyond their types: extents that suit it, and their ranges.
+"""Notes in an ONNX file about its inputs beyond their types: suitable extents, and their ranges.
 
 ONNX has a name for a dynamic axis and nothing else. `export` knows more: the extents that the model was
 traced with, and the limits that PyTorch found (`32 <= height <= 512`, a multiple of 8). Both are kept in the

@@ -1,4 +1,4 @@
-"""What decides whether an integer artifact still computes what its float model does, output by output.
+"""Rules that decide whether an integer artifact's outputs match its float model's, output by output.
 
 | an output is   | where                                                     | and passes with               |
 |----------------|-----------------------------------------------------------|-------------------------------|

@@ -1,4 +1,4 @@
-"""How many products each node of a graph computes: the size of a layer where layers are weighed.
+"""Count the multiply-adds of each node: the weight of a layer in a precision proof.
 
 Extents come from ONNX's shape inference, with the inputs as the file's notes say (`input_notes`) and every
 other dynamic axis 1. One multiply-add is one product added to a sum:

@@ -1,4 +1,4 @@
-"""Inputs inside dicts, dataclasses and tuples: taken apart into named tensors, put together for each call."""
+"""Flatten inputs inside dicts, dataclasses and tuples into named tensors, and rebuild them for each call."""
 
 from __future__ import annotations
 

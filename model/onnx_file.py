@@ -1,4 +1,4 @@
-"""ONNX files: read, checked, measured and written, with errors that name the file.
+"""Read, check, measure and write ONNX files, with errors that name the file.
 
 Models over 2 GB, protobuf's limit, keep their weights in `NAME.onnx.data` beside the file.
 """

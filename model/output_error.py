@@ -1,4 +1,4 @@
-"""How close two sets of outputs are."""
+"""Error statistics of an output against its reference."""
 
 from __future__ import annotations
 

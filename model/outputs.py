@@ -1,4 +1,4 @@
-"""What `forward` returned, as a list of tensors with names: tuples, dicts and dataclasses are taken apart."""
+"""Flatten the outputs of `forward` (tuples, dicts, dataclasses) into a list of named tensors."""
 
 from __future__ import annotations
 

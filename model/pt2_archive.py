@@ -1,4 +1,4 @@
-"""What a `.pt2` would run when it is loaded, found out before PyTorch reads it.
+"""Detect code in a `.pt2` that loading would run, before PyTorch reads it.
 
 `torch.export.save` writes a zip: the graph and the places of the weights as JSON, raw tensors, and the
 example inputs as a pickle of tensors. `torch.export.load` (PyTorch 2.13) unpickles without restraint what

@@ -1,4 +1,4 @@
-"""What the graph of a `.pt2` calls and computes with: operators and integers, in a saved program.
+"""Check the graph of a `.pt2`: the operators it calls and the integers it computes with.
 
 PyTorch evaluates the expressions of its sizes (`sympy.sympify`, which is `eval`), and looks the targets of
 its nodes up by name in `torch`, where `torch.os.system` is found, too.

@@ -1,4 +1,4 @@
-"""Load a PyTorch model from any of its spellings, in evaluation mode. Nothing here unpickles a checkpoint.
+"""Load a PyTorch model from any spelling of MODEL, in evaluation mode. Nothing here unpickles a checkpoint.
 
 A `.pt2` that holds more than weights and operators is refused, see `pt2_archive`.
 """

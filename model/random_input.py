@@ -1,4 +1,4 @@
-"""Input made up for a model: for checks and benchmarks where the user gave no data.
+"""Generate random input of a model, for checks and benchmarks without user data.
 
 Random input must be valid input. A mask with an empty row, an index beyond its table or an image of one pixel
 says nothing of a model, or makes it fail. `input_domain` reads from the graph what values an input takes,

@@ -1,4 +1,4 @@
-"""A plain ONNX Runtime session, on the CPU unless it is told otherwise, with its errors in our words."""
+"""Create ONNX Runtime sessions, on the CPU by default, and translate their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MODEL may be: its spelling, and the digest by which a change is noticed.
+"""Parse the spellings of MODEL, and compute the digest that detects changes of a model.
 
 | spelling                   | is                                                         |
 |----------------------------|------------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""PyTorch, where it is needed: imported late, and missed in words."""
+"""Import PyTorch lazily, with an error that says how to install it."""
 
 from __future__ import annotations
 

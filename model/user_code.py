@@ -1,4 +1,4 @@
-"""A user's own code: imported from a file or a package, called, and named where it fails.
+"""Import and call a user's own code, with errors that name its file and line.
 
 What lies beside a file can be imported by it; two files of one name do not meet; an edited file is read
 again.

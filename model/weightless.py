@@ -1,4 +1,4 @@
-"""An ONNX file without the values of its weights: all that most questions ask about, and quick to read.
+"""Read an ONNX file without the values of its weights, which most questions do not need.
 
 The file is mapped into memory and walked as protobuf's wire format lays it out; the bytes of large weights
 are stepped over, not read. A file of gigabytes costs no more than its graph.

@@ -1,4 +1,4 @@
-"""The report: one HTML file that holds everything, made of a results file and what lies beside it.
+"""The report: one self-contained HTML file, made from a results file.
 
 results.json ─▶ source ─▶ summary, sections (charts, tables) ─▶ page ─▶ report.html
 """

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: drawn by matplotlib, once for a wide page and once for a phone.
+"""Draw charts as inline SVG with matplotlib, once for a wide page and once for a phone.
 
 Colours are drawn as fixed tokens and become CSS variables, so that a chart follows light, dark and print;
 words stay text in the page's own font. A point that has a tip shows it as its `<title>`.

@@ -1,4 +1,4 @@
-"""Charts of lines: throughput against latency, and speed-ups over time."""
+"""Line charts: throughput against latency, and speed-ups over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..figures import figure, number, times
 from .canvas import COLOURS, Canvas, Chart, draw
 from .charts_speed import MARKERS
 from .planes import place_labels, plane, scale
-from .source import Subject
+from .source import ReportedArtifact
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ Curve = Literal["batches", "concurrency"]
 _STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
 
 
-def curves_chart(subjects: Sequence[Subject], key: Curve, word: str) -> Chart | None:
+def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) -> Chart | None:
     """Draw throughput against latency, a point per batch size or number of clients.
 
     Args:
@@ -59,13 +59,13 @@ def curves_chart(subjects: Sequence[Subject], key: Curve, word: str) -> Chart | 
     return draw(key, f"Throughput against latency by {word}: {told}", paint)
 
 
-def curve(subject: Subject, key: Curve) -> list[CurvePoint]:
+def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
     """Return the points of a curve in order of the count."""
     points = subject.row.batches if key == "batches" else subject.row.concurrency
     return sorted(points, key=lambda point: point.count)
 
 
-def history_chart(runs: Sequence[Mapping[str, Any]], subjects: Sequence[Subject]) -> Chart | None:
+def history_chart(runs: Sequence[Mapping[str, Any]], subjects: Sequence[ReportedArtifact]) -> Chart | None:
     """Draw the speed-up of every artifact over runs, oldest first; None for fewer than two runs."""
     lines = [(s, points) for s in subjects if len(points := _over_time(runs, s.name)) > 1]
     if not lines:
@@ -99,7 +99,7 @@ def history_chart(runs: Sequence[Mapping[str, Any]], subjects: Sequence[Subject]
 def _curve(
     canvas: Canvas,
     axes: Any,
-    subject: Subject,
+    subject: ReportedArtifact,
     points: Sequence[CurvePoint],
     word: str,
     style: Any,

@@ -1,4 +1,4 @@
-"""Charts of what is inside: layers by precision, layer errors, calibration histograms."""
+"""Layer charts: layers by precision, layer errors, calibration histograms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..figures import DASH, figure, number
 from .canvas import COLOURS, FONT, Canvas, Chart, draw, write
 from .planes import plane
 from .rows import ChartRow, linear_ticks, rows
-from .source import FAMILIES, Layers, Subject, family_of
+from .source import FAMILIES, Layers, ReportedArtifact, family_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ METHODS: dict[str, Dashes] = {
 Counts = dict[str, dict[str, int]]
 
 
-def layers_by_precision(subject: Subject) -> Counts:
+def layers_by_precision(subject: ReportedArtifact) -> Counts:
     """Return precision to kind of layer to count; empty where the file says nothing."""
     by_precision: Counts = {}
     for precision, kinds in (subject.row.layers_by_precision or {}).items():
@@ -50,7 +50,7 @@ def layers_by_precision(subject: Subject) -> Counts:
     )
 
 
-def precision_chart(subjects: Sequence[Subject]) -> Chart | None:
+def precision_chart(subjects: Sequence[ReportedArtifact]) -> Chart | None:
     """Draw the share of layers in each precision; None where no artifact's manifest has a proof."""
     drawn = [(subject, layers) for subject in subjects if (layers := layers_by_precision(subject))]
     if not drawn:
@@ -142,7 +142,7 @@ def _count(number_: int) -> str:
     return str(number_)
 
 
-def _stack(canvas: Canvas, made: Any, y: float, subject: Subject, layers: Counts) -> None:
+def _stack(canvas: Canvas, made: Any, y: float, subject: ReportedArtifact, layers: Counts) -> None:
     total, start = sum(sum(kinds.values()) for kinds in layers.values()), 0.0
     pixels = made.axes.get_window_extent().width * 72 / made.figure.dpi / 100
     for precision, kinds in layers.items():

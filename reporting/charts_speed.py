@@ -1,4 +1,4 @@
-"""Charts of speed and accuracy, one row per artifact: distributions, speed-ups, drops."""
+"""Charts with one row per artifact: latency distributions, speed-ups, accuracy drops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..bench.statistics.speedup import Speedup
 from ..figures import drop_interval, drop_text, figure
 from .canvas import COLOURS, FONT, Canvas, Chart, draw
 from .rows import ChartRow, linear_ticks, log_ticks, rows
-from .source import Subject
+from .source import ReportedArtifact
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ _LOGARITHMIC_FROM = 4.0  # largest over smallest
 _BINS = 90
 
 
-def latency_chart(subjects: Sequence[Subject]) -> Chart | None:
+def latency_chart(subjects: Sequence[ReportedArtifact]) -> Chart | None:
     """Draw where every call's latency lies; None where no artifact has quantiles."""
     drawn = [(subject, quantiles) for subject in subjects if (quantiles := latency_quantiles(subject))]
     if not drawn:
@@ -57,7 +57,7 @@ def latency_chart(subjects: Sequence[Subject]) -> Chart | None:
     return draw("latency", f"Distribution of latencies; medians: {names}", paint)
 
 
-def speedup_chart(subjects: Sequence[Subject], baseline: str, intervals: str) -> Chart | None:
+def speedup_chart(subjects: Sequence[ReportedArtifact], baseline: str, intervals: str) -> Chart | None:
     """Draw the speed-ups with their intervals ("99% interval") and a line at 1; None where there is none."""
     drawn = [(s, s.speedup) for s in subjects if s.speedup is not None]
     if not drawn:
@@ -82,7 +82,7 @@ def speedup_chart(subjects: Sequence[Subject], baseline: str, intervals: str) ->
     return draw("speedup", f"Speed-up against {baseline}, {intervals}: {told}", paint)
 
 
-def drop_chart(subjects: Sequence[Subject], metric: str) -> Chart | None:
+def drop_chart(subjects: Sequence[ReportedArtifact], metric: str) -> Chart | None:
     """Draw the drops of accuracy with their intervals and a line at 0; None where there is none."""
     drawn = [(s, s.drop) for s in subjects if s.drop is not None and not s.is_baseline]
     if not drawn:
@@ -119,7 +119,7 @@ def drop_chart(subjects: Sequence[Subject], metric: str) -> Chart | None:
     return draw("drop", f"Drop of {metric}, {DROP_CONFIDENCE:.0%} intervals, {unit}: {told}", paint)
 
 
-def latency_quantiles(subject: Subject) -> list[float]:
+def latency_quantiles(subject: ReportedArtifact) -> list[float]:
     """Return 101 latencies in order; empty where the file has no such thing."""
     return list(subject.row.latency.quantiles_ms) if subject.row.latency else []
 
@@ -154,7 +154,7 @@ def _violin(
     axes: Any,
     y: float,
     height: float,
-    subject: Subject,
+    subject: ReportedArtifact,
     values: list[float],
     logarithmic: bool,
 ) -> None:
@@ -177,7 +177,7 @@ def _violin(
 
 
 def _whisker(
-    canvas: Canvas, axes: Any, y: float, subject: Subject, one: Interval | Speedup, tip: str
+    canvas: Canvas, axes: Any, y: float, subject: ReportedArtifact, one: Interval | Speedup, tip: str
 ) -> None:
     colour = COLOURS[subject.family]
     if one.low is not None and one.high is not None:

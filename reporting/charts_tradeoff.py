@@ -1,4 +1,4 @@
-"""The chart of the trade-off: accuracy, latency and size at once."""
+"""Trade-off chart: accuracy, latency and size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .canvas import COLOURS, Canvas, Chart, draw
 from .charts_speed import MARKERS
 from .planes import place_labels, plane, scale
 from .rows import linear_ticks
-from .source import Subject
+from .source import ReportedArtifact
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ _LINEAR_TO = 10.0  # points; where one artifact lost more, the others would be o
 _DROP_TICKS = (-50, -20, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50, 100)
 
 
-def pareto_chart(subjects: Sequence[Subject]) -> Chart | None:
+def pareto_chart(subjects: Sequence[ReportedArtifact]) -> Chart | None:
     """Draw drop against latency with areas by size, or size against latency where drops do not differ."""
     with_drop = [s for s in subjects if s.drop is not None]
     with_size = [s for s in subjects if s.size_bytes is not None]
@@ -32,7 +32,7 @@ def pareto_chart(subjects: Sequence[Subject]) -> Chart | None:
     best = pareto_front(shown)
     unit = shown[0].drop_unit
 
-    def height(subject: Subject) -> float:
+    def height(subject: ReportedArtifact) -> float:
         if by_drop:
             return subject.drop.value if subject.drop else 0.0
         return (subject.size_bytes or 0.0) / 1e6
@@ -61,19 +61,19 @@ def pareto_chart(subjects: Sequence[Subject]) -> Chart | None:
     return draw("pareto", f"Trade-off of accuracy, latency and size; beaten by none: {names}", paint)
 
 
-def drops_differ(subjects: Sequence[Subject]) -> bool:
+def drops_differ(subjects: Sequence[ReportedArtifact]) -> bool:
     """Whether the chart is of drops: equal ones would be a line, and sizes say more."""
     return len({s.drop.value for s in subjects if s.drop is not None}) > 1
 
 
-def pareto_front(subjects: Sequence[Subject]) -> list[Subject]:
+def pareto_front(subjects: Sequence[ReportedArtifact]) -> list[ReportedArtifact]:
     """Return those that no other beats: as good in latency, drop and size, and better in one."""
 
-    def costs(subject: Subject) -> tuple[float, float, float]:
+    def costs(subject: ReportedArtifact) -> tuple[float, float, float]:
         drop = subject.drop.value if subject.drop else math.inf
         return subject.latency_ms or math.inf, drop, subject.size_bytes or math.inf
 
-    def beaten(subject: Subject) -> bool:
+    def beaten(subject: ReportedArtifact) -> bool:
         mine = costs(subject)
         return any(
             theirs != mine and all(a <= b for a, b in zip(theirs, mine, strict=True))
@@ -84,7 +84,7 @@ def pareto_front(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 def _axes(
-    canvas: Canvas, shown: Sequence[Subject], height: Any, label: str, by_drop: bool
+    canvas: Canvas, shown: Sequence[ReportedArtifact], height: Any, label: str, by_drop: bool
 ) -> tuple[Figure, Any]:
     tall, left = (350, 46) if canvas.is_narrow else (420, 56)
     made, axes = plane(canvas, tall, "median latency of a call, ms", label, left=left)
@@ -113,8 +113,8 @@ def _axes(
 def _bubble(
     canvas: Canvas,
     axes: Any,
-    subject: Subject,
-    shown: Sequence[Subject],
+    subject: ReportedArtifact,
+    shown: Sequence[ReportedArtifact],
     y: float,
     *,
     bold: bool,
@@ -139,13 +139,13 @@ def _bubble(
     canvas.tip(dot, ", ".join(said))
 
 
-def _area(canvas: Canvas, subject: Subject, shown: Sequence[Subject]) -> float:
+def _area(canvas: Canvas, subject: ReportedArtifact, shown: Sequence[ReportedArtifact]) -> float:
     largest = max(s.size_bytes or 0.0 for s in shown)
     share = subject.size_bytes / largest if subject.size_bytes else 0.0
     return max(_LARGEST * share * (0.6 if canvas.is_narrow else 1.0), _SMALLEST)
 
 
-def _under(other: Subject, subject: Subject, height: Any) -> bool:
+def _under(other: ReportedArtifact, subject: ReportedArtifact, height: Any) -> bool:
     """Whether another is as fast and as good, and better in one: the line leaves this one out."""
     a, b = (other.latency_ms or 0.0, height(other)), (subject.latency_ms or 0.0, height(subject))
     return a != b and a[0] <= b[0] and a[1] <= b[1]

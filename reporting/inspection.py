@@ -1,4 +1,4 @@
-"""`qcompile inspect`: what a file is: ONNX, engine, TorchScript, ranges, or results."""
+"""`qcompile inspect`: describe a file: ONNX, engine, TorchScript, ranges, or results."""
 
 from __future__ import annotations
 

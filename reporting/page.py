@@ -1,4 +1,4 @@
-"""The page: sections and summary become one HTML file that loads nothing."""
+"""Render sections and summary into one HTML file that loads nothing."""
 
 from __future__ import annotations
 

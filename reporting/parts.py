@@ -1,4 +1,4 @@
-"""What sections of a page are made of: charts with their words, tables, lists, text to be copied."""
+"""Parts of a section: charts with captions, tables, lists, blocks of text to copy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .canvas import Chart
-from .source import Subject
+from .source import ReportedArtifact
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Cell:
 
     text: str
     below: str = ""
-    subject: Subject | None = None
+    subject: ReportedArtifact | None = None
     tone: str = ""
 
 
@@ -81,7 +81,7 @@ class Section:
     charts: Sequence[Drawn] = ()
     tables: Sequence[Table] = ()
     blocks: Sequence[Block] = ()
-    signs: Sequence[Subject] = ()
+    signs: Sequence[ReportedArtifact] = ()
     precisions: bool = False
     items: Sequence[str] = ()
     pairs: bool = False

@@ -1,4 +1,4 @@
-"""Charts with two scales: their axes, and labels beside points that cover nothing."""
+"""Charts with two axes, and labels beside points without overlap."""
 
 from __future__ import annotations
 

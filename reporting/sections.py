@@ -17,10 +17,10 @@ from .sections_measured import (
     tradeoff_section,
 )
 from .sections_setting import environment_section, failures_section, reproduce_section
-from .source import Source, Subject
+from .source import ReportedArtifact, Source
 
 
-def sections(source: Source, chosen: Subject | None) -> list[Section]:
+def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
     """Return every section, those with nothing to show too; `chosen` is the recommended artifact."""
     makers: list[Callable[[Source], Section]] = [
         lambda source: results_section(source, chosen),

@@ -1,4 +1,4 @@
-"""Sections of what is inside artifacts: precisions of layers, errors of layers, calibration."""
+"""Sections about an artifact's layers: precisions, layer errors, calibration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of what was measured: the table, speed, trade-offs, accuracy, sweeps, costs, history."""
+"""Sections of measurements: results, speed, trade-offs, accuracy, sweeps, costs, history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .charts_curves import Curve, curve, curves_chart, history_chart
 from .charts_speed import drop_chart, latency_chart, speedup_chart
 from .charts_tradeoff import drops_differ, pareto_chart
 from .parts import Cell, Drawn, Section, Table
-from .source import Source, Subject
+from .source import ReportedArtifact, Source
 
 _SWEEPS: dict[Curve, tuple[str, str, str]] = {
     "batches": ("batch size", "Batch sizes", "`batch_sizes` 1,8,32"),
@@ -23,7 +23,7 @@ _SWEEPS: dict[Curve, tuple[str, str, str]] = {
 _CLASSES_SHOWN = 10
 
 
-def results_section(source: Source, chosen: Subject | None) -> Section:
+def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
     """The table that papers print; `chosen` is the recommended artifact."""
     columns = ("method", "latency, ms", "speed-up", "size", "reduction", "accuracy", "drop")
     metric = next((s.row.accuracy.metric for s in source.measured if s.row.accuracy), "")
@@ -209,7 +209,7 @@ def history_section(source: Source) -> Section:
     return Section("history", "History", lead, [drawn], signs=source.measured)
 
 
-def _result(subject: Subject, chosen: Subject | None) -> list[Cell]:
+def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[Cell]:
     row, text = subject.row, subject.text
     about = f"{text.runtime} · {row.precision} · {row.runs_on}"
     if subject.is_baseline:
@@ -230,7 +230,7 @@ def _result(subject: Subject, chosen: Subject | None) -> list[Cell]:
     ]
 
 
-def _speedup(subject: Subject) -> Cell:
+def _speedup(subject: ReportedArtifact) -> Cell:
     text = subject.text
     if subject.is_baseline:
         return Cell(text.speedup, "baseline")
@@ -238,14 +238,14 @@ def _speedup(subject: Subject) -> Cell:
     return Cell(text.speedup, "\n".join(filter(None, (text.interval, text.verdict))), tone=tone)
 
 
-def _drop(subject: Subject) -> Cell:
+def _drop(subject: ReportedArtifact) -> Cell:
     drop, text = subject.drop, subject.text
     if drop is None or subject.is_baseline:
         return Cell(DASH)
     return Cell(text.drop, text.drop_interval, tone="bad" if drop.low and drop.low > 0 else "")
 
 
-def _classes(subject: Subject) -> Table | None:
+def _classes(subject: ReportedArtifact) -> Table | None:
     """The classes whose value changed most; None where none did."""
     rows = [
         [

@@ -1,4 +1,4 @@
-"""Sections of where and how: what was not measured, the environment, what repeats it."""
+"""Sections about the run: failures, environment, reproduction."""
 
 from __future__ import annotations
 

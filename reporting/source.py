@@ -1,4 +1,4 @@
-"""What a report is made of: the results file, and the files of layers, ranges and recipe given with it."""
+"""Read the inputs of a report: results, and the files of layers, ranges and recipe given with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAMILIES: dict[Family, str] = {
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportedArtifact:
     """One artifact of the report.
 
     Attributes:
@@ -118,19 +118,19 @@ class Layers:
 class Source:
     """Everything a report shows, with texts that can be shown."""
 
-    subjects: Sequence[Subject]
+    subjects: Sequence[ReportedArtifact]
     results: Results
     layers: Sequence[Layers] = ()
     ranges: Ranges | None = None
     recipe: str | None = None
 
     @property
-    def measured(self) -> list[Subject]:
+    def measured(self) -> list[ReportedArtifact]:
         """The artifacts with a latency."""
         return [subject for subject in self.subjects if subject.is_measured]
 
     @property
-    def baseline(self) -> Subject | None:
+    def baseline(self) -> ReportedArtifact | None:
         """What the others are compared with."""
         return next((subject for subject in self.subjects if subject.is_baseline), None)
 
@@ -146,7 +146,7 @@ def read_source(
     """
     results = read_results(clean(load_results(results_path).as_json()))
     ordered = sorted(results.rows, key=lambda row: row.name != results.baseline)
-    subjects = [Subject(at, row, row.name == results.baseline) for at, row in enumerate(ordered, 1)]
+    subjects = [ReportedArtifact(at, row, row.name == results.baseline) for at, row in enumerate(ordered, 1)]
     text = results.settings.get("recipe")
     if recipe is not None:
         text = clean(require_file(recipe, what="recipe").read_text(encoding="utf-8", errors="replace"))

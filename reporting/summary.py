@@ -1,4 +1,4 @@
-"""Which artifact is recommended, and why, in words.
+"""Recommend an artifact, with the reasons in words.
 
 1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Where accuracy
    was not measured its outputs must have passed the comparison with the baseline's.
@@ -17,7 +17,7 @@ from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import Speedup, speedup
 from ..errors import InvalidOption
 from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
-from .source import Source, Subject
+from .source import ReportedArtifact, Source
 
 _NOTICEABLE_POINTS = 1.0
 """An interval of a drop that reaches so far says little: more samples are needed."""
@@ -44,7 +44,7 @@ class Summary:
         caveats: What may make this wrong.
     """
 
-    chosen: Subject | None
+    chosen: ReportedArtifact | None
     headline: str
     facts: Sequence[Fact] = ()
     reasons: Sequence[str] = ()
@@ -74,7 +74,7 @@ def summarize(source: Source) -> Summary:
     )
 
 
-def why_not(subject: Subject) -> str | None:
+def why_not(subject: ReportedArtifact) -> str | None:
     """Return why an artifact may not be recommended; None where nothing speaks against it."""
     if subject.is_baseline:
         return None
@@ -91,7 +91,7 @@ def why_not(subject: Subject) -> str | None:
     return None
 
 
-def faster(one: Subject, other: Subject) -> Speedup | None:
+def faster(one: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
     """Return how many times faster `one` is, round by round; None where that cannot be said."""
     try:
         return speedup(other.row.launches_ms, one.row.launches_ms)
@@ -99,7 +99,9 @@ def faster(one: Subject, other: Subject) -> Speedup | None:
         return None
 
 
-def _smallest_of_fastest(kept: Sequence[Subject]) -> tuple[Subject | None, list[Subject]]:
+def _smallest_of_fastest(
+    kept: Sequence[ReportedArtifact],
+) -> tuple[ReportedArtifact | None, list[ReportedArtifact]]:
     """The fastest, or the smallest of those that cannot be told from it; and the others of these."""
     if not kept:
         return None, []
@@ -112,16 +114,16 @@ def _smallest_of_fastest(kept: Sequence[Subject]) -> tuple[Subject | None, list[
     return chosen, [subject for subject in (fastest, *ties) if subject is not chosen]
 
 
-def _speed(subject: Subject) -> float:
+def _speed(subject: ReportedArtifact) -> float:
     return 1.0 if subject.speedup is None else subject.speedup.value
 
 
-def _equally_fast(one: Subject, other: Subject) -> bool:
+def _equally_fast(one: ReportedArtifact, other: ReportedArtifact) -> bool:
     ratio = faster(one, other)
     return ratio is not None and ratio.verdict == "no difference"
 
 
-def _headline(source: Source, chosen: Subject, measured: int) -> str:
+def _headline(source: Source, chosen: ReportedArtifact, measured: int) -> str:
     if measured == 1:
         return "It is the only artifact that was measured: there is nothing to compare it with."
     if chosen is source.baseline and not any(subject.verdict for subject in source.measured):
@@ -136,7 +138,7 @@ def _headline(source: Source, chosen: Subject, measured: int) -> str:
     return "The fastest artifact; whether it still answers rightly was not measured."
 
 
-def _facts(source: Source, chosen: Subject) -> list[Fact]:
+def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
     base = source.baseline
     facts = []
     latency = f"{figure(chosen.latency_ms)} ms a call"
@@ -163,7 +165,7 @@ def _facts(source: Source, chosen: Subject) -> list[Fact]:
     return facts
 
 
-def _no_file(chosen: Subject) -> str:
+def _no_file(chosen: ReportedArtifact) -> str:
     return "" if chosen.size_bytes is not None else "a model in Python has no file of its own"
 
 
@@ -172,7 +174,10 @@ def _drop_words(value: float, shown: str, unit: str) -> str:
 
 
 def _reasons(
-    source: Source, chosen: Subject, equals: Sequence[Subject], kept: Sequence[Subject]
+    source: Source,
+    chosen: ReportedArtifact,
+    equals: Sequence[ReportedArtifact],
+    kept: Sequence[ReportedArtifact],
 ) -> list[str]:
     sentences = []
     others = len(source.measured) - 1
@@ -195,7 +200,7 @@ def _reasons(
     return sentences
 
 
-def _alternatives(measured: Sequence[Subject], chosen: Subject) -> list[str]:
+def _alternatives(measured: Sequence[ReportedArtifact], chosen: ReportedArtifact) -> list[str]:
     """What the extremes would give, where they are not what is recommended."""
     sentences = []
     fastest = max(measured, key=_speed)
@@ -212,7 +217,7 @@ def _alternatives(measured: Sequence[Subject], chosen: Subject) -> list[str]:
     return sentences
 
 
-def _caveats(source: Source, chosen: Subject | None) -> list[str]:
+def _caveats(source: Source, chosen: ReportedArtifact | None) -> list[str]:
     noise = source.results.environment.get("noise") or {}
     cautions = []
     if source.results.interrupted:
@@ -230,7 +235,7 @@ def _caveats(source: Source, chosen: Subject | None) -> list[str]:
     return list(dict.fromkeys(cautions))
 
 
-def _slow_int8(measured: Sequence[Subject]) -> list[str]:
+def _slow_int8(measured: Sequence[ReportedArtifact]) -> list[str]:
     """INT8 artifacts that are slower than the fastest float artifact of the same engine."""
     cautions = []
     for quantized in (s for s in measured if s.family in ("int8", "low")):
@@ -247,7 +252,7 @@ def _slow_int8(measured: Sequence[Subject]) -> list[str]:
     return cautions
 
 
-def _weak_accuracy(chosen: Subject) -> list[str]:
+def _weak_accuracy(chosen: ReportedArtifact) -> list[str]:
     if chosen.is_baseline:
         return []
     if chosen.drop is None:

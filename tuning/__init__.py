@@ -1,4 +1,4 @@
-"""Which layers to quantize: ranked by the damage each does, mixed until an accuracy budget is kept."""
+"""Choose the layers to quantize: rank them by damage, and mix precisions within an accuracy budget."""
 
 from .tune import Tuned, tune
 

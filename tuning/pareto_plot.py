@@ -1,4 +1,4 @@
-"""The picture of a tuning: every trial by latency and drop, and the front that no other beats."""
+"""Plot a tuning: every trial by latency and drop, and the Pareto front."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice as a recipe: `qcompile run` makes the same artifact again."""
+"""Write the chosen trial as a recipe, from which `qcompile run` makes the same artifact again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers to leave in float: as few as keep the budget."""
+"""Search for the fewest layers to leave in float within the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates: each is really quantized and built, its accuracy and its latency are really measured."""
+"""Trials: each candidate is quantized and built, and its accuracy and latency are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qcompile tune`: the fastest mix of INT8 and float that keeps an accuracy budget, really measured."""
+"""`qcompile tune`: search the fastest mix of INT8 and float within an accuracy budget, by measurement."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Warm-up, interleaved rounds, curves, energy, and what disturbed them."""
+"""Warm-up, interleaved rounds, curves, energy, and sources of noise."""

@@ -1,4 +1,4 @@
-"""Several clients at once on one loaded artifact, each a thread that asks again as soon as it is answered."""
+"""Time several concurrent clients of one loaded artifact, one thread each."""
 
 from __future__ import annotations
 

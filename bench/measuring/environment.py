@@ -1,4 +1,4 @@
-"""What the numbers were measured in: a figure without its machine is not repeatable."""
+"""Describe the machine and the versions that a benchmark ran with."""
 
 from __future__ import annotations
 

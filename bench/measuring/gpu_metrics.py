@@ -1,4 +1,4 @@
-"""Figures beside the latency: what the GPU's own clock says, and energy."""
+"""GPU figures beside the latency: times by the GPU's clock, and energy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run was disturbed, by what, and what to do about it."""
+"""Detect what disturbed a benchmark, and say what to do about it."""
 
 from __future__ import annotations
 

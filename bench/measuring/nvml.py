@@ -1,4 +1,4 @@
-"""State, memory and energy of an NVIDIA GPU, as NVML tells them (package nvidia-ml-py).
+"""Read state, memory and energy of an NVIDIA GPU from NVML (package nvidia-ml-py).
 
 Names and units are those of https://docs.nvidia.com/deploy/nvml-api/. Nothing here changes a setting.
 """

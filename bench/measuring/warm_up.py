@@ -1,4 +1,4 @@
-"""Warm-up that ends when the latency has stopped changing, not after a fixed count.
+"""Warm up until the latency stops changing, instead of for a fixed count.
 
 Block medians are watched. As long as Pettitt's test finds a point in the later half of them where the
 level changes, the artifact is still warming up: caches fill, a compiler works in the background, clocks

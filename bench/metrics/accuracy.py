@@ -1,4 +1,4 @@
-"""Accuracy over a data set, its drop against the baseline, and how sure that is.
+"""Accuracy over a data set, its drop against the baseline, and the drop's interval.
 
 | metric              | value                                                                       |
 |---------------------|-----------------------------------------------------------------------------|

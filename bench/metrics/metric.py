@@ -1,4 +1,4 @@
-"""What a metric is: a few numbers kept of each sample, and a value of their sums.
+"""A metric: statistics kept of each sample, and a value computed from their sums.
 
 A mean over samples and a mean intersection over union are both functions of sums over samples. So outputs
 are looked at batch by batch and forgotten, and a resample of the samples costs one matrix product.

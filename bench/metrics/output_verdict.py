@@ -1,4 +1,4 @@
-"""The verdict on an output: Polygraphy's tolerances for floats, what the output is for integers.
+"""Compare one output: by Polygraphy's tolerances for floats, by the rule of its kind for integers.
 
 What counts as equal depends on the precision, unless tolerances are given for an output:
 

@@ -1,4 +1,4 @@
-"""How good an artifact's outputs are: accuracy, and difference from the baseline, over the evaluation data.
+"""Measure accuracy and output differences of all artifacts over the evaluation data.
 
 All workers run the same batch before the next is read, so what is in memory does not grow with the data.
 """

@@ -1,4 +1,4 @@
-"""The difference from the baseline's outputs, batch by batch: `output_verdict.judge`, nothing kept."""
+"""Compare outputs with the baseline's batch by batch, as `output_verdict.judge` does, and keep no outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a results file remembers of the runs that were written to it before."""
+"""History in a results file: the runs that were written to it before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New results against old ones: has an artifact become slower, larger, less accurate?
+"""Compare new results with old ones: latency, size and accuracy against limits.
 
 The two runs share no rounds, so their levels are two means over launches (see `launches`), and the interval
 is that of their difference. The verdict follows from it as in `compare`.

@@ -1,4 +1,4 @@
-"""A row as it is read: one form of each figure for terminal, Markdown and report; CSV has the numbers."""
+"""Render a row: one text of each figure for terminal, Markdown and report; CSV has the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bench measured of one artifact: immutable values, each with its unit in its name.
+"""The measurements of one artifact: immutable values, each with its unit in its name.
 
 Launch ─▶ Row ─▶ Results. A figure that was not measured is None; `results_json` reads and writes all of them.
 """

@@ -1,1 +1,1 @@
-"""Levels, ratios and their intervals: how sure a figure is."""
+"""Levels, ratios, and their confidence intervals."""

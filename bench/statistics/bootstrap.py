@@ -1,4 +1,4 @@
-"""How sure a drop is: the paired bootstrap over samples.
+"""Confidence interval of an accuracy drop: the paired bootstrap over samples.
 
 Baseline and artifact answered the same samples, so a resample draws samples, with replacement, and takes
 both answers to each: what makes a sample hard for both cancels out. The interval is that of the drop's

@@ -1,1 +1,1 @@
-"""The processes that artifacts run in, and the one protocol that they speak."""
+"""Worker processes that run artifacts, and their protocol."""

@@ -1,4 +1,4 @@
-"""The command of a worker process: the files of this package, whatever the interpreter and the folder.
+"""Command line of a worker process: it runs this package's files with any interpreter, in any folder.
 
 `python -m` and `python -c` put the current folder first in `sys.path`, where a `random.py` would be taken
 for the standard library's. `-P` forbids it from Python 3.11 on. This removes the entry in every version,

@@ -1,4 +1,4 @@
-"""Other interpreters for the workers of some engines: TensorRT often lives in another environment."""
+"""Other interpreters for the workers of some engines, as TensorRT often has its own environment."""
 
 from __future__ import annotations
 

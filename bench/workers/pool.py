@@ -11,7 +11,7 @@ from types import TracebackType
 from ...errors import QCompileError
 from ...progress import Progress
 from ..measuring.rounds import TimingSeries
-from ..outputs import Subject, start
+from ..outputs import RunnableArtifact, start
 from ..recorder import Recorder
 from ..results.row import ColdStart
 from .process import Worker
@@ -31,7 +31,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        subjects: Sequence[Subject],
+        subjects: Sequence[RunnableArtifact],
         recorder: Recorder,
         feeds: Path,
         *,
@@ -114,7 +114,7 @@ class WorkerPool:
                     self.switches += answer["involuntary_switches"] - switches
         self._used = {}
 
-    def _start(self, subject: Subject) -> None:
+    def _start(self, subject: RunnableArtifact) -> None:
         again = f" again ({self._launches + 1})" if self._launches else ""
         self._progress(f"load {subject.name}{again}")
         worker = self._stack.enter_context(

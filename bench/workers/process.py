@@ -1,4 +1,4 @@
-"""The caller's side of a worker: start it, ask it, end it, and say what it said when it died."""
+"""Start, ask and end a worker process, and report its last output when it dies."""
 
 from __future__ import annotations
 

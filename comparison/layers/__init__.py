@@ -1,4 +1,4 @@
-"""`qcompile diff --layers`: the first tensor that diverges, with a few taps at a time and statistics only.
+"""`qcompile diff --layers`: find the first tensor that diverges; few taps per run, statistics only.
 
 sides ─▶ pairing ─▶ search ◀─▶ runs ─▶ worker (job, tapped) ─▶ outcome
 """

@@ -1,4 +1,4 @@
-"""Find the first tensor that diverges: tap, measure, look closer where the signal is lost.
+"""Find the first tensor that diverges: tap tensors, measure them, and refine where the SNR drops.
 
 Where all pairs fit into few runs, all are measured, and the table is complete. Otherwise each run taps
 tensors at even shares of the region in which the largest drop lies, until it is that of one tensor.

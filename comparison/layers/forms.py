@@ -1,4 +1,4 @@
-"""How a tensor of an artifact is read so that it is comparable with one of the reference.
+"""Convert a tensor of an artifact into the form of its reference tensor.
 
 Where a graph is quantized, the integers are read and scaled here: what a kernel writes is observed as it
 is, at a quarter of the memory, and the fusion of operator and QuantizeLinear is left alone.

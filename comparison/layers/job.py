@@ -1,4 +1,4 @@
-"""One run of one side, in a process of its own: what a worker does when it is asked for `layers`.
+"""Run one side of a layer comparison in a worker: the answer to the request `layers`.
 
 A job names the artifact, the feeds and the taps. The reference's taps are written to files, one a batch;
 the artifact's are compared with them as they come, piece by piece, and only sums remain. The process ends

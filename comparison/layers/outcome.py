@@ -1,4 +1,4 @@
-"""What was found: layers ranked by what they lose, the first bad one, and what lies around it."""
+"""Result of a layer comparison: layers ranked by lost SNR, the first bad one, and its neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensor of an artifact is which of the reference: by name, and by structure where names differ.
+"""Pair the tensors of an artifact with those of the reference, by name, else by structure.
 
 1. A tensor of the artifact has the name of the reference's: they pair, unless
 2. an activation was folded away. The quantizer takes `Relu` out in front of a QuantizeLinear whose lowest

@@ -1,4 +1,4 @@
-"""The values around the first bad tensor, as Polygraphy's `RunResults`: its own tools open the file."""
+"""Save the values around the first bad tensor as Polygraphy's `RunResults`, which its own tools open."""
 
 from __future__ import annotations
 

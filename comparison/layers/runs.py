@@ -1,4 +1,4 @@
-"""Runs of either side: each job is a worker's of its own."""
+"""Run one side of a layer comparison in a worker process per job."""
 
 from __future__ import annotations
 

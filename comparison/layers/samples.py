@@ -1,4 +1,4 @@
-"""The samples of a comparison, written once for the runs of both sides, and how large they make tensors."""
+"""Write the samples of a comparison once for both sides, and infer the sizes of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the signal is lost: few measurements, chosen so that each halves what is left.
+"""Search where the SNR drops: each measurement halves what is left.
 
 A tensor's *drop* is how far its signal-to-noise ratio lies below the lowest of all that was measured before
 it. Noise that is there already cannot leave again, so tensors behind a fault that look better (a residual

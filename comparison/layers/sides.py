@@ -1,4 +1,4 @@
-"""The two sides of a comparison: what they are, and why they cannot be compared where they cannot."""
+"""The two sides of a comparison, and the reasons why two sides cannot be compared."""
 
 from __future__ import annotations
 

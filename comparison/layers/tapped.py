@@ -1,4 +1,4 @@
-"""An artifact that is run to be looked into: its taps are outputs beside its own.
+"""Run an artifact with taps as additional outputs.
 
 ONNX Runtime reads the graph with more outputs from memory, its weights from the file; OpenVINO from a file
 in a folder of its own, which links to the weights. An engine shows what it was built to show: its outputs.

@@ -1,4 +1,4 @@
-"""Both sides run, K tensors at a time: what is tapped, what it may take, and what comes back."""
+"""Run both sides, K tensors at a time: choose taps within the memory limit and collect their errors."""
 
 from __future__ import annotations
 

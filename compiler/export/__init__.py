@@ -1,4 +1,4 @@
-"""`qcompile export`: from a PyTorch model to one checked ONNX file."""
+"""`qcompile export`: write a PyTorch model as one checked ONNX file."""
 
 from .export import export
 

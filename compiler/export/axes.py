@@ -1,4 +1,4 @@
-"""The dynamic axes of a captured graph: their names, and the extents for which PyTorch found it to hold."""
+"""Dynamic axes of a captured graph: their names, and the extents that PyTorch's guards allow."""
 
 from __future__ import annotations
 

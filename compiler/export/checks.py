@@ -1,4 +1,4 @@
-"""Does the exported file compute what the original does, also at other extents of every dynamic axis?"""
+"""Compare the exported file with its model, also at other extents of every dynamic axis."""
 
 from __future__ import annotations
 

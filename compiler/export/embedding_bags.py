@@ -1,4 +1,4 @@
-"""Bags of one length are captured as a lookup and a reduction, not as a loop over the bags.
+"""Capture embedding bags of one length as a lookup and a reduction, not as a loop over the bags.
 
 `torch.nn.EmbeddingBag` reads rows of a table and reduces each bag of them. Its exporter writes a Loop that
 appends to a sequence, which neither OpenVINO nor TensorRT takes. Where the bags are the rows of a matrix of

@@ -1,4 +1,4 @@
-"""`qcompile export`: a model source becomes one checked ONNX file."""
+"""`qcompile export`: write a model source as one checked ONNX file."""
 
 from __future__ import annotations
 

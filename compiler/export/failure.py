@@ -1,4 +1,4 @@
-"""What PyTorch's exporter could not do, in one sentence: the operator, the module, the line."""
+"""Translate a failure of PyTorch's exporter into one sentence: operator, module, line."""
 
 from __future__ import annotations
 

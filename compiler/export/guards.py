@@ -1,4 +1,4 @@
-"""PyTorch's guards, evaluated: for which extents of an axis does a captured graph hold?
+"""Evaluate PyTorch's guards: the extents of an axis for which a captured graph is valid.
 
 A guard is an expression over the symbols of axes that must be true, such as `Eq(s53, 2*(s53//2))`.
 """

@@ -1,4 +1,4 @@
-"""What is written down of an exported file: in its manifest, and in the file itself."""
+"""Metadata of an exported file, in its manifest and in the ONNX file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ONNX file given as MODEL: it is checked and copied, and the road starts from it."""
+"""Check and copy an ONNX file that is given as MODEL."""
 
 from __future__ import annotations
 

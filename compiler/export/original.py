@@ -1,4 +1,4 @@
-"""The model that is exported, as PyTorch runs it: in evaluation mode, without caches, on its example."""
+"""Run the model to export in PyTorch: in evaluation mode, without caches, on its example."""
 
 from __future__ import annotations
 

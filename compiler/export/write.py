@@ -1,4 +1,4 @@
-"""Write a PyTorch model as an ONNX file: by PyTorch's exporter, and by the older one where that cannot."""
+"""Write a PyTorch model as an ONNX file, by the dynamo exporter, else by the TorchScript exporter."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Older opsets: a graph is written in the operators that an older parser knows, or refused; never altered."""
+"""Lower a graph to the operators of an older opset, or refuse it."""

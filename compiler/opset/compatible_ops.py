@@ -1,4 +1,4 @@
-"""Operators whose newer form is the older one with more types, or with attributes that may be left out.
+"""Operators whose newer form adds only types, or attributes that may be left out.
 
 ONNX gives an operator a new version for a new element type as for a new meaning. Those listed here kept
 their meaning from opset 7 to 25 (onnx, docs/Changelog.md); a node of theirs is of the older form as it

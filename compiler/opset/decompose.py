@@ -1,4 +1,4 @@
-"""Operators that older opsets do not have, as others that runtimes know and fuse again.
+"""Decompose operators that older opsets lack into operators that runtimes fuse again.
 
     Gelu (20)                       x / 2 * (1 + Erf(x / sqrt(2))), or with Tanh
     RMSNormalization (23)           x / Sqrt(ReduceMean(x * x) + epsilon) * scale

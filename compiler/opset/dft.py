@@ -1,4 +1,4 @@
-"""A Fourier transform of a fixed length becomes a product with its table, for runtimes without DFT.
+"""Rewrite a DFT of fixed length as a product with its table, for runtimes without DFT.
 
 For a signal x of N values, each real (c = 1) or a pair of real and imaginary part (c = 2), and L points:
 

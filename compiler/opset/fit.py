@@ -1,4 +1,4 @@
-"""An ONNX file for a parser that reads no newer opset than it was made for."""
+"""Convert an ONNX file to the newest opset that a parser reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Col2Im of blocks that do not overlap becomes a Transpose between two Reshapes, for runtimes without it.
+"""Rewrite Col2Im of disjoint blocks as a Transpose between two Reshapes, for runtimes without Col2Im.
 
     x [N, C bh bw, H/bh W/bw] ─ Reshape [N, C, bh, bw, H/bh, W/bw]
                               ─ Transpose [N, C, H/bh, bh, W/bw, bw] ─ Reshape [N, C, H, W]

@@ -1,4 +1,4 @@
-"""An operator written out as ONNX defines it: some have a body of other operators (Attention, Mish, ...)."""
+"""Expand an operator into its ONNX function body (Attention, Mish, ...)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ONNX model in an older opset: every node in its older form, or an error that names the node.
+"""Lower an ONNX model to an older opset, or raise an error that names the node.
 
 Which operators changed between two opsets is read from ONNX's own schemas. A node whose schema is the same
 in both stays as it is. Any other is

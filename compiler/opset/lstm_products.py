@@ -1,4 +1,4 @@
-"""An LSTM written as the products it is made of, which can then be quantized for TensorRT.
+"""Rewrite an LSTM as its matrix products, which TensorRT can run in INT8.
 
 TensorRT has no integer kernel for ONNX's LSTM; behind Q/DQ it would compute in float. Its parser takes Scan,
 and INT8 products inside. Gates are in ONNX's order: input, output, forget, cell.

@@ -1,4 +1,4 @@
-"""Operators in forms that TensorRT's parser reads: an Einsum in lower case, the identity by ranges.
+"""Rewrite operators into forms that TensorRT's parser reads: Einsum in lower case, EyeLike by ranges.
 
     EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :]))
 

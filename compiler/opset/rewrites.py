@@ -1,4 +1,4 @@
-"""Operators whose operands or attributes changed: the older form of each, or a refusal.
+"""Rewrite operators whose operands or attributes changed into their older form, or refuse them.
 
     ReduceMean (18) and its kin   axes: operand -> attribute
     Split (18)                    num_outputs: attribute -> sizes, where they may be unequal

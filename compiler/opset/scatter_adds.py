@@ -1,4 +1,4 @@
-"""Adding rows at indices becomes a product with a matrix of ones, for runtimes that scatter without adding.
+"""Rewrite adding rows at indices as a product with a 0/1 matrix, for runtimes whose Scatter cannot add.
 
 A layer over a graph sums the messages of all edges into the node that each leads to (`index_add`):
 

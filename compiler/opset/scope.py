@@ -1,4 +1,4 @@
-"""What a rewrite may ask of the graph around a node: stored values, types, shapes, and names not taken."""
+"""The graph around a node, as rewrites query it: stored values, types, shapes, unused names."""
 
 from __future__ import annotations
 

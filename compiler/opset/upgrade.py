@@ -1,4 +1,4 @@
-"""An ONNX model in a newer opset, by ONNX's own converter, and compared with what it was."""
+"""Upgrade an ONNX model to a newer opset with ONNX's converter, and compare the two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What activations of a float model hold, sample by sample: its largest values per channel, or all of it."""
+"""Collect activations of a float model sample by sample: the largest magnitude per channel, or all values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How near a quantized graph comes to the float model: what candidates are chosen by, and refused."""
+"""Judge a quantized graph by its outputs' error against the float model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways to quantize: each takes a request and gives what to write, with the proof of what was reached."""
+"""Quantization methods: each takes a request and returns the graph to write, with its proof."""
 
 from __future__ import annotations
 

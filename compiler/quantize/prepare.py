@@ -1,4 +1,4 @@
-"""What the quantizers need of a graph, without changing what it computes.
+"""Prepare a graph for the quantizers without changing what it computes.
 
 1. Opset 13 or newer: per-channel Q/DQ has an axis only from there.
 2. Initializers are no longer listed as inputs (files older than IR version 4 do that), so they are fixed.

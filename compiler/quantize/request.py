@@ -1,4 +1,4 @@
-"""What `quantize` was asked for, and whether that can be."""
+"""The request of `quantize`, and the checks of its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static INT8 as the outputs judge it: which method, balanced or not, which layers stay in float.
+"""Search the best static INT8 graph by its output error: method, balancing, layers left in float.
 
 What is best for a tensor need not be best for the model: a method that clips can destroy it, and a factor
 that helps one product may hurt another. Where samples are given, candidates are quantized in turn, and the

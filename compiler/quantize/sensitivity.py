@@ -1,4 +1,4 @@
-"""The damage of each layer: the noise at the model's outputs when it alone is quantized.
+"""Sensitivity of each layer: the noise at the model's outputs when that layer alone is quantized.
 
 Two graphs do it, with their weights stored once each. In the first, every layer is computed a second time
 on its quantized operands, beside the float one; what comes out is the error of each layer's output, for one

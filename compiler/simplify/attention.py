@@ -1,4 +1,4 @@
-"""What exporters leave in attention, taken out: three rewrites that change values by rounding at most.
+"""Simplify exported attention: three rewrites that change values by rounding at most.
 
 A scaled dot product that an exporter takes apart carries scales, transpositions and a guard that every
 runtime then executes, and that stand between quantized products. Runs inside `simplify`, which compares

@@ -1,4 +1,4 @@
-"""Pools that are global: a window that covers the whole image is written as what it is."""
+"""Rewrite pools whose window covers the whole image as global pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build an offline-optimized ONNX model for this processor, and read what became of it."""
+"""Build an offline-optimized ONNX model for this processor, and read its executed precision."""
 
 from __future__ import annotations
 

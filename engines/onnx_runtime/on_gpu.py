@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider: a session on a GPU, and which nodes it left to the processor."""
+"""Open a session with ONNX Runtime's CUDA provider, and list the nodes that stay on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run an ONNX model by ONNX Runtime."""
+"""Run an ONNX model with ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenVINO's builder: the file is kept as it is, compiled, and asked what became of its products."""
+"""OpenVINO's builder: keep the file as it is, compile it, and read the precision of its products."""
 
 from __future__ import annotations
 

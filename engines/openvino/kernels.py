@@ -1,4 +1,4 @@
-"""What OpenVINO made of a file's products: which kernel computes each, and in which precision.
+"""Match the products of a file to OpenVINO's kernels and their precisions.
 
 OpenVINO tells, for each kernel, which of the file's nodes it made it of. Its passes lose some of these names:
 a product whose scale was moved through a residual add goes by the name of a node that the pass made

@@ -1,4 +1,4 @@
-"""Run an ONNX file by OpenVINO."""
+"""Run an ONNX file with OpenVINO."""
 
 from __future__ import annotations
 

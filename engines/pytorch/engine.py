@@ -1,4 +1,4 @@
-"""Eager execution of a MODEL, the baseline, and the other modes in which PyTorch runs one."""
+"""Run a MODEL in eager PyTorch, the baseline, or in another of PyTorch's modes."""
 
 from __future__ import annotations
 

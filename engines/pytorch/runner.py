@@ -1,4 +1,4 @@
-"""Run a PyTorch module: as it is, or in another mode; on the processor or on a GPU."""
+"""Run a PyTorch module, eagerly or in another mode, on the processor or on a GPU."""
 
 from __future__ import annotations
 

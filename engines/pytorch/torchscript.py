@@ -1,4 +1,4 @@
-"""TorchScript as an artifact: a MODEL traced and frozen, and compared with what it was traced from."""
+"""Build TorchScript: trace and freeze a MODEL, and compare the trace with the MODEL."""
 
 from __future__ import annotations
 

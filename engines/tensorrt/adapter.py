@@ -1,4 +1,4 @@
-"""What differs between TensorRT's versions. No other file asks for a version.
+"""Differences between TensorRT's versions. No other file asks for a version.
 
 |                                          | 8.5 | 8.6 | 10.x | 11.x | TensorRT-RTX |
 |------------------------------------------|-----|-----|------|------|--------------|

@@ -1,4 +1,4 @@
-"""Whether an engine can run here, by its manifest: said in words before TensorRT, which aborts, is asked."""
+"""Check by its manifest whether an engine can run here, before TensorRT loads it and aborts."""
 
 from __future__ import annotations
 

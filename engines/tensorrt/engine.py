@@ -1,4 +1,4 @@
-"""The two engines of this folder: TensorRT, on the GPU it runs on, and TensorRT-RTX, ahead of time."""
+"""The engines TensorRT, which builds for this machine's GPU, and TensorRT-RTX, which builds ahead of time."""
 
 from __future__ import annotations
 

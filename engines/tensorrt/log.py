@@ -1,4 +1,4 @@
-"""TensorRT's log, kept instead of printed: errors end up in ours, warnings in the manifest."""
+"""Collect TensorRT's log: errors become exceptions, warnings go to the manifest."""
 
 from __future__ import annotations
 

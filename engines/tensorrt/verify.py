@@ -1,4 +1,4 @@
-"""A built engine is run once, where it can be, and its outputs are held against ONNX Runtime's."""
+"""Run a built engine once, where possible, and compare its outputs with ONNX Runtime's."""
 
 from __future__ import annotations
 

@@ -244,5 +244,5 @@ def test_any_name_can_be_drawn(name: str, tmp_path: Path) -> None:
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="no tensor with values to draw"):
+    with pytest.raises(InvalidOption, match="`plot`: no tensor has values to draw"):
         plot_ranges(ranges_of({}), [], tmp_path / "none.svg")

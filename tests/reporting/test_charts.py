@@ -21,7 +21,7 @@ from qcompile.reporting.charts_layers import errors_chart, layers_by_precision, 
 from qcompile.reporting.charts_speed import density, drop_chart, latency_chart, speedup_chart
 from qcompile.reporting.charts_tradeoff import pareto_chart, pareto_front
 from qcompile.reporting.rows import log_ticks
-from qcompile.reporting.source import Source, Subject, read_source
+from qcompile.reporting.source import ReportedArtifact, Source, read_source
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_a_logarithmic_axis_has_a_few_round_ticks(low: float, ratio: float) -> N
 )
 def test_a_sweep_without_figures_is_none(points: Any) -> None:
     row = read_row({"name": "a", "artifact": "a", "engine": "onnxruntime", "batches": points})
-    subject = Subject(1, row, is_baseline=False)
+    subject = ReportedArtifact(1, row, is_baseline=False)
     assert curve(subject, "batches") == []
     assert curves_chart([subject], "batches", "batch size") is None
 
@@ -210,7 +210,7 @@ def test_what_is_missing_is_not_drawn(source: Source) -> None:
 
 def test_layers_are_counted_by_precision() -> None:
     layers = {"fp32": {"Add": 2, "Odd": None}, "int8": {"Conv": 5, "Gemm": 1}, "fp16": 4, "bf16": {}}
-    subject = Subject(1, Row("a", "a", "onnxruntime", layers_by_precision=layers), is_baseline=False)
+    subject = ReportedArtifact(1, Row("a", "a", "onnxruntime", layers_by_precision=layers), is_baseline=False)
     found = layers_by_precision(subject)
     assert found == {"fp32": {"Add": 2}, "int8": {"Conv": 5, "Gemm": 1}, "fp16": {"layers": 4}}
 
@@ -236,7 +236,7 @@ def _subject(
     speedup: tuple[float, float, float] | None = None,
     drop: Interval | None = None,
     size_bytes: float | None = None,
-) -> Subject:
+) -> ReportedArtifact:
     row = Row(
         name,
         name,
@@ -246,4 +246,4 @@ def _subject(
         accuracy=Accuracy("top1", 0.9, drop) if drop else None,
         size_bytes=None if size_bytes is None else int(size_bytes),
     )
-    return Subject(index, row, is_baseline)
+    return ReportedArtifact(index, row, is_baseline)

@@ -1,4 +1,4 @@
-"""Where factors can move: the products that read one tensor of activations, and what makes that tensor.
+"""Places where scale factors can move: the products that read one tensor, and the node that makes it.
 
 A place is a tensor `x` and all products `x @ w` with stored weights that read it, directly or through a
 Reshape that keeps its last axis:

@@ -1,4 +1,4 @@
-"""What flows through the places of a model: each channel's extremes over all samples, and some rows."""
+"""Collect the extremes of each channel over all samples, and some rows, at the places of a model."""
 
 from __future__ import annotations
 

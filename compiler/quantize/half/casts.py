@@ -1,4 +1,4 @@
-"""The casts of a model that becomes half: each float tensor in the form a node asks for, made once.
+"""Insert casts into a graph that becomes half precision; each tensor is cast once per type.
 
 A stored weight is stored again in the other type; a tensor that DequantizeLinear makes is dequantized
 again, so that a quantized layer has its DequantizeLinear right in front of it in either type, which is how

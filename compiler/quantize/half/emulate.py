@@ -1,4 +1,4 @@
-"""bfloat16 on a runtime that has no kernels for it: computed in float32, rounded behind every node."""
+"""Emulate bfloat16: compute in float32 and round after every node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FP16 or BF16 where the graph can take it: types are changed and casts put between the halves.
+"""Convert a graph to FP16 or BF16 where its operators support it, with casts in between.
 
 Which operand may be half is read from ONNX's own operator schemas (a Resize keeps its float32 scales, an
 operator of a foreign domain keeps everything), not from a list kept by hand. A node stays in float32

@@ -1,4 +1,4 @@
-"""What a graph needs before it becomes half, without changing what it computes.
+"""Prepare a graph for half precision without changing what it computes.
 
 1. An opset in which ONNX allows the half type: QuantizeLinear and DequantizeLinear take float16 from 19 on,
    Conv and pools take bfloat16 from 22 on. It is raised no further than the graph's own operators need.

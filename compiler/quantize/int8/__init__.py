@@ -1,1 +1,1 @@
-"""INT8: where Q/DQ goes for each target, how it gets there, and what the runtime makes of it."""
+"""INT8: placement of Q/DQ for each target, the quantizers, and the runtime's integer kernels."""

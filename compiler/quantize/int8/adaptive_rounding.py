@@ -1,4 +1,4 @@
-"""Weights of static INT8 rounded against the samples instead of to the nearest step (GPTQ).
+"""Round the weights of static INT8 against the samples (GPTQ) instead of to the nearest step.
 
 Scales stay those of the plan, one per output channel; which of the two steps next to a weight is taken is
 chosen so that the layer's output changes least on what it reads: `weight_only.rounding.gptq`, by the Hessian

@@ -1,4 +1,4 @@
-"""Bias correction: the mean error that quantization brings to an output channel is taken off its bias.
+"""Bias correction: subtract the mean quantization error of each output channel from its bias.
 
 Rounded weights and clipped activations shift the mean of a layer's output, and the shift is carried on
 (Nagel et al. 2019, arXiv 1906.04721, section 4.2; Finkelstein et al. 2019, arXiv 1906.03193). Each layer

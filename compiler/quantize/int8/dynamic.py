@@ -1,4 +1,4 @@
-"""Dynamic INT8: weights are stored as integers, activations get their scale while the model runs.
+"""Dynamic INT8: integer weights; the runtime computes the scales of activations.
 
 Only operators whose weights dominate are quantized: MatMul, Gemm, LSTM, Attention. A Conv is left alone:
 ONNX Runtime's ConvInteger spends more on finding the scale than it saves.

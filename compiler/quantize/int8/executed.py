@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a graph: its optimizer is run, and the result is read."""
+"""Run ONNX Runtime's optimizer and count the nodes that it executes as integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathers by a matrix of indices, in the form that OpenVINO's low-precision passes understand.
+"""Rewrite Gathers by a matrix of indices into the form that OpenVINO's low-precision passes match.
 
     Gather(x, indices[2,12])      becomes      Reshape(Gather(x, indices[24]))
 

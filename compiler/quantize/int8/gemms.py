@@ -1,4 +1,4 @@
-"""Products of two axes in front of an Add, in the form of which ONNX Runtime makes integer kernels.
+"""Rewrite two-axis products before an Add into the form that ONNX Runtime runs as integer kernels.
 
 A bias becomes the product's own:
 

@@ -1,4 +1,4 @@
-"""Where Q/DQ goes: which nodes are quantized for which target, and why the others are not.
+"""Placement of Q/DQ: the nodes to quantize for a target, and the reason for each other node.
 
 The target decides.
 

@@ -1,4 +1,4 @@
-"""What a graph with Q/DQ needs after ONNX Runtime's quantizer: two rewrites."""
+"""Two rewrites of the Q/DQ graph that ONNX Runtime's quantizer writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static INT8: Q/DQ placed by `onnxruntime.quantization` where our plan says, with our ranges."""
+"""Static INT8: `onnxruntime.quantization` inserts Q/DQ by our placement, with our ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of floats that rows are looked up in (embeddings), stored as int8.
+"""Store lookup tables of floats (embeddings) as int8.
 
         Gather(table, ids)      becomes      Reshape(Cast(Gather(int8, ids)) * Gather(scales, ids))
 

@@ -1,4 +1,4 @@
-"""Which tensors calibration should observe: those that quantization for a target will scale."""
+"""Tensors that calibration observes: those that quantization for a target scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph with trained scales needs after PyTorch's exporter, for a target: the scales stay as they are.
+"""Finish an exported Q/DQ graph for a target; trained scales stay unchanged.
 
 1. Constants: weights behind QuantizeLinear (and Clip, Transpose, Reshape) become stored integers.
 2. One pair for one grid: a pair right behind a pair of the same scale goes away, and equal pairs on one

@@ -1,4 +1,4 @@
-"""What `torch.onnx.export` is told about quantized PyTorch programs: each operator becomes one ONNX node.
+"""ONNX translations of quantized PyTorch operators for `torch.onnx.export`: one node each.
 
 quantize_per_tensor, quantize_per_channel        QuantizeLinear
 dequantize_per_tensor, dequantize_per_channel    DequantizeLinear

@@ -1,4 +1,4 @@
-"""Where fake quantization goes in a captured PyTorch graph: the rules of `placement`, on ATen operators.
+"""Placement of fake quantization in a captured PyTorch graph: the rules of `placement` on ATen operators.
 
     ONNX Runtime, OpenVINO              TensorRT
     x ─ FQ ─ conv ─ bn ─ relu ─ FQ ─┐   x ─ FQ ─ conv ─ bn ─ relu ─┬ FQ ─ conv

@@ -1,4 +1,4 @@
-"""Quantization-aware training: a model that rounds as its INT8 form will, and learns to live with it.
+"""Quantization-aware training: prepare a model with fake quantization, and convert the trained model.
 
     model = qcompile.qat.prepare(model, example_inputs, target="onnxruntime")
     ...                                        # the usual training loop, a few epochs at a small rate

@@ -1,4 +1,4 @@
-"""What GPTQ asks of the activations: `2 X Xᵀ` of the inputs of each product, summed over samples.
+"""Hessians for GPTQ: `2 X Xᵀ` of the inputs of each product, summed over samples.
 
 A Conv is a product too, of its weight [N, C * kernel] and the patches of its input, one per position.
 

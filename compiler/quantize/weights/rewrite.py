@@ -1,4 +1,4 @@
-"""Weight-only quantization: weights of 4 or 8 bits, activations in float. What it saves is memory.
+"""Weight-only quantization: weights of 4 or 8 bits, activations in float. It saves memory.
 
 | reads a stored float32 weight | form "nbits", for ONNX Runtime | form "qdq", ONNX's own, for TensorRT     |
 |-------------------------------|--------------------------------|------------------------------------------|

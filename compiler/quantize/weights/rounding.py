@@ -1,4 +1,4 @@
-"""How a weight becomes integers of 4 or 8 bits, block by block: to the nearest, or by GPTQ.
+"""Round a weight to integers of 4 or 8 bits, block by block: to the nearest, or by GPTQ.
 
 A weight has a row per output channel, [N, K]. Each run of `block_size` values of a row shares one scale and
 one zero point, and stands for `(code - zero_point) * scale` with codes from 0 to `2**bits - 1`. The last

@@ -1,1 +1,1 @@
-"""From an ONNX file to a plan: parse, configure, build, and prove."""
+"""Build an ONNX file into a plan: parse, configure, build, prove."""

@@ -1,4 +1,4 @@
-"""From an ONNX file to a serialized engine (plan)."""
+"""Build an ONNX file into a serialized engine (plan)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT's own INT8 calibration (8.5 to 10), fed with the user's batches, or with our scales.
+"""TensorRT's own INT8 calibrators (8.5 to 10), fed with the user's batches or with our scales.
 
 TensorRT asks for a batch after the other and takes "none" for the end of the data. An error in between
 must therefore not look like the end: it is kept, and the builder raises it and throws the engine away.

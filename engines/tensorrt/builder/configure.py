@@ -1,4 +1,4 @@
-"""From options to TensorRT's builder configuration. What it does not take is refused, never left out."""
+"""Apply options to TensorRT's builder configuration, and refuse what TensorRT does not take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorRT's log means when a build fails, and what to do about it."""
+"""Translate TensorRT's log of a failed build into a cause and a hint."""
 
 from __future__ import annotations
 

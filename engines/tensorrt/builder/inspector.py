@@ -1,4 +1,4 @@
-"""What an engine is made of, as TensorRT's inspector tells it at detailed verbosity.
+"""Read an engine's layers from TensorRT's inspector at detailed verbosity.
 
 A layer of the engine may be several of the network, fused: "conv1 + relu1", or, in blocks that its second
 compiler takes whole, "{ForeignNode[first...last]}", of which it tells no types inside.

@@ -1,4 +1,4 @@
-"""A build's progress, and its end on Ctrl-C, through `IProgressMonitor` where TensorRT has one."""
+"""Report a build's progress, and stop it on Ctrl-C, with `IProgressMonitor` where TensorRT has one."""
 
 from __future__ import annotations
 

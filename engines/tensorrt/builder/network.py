@@ -1,4 +1,4 @@
-"""From an ONNX file to TensorRT's network: parsed, or refused by the node that is wrong."""
+"""Parse an ONNX file into TensorRT's network, with errors that name the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an engine is what was asked for: the network's types, and what the engine tells of itself."""
+"""Compare an engine with the request, by the network's types and the engine inspector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New weights for a built engine: the kernels stay, nothing is timed again."""
+"""Refit a built engine with new weights: the kernels stay, nothing is timed again."""
 
 from __future__ import annotations
 

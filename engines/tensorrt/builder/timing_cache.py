@@ -1,4 +1,4 @@
-"""The timing cache: what TensorRT measured of its kernels, kept per device and version for the next build.
+"""The timing cache: TensorRT's kernel timings, kept per device and version for the next build.
 
 Builds that run at once may share a file: it is read when a build begins, and when one ends, what others
 wrote meanwhile is merged in under a lock.

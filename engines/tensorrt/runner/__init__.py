@@ -1,1 +1,1 @@
-"""A plan at work: memory, streams, CUDA graphs, times."""
+"""Run a plan: memory, streams, CUDA graphs, times."""

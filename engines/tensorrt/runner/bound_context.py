@@ -1,4 +1,4 @@
-"""One execution context with its buffers on one stream: all that a single inference in flight needs."""
+"""An execution context with its buffers on one stream: everything that one inference in flight needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is kept while it suffices: on the device, and page-locked on the host.
+"""Buffers that are reused while they are large enough: on the device, and page-locked on the host.
 
 A copy is asynchronous only from and to page-locked memory. Both kinds must be used in an active context.
 """

@@ -1,4 +1,4 @@
-"""A CUDA graph of what a stream is told once, to be replayed as one launch.
+"""Capture the work of a stream as a CUDA graph, and replay it as one launch.
 
 With the driver's own functions, see `cuda_driver`: they need no package, and are the same from CUDA 11.4 on.
 """

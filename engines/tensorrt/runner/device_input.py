@@ -1,4 +1,4 @@
-"""Inputs that are on the GPU already: tensors of PyTorch, CuPy, Numba and others, used where they lie.
+"""Inputs that already lie on the GPU (PyTorch, CuPy, Numba, ...), used without a copy.
 
 DLPack comes first where an object has both protocols: its producer makes our stream wait, and it has a word
 for bfloat16. Both are read as their documents say, without the libraries:

@@ -1,4 +1,4 @@
-"""Times of single layers, as TensorRT tells them."""
+"""Layer times from TensorRT's profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A deserialized engine and what is read from it once, for all of its execution contexts."""
+"""A deserialized engine, and its properties that all execution contexts share."""
 
 from __future__ import annotations
 

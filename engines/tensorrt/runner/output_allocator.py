@@ -1,4 +1,4 @@
-"""Memory for outputs whose shape depends on data: TensorRT asks for it while it runs."""
+"""Allocate outputs whose shape depends on data: TensorRT asks for the memory while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which optimization profile an engine runs in: the tightest that the shapes of the feeds fit."""
+"""Choose the optimization profile of an inference: the tightest that holds the shapes of the feeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run an engine on named I/O tensors, which every TensorRT from 8.5 on has, with memory by PyCUDA.
+"""Run an engine by named I/O tensors (TensorRT 8.5 and newer), with memory from PyCUDA.
 
     feeds ──check──▶ profile ──▶ page-locked ──copy──▶ device ──execute_async_v3──▶ device ──copy──▶ outputs
                                   (host only)             ▲     or a CUDA graph of it  │

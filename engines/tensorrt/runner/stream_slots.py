@@ -1,4 +1,4 @@
-"""Which execution context on which stream runs an inference, and which optimization profile it uses."""
+"""Choose the stream, the execution context and the optimization profile of an inference."""
 
 from __future__ import annotations
 

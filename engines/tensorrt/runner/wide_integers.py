@@ -1,4 +1,4 @@
-"""64-bit integers of a model whose engine has 32: TensorRT 8 has none wider, and narrows a model's own.
+"""Convert 64-bit integers at the edge of an engine that has only 32: TensorRT 8 narrows a model's int64.
 
 Feeds of the model's type are taken, and narrowed only where every value fits. What has 64 bits in the model
 has them in the outputs again.

@@ -17,6 +17,6 @@ def test_an_interpreter_without_qcompile_runs_a_module_of_it(tmp_path: Path) -> 
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
     bare.chmod(0o755)
-    command = worker_command("qcompile.version", python=str(bare))
+    command = worker_command("qcompile.progress", python=str(bare))
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (0, "")
