@@ -37,7 +37,7 @@ def prepared(
     if intent.calibrator:
         _check_calibrator(intent, calibration_cache)
     elif calibration_cache is not None:
-        raise InvalidOption("--calibration-cache is for --calibrator native or minmax")
+        raise InvalidOption("`calibration_cache` is for `calibrator` native or minmax")
     with tempfile.TemporaryDirectory(prefix="qcompile-build-") as folder:
         graph = Path(folder) / Path(intent.model).name
         lowered = lower(intent, capabilities(engine), graph, progress=progress)
@@ -81,14 +81,14 @@ def _check_calibrator(intent: Intent, calibration_cache: Path | None) -> None:
 
     name = intent.calibrator
     if name not in CALIBRATORS:
-        raise InvalidOption(f"--calibrator {name!r}: one of {', '.join(CALIBRATORS)} is required")
+        raise InvalidOption(f"`calibrator` {name!r}: one of {', '.join(CALIBRATORS)} is required")
     if intent.precision not in ("int8", "best") or intent.target not in MODULES:
-        raise InvalidOption(f"--calibrator is for --precision int8 and target {' or '.join(MODULES)}")
+        raise InvalidOption(f"`calibrator` is for `precision` int8 and `target` {' or '.join(MODULES)}")
     load_adapter(intent.target).require_calibrators()
     if name != "ours" and (intent.data is None or intent.ranges is not None):
-        raise InvalidOption(f"--calibrator {name}: TensorRT calibrates; give --data and no --ranges")
+        raise InvalidOption(f"`calibrator` {name}: TensorRT calibrates; give `data` and no `ranges`")
     if name == "ours" and (intent.ranges is None or intent.data is not None or calibration_cache is not None):
-        raise InvalidOption("--calibrator ours: give --ranges, no --data and no --calibration-cache")
+        raise InvalidOption("`calibrator` ours: give `ranges`, no `data` and no `calibration_cache`")
 
 
 def _native(intent: Intent) -> Calibration:
@@ -102,16 +102,16 @@ def _native(intent: Intent) -> Calibration:
     from .model.weightless import read_weightless
 
     model = Path(intent.model)
-    outline = read_weightless(model)
-    found = graph_precision(outline.model)
+    weightless = read_weightless(model)
+    found = graph_precision(weightless.model)
     if found != "fp32":
         raise InvalidOption(f"{model}: its graph is {found} already; a calibrator takes the float graph")
     if intent.ranges is None:
         assert intent.data is not None  # _check_calibrator
-        batches = Data(intent.data, outline.io.inputs, batch_size=1)
+        batches = Data(intent.data, weightless.io.inputs, batch_size=1)
         return Calibration("minmax" if intent.calibrator == "minmax" else "entropy", batches)
     loaded = intent.ranges if isinstance(intent.ranges, Ranges) else load_ranges(Path(intent.ranges))
-    loaded.require_model(model, outline.fingerprint())
+    loaded.require_model(model, weightless.fingerprint())
     version = load_adapter(intent.target).version
     method = parse_method(intent.method) if intent.method else None
     scales = format_cache(loaded, version=version, method=method)

@@ -60,20 +60,20 @@ def calibrate(
     from .model.onnx_file import check_onnx
     from .model.weightless import read_weightless
 
-    outline = read_weightless(Path(model))
+    weightless = read_weightless(Path(model))
     try:
-        wanted = tensors_to_calibrate(outline, targets)  # type: ignore[arg-type]  # checked there
+        tensors = tensors_to_calibrate(weightless, targets)  # type: ignore[arg-type]  # checked there
     except (IndexError, KeyError, TypeError, ValueError):
-        check_onnx(outline.path)  # a damaged file says here what is wrong with it
+        check_onnx(weightless.path)  # a damaged file says here what is wrong with it
         raise
     return observe_and_write(
-        outline,
+        weightless,
         data,
         output,
         method=method,
         samples=samples,
         shard=shard,
-        wanted=wanted,
+        tensors=tensors,
         threads=threads,
         resume=resume,
         checkpoint=checkpoint,

@@ -132,9 +132,9 @@ def _decided(intent: Intent, capabilities: Capabilities) -> tuple[Precision, str
     if intent.precision == "best":
         if not capabilities.has_best:
             raise InvalidOption(
-                f"--precision best: is for tensorrt and tensorrt-rtx; target {intent.target} was asked for",
-                hint="qcompile tune measures which precision is fastest within an accuracy",
-                option="--precision",
+                f"`precision` best: is for tensorrt and tensorrt-rtx; target {intent.target} was asked for",
+                hint="`qcompile tune` measures which precision is fastest within an accuracy",
+                option="precision",
             )
         quantized = (
             intent.ranges is not None or bool(intent.calibrator) or _precision_of(intent.model) == "int8"
@@ -147,14 +147,14 @@ def _decided(intent: Intent, capabilities: Capabilities) -> tuple[Precision, str
     precision = PRECISIONS[PRECISIONS.index(intent.precision)]
     if intent.layers and precision in _FLOATS:
         raise InvalidOption(
-            f"--layer: keeps layers in a higher precision than {precision}, which there is none of",
+            f"`layers`: no precision is higher than {precision}",
             hint="ask for the lower precision, and name the layers that stay above it",
-            option="--layer",
+            option="layers",
         )
     if precision not in capabilities.in_graph:
         raise InvalidOption(
-            f"--precision {precision}: target {intent.target} has {', '.join(capabilities.in_graph)}",
-            option="--precision",
+            f"`precision` {precision}: target {intent.target} has {', '.join(capabilities.in_graph)}",
+            option="precision",
         )
     return precision, intent.rest
 
@@ -224,18 +224,18 @@ class _Lowering:
             asked = f"{needed} with {', '.join(named)} in another" if named else needed
             raise InvalidOption(
                 f"{model}: its graph is {found} already; {asked} was asked for",
-                hint=f"give --precision {found}, or build from the float model",
+                hint=f"give `precision` {found}, or build from the float model",
             )
         if needed == "int4" and intent.mode != "weights":
             raise InvalidOption(
                 f"{model}: holds no weights of 4 bits, and int4 was asked for",
-                hint="quantize it first: qcompile quantize --mode weights --precision int4",
+                hint="quantize it first, with `mode` weights and `precision` int4",
             )
         if self.static and intent.ranges is None:
             raise InvalidOption(
                 f"{model}: holds no quantized layer, and {needed} was asked for",
-                hint="quantize it first, or give --ranges FILE (qcompile calibrate makes it)",
-                option="--ranges",
+                hint="quantize it first, or give `ranges` (`qcompile calibrate` writes them)",
+                option="ranges",
             )
         return True
 
@@ -362,7 +362,7 @@ class _Lowering:
         if not self.capabilities.keeps_layers:
             raise InvalidOption(
                 f"{self.precision} for {intent.target}: it chooses the types of all layers by itself",
-                hint="leave --layer and --exclude out, or choose another precision or target",
+                hint="leave `layers` and `exclude` out, or choose another precision or target",
             )
         graph = read_weightless(Path(intent.model)).model.graph
         above = dict.fromkeys(match_nodes(graph, intent.exclude, only=intent.only), "fp32")

@@ -103,9 +103,11 @@ def benchmark(
     scored = read_metric(metric)  # a wrong one is refused even where nothing is evaluated
     quality = scored if evaluation is not None else None
     if not 0 < precision_target < 1 or max_time_s <= 0 or timeout_s <= 0:
-        raise InvalidOption("precision target: between 0 and 1; max time and timeout: above 0")
-    check_counts(batch_sizes, "--batch-sizes")
-    check_counts(clients, "--clients")
+        raise InvalidOption(
+            "`precision_target` must lie between 0 and 1; `max_time_s` and `timeout_s` must be above 0"
+        )
+    check_counts(batch_sizes, "`batch_sizes`")
+    check_counts(clients, "`clients`")
     numbers = parse_devices(devices)
     gpu = next((number for number in numbers if number is not None), 0)
     subjects, base = choose_subjects(

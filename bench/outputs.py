@@ -140,7 +140,7 @@ def shared_io(subjects: Sequence[Subject], inputs: Sequence[str] = ()) -> ModelI
     if example is None:
         raise DataError(
             "the inputs are not known: no artifact declares them",
-            hint="give --input NAME:SHAPE",
+            hint="give `inputs` NAME:SHAPE",
         )
     return example
 
@@ -197,22 +197,23 @@ def timing_feeds(
     fixed = {t.shape[0] for t in io.inputs if t.shape and isinstance(t.shape[0], int)}
     if batch_size is not None and fixed - {batch_size}:
         raise InvalidOption(
-            f"batch size {batch_size}: the first axis of the model is fixed at {min(fixed)}",
-            hint="leave --batch-size out, or export with a dynamic batch: --input 'x:[batch,...]'",
+            f"`batch_size` {batch_size}: the first axis of the model is fixed at {min(fixed)}",
+            hint="leave `batch_size` out, or export with a dynamic batch: `inputs` 'x:[batch,...]'",
+            option="batch_size",
         )
     batches = feeds_for(io, data, subjects=subjects, batch_size=batch_size)
     if batch_size is None or data is None:
         return next(batches)
     parts: list[Feeds] = []
-    found = 0
+    samples = 0
     for feeds in batches:
         parts.append(feeds)
-        found += samples_in(feeds)
-        if found >= batch_size:
+        samples += samples_in(feeds)
+        if samples >= batch_size:
             break
-    if found < batch_size:
+    if samples < batch_size:
         raise DataError(
-            f"{data}: holds {found} samples; a batch of {batch_size} is required",
+            f"{data}: holds {samples} samples; a batch of {batch_size} is required",
             hint="give a smaller batch size, or more data",
         )
     return {name: np.concatenate([feeds[name] for feeds in parts])[:batch_size] for name in parts[0]}

@@ -149,7 +149,7 @@ class Recorder:
                 self.warn(
                     row.name,
                     f"ran on {row.device}, the baseline on {reference.device}: the speed-up compares devices "
-                    "as well; --device says where PyTorch and ONNX Runtime run",
+                    "as well; `devices` says where PyTorch and ONNX Runtime run",
                 )
 
     def _change(self, name: str, **fields: Any) -> None:

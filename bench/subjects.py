@@ -52,7 +52,7 @@ def choose_subjects(
         raise InvalidOption(f"baseline {baseline}: cannot run here: {chosen.why_not}")
     models = [subject for subject in subjects if subject.engine == "pytorch"]
     if torch_modes and not models:
-        raise InvalidOption("--torch: no artifact is a PyTorch MODEL", option="--torch")
+        raise InvalidOption("`torch_modes`: no artifact is a PyTorch MODEL", option="torch_modes")
     for mode in dict.fromkeys(torch_modes):
         subjects += [
             replace(one, name=f"{one.name} ({mode})", mode=mode) for one in models if mode != "eager"
@@ -62,12 +62,12 @@ def choose_subjects(
 
 def _on_devices(subject: Subject, devices: Sequence[int | None]) -> list[Subject]:
     """The subject on each device where it runs; where it does by itself if that is none of them."""
-    found = [
+    names = [
         device_text(number) for number in devices if ("cpu" if number is None else "cuda") in subject.places
     ]
     placed = [
         replace(subject, device=device, name=f"{subject.name} ({device})" if index else subject.name)
-        for index, device in enumerate(found)
+        for index, device in enumerate(names)
     ] or [subject]
     return [
         replace(one, runs_on="GPU") if one.device != "cpu" and one.runs_on == "CPU" else one for one in placed

@@ -70,8 +70,8 @@ class WorkerSession:
     def do_why_not(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..engines.registry import engine
 
-        found = engine(request["engine"])
-        return {"why_not": found.why_not_run(), "fix": found.fix()}
+        asked = engine(request["engine"])
+        return {"why_not": asked.why_not_run(), "fix": asked.fix()}
 
     def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
         self.request = request
@@ -110,12 +110,12 @@ class WorkerSession:
             # Its runner is not for several threads: each client gets a stream and buffers of its own.
             runners[1:] = [self._open() for _ in runners[1:]]
         try:
-            found, wall_ns = time_clients(runners, self.feeds, request["seconds"])
+            durations_ns, wall_ns = time_clients(runners, self.feeds, request["seconds"])
         finally:
             for runner in runners[1:]:
                 if runner is not self.runner:
                     runner.close()
-        return {"ns": found, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
+        return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
 
     def do_gpu_times(self, request: dict[str, Any]) -> dict[str, Any]:
         if not hasattr(self.runner, "gpu_times"):

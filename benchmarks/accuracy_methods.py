@@ -46,7 +46,7 @@ from qcompile.compiler.quantize.balance.smooth import smooth, smoothable
 from qcompile.compiler.quantize.int8.bias_correction import correct_biases
 from qcompile.data.batches import Data
 from qcompile.model.onnx_file import load_onnx, save_onnx
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 from qcompile.model.weightless import read_weightless
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -352,7 +352,7 @@ def measure(subject: Subject, calibration: str) -> None:
                     save_onnx(better, path)
                 found, _ = subject.outputs(path)
                 same = (found.argmax(-1) == right).mean()
-                cells += [f"{same:.2%}", f"{fidelity(reference, found).snr_db:.2f} dB"]
+                cells += [f"{same:.2%}", f"{output_error(reference, found).snr_db:.2f} dB"]
             done = ", ".join(filter(None, (said, biases)))
             print(f"| {method} | {' | '.join(cells)} | {done} | {took_s:.1f} |", flush=True)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import qcompile
 from qcompile.data.batches import Data
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 from qcompile.model.weightless import read_weightless
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,7 +61,7 @@ def main() -> None:
                 path = folder / f"{target}.onnx"
                 qcompile.quantize(model, path, ranges=ranges, target=target, method=method)
                 found, _ = outputs(path, evaluation)
-                snr_db = fidelity(reference, found).snr_db
+                snr_db = output_error(reference, found).snr_db
                 cells += [f"{(found.argmax(1) == labels).mean():.2%}", f"{snr_db:.1f} dB"]
             print(f"| `{method}` | " + " | ".join(cells) + " |")
 

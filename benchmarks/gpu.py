@@ -177,7 +177,7 @@ def measure(options: argparse.Namespace) -> None:
     """The table of a model and batch: every subject, interleaved."""
     from qcompile.bench.statistics.launches import median
     from qcompile.bench.statistics.speedup import speedup
-    from qcompile.model.output_error import fidelity
+    from qcompile.model.output_error import output_error
 
     for name in options.models:
         for batch in options.batches:
@@ -216,7 +216,7 @@ def measure(options: argparse.Namespace) -> None:
                 ratio = speedup([rounds[BASELINE]], [rounds[title]]) if title != BASELINE else None
                 told = f"{ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else ""
                 gpu = one.ask(do="gpu", iterations=100) if title.startswith("TensorRT") else {}
-                found = fidelity(reference, outputs(one, options.folder)).snr_db
+                found = output_error(reference, outputs(one, options.folder)).snr_db
                 compute, enqueue = (f"{gpu[key]:.3f}" if gpu else "" for key in ("compute", "enqueue"))
                 latency_ms = median(rounds[title])
                 print(

@@ -288,7 +288,7 @@ class Child:
 def measure(name: str, rounds: int) -> None:
     """Measure one row and print it."""
     from qcompile.bench.statistics.speedup import speedup
-    from qcompile.model.output_error import fidelity
+    from qcompile.model.output_error import output_error
 
     row = ROWS[name]
     made = prepare(row)
@@ -301,7 +301,7 @@ def measure(name: str, rounds: int) -> None:
     print(f"\n{name}: batch {row.batch}, {row.threads} threads, {rounds} rounds")
     for title, found in times.items():
         ratio = speedup([times["PyTorch eager"]], [found])
-        snr = fidelity(reference, children[title].outputs).snr_db
+        snr = output_error(reference, children[title].outputs).snr_db
         print(
             f"  {title:24} {statistics.median(found):8.2f} ms  {ratio.value:5.2f}x eager "
             f"[{ratio.low:.2f}, {ratio.high:.2f}]  {snr:5.1f} dB"

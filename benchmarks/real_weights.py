@@ -304,12 +304,14 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 def evaluate(subject: Subject, who: str, path: Path) -> dict[str, Any]:
     """The dB and the metric of an artifact."""
-    from qcompile.model.output_error import fidelity
+    from qcompile.model.output_error import output_error
 
     samples = subject.evaluation()
     run, reference = runner(WHO[who][0], path, subject.output), _reference(subject)
     found = [np.asarray(run(sample)).copy() for sample in samples]
-    snr = fidelity(np.concatenate([x.ravel() for x in reference]), np.concatenate([x.ravel() for x in found]))
+    snr = output_error(
+        np.concatenate([x.ravel() for x in reference]), np.concatenate([x.ravel() for x in found])
+    )
     return {"db": snr.snr_db, "metric": subject.network.metric(reference, found), "path": str(path)}
 
 

@@ -50,7 +50,7 @@ def parse_shard(text: str) -> Shard:
     part, shards = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= part <= shards:
         raise InvalidOption(
-            f"shard {text!r}: PART/PARTS is required, as 2/8 for the second of eight", option="--shard"
+            f"`shard` {text!r}: PART/PARTS is required, as 2/8 for the second of eight", option="shard"
         )
     return Shard(part, shards)
 
@@ -63,7 +63,7 @@ def calibrate(
     method: str = "auto",
     samples: int | None = None,
     shard: str = "1/1",
-    wanted: Collection[str] | None = None,
+    tensors: Collection[str] | None = None,
     threads: int = 0,
     resume: bool = True,
     checkpoint: Path | None = None,
@@ -81,7 +81,7 @@ def calibrate(
         method: Default method of the file: "minmax", "percentile[:NUMBER]", "entropy", "mse" or "auto".
         samples: Use at most this many.
         shard: "2/8" observes the second of eight parts; `Ranges.merge` puts the parts together.
-        wanted: Tensors that get a scale; None observes those of every quantizable operator.
+        tensors: Tensors that get a scale; None observes those of every quantizable operator.
         threads: Threads in all; 0 takes one per core.
         resume: Whether to go on from the checkpoint of an interrupted calibration of the same.
         checkpoint: Where that is kept; beside the output by default.
@@ -106,7 +106,7 @@ def calibrate(
     if not resume:
         beside.unlink(missing_ok=True)
     ranges = observe(
-        weightless, data, wanted=wanted, shard=part, threads=threads, checkpoint=beside, progress=progress
+        weightless, data, tensors=tensors, shard=part, threads=threads, checkpoint=beside, progress=progress
     )
     ranges.method = chosen
     progress("choose thresholds")
@@ -121,7 +121,7 @@ def observe(
     model: Path | WeightlessModel,
     data: Data,
     *,
-    wanted: Collection[str] | None = None,
+    tensors: Collection[str] | None = None,
     shard: Shard = Shard(),
     threads: int = 0,
     checkpoint: Path | None = None,
@@ -137,7 +137,7 @@ def observe(
         DataError, CalibrationError, ModelError: As `calibrate`.
     """
     weightless = _weightless(model)
-    taps = choose_taps(weightless.model, wanted)
+    taps = choose_taps(weightless.model, tensors)
     if not taps.names:
         raise CalibrationError(
             f"{weightless.path}: no float activation at any quantizable operator; nothing to calibrate",

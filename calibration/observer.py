@@ -55,7 +55,7 @@ class Observer:
         if not self.outputs:
             return []  # only inputs are observed; without a name, ONNX Runtime would return every output
         try:
-            found = self._run(feeds)
+            arrays = self._run(feeds)
         except Exception as error:
             # ONNX Runtime's exceptions share no base but RuntimeError and Exception.
             raise DataError(
@@ -63,7 +63,7 @@ class Observer:
                 hint="check the sample's shape and values against the model",
                 sample=where,
             ) from error
-        return list(zip(self.outputs.values(), found, strict=True))
+        return list(zip(self.outputs.values(), arrays, strict=True))
 
     def _run(self, feeds: Feeds) -> list[Any]:
         import onnxruntime

@@ -31,9 +31,9 @@ def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) ->
         EngineUnavailable: If matplotlib is missing.
     """
     if path.suffix not in SUFFIXES:
-        raise InvalidOption(f"plot {path.name}: {' or '.join(SUFFIXES)} is required", option="--plot")
+        raise InvalidOption(f"`plot` {path.name}: {' or '.join(SUFFIXES)} is required", option="plot")
     if not tensors:
-        raise InvalidOption("no tensor with values to draw", option="--plot")
+        raise InvalidOption("`plot`: no tensor has values to draw", option="plot")
     try:
         import matplotlib
         from matplotlib.figure import Figure

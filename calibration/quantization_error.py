@@ -101,11 +101,11 @@ def squared_errors(
         symmetric: Which way to quantize, see above.
     """
     moments = _moments(histogram.counts, _CENTRES)
-    found = [
+    errors = [
         _errors_at_once(moments, *_grid(histogram, candidates[start : start + _AT_ONCE], symmetric))
         for start in range(0, len(candidates), _AT_ONCE)
     ]
-    return np.concatenate(found)
+    return np.concatenate(errors)
 
 
 def limits(histogram: Histogram, amax: float, *, symmetric: bool) -> tuple[float, float]:
@@ -158,8 +158,8 @@ def _clipping_errors(
     ends = candidates if symmetric else candidates * (1 + 1 / 255)
     start = np.clip(np.ceil(ends - 0.5), 0, BINS).astype(np.int64)
     counts, sums, squares = (row[-1] - row[start] for row in moments)
-    found: NDArray[np.float64] = squares - 2 * ends * sums + ends * ends * counts
-    return found * (1 - 1e-9)
+    errors: NDArray[np.float64] = squares - 2 * ends * sums + ends * ends * counts
+    return errors * (1 - 1e-9)
 
 
 def _moments(counts: NDArray[np.int64], centres: NDArray[Any]) -> NDArray[np.float64]:

@@ -126,7 +126,7 @@ class Ranges:
             if method is not None:
                 raise CalibrationError(
                     f"a TensorRT cache has one scale per tensor: {method} cannot be chosen",
-                    hint="leave --method out, or calibrate with qcompile",
+                    hint="leave `method` out, or calibrate with qcompile",
                     tensor=tensor,
                 )
             return self.fixed[tensor]
@@ -167,14 +167,14 @@ class Ranges:
         if differing:
             raise CalibrationError(
                 f"tensor {min(differing)!r} is in one ranges file only; both must observe the same",
-                hint="calibrate every shard for the same --target",
+                hint="calibrate every shard for the same `targets`",
                 tensor=min(differing),
             )
         if self.shared != other.shared:
             name = min(name for name in {*self.shared, *other.shared} if self._differs(other, name))
             raise CalibrationError(
                 f"tensor {name!r} takes its range from others in one ranges file only",
-                hint="calibrate every shard for the same --target",
+                hint="calibrate every shard for the same `targets`",
                 tensor=name,
             )
         portions = dict(self.portions)

@@ -46,8 +46,8 @@ def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool =
     """
     chosen = method or ranges.method
     observed = {name: h for name, h in ranges.histograms.items() if not h.is_empty}
-    found = [_summary(name, histogram, chosen, symmetric) for name, histogram in observed.items()]
-    return sorted(found, key=lambda one: (one.snr_db, one.tensor))
+    summaries = [_summary(name, histogram, chosen, symmetric) for name, histogram in observed.items()]
+    return sorted(summaries, key=lambda one: (one.snr_db, one.tensor))
 
 
 def _summary(tensor: str, histogram: Histogram, method: Method, symmetric: bool) -> TensorSummary:

@@ -28,7 +28,7 @@ QUANTIZABLE = frozenset(
     SpaceToDepth Expand Identity
     """.split()
 )
-"""Operators at which a scale may be placed, where nobody says which tensors are wanted."""
+"""Operators at which a scale may be placed, where the caller names no tensors."""
 
 _FOLDED = frozenset(["Relu", "Clip"])
 _FOLDS_INTO = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sum", "BatchNormalization"])
@@ -50,7 +50,7 @@ class Taps:
         names: Names of float activations, in the model's order.
         types: Name to dtype, for each of them.
         shared: Name to the observed tensors that hold its values: its range is that of all of them.
-        skipped: Name to reason for tensors that were wanted and cannot be observed.
+        skipped: Name to reason for tensors that need a scale and cannot be observed.
     """
 
     names: tuple[str, ...]
@@ -59,18 +59,18 @@ class Taps:
     skipped: Mapping[str, str]
 
 
-def choose_taps(model: onnx.ModelProto, wanted: Collection[str] | None = None) -> Taps:
-    """Choose the tensors to observe so that each wanted one has a range.
+def choose_taps(model: onnx.ModelProto, scaled: Collection[str] | None = None) -> Taps:
+    """Choose the tensors to observe so that each tensor that gets a scale has a range.
 
     Args:
         model: The graph; weights are not looked at.
-        wanted: Names of the tensors that get a scale. None wants all inputs and outputs of quantizable
+        scaled: Names of the tensors that get a scale. None takes all inputs and outputs of quantizable
             operators.
 
     Returns:
         The taps. Weights and other constants are left out: their range is read from the file.
     """
-    return _Choice(model).taps(wanted)
+    return _Choice(model).taps(scaled)
 
 
 class _Choice:
@@ -85,8 +85,8 @@ class _Choice:
         self.outputs = {value.name for value in model.graph.output}
         self.captured = {name for node in model.graph.node for name in captured_names(node)}
 
-    def taps(self, wanted: Collection[str] | None) -> Taps:
-        chosen = self._quantizable() if wanted is None else self._in_order(wanted)
+    def taps(self, scaled: Collection[str] | None) -> Taps:
+        chosen = self._quantizable() if scaled is None else self._in_order(scaled)
         skipped = {name: reason for name in chosen if (reason := self._why_not(name))}
         shared: dict[str, tuple[str, ...]] = {}
         roots: dict[str, None] = {}

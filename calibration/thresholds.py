@@ -117,11 +117,11 @@ def amax_by_method(
     """
     single = [Method(name, percentile) for name in METHODS if name != "auto"]
     by_method: dict[str, float] = {one.name: amax(histogram, one, symmetric=symmetric) for one in single}
-    found = np.array(list(by_method.values()))
-    if found.all():
-        errors = squared_errors(histogram, found / histogram.width, symmetric=symmetric)
-        found = found[errors <= errors.min() * AUTO_TOLERANCE]
-    return {**by_method, "auto": float(found.max())}
+    magnitudes = np.array(list(by_method.values()))
+    if magnitudes.all():
+        errors = squared_errors(histogram, magnitudes / histogram.width, symmetric=symmetric)
+        magnitudes = magnitudes[errors <= errors.min() * AUTO_TOLERANCE]
+    return {**by_method, "auto": float(magnitudes.max())}
 
 
 def amax_minmax(histogram: Histogram) -> float:

@@ -48,7 +48,7 @@ class Workers:
 
     def __init__(self, model: WeightlessModel, taps: Taps, threads: int, *, infinite: bool = False) -> None:
         if threads < 0:
-            raise InvalidOption(f"threads: {threads}; at least 0 is required", option="--threads")
+            raise InvalidOption(f"`threads` {threads}: at least 0 is required", option="threads")
         self._model, self._taps, self._infinite = model, taps, infinite
         self._threads = threads or usable_cores()
         self._stack = contextlib.ExitStack()
@@ -161,9 +161,9 @@ class _Counter:
     def add(self, batch: Batch, observer: Observer) -> None:
         for name, array in batch.feeds.items():
             self._add_input(name, array, batch.where)
-        found = observer.run(batch.feeds, batch.where)
-        self.bytes = sum(array.nbytes for _, array in found)
-        for name, array in found:
+        observed = observer.run(batch.feeds, batch.where)
+        self.bytes = sum(array.nbytes for _, array in observed)
+        for name, array in observed:
             try:
                 self.histograms[name].add(array, self._count)
             except NonFinite as error:

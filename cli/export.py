@@ -28,6 +28,7 @@ def export(session: Session, given: ExportCommand) -> None:
         opset_version=given.opset,
         target=given.target,
         data=given.data,
+        freeze_branches=given.freeze_branches,
         trust=given.trust,
         progress=session.progress,
     )

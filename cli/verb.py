@@ -18,7 +18,8 @@ import msgspec
 from ..errors import QCompileError
 from ..spec.artifacts import BuildCommand, QuantizeCommand
 from ..spec.decode import decode
-from ..spec.models import ExportCommand
+from ..spec.measure import BenchCommand, DiffCommand
+from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import Option, options_of
 from ..spec.recipes import RunCommand
 from .session import Session, examples, session_options
@@ -120,6 +121,10 @@ def _type(one: Option) -> click.ParamType[Any]:
     return click.Path(path_type=Path)
 
 
+_NEXT_STEPS = (BuildCommand, QuantizeCommand, ExportCommand, CalibrateCommand, BenchCommand, DiffCommand)
+"""Commands whose options a message may name beside those of the typed command, in order of precedence."""
+
+
 def read(spec: type[Spec], given: Mapping[str, Any]) -> Spec:
     """Return the spec of what was typed.
 
@@ -144,7 +149,7 @@ def read(spec: type[Spec], given: Mapping[str, Any]) -> Spec:
 
 def spelled(text: str, spec: type) -> str:
     """Spell the options between backticks as they are typed; the keys of a recipe are their fields."""
-    known = () if spec is RunCommand else (BuildCommand, QuantizeCommand, ExportCommand)
+    known = () if spec is RunCommand else _NEXT_STEPS
     flags: dict[str, str] = {}
     for one in (one for kind in (spec, *known) for one in options_of(kind)):
         flag = one.name.upper() if one.spelling.argument else one.flag

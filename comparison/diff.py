@@ -75,12 +75,12 @@ def diff(
     with trusting(trust):
         io = shared_io(subjects, inputs)
     feeds = list(feeds_for(io, data, subjects=subjects, samples=samples))
-    found = []
+    outputs_by_side = []
     for subject in subjects:
         progress(f"run {subject.name}")
-        found.append(collect_outputs(subject, feeds, subjects, threads=threads))
+        outputs_by_side.append(collect_outputs(subject, feeds, subjects, threads=threads))
     count = sum(samples_in(batch) for batch in feeds)
-    outputs = judge(found[0], found[1], _precision(subjects), tolerances, rules)
+    outputs = judge(outputs_by_side[0], outputs_by_side[1], _precision(subjects), tolerances, rules)
     return Comparison(reference, artifact, _precision(subjects), count, outputs)
 
 

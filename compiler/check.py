@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..artifact import Check
-from ..model.output_error import fidelity, worst
+from ..model.output_error import output_error, worst
 from ..model.session import make_session, run_session, session_options
 from ..tensors import Feeds, format_shape
 
@@ -59,17 +59,17 @@ def compare_outputs(
     Args:
         subject: Name of the check, such as "same outputs as PyTorch at batch 3".
         names: Names of the outputs, in order.
-        pairs: Reference and found outputs of each input.
+        pairs: Reference outputs and outputs of each input.
         lowest_db: Require this signal-to-noise ratio instead: both sides round to integers, and a value
             between two of them may go either way.
     """
     compared = 0
     lowest = ("", float("inf"))
-    for reference, found in pairs:
-        if len(reference) != len(found):
-            return Check(subject, False, f"{len(found)} outputs; {len(reference)} are required")
+    for reference, outputs in pairs:
+        if len(reference) != len(outputs):
+            return Check(subject, False, f"{len(outputs)} outputs; {len(reference)} are required")
         values = {}
-        for name, expected, output in zip(names, reference, found, strict=True):
+        for name, expected, output in zip(names, reference, outputs, strict=True):
             if expected.shape != output.shape:
                 return Check(
                     subject,
@@ -77,7 +77,7 @@ def compare_outputs(
                     f"output {name!r}: shape {format_shape(output.shape)}; "
                     f"{format_shape(expected.shape)} is required",
                 )
-            values[name] = fidelity(expected, output)
+            values[name] = output_error(expected, output)
         for name, value in values.items():
             if not (value.close if lowest_db is None else value.snr_db >= lowest_db):
                 return Check(

@@ -44,34 +44,34 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
         if name not in inputs | outputs:
             known = f"inputs are {', '.join(inputs)}; outputs are {', '.join(outputs)}"
             raise InvalidOption(f"no input or output is named {name!r}: {known}")
-        found = (inputs | outputs)[name]
-        _require_kind(name, found, asked)
+        current = (inputs | outputs)[name]
+        _require_kind(name, current, asked)
         if name in inputs and name in outputs:
             raise InvalidOption(
                 f"{name!r} is an input that the model returns as it is: its type is both or none"
             )
-        if "bfloat16" in (asked, found) and opset(copy) < _BFLOAT16_SINCE:
+        if "bfloat16" in (asked, current) and opset(copy) < _BFLOAT16_SINCE:
             raise InvalidOption(
                 f"{name!r}: a Cast of bfloat16 needs opset {_BFLOAT16_SINCE}; the model is of {opset(copy)}",
                 hint="export the model with a newer opset",
             )
-        if asked != found:
-            _cast(graph, name, found, asked, is_input=name in inputs)
+        if asked != current:
+            _cast(graph, name, current, asked, is_input=name in inputs)
     return copy
 
 
-def _require_kind(name: str, found: str, asked: str) -> None:
-    kind = FLOATS if found in FLOATS else INTEGERS if found in INTEGERS else ()
-    if asked not in (*kind, found):
+def _require_kind(name: str, current: str, asked: str) -> None:
+    kind = FLOATS if current in FLOATS else INTEGERS if current in INTEGERS else ()
+    if asked not in (*kind, current):
         possible = f"{', '.join(kind)} are possible" if kind else "no other type is possible"
-        raise InvalidOption(f"{name!r} of {found}: {asked!r} was asked for; {possible}")
+        raise InvalidOption(f"{name!r} of {current}: {asked!r} was asked for; {possible}")
 
 
-def _cast(graph: onnx.GraphProto, name: str, found: str, asked: str, *, is_input: bool) -> None:
+def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_input: bool) -> None:
     """Give an input or output another type; the tensor inside gets another name."""
     from onnx import helper
 
-    inside = _fresh(graph, f"{name}/{found}")
+    inside = _fresh(graph, f"{name}/{current}")
     for node in graph.node:
         node.input[:] = [inside if operand == name else operand for operand in node.input]
         node.output[:] = [inside if result == name else result for result in node.output]
@@ -79,7 +79,7 @@ def _cast(graph: onnx.GraphProto, name: str, found: str, asked: str, *, is_input
             rename_inputs(inner, {name: inside})
     for tensor in graph.initializer:
         tensor.name = inside if tensor.name == name else tensor.name
-    to = _number(asked if not is_input else found)
+    to = _number(asked if not is_input else current)
     ends = (name, inside) if is_input else (inside, name)
     cast = helper.make_node("Cast", [ends[0]], [ends[1]], _fresh_node(graph, f"{name}/cast"), to=to)
     if is_input:

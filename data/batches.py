@@ -65,8 +65,8 @@ class Data:
             DataError: If the data does not fit, raises while it is read, or is empty.
         """
         seen = 0
-        for found in self._read():
-            batch = self._in_order(found)
+        for unordered in self._read():
+            batch = self._in_order(unordered)
             # Where one input has an axis of samples of a fixed extent, another's first axis is time.
             samples = self.batch_size if self.is_fixed and batch.samples else batch.samples
             if self.limit is not None and seen + samples > self.limit:

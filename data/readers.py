@@ -67,8 +67,8 @@ def read_npz(path: Path, inputs: Sequence[TensorInfo], batch_size: int) -> Itera
     _require_inputs(shapes, inputs, str(path))
     extents = {name: shape[0] if shape else 0 for name, shape in shapes.items()}
     if len(set(extents.values())) > 1:
-        found = ", ".join(f"{name} {extent}" for name, extent in extents.items())
-        raise DataError(f"{path}: arrays differ in their number of samples ({found})")
+        counts = ", ".join(f"{name} {extent}" for name, extent in extents.items())
+        raise DataError(f"{path}: arrays differ in their number of samples ({counts})")
     start = 0
     for arrays in read_rows(path, batch_size):
         labels = arrays.pop(LABELS, None)
@@ -162,12 +162,12 @@ def sample_files(folder: Path) -> list[Path]:
     return files
 
 
-def _require_inputs(found: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:
+def _require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:
     """Refuse data that lacks an input; a stray array is refused by `check_feeds`."""
-    missing = [tensor.name for tensor in inputs if tensor.name not in found]
+    missing = [tensor.name for tensor in inputs if tensor.name not in names]
     if missing:
         raise DataError(
-            f"{where}: input {missing[0]!r} is missing; found {', '.join(found) or 'nothing'}",
+            f"{where}: input {missing[0]!r} is missing; found {', '.join(names) or 'nothing'}",
             hint="key the arrays by the model's input names",
             tensor=missing[0],
         )

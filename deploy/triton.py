@@ -12,7 +12,7 @@ from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..progress import Progress, silent
 from .triton_batching import profile_batches
 from .triton_config import Config, make_config, spelled, tensor_fields
-from .triton_model import Served, read_served
+from .triton_model import TritonModel, read_triton_model
 from .triton_options import TritonOptions
 from .triton_repository import (
     CONFIG,
@@ -101,16 +101,16 @@ def package_triton(
     others = [number for number in versions_in(folder) if number != version]
     _check_place(folder, version, others, options, overwrite=overwrite)
     progress("check the artifact")
-    served = read_served(Path(artifact))
-    config = make_config(served, name, options)
+    model = read_triton_model(Path(artifact))
+    config = make_config(model, name, options)
     for other in others:
-        _check_same(served, config, folder, other)
+        _check_same(model, config, folder, other)
     text = with_header(format_config(config.fields))
     with beside(repository) as temporary:
         made = temporary / name
         made.mkdir()
         progress("copy")
-        copy_files(served.files, made / str(version))
+        copy_files(model.files, made / str(version))
         (made / CONFIG).write_text(text, encoding="utf-8")
         put_in_place(made, folder, version)
     return Packaged(
@@ -118,11 +118,11 @@ def package_triton(
         name=name,
         version=version,
         versions=versions_in(folder),
-        backend=served.backend.name,
+        backend=model.backend.name,
         max_batch_size=config.max_batch_size,
         config=text,
-        files=list(served.files),
-        checks=list(served.checks),
+        files=list(model.files),
+        checks=list(model.checks),
         warnings=list(config.notes),
         server=_server(repository, config),
     )
@@ -152,20 +152,20 @@ def _check_place(
         )
 
 
-def _check_same(served: Served, config: Config, folder: Path, version: int) -> None:
+def _check_same(model: TritonModel, config: Config, folder: Path, version: int) -> None:
     """Refuse a model whose version beside this one could not be served by this one's configuration."""
     hint = "give another `name`: one configuration serves all versions of a model"
-    before = _read_version(served, folder, version)
+    before = _read_version(model, folder, version)
     batched = config.max_batch_size > 0
-    mine, theirs = (tensor_fields(one, batched=batched) for one in (served, before))
+    mine, theirs = (tensor_fields(one, batched=batched) for one in (model, before))
     if mine != theirs:
         raise InvalidOption(
             f"{folder}: version {version} has {spelled(theirs)}; this one has {spelled(mine)}", hint=hint
         )
-    if len(before.profiles) != len(served.profiles):
+    if len(before.profiles) != len(model.profiles):
         raise InvalidOption(
             f"{folder}: version {version} has {len(before.profiles)} optimization profiles; "
-            f"this one has {len(served.profiles)}",
+            f"this one has {len(model.profiles)}",
             hint=hint,
         )
     most = max((last for _, last in profile_batches(before)), default=config.max_batch_size)
@@ -177,23 +177,23 @@ def _check_same(served: Served, config: Config, folder: Path, version: int) -> N
         )
 
 
-def _read_version(served: Served, folder: Path, version: int) -> Served:
+def _read_version(model: TritonModel, folder: Path, version: int) -> TritonModel:
     """A version that is there already, read as it lies: Triton names its files, not its maker."""
-    model = folder / str(version) / served.backend.file
-    model = model / served.backend.file if model.is_dir() else model
+    file = folder / str(version) / model.backend.file
+    file = file / model.backend.file if file.is_dir() else file
     try:
-        before = read_served(model, verify=False)
+        before = read_triton_model(file, verify=False)
     except QCompileError as error:
         raise InvalidOption(
             f"{folder}: version {version} cannot be compared with this one: {error.message}",
             hint="give another `name`",
         ) from error
-    if before.backend is not served.backend:
+    if before.backend is not model.backend:
         raise ArtifactError(
             f"{folder}: version {version} is for the {before.backend.name} backend; "
-            f"this one is for {served.backend.name}",
+            f"this one is for {model.backend.name}",
             hint="give another `name`",
-            file=model,
+            file=file,
         )
     return before
 

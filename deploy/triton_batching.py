@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from ..errors import InvalidOption
 from ..tensors import format_shape
-from .triton_model import Served
+from .triton_model import TritonModel
 from .triton_options import TritonOptions
 
 DEFAULT_MAX_BATCH = 4
@@ -22,7 +22,7 @@ _UNNAMED = "?"
 _SHOWN = 4
 
 
-def max_batch_size(served: Served, options: TritonOptions) -> tuple[int, list[str]]:
+def max_batch_size(model: TritonModel, options: TritonOptions) -> tuple[int, list[str]]:
     """Return `max_batch_size`, 0 for none, and what the user should know.
 
     Raises:
@@ -31,16 +31,16 @@ def max_batch_size(served: Served, options: TritonOptions) -> tuple[int, list[st
     asked = options.max_batch_size
     if asked == 0:
         return 0, []
-    reason = _why_not(served)
+    reason = _why_not(model)
     if reason and asked:
         raise InvalidOption(
-            f"`max_batch_size` {asked}: {served.path}: {reason}",
+            f"`max_batch_size` {asked}: {model.path}: {reason}",
             hint="leave it out: every request is then a whole batch",
             option="max_batch_size",
         )
     if reason:
         return 0, [f"no batching: {reason}"]
-    axes = list(dict.fromkeys(str(tensor.shape[0]) for tensor in (*served.io.inputs, *served.io.outputs)))
+    axes = list(dict.fromkeys(str(tensor.shape[0]) for tensor in (*model.io.inputs, *model.io.outputs)))
     unsure = len(axes) > 1 or _UNNAMED in axes
     if unsure and asked is None:
         return 0, [
@@ -50,11 +50,11 @@ def max_batch_size(served: Served, options: TritonOptions) -> tuple[int, list[st
     notes = (
         [f"the first axes {_shown(axes)} are taken for one batch, as `max_batch_size` says"] if unsure else []
     )
-    batches = profile_batches(served)
+    batches = profile_batches(model)
     most = max((last for _, last in batches), default=None)
     if most is not None and asked is not None and asked > most:
         raise InvalidOption(
-            f"`max_batch_size` {asked}: the profiles of {served.path} end at {most}",
+            f"`max_batch_size` {asked}: the profiles of {model.path} end at {most}",
             hint=f"give {most} or less, or build with larger `max_shapes`",
             option="max_batch_size",
         )
@@ -69,23 +69,21 @@ def max_batch_size(served: Served, options: TritonOptions) -> tuple[int, list[st
     return size, notes
 
 
-def profile_batches(served: Served) -> list[tuple[int, int]]:
+def profile_batches(model: TritonModel) -> list[tuple[int, int]]:
     """Return the least and largest batch of every profile, over all inputs in it."""
     return [
         (max(item.min[0] for item in ranges.values()), min(item.max[0] for item in ranges.values()))
-        for ranges in served.profiles
+        for ranges in model.profiles
         if ranges
     ]
 
 
-def _why_not(served: Served) -> str:
-    if not served.backend.batches:
-        return f"Triton's {served.backend.name} backend would take only requests of exactly that size"
-    if served.shape_tensors:
-        return (
-            f"{_shown(sorted(served.shape_tensors))} holds a shape, whose first value need not be the batch"
-        )
-    for tensor in (*served.io.inputs, *served.io.outputs):
+def _why_not(model: TritonModel) -> str:
+    if not model.backend.batches:
+        return f"Triton's {model.backend.name} backend would take only requests of exactly that size"
+    if model.shape_tensors:
+        return f"{_shown(sorted(model.shape_tensors))} holds a shape, whose first value need not be the batch"
+    for tensor in (*model.io.inputs, *model.io.outputs):
         if not tensor.shape or isinstance(tensor.shape[0], int):
             return f"the first axis of {tensor.name!r} ({format_shape(tensor.shape)}) is not dynamic"
     return ""

@@ -10,7 +10,7 @@ from ..errors import InvalidOption
 from ..tensors import TensorInfo, format_shape
 from .triton_backends import TENSORRT, TYPES
 from .triton_batching import max_batch_size
-from .triton_model import Served
+from .triton_model import TritonModel
 from .triton_options import TritonOptions
 from .triton_text import Message
 from .triton_warm_up import warm_up
@@ -35,16 +35,16 @@ class Config:
     server_options: tuple[str, ...]
 
 
-def make_config(served: Served, name: str, options: TritonOptions) -> Config:
+def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config:
     """Return the configuration of an artifact.
 
     Raises:
         InvalidOption: If an option asks for what the artifact or its backend cannot do.
     """
-    backend = served.backend
-    size, notes = max_batch_size(served, options)
-    warm, found = warm_up(served, options, size)
-    server = [*served.server_options]
+    backend = model.backend
+    size, notes = max_batch_size(model, options)
+    warm, warm_up_notes = warm_up(model, options, size)
+    server = [*model.server_options]
     if backend is TENSORRT and size > 1 and not options.dynamic_batching:
         server.append(NO_AUTO_COMPLETE)
         notes.append("without it Triton's tensorrt backend turns dynamic batching on by itself")
@@ -63,9 +63,9 @@ def make_config(served: Served, name: str, options: TritonOptions) -> Config:
     if backend.file != backend.default_file:
         fields["default_model_filename"] = backend.file
     fields["max_batch_size"] = size
-    fields["input"] = [_tensor(served, tensor, size) for tensor in served.io.inputs]
-    fields["output"] = [_tensor(served, tensor, size) for tensor in served.io.outputs]
-    fields["instance_group"] = [_instances(served, options)]
+    fields["input"] = [_tensor(model, tensor, size) for tensor in model.io.inputs]
+    fields["output"] = [_tensor(model, tensor, size) for tensor in model.io.outputs]
+    fields["instance_group"] = [_instances(model, options)]
     if options.policy:
         fields["version_policy"] = options.policy
     batching = _dynamic_batching(options, size)
@@ -77,24 +77,24 @@ def make_config(served: Served, name: str, options: TritonOptions) -> Config:
         fields["response_cache"] = {"enable": True}
     if warm:
         fields["model_warmup"] = warm
-    return Config(fields, size, (*served.notes, *notes, *found), tuple(server))
+    return Config(fields, size, (*model.notes, *notes, *warm_up_notes), tuple(server))
 
 
-def tensor_fields(served: Served, *, batched: bool) -> list[Message]:
+def tensor_fields(model: TritonModel, *, batched: bool) -> list[Message]:
     """Return inputs and outputs as the configuration spells them."""
-    return [_tensor(served, tensor, int(batched)) for tensor in (*served.io.inputs, *served.io.outputs)]
+    return [_tensor(model, tensor, int(batched)) for tensor in (*model.io.inputs, *model.io.outputs)]
 
 
-def _tensor(served: Served, tensor: TensorInfo, size: int) -> Message:
+def _tensor(model: TritonModel, tensor: TensorInfo, size: int) -> Message:
     """One input or output: without its batch axis where there is one; rank 0 is not allowed in `dims`."""
     shape = tensor.shape[1:] if size else tensor.shape
     if any(extent == 0 for extent in shape):
         raise InvalidOption(
-            f"{served.path}: {tensor.name!r} is {format_shape(tensor.shape)}; Triton takes no extent of 0"
+            f"{model.path}: {tensor.name!r} is {format_shape(tensor.shape)}; Triton takes no extent of 0"
         )
-    if not tensor.shape and served.backend.name != "onnxruntime":
+    if not tensor.shape and model.backend.name != "onnxruntime":
         raise InvalidOption(
-            f"{served.path}: {tensor.name!r} is a scalar; of Triton's backends onnxruntime alone takes one",
+            f"{model.path}: {tensor.name!r} is a scalar; of Triton's backends onnxruntime alone takes one",
             hint="export the model with an axis of extent 1 there",
         )
     dims = [extent if isinstance(extent, int) else -1 for extent in shape]
@@ -105,19 +105,19 @@ def _tensor(served: Served, tensor: TensorInfo, size: int) -> Message:
     }
     if size and not shape:
         fields["reshape"] = {}  # an empty shape: the batch is its only axis ("Reshape")
-    if tensor.name in served.shape_tensors:
+    if tensor.name in model.shape_tensors:
         fields["is_shape_tensor"] = True
-    if tensor.name in served.non_linear:
+    if tensor.name in model.non_linear:
         fields["is_non_linear_format_io"] = True
     return fields
 
 
-def _instances(served: Served, options: TritonOptions) -> Message:
-    kind = options.kind or ("gpu" if options.gpus else served.kind)
-    if kind and kind not in served.backend.kinds:
+def _instances(model: TritonModel, options: TritonOptions) -> Message:
+    kind = options.kind or ("gpu" if options.gpus else model.kind)
+    if kind and kind not in model.backend.kinds:
         raise InvalidOption(
-            f"{'`gpus`' if options.gpus else f'`kind` {kind}'}: Triton's {served.backend.name} backend "
-            f"runs on {' or '.join(served.backend.kinds)} alone",
+            f"{'`gpus`' if options.gpus else f'`kind` {kind}'}: Triton's {model.backend.name} backend "
+            f"runs on {' or '.join(model.backend.kinds)} alone",
             hint="leave it out",
             option="kind",
         )
@@ -126,8 +126,8 @@ def _instances(served: Served, options: TritonOptions) -> Message:
         fields["kind"] = f"KIND_{kind.upper()}"
     if options.gpus:
         fields["gpus"] = list(options.gpus)
-    if len(served.profiles) > 1:  # by itself it takes the first alone
-        fields["profile"] = [str(index) for index in range(len(served.profiles))]
+    if len(model.profiles) > 1:  # by itself it takes the first alone
+        fields["profile"] = [str(index) for index in range(len(model.profiles))]
     return fields
 
 

@@ -27,7 +27,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Served:
+class TritonModel:
     """An artifact as Triton will see it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Served:
     server_options: tuple[str, ...] = ()
 
 
-def read_served(path: Path, *, verify: bool = True) -> Served:
+def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
     """Return what Triton is to be told of an artifact.
 
     Args:
@@ -85,16 +85,16 @@ def read_served(path: Path, *, verify: bool = True) -> Served:
     if manifest is not None and verify:
         load_artifact(path)
         checks = (Check("the file is what its manifest says", True, manifest.digest),)
-    served = _READERS[kind](path, manifest)
-    _check_types(served)
-    files = {**served.files}
+    model = _READERS[kind](path, manifest)
+    _check_types(model)
+    files = {**model.files}
     if manifest is not None:
-        model = PurePosixPath(next(iter(files)))
-        files[str(model.with_name(f"{model.name}.json"))] = manifest_path(path)
-    return replace(served, files=files, manifest=manifest, checks=(*checks, *served.checks))
+        main = PurePosixPath(next(iter(files)))
+        files[str(main.with_name(f"{main.name}.json"))] = manifest_path(path)
+    return replace(model, files=files, manifest=manifest, checks=(*checks, *model.checks))
 
 
-def _read_engine(path: Path, manifest: Manifest | None) -> Served:
+def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
     assert manifest is not None  # an engine without one is of no kind
     if manifest.target != "tensorrt":
         raise ArtifactError(
@@ -115,31 +115,31 @@ def _read_engine(path: Path, manifest: Manifest | None) -> Served:
     of_values = {
         name for ranges in profiles for name in ranges if name in tensors and not tensors[name].dynamic_axes
     }
-    found, options = _engine_needs(manifest)
-    return Served(
+    engine_notes, options = _engine_needs(manifest)
+    return TritonModel(
         path, TENSORRT, io, "gpu", {TENSORRT.file: path}, profiles=profiles,
         shape_tensors=frozenset(of_values), non_linear=_non_linear(manifest),
-        notes=(*notes, *found), server_options=options,
+        notes=(*notes, *engine_notes), server_options=options,
     )  # fmt: skip
 
 
-def _read_onnx(path: Path, manifest: Manifest | None) -> Served:
+def _read_onnx(path: Path, manifest: Manifest | None) -> TritonModel:
     backend = OPENVINO if manifest and manifest.target == "openvino" else ONNX_RUNTIME
     notes = [] if manifest else [f"{path.name} has no manifest: nothing says how it was verified"]
     if manifest and manifest.target.startswith("tensorrt"):
         notes.append(f"its Q/DQ is placed for {manifest.target}, and ONNX Runtime will run it")
     if backend is OPENVINO:
         notes.append("OpenVINO computes float parts in bf16 where the CPU can; its backend has no other hint")
-    io, checks, found = onnx_io(path, with_onnxruntime=backend is ONNX_RUNTIME)
+    io, checks, onnx_notes = onnx_io(path, with_onnxruntime=backend is ONNX_RUNTIME)
     side = onnx_side_files(path)
     # Triton, "Model Repository": an ONNX model of several files lies in a folder, its main file model.onnx.
     folder = f"{backend.file}/" if side and backend is ONNX_RUNTIME else ""
     files = {f"{folder}{backend.file}": path, **{f"{folder}{name}": file for name, file in side.items()}}
     kind = "cpu" if manifest and manifest.target in ("onnxruntime", "openvino") else ""
-    return Served(path, backend, io, kind, files, checks=checks, notes=(*notes, *found))
+    return TritonModel(path, backend, io, kind, files, checks=checks, notes=(*notes, *onnx_notes))
 
 
-def _read_torchscript(path: Path, manifest: Manifest | None) -> Served:
+def _read_torchscript(path: Path, manifest: Manifest | None) -> TritonModel:
     assert manifest is not None
     io = _manifest_io(path, manifest)
     inputs = positional_names(path, io)
@@ -151,7 +151,7 @@ def _read_torchscript(path: Path, manifest: Manifest | None) -> Served:
     names = [tensor.name for tensor in (*io.inputs, *io.outputs)]
     said = ", ".join(f"{new} is {old}" for new, old in zip([*inputs, *outputs], names, strict=True))
     note = f"TorchScript keeps no names that Triton could read: {said}"
-    return Served(path, PYTORCH, renamed, "cpu", {PYTORCH.file: path}, notes=(note,))
+    return TritonModel(path, PYTORCH, renamed, "cpu", {PYTORCH.file: path}, notes=(note,))
 
 
 _READERS = {"engine": _read_engine, "onnx": _read_onnx, "torchscript": _read_torchscript}
@@ -184,14 +184,14 @@ def _tensorrt_io(io: ModelIO, manifest: Manifest) -> tuple[ModelIO, list[str]]:
 
 
 def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
-    found = manifest.proof.get("profiles", [])
+    stored = manifest.proof.get("profiles", [])
     try:
         profiles = [
             {
                 name: Range(*(tuple(int(extent) for extent in item[key]) for key in ("min", "opt", "max")))
                 for name, item in ranges.items()
             }
-            for ranges in found  # type: ignore[attr-defined]  # any JSON: what is wrong is said below
+            for ranges in stored  # type: ignore[attr-defined]  # any JSON: what is wrong is said below
         ]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ArtifactError(
@@ -215,12 +215,12 @@ def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
 
 def _non_linear(manifest: Manifest) -> frozenset[str]:
     texts = manifest.options.get("io_formats", [])
-    found = set()
+    names = set()
     for text in texts if isinstance(texts, list) else []:
         name, _, rest = str(text).rpartition("=")
         if rest.partition(":")[2] not in ("", "linear"):
-            found.add(name)
-    return frozenset(found)
+            names.add(name)
+    return frozenset(names)
 
 
 def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
@@ -245,13 +245,13 @@ def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
     return notes, tuple(options)
 
 
-def _check_types(served: Served) -> None:
-    for tensor in (*served.io.inputs, *served.io.outputs):
-        if tensor.dtype not in served.backend.dtypes:
+def _check_types(model: TritonModel) -> None:
+    for tensor in (*model.io.inputs, *model.io.outputs):
+        if tensor.dtype not in model.backend.dtypes:
             raise InvalidOption(
-                f"{served.path}: {tensor.name!r} is {tensor.dtype}; Triton's {served.backend.name} backend "
-                f"takes {', '.join(sorted(served.backend.dtypes))}",
+                f"{model.path}: {tensor.name!r} is {tensor.dtype}; Triton's {model.backend.name} backend "
+                f"takes {', '.join(sorted(model.backend.dtypes))}",
                 hint="export the model with another type there",
             )
         if not tensor.name:
-            raise ArtifactError(f"{served.path}: an input or output has no name", file=served.path)
+            raise ArtifactError(f"{model.path}: an input or output has no name", file=model.path)

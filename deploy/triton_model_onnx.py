@@ -23,13 +23,13 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
     """
     model = load_onnx(path, external_data=False)
     declared = model_io(model)
-    found = declared
+    io = declared
     checks: tuple[Check, ...] = ()
     notes: list[str] = []
     if with_onnxruntime:
         try:
             session = make_session(path, session_options(optimize=False))
-            found = _as_session(declared, session)
+            io = _as_session(declared, session)
             checks = (Check("ONNX Runtime loads it", True, "inputs and outputs are what it tells"),)
         except (EngineUnavailable, ModelError) as error:
             notes.append(f"not loaded by ONNX Runtime here: {error.message}")
@@ -38,14 +38,14 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
         for value in (*model.graph.input, *model.graph.output)
         if not value.type.tensor_type.HasField("shape")
     }
-    for tensor in (*found.inputs, *found.outputs):
+    for tensor in (*io.inputs, *io.outputs):
         if tensor.name in unknown and not tensor.shape:
             raise ModelError(
                 f"{path}: the rank of {tensor.name!r} is not known; Triton must be told its dims",
                 hint="export the model with declared shapes, or simplify it",
                 file=path,
             )
-    return found, checks, notes
+    return io, checks, notes
 
 
 def onnx_side_files(path: Path) -> dict[str, Path]:
@@ -55,7 +55,7 @@ def onnx_side_files(path: Path) -> dict[str, Path]:
         ModelError: If one is missing, or lies outside the model's folder.
     """
     folder = path.resolve().parent
-    found: dict[str, Path] = {}
+    side_files: dict[str, Path] = {}
     for file in external_files(path, load_onnx(path, external_data=False)):
         if not file.resolve().is_relative_to(folder):
             raise ModelError(f"{path}: its external data {file} lies outside its folder", file=path)
@@ -65,8 +65,8 @@ def onnx_side_files(path: Path) -> dict[str, Path]:
                 hint="keep the data file beside the model",
                 file=path,
             )
-        found[file.relative_to(folder).as_posix()] = file
-    return found
+        side_files[file.relative_to(folder).as_posix()] = file
+    return side_files
 
 
 def _as_session(declared: ModelIO, session: Any) -> ModelIO:

@@ -48,9 +48,9 @@ def _tensors_of(kind: Any) -> int:
     return len(elements) if all(element == "Tensor" for element in elements) else -1
 
 
-def _not_plain(path: Path, found: str, required: str) -> ArtifactError:
+def _not_plain(path: Path, problem: str, required: str) -> ArtifactError:
     return ArtifactError(
-        f"{path}: {found}; Triton's pytorch backend is given {required} here",
+        f"{path}: {problem}; Triton's pytorch backend is given {required} here",
         hint="package the ONNX file in its place",
         file=path,
     )

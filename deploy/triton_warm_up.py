@@ -12,20 +12,20 @@ from typing import Any
 from ..errors import InvalidOption
 from ..tensors import format_shape
 from .triton_backends import TYPES
-from .triton_model import Served
+from .triton_model import TritonModel
 from .triton_options import TritonOptions
 from .triton_text import Message
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def warm_up(served: Served, options: TritonOptions, size: int) -> tuple[list[Message], list[str]]:
+def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list[Message], list[str]]:
     """Return the warm-up samples, and what the user should know.
 
     An engine is warmed up at the optimum of each of its profiles; others at their largest batch.
 
     Args:
-        served: The artifact.
+        model: The artifact.
         options: Whether to, and shapes for axes that nothing tells the extents of.
         size: `max_batch_size`.
 
@@ -34,30 +34,30 @@ def warm_up(served: Served, options: TritonOptions, size: int) -> tuple[list[Mes
     """
     if options.warm_up is False:
         return [], []
-    _check_shapes(served, options, size)
-    reason = _why_not(served, options, size)
+    _check_shapes(model, options, size)
+    reason = _why_not(model, options, size)
     if reason and options.warm_up:
-        raise InvalidOption(f"`warm_up`: {served.path}: {reason}", hint=_hint(served), option="warm_up")
+        raise InvalidOption(f"`warm_up`: {model.path}: {reason}", hint=_hint(model), option="warm_up")
     if reason:
-        return [], [f"no warm-up: {reason}{f'; {hint}' if (hint := _hint(served)) else ''}"]
-    if served.profiles:
+        return [], [f"no warm-up: {reason}{f'; {hint}' if (hint := _hint(model)) else ''}"]
+    if model.profiles:
         shapes: list[tuple[str, Shapes]] = [
             (f"profile {index}", {name: item.opt for name, item in ranges.items()})
-            for index, ranges in enumerate(served.profiles)
+            for index, ranges in enumerate(model.profiles)
             if not size or all(item.min[0] <= size for item in ranges.values())
         ]
     else:
         shapes = [("largest batch" if size else "one request", options.warm_up_shapes)]
-    return [_sample(served, name, given, size) for name, given in shapes], []
+    return [_sample(model, name, given, size) for name, given in shapes], []
 
 
-def _sample(served: Served, name: str, given: Shapes, size: int) -> Message:
+def _sample(model: TritonModel, name: str, given: Shapes, size: int) -> Message:
     """One request; with a batch, Triton repeats the sample that many times."""
     inputs: dict[str, Message] = {}
     batch = 1
     if size:
         batch = min([size, *(shape[0] for shape in given.values())])
-    for tensor in served.io.inputs:
+    for tensor in model.io.inputs:
         shape = given.get(tensor.name) or tuple(
             extent if isinstance(extent, int) else 1 for extent in tensor.shape
         )
@@ -70,12 +70,12 @@ def _sample(served: Served, name: str, given: Shapes, size: int) -> Message:
     return {"name": name, "batch_size": batch, "inputs": inputs}
 
 
-def _why_not(served: Served, options: TritonOptions, size: int) -> str:
-    if served.shape_tensors:
-        return f"{', '.join(sorted(served.shape_tensors))} holds a shape, which zeros are not"
-    if served.profiles:
+def _why_not(model: TritonModel, options: TritonOptions, size: int) -> str:
+    if model.shape_tensors:
+        return f"{', '.join(sorted(model.shape_tensors))} holds a shape, which zeros are not"
+    if model.profiles:
         return ""
-    for tensor in served.io.inputs:
+    for tensor in model.io.inputs:
         # The first axis is the batch where Triton forms batches; elsewhere it may be anything.
         open_axes = [axis for axis in tensor.dynamic_axes if not (size and axis == 0)]
         if open_axes and tensor.name not in options.warm_up_shapes:
@@ -83,18 +83,18 @@ def _why_not(served: Served, options: TritonOptions, size: int) -> str:
     return ""
 
 
-def _hint(served: Served) -> str:
-    return "" if served.shape_tensors else "`warm_up_shapes` gives them"
+def _hint(model: TritonModel) -> str:
+    return "" if model.shape_tensors else "`warm_up_shapes` gives them"
 
 
-def _check_shapes(served: Served, options: TritonOptions, size: int) -> None:
-    if options.warm_up_shapes and served.profiles:
+def _check_shapes(model: TritonModel, options: TritonOptions, size: int) -> None:
+    if options.warm_up_shapes and model.profiles:
         raise InvalidOption(
             "`warm_up_shapes`: an engine is warmed up at the optimum of its profiles",
             hint="leave it out",
             option="warm_up_shapes",
         )
-    tensors = {tensor.name: tensor for tensor in served.io.inputs}
+    tensors = {tensor.name: tensor for tensor in model.io.inputs}
     for name, shape in options.warm_up_shapes.items():
         if name not in tensors:
             raise InvalidOption(f"`warm_up_shapes`: no input {name!r}; the inputs are {', '.join(tensors)}")

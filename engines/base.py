@@ -292,7 +292,7 @@ class Engine(ABC):
         Raises:
             InvalidOption: If this engine can only find out by building.
         """
-        raise InvalidOption(f"--dry-run: target {self.name} cannot tell before it builds", option="--dry-run")
+        raise InvalidOption(f"`dry_run`: target {self.name} cannot tell before it builds", option="dry_run")
 
     def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
         """Return name of each kernel, which begins with its node's, to its median time in milliseconds.

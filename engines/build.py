@@ -45,19 +45,19 @@ def build_engine(
     final = Path(request.output)
     with writing(final) as path:
         outcome = chosen.build(_at(request, path))
-        found = weigh(request.precision, outcome, _multiply_adds(chosen, request.model), strict=strict)
-        if found.failure and not allow_fallback:
+        weighed = weigh(request.precision, outcome, _multiply_adds(chosen, request.model), strict=strict)
+        if weighed.failure and not allow_fallback:
             raise IntentNotReached(
-                f"{request.source or request.model} for {target}: {found.failure}",
-                hint=_way_out(found),
-                proof={**outcome.proof, **found.proof},
+                f"{request.source or request.model} for {target}: {weighed.failure}",
+                hint=_way_out(weighed),
+                proof={**outcome.proof, **weighed.proof},
             )
         warnings = [
             *request.warnings,
             *outcome.warnings,
             *_left_out(request),
-            *filter(None, [found.failure]),
-            *found.warnings,
+            *filter(None, [weighed.failure]),
+            *weighed.warnings,
         ]
         manifest = commit(
             path,
@@ -86,7 +86,7 @@ def build_engine(
                 },
                 proof={
                     **outcome.proof,
-                    **found.proof,
+                    **weighed.proof,
                     "left_in_float": dict(request.left_in_float),
                     "planned_in_precision": outcome.planned,
                     "reached_in_precision": outcome.reached,
@@ -114,8 +114,10 @@ def plan_engine(target: str, request: BuildRequest) -> dict[str, object]:
 def _check_use(chosen: Engine, request: BuildRequest) -> None:
     """Refuse what means nothing to an engine."""
     given = {
-        "--gpu": bool(request.gpus),
-        "--min/opt/max-shapes": bool({**request.min_shapes, **request.opt_shapes, **request.max_shapes}),
+        "`gpus`": bool(request.gpus),
+        "`min_shapes`": bool(request.min_shapes),
+        "`opt_shapes`": bool(request.opt_shapes),
+        "`max_shapes`": bool(request.max_shapes),
         "TensorRT's options": request.options is not None and bool(request.options.as_json()),
     }
     for option, present in given.items():
@@ -164,13 +166,13 @@ def _left_out(request: BuildRequest) -> list[str]:
     ]
 
 
-def _way_out(found: Weighed) -> str:
-    if found.proof.get("missed"):
+def _way_out(weighed: Weighed) -> str:
+    if weighed.proof.get("missed"):
         return (
-            "leave the layers that missed in float (--exclude in quantize, or --layer NAME=fp32), choose "
-            "another precision or target, or give --allow-fallback"
+            "leave the layers that missed in float (`exclude` in quantize, or `layers` NAME=fp32), choose "
+            "another precision or target, or give `allow_fallback`"
         )
-    return "choose another precision or target, or give --allow-fallback"
+    return "choose another precision or target, or give `allow_fallback`"
 
 
 def _digest(model: str) -> str:

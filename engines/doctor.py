@@ -128,7 +128,7 @@ def _state(name: str) -> TargetState:
 
 
 def _packages() -> dict[str, str]:
-    return {name: found for name in _PACKAGES if (found := _version(name))}
+    return {name: version for name in _PACKAGES if (version := _version(name))}
 
 
 def _version(package: str) -> str:

@@ -47,10 +47,10 @@ def parse_device(text: str) -> int | None:
     Raises:
         InvalidOption: If it is spelled otherwise.
     """
-    found = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
-    if found is None:
-        raise InvalidOption(f"device {text!r}: cpu, cuda or cuda:NUMBER is required", option="--device")
-    return None if text == "cpu" else int(found[1] or 0)
+    match = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
+    if match is None:
+        raise InvalidOption(f"`devices` {text!r}: cpu, cuda or cuda:NUMBER is required", option="devices")
+    return None if text == "cpu" else int(match[1] or 0)
 
 
 def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
@@ -62,9 +62,9 @@ def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
     numbers = tuple(parse_device(text) for text in texts)
     if len(set(numbers)) < len(numbers) or len([n for n in numbers if n is not None]) > 1:
         raise InvalidOption(
-            f"devices {', '.join(texts)}: the processor and one GPU, each once, are allowed",
+            f"`devices` {', '.join(texts)}: the processor and one GPU, each once, are allowed",
             hint="measure each GPU for itself: its clocks and its memory are recorded",
-            option="--device",
+            option="devices",
         )
     return numbers
 
@@ -93,10 +93,10 @@ def why_not_gpu(index: int) -> str:
 
 def find_gpu(index: int = 0) -> Gpu | None:
     """Return a device; None where there is none of that number."""
-    found = _device(index)
-    if found is None:
+    opened = _device(index)
+    if opened is None:
         return None
-    driver, device = found
+    driver, device = opened
     name = ctypes.create_string_buffer(256)
     total, version = ctypes.c_size_t(), ctypes.c_int()
     driver.cuDeviceGetName(name, len(name), device)
@@ -110,10 +110,10 @@ def find_gpu(index: int = 0) -> Gpu | None:
 def bus_id(index: int) -> str:
     """Return where a device sits, as "0000:3b:00.0": what CUDA and NVML call it alike, whatever
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of its number. Empty where there is none."""
-    found = _device(index)
-    if found is None:
+    opened = _device(index)
+    if opened is None:
         return ""
-    driver, device = found
+    driver, device = opened
     text = ctypes.create_string_buffer(_BUS_ID_BYTES)
     failed = driver.cuDeviceGetPCIBusId(text, len(text), device)
     return "" if failed else text.value.decode(errors="replace")

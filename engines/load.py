@@ -50,13 +50,13 @@ def load(
     path = Path(text)
     if not trust and path.is_file() and manifest_path(path).is_file():
         load_artifact(path)
-    found, number = engine(name), parse_device(device) if isinstance(device, str) else device
-    if device == "cpu" and "cpu" not in found.places:
-        raise InvalidOption(f"{text}: engine {name} runs on a GPU, not on the processor", option="--device")
+    chosen, number = engine(name), parse_device(device) if isinstance(device, str) else device
+    if device == "cpu" and "cpu" not in chosen.places:
+        raise InvalidOption(f"{text}: engine {name} runs on a GPU, not on the processor", option="devices")
     with trusting(trust):
         if number is None and streams == 1 and not cuda_graph:
-            return found.open(text, threads=threads, io=io)
-        return found.open_on_gpu(text, GpuRun(number or 0, streams, cuda_graph), threads=threads, io=io)
+            return chosen.open(text, threads=threads, io=io)
+        return chosen.open_on_gpu(text, GpuRun(number or 0, streams, cuda_graph), threads=threads, io=io)
 
 
 def engine_of(artifact: str, *, trust: bool = False) -> str:
@@ -80,7 +80,7 @@ def engine_of(artifact: str, *, trust: bool = False) -> str:
             raise ArtifactError(
                 f"{path}: has no manifest ({manifest_path(path).name}), which says what built it; "
                 "an engine is executable code",
-                hint="build it with qcompile build, or give --trust if you know where it comes from",
+                hint="build it with `qcompile build`, or give `trust` if you know where it comes from",
                 file=path,
             )
         from .tensorrt.compatibility import target_of

@@ -63,10 +63,10 @@ def missing_features(device: Mapping[str, object]) -> list[str]:
     here = processor()
     if device.get("architecture") != here["architecture"]:
         return [str(device.get("architecture"))]
-    needed, found = device.get("features"), here["features"]
-    if not isinstance(needed, list) or not isinstance(found, list):
+    needed, present = device.get("features"), here["features"]
+    if not isinstance(needed, list) or not isinstance(present, list):
         return []
-    return [feature for feature in needed if feature not in found]
+    return [feature for feature in needed if feature not in present]
 
 
 def _read_cpuinfo() -> tuple[set[str], str]:

@@ -50,11 +50,11 @@ def missed_or_refused(
 
     if not layers or not _taken(engine, replace(request, model=request.source)):
         raise refusal
-    found = refused_layers(layers, takes)
-    if found is None or len(found) == len(layers):
+    refused = refused_layers(layers, takes)
+    if refused is None or len(refused) == len(layers):
         raise refusal
     reason = f"{engine.name} refuses the graph with it in INT8: {refusal.message.rpartition(': ')[2]}"
-    return dict.fromkeys(found, reason)
+    return dict.fromkeys(refused, reason)
 
 
 def _taken(engine: Engine, request: BuildRequest) -> bool:

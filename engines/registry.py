@@ -38,7 +38,7 @@ def engine(name: str) -> Engine:
         raise InvalidOption(
             f"target {name!r} is unknown; known are {', '.join(_HOMES)}",
             hint=f"did you mean {near[0]!r}?" if near else "",
-            option="--target",
+            option="target",
         )
     module, attribute = _HOMES[name]
     made = getattr(import_module(module, __package__), attribute)()

@@ -123,5 +123,5 @@ def _layers(outcome: BuildOutcome) -> str:
     layers = outcome.proof.get("layers_by_precision")
     if not isinstance(layers, dict):
         return "no layers were found"
-    found = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
-    return ", ".join(found) or "no layer computes"
+    counts = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
+    return ", ".join(counts) or "no layer computes"

@@ -125,9 +125,9 @@ def make_example(
     if not given and not values:
         raise InvalidOption(
             "export: the model's inputs are not known",
-            hint="give --input NAME:SHAPE, such as --input x:1x3x224x224, "
+            hint="give `inputs` NAME:SHAPE, such as x:1x3x224x224, "
             "or return (module, example) from the function",
-            option="--input",
+            option="inputs",
         )
     given = in_order(loaded.module, _merged(loaded, given, values))
     tensors = _with_dynamic_axes(tuple(_with_names(tensor) for tensor in given), dynamic)
@@ -221,8 +221,8 @@ def _merged(loaded: LoadedModel, given: Sequence[TensorInfo], values: Feeds) -> 
     for tensor in given:
         if nested and tensor.name not in nested:
             raise InvalidOption(
-                f"--input {tensor.name}: no such input in the example; its inputs are {', '.join(nested)}",
-                option="--input",
+                f"`inputs` {tensor.name}: no such input in the example; its inputs are {', '.join(nested)}",
+                option="inputs",
             )
     spelled = {tensor.name: tensor for tensor in given}
     merged = [
@@ -254,10 +254,10 @@ def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) ->
     for text in dynamic:
         name, axis, label = parse_dynamic_axis(text)
         if name not in by_name:
-            raise InvalidOption(f"--dynamic {text}: no input {name!r}; the inputs are {', '.join(by_name)}")
+            raise InvalidOption(f"`dynamic` {text}: no input {name!r}; the inputs are {', '.join(by_name)}")
         shape = list(by_name[name].shape)
         if axis >= len(shape):
-            raise InvalidOption(f"--dynamic {text}: input {name!r} has {len(shape)} axes")
+            raise InvalidOption(f"`dynamic` {text}: input {name!r} has {len(shape)} axes")
         shape[axis] = label
         by_name[name] = replace(by_name[name], shape=tuple(shape))
     return tuple(by_name.values())
@@ -299,6 +299,6 @@ def takes_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
         raise ExportError(
             f"forward needs {len(required)} inputs ({', '.join(required)}); "
             f"{len(names)} given ({', '.join(names)})",
-            hint="give one --input for each",
+            hint="give one of `inputs` for each",
         )
     return False

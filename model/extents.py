@@ -37,22 +37,22 @@ def asked_ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
     Raises:
         InvalidOption: If inputs contradict each other.
     """
-    found: dict[str, AxisRange] = {}
+    ranges: dict[str, AxisRange] = {}
     for tensor in inputs:
         for said in tensor.extents:
             name = tensor.shape[said.axis]
             if not isinstance(name, str):
                 continue  # an axis that got a number since
-            known = found.get(name, AxisRange())
+            known = ranges.get(name, AxisRange())
             limits = [limit for limit in (known.maximum, said.maximum) if limit is not None]
-            found[name] = AxisRange(max(known.minimum, said.minimum), min(limits, default=None))
-    for name, wide in found.items():
+            ranges[name] = AxisRange(max(known.minimum, said.minimum), min(limits, default=None))
+    for name, wide in ranges.items():
         if wide.maximum is not None and wide.maximum < wide.minimum:
             raise InvalidOption(
                 f"axis {name!r}: from {wide.minimum} in one input to {wide.maximum} in another; one axis has "
                 "one range"
             )
-    return {name: wide for name, wide in found.items() if wide != AxisRange()}
+    return {name: wide for name, wide in ranges.items() if wide != AxisRange()}
 
 
 def traced_extents(

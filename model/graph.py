@@ -171,14 +171,14 @@ def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
     """Return names from outside that the subgraphs of a node read."""
-    found: set[str] = set()
+    names: set[str] = set()
     for graph in subgraphs(node):
         own = {value.name for value in graph.input} | {t.name for t in graph.initializer}
         own |= {name for inner in graph.node for name in inner.output}
         for inner in graph.node:
-            found |= (set(inner.input) | captured_names(inner)) - own
-        found |= {value.name for value in graph.output} - own
-    return found - {""}
+            names |= (set(inner.input) | captured_names(inner)) - own
+        names |= {value.name for value in graph.output} - own
+    return names - {""}
 
 
 def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, list[onnx.NodeProto]]:
@@ -199,23 +199,23 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     made_by = producers(model.graph)
     types = infer_types(model)
     types.update({t.name: dtype_name(t.data_type) for t in model.graph.initializer})
-    found: dict[str, list[onnx.NodeProto]] = {"int8": [], "fp16": [], "bf16": [], "fp32": []}
+    by_precision: dict[str, list[onnx.NodeProto]] = {"int8": [], "fp16": [], "bf16": [], "fp32": []}
     for node in model.graph.node:
         if node.op_type in _INTEGER:
-            found["int8"].append(node)
+            by_precision["int8"].append(node)
         elif node.op_type == "MatMulNBits" or (not as_executed and _reads_int4(node, made_by, types)):
             bits = attribute(node, "bits", 4)
-            found.setdefault("int8" if bits == 8 else "int4", []).append(node)
+            by_precision.setdefault("int8" if bits == 8 else "int4", []).append(node)
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
             operands = [made_by.get(name) for name in node.input[:2]]
             dequantized = all(m is not None and m.op_type == "DequantizeLinear" for m in operands)
             if dequantized and not as_executed and node.op_type not in _RECURRENT:
                 stored = {types.get(m.input[0], "") for m in operands if m is not None}
-                found.setdefault("fp8" if stored == {"float8_e4m3fn"} else "int8", []).append(node)
+                by_precision.setdefault("fp8" if stored == {"float8_e4m3fn"} else "int8", []).append(node)
             else:
                 halves = [_HALVES[types[name]] for name in node.input[:2] if types.get(name) in _HALVES]
-                found[halves[0] if halves else "fp32"].append(node)
-    return found
+                by_precision[halves[0] if halves else "fp32"].append(node)
+    return by_precision
 
 
 def _reads_int4(

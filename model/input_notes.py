@@ -35,8 +35,8 @@ class AxisRange:
         step = self.multiple
         lowest = -(-self.minimum // step) * step
         highest = None if self.maximum is None else self.maximum // step * step
-        found = max(-(-extent // step) * step, lowest)
-        return found if highest is None else max(min(found, highest), lowest)
+        suitable = max(-(-extent // step) * step, lowest)
+        return suitable if highest is None else max(min(suitable, highest), lowest)
 
     def as_json(self) -> dict[str, int | None]:
         """Return the form used in files and manifests."""

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .output_error import fidelity
+from .output_error import output_error
 
 Rule = Literal["classes", "embedding", "signal"]
 RULES: tuple[Rule, ...] = ("classes", "embedding", "signal")
@@ -38,7 +38,7 @@ Batches = Sequence[NDArray[Any]]
 
 
 @dataclass
-class RowTally:
+class RowAgreement:
     """The rows of one output, batch by batch; nothing is kept.
 
     Attributes:
@@ -58,7 +58,7 @@ class RowTally:
     _one_hot: bool = True
     _several: bool = True
 
-    def add(self, expected: NDArray[Any], found: NDArray[Any]) -> None:
+    def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
         """Add a batch; both of one shape."""
         self._two_axes &= expected.ndim == 2 and expected.dtype.kind == "f"
         self._several &= expected.ndim > 0 and expected.shape[-1] > 1
@@ -66,9 +66,9 @@ class RowTally:
             return
         if not self._two_axes and self.given is None:
             return  # a signal already
-        same = expected.argmax(-1) == found.argmax(-1)
+        same = expected.argmax(-1) == actual.argmax(-1)
         self.same, self.rows = self.same + int(same.sum()), self.rows + same.size
-        x, y = expected.astype(np.float64), found.astype(np.float64)
+        x, y = expected.astype(np.float64), actual.astype(np.float64)
         lengths = np.linalg.norm(x, axis=-1)
         self._unit &= bool(np.all(np.abs(lengths - 1.0) < _UNIT))
         self._one_hot &= bool((x.max(-1) > 1.0 - _UNIT).all())
@@ -116,7 +116,7 @@ class RowTally:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on one output: whether it passed, what was required, and what was found."""
+    """The verdict on one output: whether it passed, what was required, what was measured."""
 
     output: str
     passed: bool
@@ -126,31 +126,31 @@ class Judgement:
     cosine: float | None
 
     @property
-    def found(self) -> str:
-        """What was found, in words."""
+    def measured(self) -> str:
+        """The measured figures, in words."""
         more = "" if self.agreement is None else f", same argmax in {self.agreement:.0%} of rows"
         return f"{self.snr_db:.1f} dB{more if self.cosine is None else f', cosine {self.cosine:.3f}'}"
 
 
-def judge_outputs(reference: Mapping[str, Batches], found: Mapping[str, Batches]) -> list[Judgement]:
+def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches]) -> list[Judgement]:
     """Judge every output of an integer artifact.
 
     Args:
         reference: Output name to its batches, of the float model.
-        found: The artifact's, of the same names and shapes.
+        actual: The artifact's, of the same names and shapes.
 
     Raises:
         ValueError: If shapes differ.
     """
     judgements = []
     for name, expected in reference.items():
-        tally = RowTally(name)
-        for a, b in zip(expected, found[name], strict=True):
-            tally.add(a, b)
-        whole = [np.concatenate([array.ravel() for array in side]) for side in (expected, found[name])]
-        snr_db = fidelity(whole[0], whole[1]).snr_db
-        passed, criterion = tally.verdict(loud=snr_db >= SNR_DB)
-        judgements.append(Judgement(name, passed, criterion, snr_db, tally.agreement, tally.cosine))
+        rows = RowAgreement(name)
+        for a, b in zip(expected, actual[name], strict=True):
+            rows.add(a, b)
+        whole = [np.concatenate([array.ravel() for array in side]) for side in (expected, actual[name])]
+        snr_db = output_error(whole[0], whole[1]).snr_db
+        passed, criterion = rows.verdict(loud=snr_db >= SNR_DB)
+        judgements.append(Judgement(name, passed, criterion, snr_db, rows.agreement, rows.cosine))
     return judgements
 
 

@@ -48,22 +48,22 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
         model: A float graph, or one with Q/DQ; its weights need not be loaded.
     """
     shapes = _shapes(model)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for node in model.graph.node:
         count = _COUNTS.get(node.op_type)
         if count is not None:
             total = count(node, shapes)
             if total is not None:
-                found[node.name] = total
-    return found
+                counts[node.name] = total
+    return counts
 
 
 def named(layers: Mapping[str, str], share: Mapping[str, float], shown: int = _SHOWN) -> str:
     """Return layers with their shares and reasons, the largest first."""
     ordered = sorted(layers, key=lambda name: -share.get(name, 0.0))
-    found = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:shown]]
+    texts = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:shown]]
     more = f" and {len(layers) - shown} more" if len(layers) > shown else ""
-    return ", ".join(found) + more
+    return ", ".join(texts) + more
 
 
 def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict[str, float], str]:

@@ -15,7 +15,7 @@ FLOAT_RTOL = 1e-3
 
 
 @dataclass(frozen=True)
-class Fidelity:
+class OutputError:
     """The distance of one output from its reference.
 
     Attributes:
@@ -94,7 +94,7 @@ class ErrorSums:
         return ErrorSums(**numbers)
 
 
-def fidelity(reference: NDArray[Any], output: NDArray[Any]) -> Fidelity:
+def output_error(reference: NDArray[Any], output: NDArray[Any]) -> OutputError:
     """Compare one output with its reference of the same shape; see `ErrorSums`.
 
     `snr = 10 log10(Σ ref² / Σ (ref − out)²)`. The error of texts is the share that differs.
@@ -108,15 +108,15 @@ def fidelity(reference: NDArray[Any], output: NDArray[Any]) -> Fidelity:
     sums.add(reference, output)
     if reference.dtype.kind in "OUS":
         wrong = sums.noise / sums.elements if sums.elements else 0.0
-        return Fidelity(wrong, 1.0, sums.snr_db, 1.0 - wrong)
+        return OutputError(wrong, 1.0, sums.snr_db, 1.0 - wrong)
     agreement = None
     if reference.ndim and reference.size:
         a, b = reference.astype(np.float64), output.astype(np.float64)
         agreement = float(np.mean(a.argmax(-1) == b.argmax(-1)))
-    return Fidelity(sums.max_abs_error, sums.max_abs, sums.snr_db, agreement)
+    return OutputError(sums.max_abs_error, sums.max_abs, sums.snr_db, agreement)
 
 
-def worst(pairs: Mapping[str, Fidelity]) -> tuple[str, Fidelity]:
+def worst(pairs: Mapping[str, OutputError]) -> tuple[str, OutputError]:
     """Return the output with the lowest signal-to-noise ratio."""
     return min(pairs.items(), key=lambda item: item[1].snr_db)
 

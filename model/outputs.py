@@ -35,8 +35,8 @@ def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
     Raises:
         ForeignOutput: As `flat_tensors`.
     """
-    found = flat_tensors(outputs)
-    return [name for name, _ in found], [tensor.detach().cpu().numpy() for _, tensor in found]
+    tensors = flat_tensors(outputs)
+    return [name for name, _ in tensors], [tensor.detach().cpu().numpy() for _, tensor in tensors]
 
 
 def name_outputs(given: Sequence[str], reference: Any) -> list[str]:

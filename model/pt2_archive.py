@@ -129,20 +129,20 @@ def _check_members(members: Members, path: Path) -> None:
     for name, read in members.items():
         last = PurePosixPath(name).name
         if "aotinductor/" in name:
-            found = "native code"
+            code = "native code"
         elif last.startswith(_OBJECTS):
-            found = "a pickled object"
+            code = "a pickled object"
         elif name.endswith(".pt") or last in _OLD_PICKLES or last in pickled:
-            found = _unsafe(read())
+            code = _unsafe(read())
         elif name.endswith(".json") and ("models/" in name or last == "serialized_exported_program.json"):
-            found = foreign_code(_json(read()))
+            code = foreign_code(_json(read()))
         else:
             continue
-        if found:
+        if code:
             raise ModelError(
-                f"{path}: member {name!r} holds {found}, which runs code when it is loaded; "
+                f"{path}: member {name!r} holds {code}, which runs code when it is loaded; "
                 "weights and operators alone are required",
-                hint="if you know where the file comes from: --trust (in a recipe: trust = true in [model])",
+                hint="if you know where the file comes from, give `trust`",
                 file=path,
                 member=name,
             )
@@ -150,15 +150,15 @@ def _check_members(members: Members, path: Path) -> None:
 
 def _pickled_by_configuration(members: Members) -> set[str]:
     """Names of the files of tensors that are pickled: subclasses of Tensor."""
-    found: set[str] = set()
+    names: set[str] = set()
     for name, read in members.items():
         if name.endswith("_config.json"):
             config = _json(read())
             entries = config.get("config", {}) if isinstance(config, dict) else {}
             for entry in entries.values() if isinstance(entries, dict) else ():
                 if isinstance(entry, dict) and entry.get("use_pickle"):
-                    found.add(PurePosixPath(str(entry.get("path_name"))).name)
-    return found
+                    names.add(PurePosixPath(str(entry.get("path_name"))).name)
+    return names
 
 
 def _json(content: bytes) -> Any:

@@ -29,7 +29,7 @@ _GUESSES = ((64, 16), (224, 64), (128, 128), (32, 32), (48, 1024), (256, 16000),
 
 _PADDED = 4  # a quarter of a row of a mask is padding
 _WAYS_OUT = (
-    "give real samples with --data, or export with extents that suit: --input 'x:[batch,3,height=64,...]'"
+    "give real samples with `data`, or export with extents that suit: `inputs` 'x:[batch,3,height=64,...]'"
 )
 
 
@@ -232,6 +232,6 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return found
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     return np.dtype(name)

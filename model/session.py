@@ -139,7 +139,7 @@ def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> l
         shapes = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
         raise ModelError(
             f"{subject}: ONNX Runtime fails on {shapes}: {first_line(error)}",
-            hint="where these shapes are made up and do not suit the model, give --data",
+            hint="where these shapes are made up and do not suit the model, give `data`",
         ) from error
 
 

@@ -131,10 +131,10 @@ def _absolute(text: str, base: Path | None) -> Path:
 
 
 def _keyed_files(folder: Path) -> list[Path]:
-    found = {path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES}
+    files = {path for path in folder.iterdir() if path.is_file() and path.suffix in _KEYED_SUFFIXES}
     # What was written there by other stages is no part of the source: it would change with every run.
     made = {path for path in folder.glob("*.json") if is_manifest(path)}
-    return sorted(found - made - {path.with_suffix("") for path in made})
+    return sorted(files - made - {path.with_suffix("") for path in made})
 
 
 def _digest_names(files: Sequence[Path]) -> str:

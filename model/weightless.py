@@ -113,9 +113,9 @@ def _reference(content: Buffer, start: int, end: int, name: str) -> bytes:
     for field, kind, field_start, value, field_end in _fields(content, start, end):
         if field == _RAW_DATA and kind == _BYTES and field_end - value > KEPT_BYTES:
             added = TensorProto(data_location=TensorProto.EXTERNAL)
-            for key, found in (("location", name), ("offset", value), ("length", field_end - value)):
+            for key, text in (("location", name), ("offset", value), ("length", field_end - value)):
                 entry = added.external_data.add()
-                entry.key, entry.value = key, str(found)
+                entry.key, entry.value = key, str(text)
             parts.append(added.SerializeToString())
         else:
             parts.append(content[field_start:field_end])

@@ -65,6 +65,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
             outputs=section.outputs,
             dynamic=section.dynamic,
             opset_version=section.opset,
+            freeze_branches=section.freeze_branches,
             progress=progress,
         )
 
@@ -73,6 +74,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
         "inputs": section.inputs,
         "outputs": section.outputs,
         "dynamic": section.dynamic,
+        "freeze_branches": section.freeze_branches,
         "opset": section.opset,
         "tools": tool_versions("torch", "onnxscript", *ONNX_TOOLS),
     }

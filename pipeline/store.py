@@ -139,8 +139,8 @@ class Store:
 
 
 def _stat(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _lock(file: IO[str], output: Path) -> None:
@@ -152,5 +152,5 @@ def _lock(file: IO[str], output: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise InvalidOption(
-            f"output {output}: another run is using it", hint="wait for it, or give another --output"
+            f"`output` {output}: another run is using it", hint="wait for it, or give another `output`"
         ) from error

@@ -176,7 +176,7 @@ def _inline(svg: bytes, name: str, label: str, canvas: Canvas) -> str:
             element.set("d", _LONG_NUMBER.sub(r"\1", " ".join(element.attrib["d"].split())))
         if "style" in element.attrib:
             style = _FONT_FAMILY.sub("", element.attrib["style"])
-            element.set("style", _TOKEN.sub(lambda found: _TOKENS[found[0]], style))
+            element.set("style", _TOKEN.sub(lambda match: _TOKENS[match[0]], style))
     box = root.get("viewBox", "").split()
     root.attrib.clear()
     root.attrib.update({

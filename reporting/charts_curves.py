@@ -29,32 +29,32 @@ def curves_chart(subjects: Sequence[Subject], key: Curve, word: str) -> Chart | 
         key: Which curve of a row.
         word: What its points are counted in.
     """
-    found = [(subject, points) for subject in subjects if (points := curve(subject, key))]
-    if not found:
+    curves = [(subject, points) for subject in subjects if (points := curve(subject, key))]
+    if not curves:
         return None
 
     def paint(canvas: Canvas) -> Figure:
         height, left = (330, 56) if canvas.is_narrow else (400, 70)
         made, axes = plane(canvas, height, "median latency of a call, ms", "samples per second", left=left)
-        everything = [point for _, points in found for point in points]
+        everything = [point for _, points in curves for point in points]
         scale(
             axes, [point.median_ms for point in everything], upright=False, most=4 if canvas.is_narrow else 6
         )
         scale(axes, [point.throughput_per_s for point in everything], upright=True, most=6)
-        for index, (subject, points) in enumerate(found):
+        for index, (subject, points) in enumerate(curves):
             _curve(canvas, axes, subject, points, word, style=_STYLES[index // 2 % len(_STYLES)])
         ends = [
             (points[-1].median_ms, points[-1].throughput_per_s, str(subject.number))
-            for subject, points in found
+            for subject, points in curves
         ]
-        best = max((points for _, points in found), key=lambda points: points[-1].throughput_per_s)
+        best = max((points for _, points in curves), key=lambda points: points[-1].throughput_per_s)
         counts = [(one.median_ms, one.throughput_per_s, str(one.count)) for one in best[:-1]]
         place_labels(axes, ends, others=counts)
         return made
 
     told = "; ".join(
         f"{s.name} up to {figure(max(one.throughput_per_s for one in points))} samples/s"
-        for s, points in found[:8]
+        for s, points in curves[:8]
     )
     return draw(key, f"Throughput against latency by {word}: {told}", paint)
 
@@ -118,10 +118,10 @@ def _curve(
 def _over_time(
     runs: Sequence[Mapping[str, Any]], name: str
 ) -> list[tuple[float, float, float | None, float | None]]:
-    found = []
+    marks = []
     for at, run in enumerate(runs):
         one = (run.get("artifacts") or {}).get(name) or {}
         value = number(one.get("speedup"))
         if value is not None and value > 0:
-            found.append((float(at), value, number(one.get("low")), number(one.get("high"))))
-    return found
+            marks.append((float(at), value, number(one.get("low")), number(one.get("high"))))
+    return marks

@@ -36,34 +36,36 @@ Counts = dict[str, dict[str, int]]
 
 def layers_by_precision(subject: Subject) -> Counts:
     """Return precision to kind of layer to count; empty where the file says nothing."""
-    found: Counts = {}
+    by_precision: Counts = {}
     for precision, kinds in (subject.row.layers_by_precision or {}).items():
         pairs = kinds.items() if isinstance(kinds, Mapping) else [("layers", kinds)]
         counts = {str(kind): int(count) for kind, value in pairs if (count := number(value)) and count > 0}
         if counts:
-            found[precision] = counts
+            by_precision[precision] = counts
     order = list(FAMILIES)
     return dict(
-        sorted(found.items(), key=lambda item: (-order.index(family_of(item[0])) % len(order), item[0]))
+        sorted(
+            by_precision.items(), key=lambda item: (-order.index(family_of(item[0])) % len(order), item[0])
+        )
     )
 
 
 def precision_chart(subjects: Sequence[Subject]) -> Chart | None:
     """Draw the share of layers in each precision; None where no artifact's manifest has a proof."""
-    found = [(subject, layers) for subject in subjects if (layers := layers_by_precision(subject))]
-    if not found:
+    drawn = [(subject, layers) for subject in subjects if (layers := layers_by_precision(subject))]
+    if not drawn:
         return None
 
     def paint(canvas: Canvas) -> Figure:
-        words = [ChartRow(s.name, _most(layers), str(s.number)) for s, layers in found]
+        words = [ChartRow(s.name, _most(layers), str(s.number)) for s, layers in drawn]
         made = rows(canvas, words, "share of the layers, %")
         made.axes.set_xlim(0, 100)
         linear_ticks(made.axes, "{}", most=5)
-        for index, (subject, layers) in enumerate(found):
+        for index, (subject, layers) in enumerate(drawn):
             _stack(canvas, made, index + made.at, subject, layers)
         return made.figure
 
-    told = "; ".join(f"{s.name} {_most(layers)}" for s, layers in found[:8])
+    told = "; ".join(f"{s.name} {_most(layers)}" for s, layers in drawn[:8])
     return draw("precision", f"Layers by precision: {told}", paint)
 
 

@@ -28,17 +28,17 @@ _BINS = 90
 
 def latency_chart(subjects: Sequence[Subject]) -> Chart | None:
     """Draw where every call's latency lies; None where no artifact has quantiles."""
-    found = [(subject, quantiles) for subject in subjects if (quantiles := latency_quantiles(subject))]
-    if not found:
+    drawn = [(subject, quantiles) for subject in subjects if (quantiles := latency_quantiles(subject))]
+    if not drawn:
         return None
-    low = min(values[1] for _, values in found)
-    high = max(values[99] for _, values in found)
+    low = min(values[1] for _, values in drawn)
+    high = max(values[99] for _, values in drawn)
     logarithmic = high / low > _LOGARITHMIC_FROM
 
     def paint(canvas: Canvas) -> Figure:
         words = [
             ChartRow(subject.name, f"{figure(values[50])} · p99 {figure(values[99])} ms", str(subject.number))
-            for subject, values in found
+            for subject, values in drawn
         ]
         scale = ", logarithmic scale" if logarithmic else ""
         made = rows(canvas, words, f"latency of a call, ms{scale}")
@@ -49,31 +49,31 @@ def latency_chart(subjects: Sequence[Subject]) -> Chart | None:
             space = max((high - low) * 0.06, high * 0.01)
             made.axes.set_xlim(low - space, high + space)
             linear_ticks(made.axes, "{}", most=4 if canvas.is_narrow else 7)
-        for index, (subject, values) in enumerate(found):
+        for index, (subject, values) in enumerate(drawn):
             _violin(canvas, made.axes, index + made.at, made.height, subject, values, logarithmic)
         return made.figure
 
-    names = ", ".join(f"{subject.name} {figure(values[50])} ms" for subject, values in found[:8])
+    names = ", ".join(f"{subject.name} {figure(values[50])} ms" for subject, values in drawn[:8])
     return draw("latency", f"Distribution of latencies; medians: {names}", paint)
 
 
 def speedup_chart(subjects: Sequence[Subject], baseline: str, intervals: str) -> Chart | None:
     """Draw the speed-ups with their intervals ("99% interval") and a line at 1; None where there is none."""
-    found = [(s, s.speedup) for s in subjects if s.speedup is not None]
-    if not found:
+    drawn = [(s, s.speedup) for s in subjects if s.speedup is not None]
+    if not drawn:
         return None
-    words = [ChartRow(s.name, " ".join(speedup_text(one)), str(s.number)) for s, one in found]
+    words = [ChartRow(s.name, " ".join(speedup_text(one)), str(s.number)) for s, one in drawn]
 
     def paint(canvas: Canvas) -> Figure:
         made = rows(canvas, words, f"times as fast as {_short(baseline)}", head=26)
-        low, high = _bounds([one for _, one in found], 1.0, least=1e-3)
+        low, high = _bounds([one for _, one in drawn], 1.0, least=1e-3)
         if high / low > 2:
             log_ticks(made.axes, low * 0.93, high * 1.07, "{}×")
         else:
             made.axes.set_xlim(low - 0.02, high + 0.02)
             linear_ticks(made.axes, "{}×", most=4 if canvas.is_narrow else 6)
         _reference(made.axes, 1.0, ("slower", "faster"))
-        for index, (subject, one) in enumerate(found):
+        for index, (subject, one) in enumerate(drawn):
             tip = f"{subject.name}: {words[index].value} ({subject.verdict})"
             _whisker(canvas, made.axes, index + made.at, subject, one, tip)
         return made.figure
@@ -84,27 +84,27 @@ def speedup_chart(subjects: Sequence[Subject], baseline: str, intervals: str) ->
 
 def drop_chart(subjects: Sequence[Subject], metric: str) -> Chart | None:
     """Draw the drops of accuracy with their intervals and a line at 0; None where there is none."""
-    found = [(s, s.drop) for s in subjects if s.drop is not None and not s.is_baseline]
-    if not found:
+    drawn = [(s, s.drop) for s in subjects if s.drop is not None and not s.is_baseline]
+    if not drawn:
         return None
-    unit = found[0][0].drop_unit
+    unit = drawn[0][0].drop_unit
     words = [
         ChartRow(
             s.name,
             f"{drop_text(one.value, unit)} {drop_interval(one.low, one.high, unit)}".strip(),
             str(s.number),
         )
-        for s, one in found
+        for s, one in drawn
     ]
 
     def paint(canvas: Canvas) -> Figure:
         made = rows(canvas, words, f"drop of {metric}, {unit}", head=26)
-        low, high = _bounds([one for _, one in found], 0.0)
+        low, high = _bounds([one for _, one in drawn], 0.0)
         space = max((high - low) * 0.06, 1e-9 if high > low else 0.05)
         made.axes.set_xlim(low - space, high + space)
         linear_ticks(made.axes, "{}", most=4 if canvas.is_narrow else 6)
         _reference(made.axes, 0.0, ("better", "worse"))
-        for index, (subject, one) in enumerate(found):
+        for index, (subject, one) in enumerate(drawn):
             _whisker(
                 canvas,
                 made.axes,
@@ -203,9 +203,9 @@ def _reference(axes: Any, at: float, sides: tuple[str, str]) -> None:
 
 
 def _bounds(
-    found: Sequence[Interval | Speedup], reference: float, *, least: float = -math.inf
+    intervals: Sequence[Interval | Speedup], reference: float, *, least: float = -math.inf
 ) -> tuple[float, float]:
-    ends = [end for one in found for end in (one.value, one.low, one.high) if end is not None]
+    ends = [end for one in intervals for end in (one.value, one.low, one.high) if end is not None]
     return max(min(*ends, reference), least), max(*ends, reference)
 
 

@@ -77,7 +77,7 @@ def _onnx(path: Path, *, nodes: bool) -> dict[str, Any]:
         else 0.0,
     }
     if nodes:
-        names = {node.name: kind for kind, found in weighted_nodes(model).items() for node in found}
+        names = {node.name: kind for kind, of_kind in weighted_nodes(model).items() for node in of_kind}
         facts["nodes"] = [
             {"name": node.name, "operator": node.op_type, "precision": names.get(node.name, "")}
             for node in model.graph.node

@@ -49,7 +49,7 @@ def write_report(
     """
     path = Path(output)
     if path.suffix not in SUFFIXES:
-        raise InvalidOption(f"output {path}: {' or '.join(SUFFIXES)} is required", option="--output")
+        raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
     check_output(path)
     require_matplotlib()
     source = read_source(
@@ -112,8 +112,8 @@ def _facts(source: Source) -> list[str]:
     settings, environment = source.results.settings, source.results.environment
     inputs: Mapping[str, Any] = settings.get("inputs") or {}
     threads = settings.get("threads")
-    found = [", ".join(f"{name}:{shape}" for name, shape in inputs.items())]
-    found.append(f"{threads} threads" if threads != 1 else "1 thread")
+    facts = [", ".join(f"{name}:{shape}" for name, shape in inputs.items())]
+    facts.append(f"{threads} threads" if threads != 1 else "1 thread")
     if environment.get("processor"):
-        found.append(words(machine_text(environment)))
-    return [text for text in found if text]
+        facts.append(words(machine_text(environment)))
+    return [text for text in facts if text]

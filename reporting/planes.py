@@ -42,7 +42,7 @@ def scale(axes: Any, values: Sequence[float], *, upright: bool, most: int, form:
 
 def place_labels(
     axes: Axes,
-    wanted: Sequence[tuple[float, float, str]],
+    labels: Sequence[tuple[float, float, str]],
     *,
     others: Sequence[tuple[float, float, str]] = (),
     radii: Sequence[float] = (),
@@ -51,20 +51,20 @@ def place_labels(
 
     Args:
         axes: Whose scales are set already.
-        wanted: x, y and text.
+        labels: x, y and text.
         others: The same, smaller; left out where there is no room.
-        radii: Of the wanted points, in points of a font; 4 by default.
+        radii: Of the labelled points, in points of a font; 4 by default.
     """
-    points = [axes.transData.transform((x, y)) for x, y, _ in (*wanted, *others)]
-    sizes = [*(radii or [4.0] * len(wanted)), *[4.0] * len(others)]
+    points = [axes.transData.transform((x, y)) for x, y, _ in (*labels, *others)]
+    sizes = [*(radii or [4.0] * len(labels)), *[4.0] * len(others)]
     unit = axes.figure.dpi / 72  # pixels of the figure
     taken = [
         (px - r * unit, py - r * unit, px + r * unit, py + r * unit)
         for (px, py), r in zip(points, sizes, strict=True)
     ]
-    small = len(wanted)
+    small = len(labels)
     window = axes.get_window_extent()
-    for index, ((_, _, text), (px, py)) in enumerate(zip((*wanted, *others), points, strict=True)):
+    for index, ((_, _, text), (px, py)) in enumerate(zip((*labels, *others), points, strict=True)):
         size = FONT - 1 if index < small else FONT - 2.5
         wide, high = 0.62 * size * len(text) * unit, size * unit
         boxes = []

@@ -53,19 +53,19 @@ class Rows:
     height: float
 
 
-def rows(canvas: Canvas, found: Sequence[ChartRow], label: str, *, head: float = 8.0) -> Rows:
+def rows(canvas: Canvas, chart_rows: Sequence[ChartRow], label: str, *, head: float = 8.0) -> Rows:
     """Return axes with the words of every row, and `label` below the x axis."""
     narrow = canvas.is_narrow
     row = _ROW_NARROW if narrow else _ROW_WIDE
     left, right = (8.0, 10.0) if narrow else (_GUTTER, _VALUES)
-    figure = canvas.figure(head + row * len(found) + _FOOT)
+    figure = canvas.figure(head + row * len(chart_rows) + _FOOT)
     axes = canvas.axes(figure, left=left, right=right, top=head, bottom=_FOOT)
-    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_ylim(len(chart_rows) - 0.5, -0.5)
     axes.set_yticks([])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(clean(label), color=COLOURS["muted"], fontsize=FONT, labelpad=6, parse_math=False)
     inner = canvas.width - left - right
-    for index, one in enumerate(found):
+    for index, one in enumerate(chart_rows):
         _words(canvas, axes, index, one, start=-left / inner, end=1 + right / inner, inner=inner)
     return Rows(figure, axes, at=0.22 if narrow else 0.0, height=0.40 if narrow else 0.62)
 

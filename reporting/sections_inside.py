@@ -57,7 +57,7 @@ def layers_section(source: Source) -> Section:
     """Where outputs begin to differ."""
     title = "Errors of the layers"
     if not source.layers:
-        reason = "no layer differences were given (qcompile diff --layers, then report --layers layers.json)"
+        reason = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
         return Section("layers", title, missing=reason)
     charts, tables = [], []
     for index, layers in enumerate(source.layers):
@@ -77,15 +77,15 @@ def calibration_section(source: Source) -> Section:
     """The histograms that lose most."""
     title = "Calibration"
     if source.ranges is None:
-        reason = "no ranges were given (qcompile report --ranges model.ranges)"
+        reason = "no ranges were given (`ranges` takes a ranges file)"
         return Section("calibration", title, missing=reason)
-    found = summarize(source.ranges)
-    if not found:
+    summaries = summarize(source.ranges)
+    if not summaries:
         return Section("calibration", title, missing="the ranges hold no histograms")
     lead = (
-        f"{source.ranges.samples} samples, {len(found)} tensors, method {source.ranges.method}. "
-        f"The {min(len(found), WORST_HISTOGRAMS)} tensors that symmetric eight bits serve worst; thick lines "
-        "are the thresholds that were chosen."
+        f"{source.ranges.samples} samples, {len(summaries)} tensors, method {source.ranges.method}. "
+        f"The {min(len(summaries), WORST_HISTOGRAMS)} tensors with the lowest SNR in symmetric INT8; thick "
+        "lines are the chosen thresholds."
     )
     charts = [
         Drawn(
@@ -95,9 +95,9 @@ def calibration_section(source: Source) -> Section:
             + ", ".join(f"{method} {figure(amax)}" for method, amax in one.amax.items())
             + ".",
         )
-        for one, chart in histogram_charts(source.ranges, found)
+        for one, chart in histogram_charts(source.ranges, summaries)
     ]
-    return Section("calibration", title, lead, charts, pairs=True, lines=_lines(found[0]))
+    return Section("calibration", title, lead, charts, pairs=True, lines=_lines(summaries[0]))
 
 
 def _lines(one: TensorSummary) -> dict[str, str]:

@@ -17,8 +17,8 @@ from .parts import Cell, Drawn, Section, Table
 from .source import Source, Subject
 
 _SWEEPS: dict[Curve, tuple[str, str, str]] = {
-    "batches": ("batch size", "Batch sizes", "--batch-sizes 1,8,32"),
-    "concurrency": ("number of clients", "Concurrent clients", "--clients 1,2,4"),
+    "batches": ("batch size", "Batch sizes", "`batch_sizes` 1,8,32"),
+    "concurrency": ("number of clients", "Concurrent clients", "`clients` 1,2,4"),
 }
 _CLASSES_SHOWN = 10
 
@@ -98,16 +98,16 @@ def tradeoff_section(source: Source) -> Section:
 
 def accuracy_section(source: Source) -> Section:
     """Drops with their intervals, agreement, classes."""
-    found = [s for s in source.measured if s.drop is not None]
-    metric = found[0].row.accuracy.metric if found and found[0].row.accuracy else ""
-    chart = drop_chart(found, metric)
+    dropped = [s for s in source.measured if s.drop is not None]
+    metric = dropped[0].row.accuracy.metric if dropped and dropped[0].row.accuracy else ""
+    chart = drop_chart(dropped, metric)
     if chart is None:
-        reason = "accuracy was not measured (--evaluation gives labelled samples)"
-        if found:
+        reason = "accuracy was not measured (`evaluation` gives labelled samples)"
+        if dropped:
             reason = "only the baseline's accuracy was measured"
         return Section("accuracy", "Accuracy", missing=reason)
     base = source.baseline
-    samples = found[0].row.accuracy.samples if found[0].row.accuracy else None
+    samples = dropped[0].row.accuracy.samples if dropped[0].row.accuracy else None
     value = base.text.accuracy if base else DASH
     lead = f"{base.label if base else 'The baseline'} reaches {value} {metric} on {samples} samples."
     note = (
@@ -115,14 +115,14 @@ def accuracy_section(source: Source) -> Section:
     )
     agreement = [
         [Cell(s.label, subject=s), Cell(f"{share:.2%}"), Cell(s.text.difference)]
-        for s in found
+        for s in dropped
         if s.row.accuracy and (share := s.row.accuracy.agreement) is not None
     ]
     tables = []
     if agreement:
         columns = ("artifact", "same prediction", "output SNR")
         tables.append(Table("How often artifacts answer as the baseline does.", columns, agreement))
-    tables += [table for s in found if (table := _classes(s))]
+    tables += [table for s in dropped if (table := _classes(s))]
     drawn = Drawn(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
     return Section("accuracy", "Accuracy", lead, [drawn], tables)
 

@@ -40,19 +40,19 @@ def failures_section(source: Source) -> Section:
 
 def environment_section(source: Source) -> Section:
     """The machine, and what changed on it while it was measured."""
-    found = source.results.environment
-    noise = found.get("noise")
+    environment = source.results.environment
+    noise = environment.get("noise")
     if isinstance(noise, Mapping):
         lead = "The run was quiet." if not noise.get("noisy") else "The run was noisy:"
         items = [str(reason) for reason in noise.get("reasons") or ()]
     else:
         lead, items = "Whether the run was quiet was not recorded.", []
-    fixed = {key: value for key, value in found.items() if key not in _OF_THE_RUN and not _empty(value)}
+    fixed = {key: value for key, value in environment.items() if key not in _OF_THE_RUN and not _empty(value)}
     tables = []
     if fixed:
         rows = [[Cell(_name(key)), Cell(_value(key, value))] for key, value in fixed.items()]
         tables.append(Table("The machine and the versions.", ("", "value"), rows, words=(0, 1), narrow=True))
-    before, after = (_flat(_mapping(found.get(key))) for key in ("before", "after"))
+    before, after = (_flat(_mapping(environment.get(key))) for key in ("before", "after"))
     keys = list(dict.fromkeys([*before, *after]))
     if keys:
         rows = [
@@ -83,14 +83,14 @@ def reproduce_section(source: Source) -> Section:
     )
     if not blocks and not tables:
         return Section("reproduce", "To repeat it", missing="the results hold no settings")
-    lead = "" if blocks else "The results hold neither the command nor a recipe (report --recipe adds one)."
+    lead = "" if blocks else "The results hold neither the command nor a recipe (`recipe` adds one)."
     return Section("reproduce", "To repeat it", lead, tables=tables, blocks=blocks)
 
 
-def _flat(found: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings become dotted keys."""
     flat: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in nested.items():
         if isinstance(value, Mapping) and value:
             flat |= _flat(value, f"{prefix}{key}.")
         else:

@@ -179,7 +179,7 @@ def _layers(path: Path) -> Layers:
             raise ArtifactError(
                 f"{path}: {value['kind']} of version {value['schema_version']}; "
                 f"{LAYERS_KIND} of version {LAYERS_VERSION} is required",
-                hint="qcompile diff --layers writes it",
+                hint="`qcompile diff` with `layers` writes it",
                 file=path,
             )
         tensors = [{**tensor, "tensor": str(tensor["tensor"])} for tensor in value["tensors"]]
@@ -189,7 +189,7 @@ def _layers(path: Path) -> Layers:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(
             f"{path}: not a file of layers ({type(error).__name__}: {error})",
-            hint="qcompile diff --layers writes it",
+            hint="`qcompile diff` with `layers` writes it",
             file=path,
         ) from error
 

@@ -174,65 +174,65 @@ def _drop_words(value: float, shown: str, unit: str) -> str:
 def _reasons(
     source: Source, chosen: Subject, equals: Sequence[Subject], kept: Sequence[Subject]
 ) -> list[str]:
-    found = []
+    sentences = []
     others = len(source.measured) - 1
     if chosen.is_baseline:
         slow = [s.label for s in kept if not s.is_baseline]
         if slow:
-            found.append(f"No loss of accuracy, but not surely faster: {_listed(slow)}.")
-        return found
+            sentences.append(f"No loss of accuracy, but not surely faster: {_listed(slow)}.")
+        return sentences
     if equals:
         told = _listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
         smallest = any((s.size_bytes or 0.0) > (chosen.size_bytes or 0.0) for s in equals)
         better = f"it is smaller ({bytes_text(chosen.size_bytes)})" if smallest else "its median is the best"
-        found.append(f"Round by round its speed cannot be told from that of {told}; {better}.")
+        sentences.append(f"Round by round its speed cannot be told from that of {told}; {better}.")
     elif others > 1:
         kind = "" if len(kept) == others + 1 else f" of the {len(kept)} that kept their accuracy"
-        found.append(f"Faster than every other{kind}.")
+        sentences.append(f"Faster than every other{kind}.")
     accuracy = chosen.row.accuracy
     if accuracy is not None and accuracy.agreement is not None:
-        found.append(f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples.")
-    return found
+        sentences.append(f"It gives the baseline's prediction for {accuracy.agreement:.2%} of the samples.")
+    return sentences
 
 
 def _alternatives(measured: Sequence[Subject], chosen: Subject) -> list[str]:
     """What the extremes would give, where they are not what is recommended."""
-    found = []
+    sentences = []
     fastest = max(measured, key=_speed)
     reason = why_not(fastest)
     if fastest is not chosen and reason:
-        found.append(f"{fastest.label} is the fastest ({times(_speed(fastest))}), but {reason}.")
+        sentences.append(f"{fastest.label} is the fastest ({times(_speed(fastest))}), but {reason}.")
     sized = [subject for subject in measured if subject.size_bytes is not None]
     smallest = min(sized, key=lambda subject: subject.size_bytes or 0.0, default=None)
     if smallest is not None and smallest is not chosen and smallest.size_bytes != chosen.size_bytes:
         blame = why_not(smallest)
         text = f"{smallest.label} is the smallest ({bytes_text(smallest.size_bytes)})"
         speed = f", at {times(smallest.speedup.value)}" if smallest.speedup else ""
-        found.append(f"{text}, but {blame}." if blame else f"{text}{speed}.")
-    return found
+        sentences.append(f"{text}, but {blame}." if blame else f"{text}{speed}.")
+    return sentences
 
 
 def _caveats(source: Source, chosen: Subject | None) -> list[str]:
     noise = source.results.environment.get("noise") or {}
-    found = []
+    cautions = []
     if source.results.interrupted:
-        found.append("Measuring was interrupted: this is what there was until then.")
+        cautions.append("Measuring was interrupted: this is what there was until then.")
     if noise.get("noisy"):
-        found += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
-    found += _slow_int8(source.measured)
+        cautions += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
+    cautions += _slow_int8(source.measured)
     if chosen is not None:
-        found += _weak_accuracy(chosen)
-        found += [f"{chosen.label}: {text}." for text in chosen.row.warnings]
+        cautions += _weak_accuracy(chosen)
+        cautions += [f"{chosen.label}: {text}." for text in chosen.row.warnings]
     for status, said in (("failed", "failed"), ("not run", "could not run here")):
         names = [s.label for s in source.subjects if s.row.status == status]
         if names:
-            found.append(f"{_listed(names)} {said}; the reasons are below.")
-    return list(dict.fromkeys(found))
+            cautions.append(f"{_listed(names)} {said}; the reasons are below.")
+    return list(dict.fromkeys(cautions))
 
 
 def _slow_int8(measured: Sequence[Subject]) -> list[str]:
     """INT8 artifacts that are slower than the fastest float artifact of the same engine."""
-    found = []
+    cautions = []
     for quantized in (s for s in measured if s.family in ("int8", "low")):
         floats = [s for s in measured if s.family == "float" and s.row.engine == quantized.row.engine]
         if not floats:
@@ -240,18 +240,18 @@ def _slow_int8(measured: Sequence[Subject]) -> list[str]:
         plain = max(floats, key=_speed)
         ratio = faster(quantized, plain)
         if ratio is not None and ratio.verdict == "slower":
-            found.append(
+            cautions.append(
                 f"{quantized.label} is slower than {plain.label} "
                 f"({' '.join(speedup_text(ratio))}): hand out the float artifact."
             )
-    return found
+    return cautions
 
 
 def _weak_accuracy(chosen: Subject) -> list[str]:
     if chosen.is_baseline:
         return []
     if chosen.drop is None:
-        return ["Accuracy was not measured: give --evaluation with labelled samples."]
+        return ["Accuracy was not measured: give `evaluation` with labelled samples."]
     high, samples = chosen.drop.high, chosen.row.accuracy and chosen.row.accuracy.samples
     if chosen.drop.low is None or high is None:
         return [f"The drop has no interval: {samples or 'too few'} samples do not say how sure it is."]

@@ -24,7 +24,7 @@ class PrecisionOptions(Checked):
     method: Annotated[
         str,
         option(
-            f"Method that chooses the thresholds: {METHOD}; by default that of the ranges.",
+            f"Method that chooses the thresholds: {METHOD}; default: the method of the ranges.",
             metavar=METHOD,
             pattern=f"^$|{METHOD_PATTERN}",
         ),
@@ -38,9 +38,7 @@ class PrecisionOptions(Checked):
             split=COMMA,
         ),
     ] = ()
-    rest: Annotated[
-        FloatPrecision, option("Precision of the layers that INT8 and FP8 leave in floating point.")
-    ] = "fp32"
+    rest: Annotated[FloatPrecision, option("Precision of the layers that stay in floating point.")] = "fp32"
     allow_loss: Annotated[
         bool, option("Keep an INT8 model whose outputs on the data differ by more than `diff` allows.")
     ] = False
@@ -57,7 +55,7 @@ class QuantizeOptions(PrecisionOptions):
 
     mode: Annotated[
         Literal["static", "dynamic", "weights"],
-        option("Scales from calibration, scales computed at run time, or quantized weights alone."),
+        option("Kind of quantization: calibrated scales, scales computed at run time, or weights only."),
     ] = "static"
     exclude: Annotated[
         tuple[str, ...],
@@ -68,28 +66,32 @@ class QuantizeOptions(PrecisionOptions):
     only: Annotated[
         tuple[str, ...],
         option(
-            "Quantize these layers and no others: name, glob or operator type.",
+            "The only layers to quantize: name, glob or operator type.",
             metavar="PATTERN",
             split=COMMA,
         ),
     ] = ()
     processor: Annotated[
         Literal["vnni", "avx2", "arm"],
-        option("Instruction set that static INT8 for onnxruntime runs on."),
+        option("Instruction set of the CPU that runs static INT8 on onnxruntime."),
     ] = "vnni"
     correct_bias: Annotated[
         bool, option("Subtract the mean error of static INT8, measured on the data, from the biases.")
     ] = True
     block_size: Annotated[
-        int, option("Weights that share a scale with mode weights; 0 for an output channel.", ge=0)
+        int,
+        option(
+            "Number of weights that share a scale in mode weights; 0 means one scale per output channel.",
+            ge=0,
+        ),
     ] = 64
     rounding: Annotated[
         Literal["rtn", "gptq"],
-        option("Rounding of weights: to the nearest value, or to the least error on the data (gptq)."),
+        option("Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."),
     ] = "rtn"
     form: Annotated[
         Literal["", "nbits", "qdq"],
-        option("Operators of mode weights: ONNX Runtime's or ONNX's; by default what the target supports."),
+        option("Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."),
     ] = ""
 
 
@@ -99,12 +101,12 @@ class BuildOptions(PrecisionOptions):
 
     target: Annotated[Target, option("Runtime that the artifact is for.")]
     precision: Annotated[
-        BuildPrecision, option("Precision that the layers must reach; the build fails otherwise.")
+        BuildPrecision, option("Precision that the layers must reach, or the build fails.")
     ] = "fp32"
     gpus: Annotated[
         tuple[str, ...],
         option(
-            "Compute capability to build for, such as sm86; by default that of this machine's GPU.",
+            "Compute capability to build for, such as sm86; default: this machine's GPU.",
             flag="--gpu",
             metavar="SM",
             split=COMMA,
@@ -127,9 +129,9 @@ class BuildOptions(PrecisionOptions):
         ),
     ] = ""
     allow_fallback: Annotated[
-        bool, option("Keep an artifact that did not reach its precision, with a warning.")
+        bool, option("Keep an artifact that does not reach its precision, with a warning.")
     ] = False
-    strict: Annotated[bool, option("Fail where a single layer does not reach the precision.")] = False
+    strict: Annotated[bool, option("Fail if a single layer does not reach the precision.")] = False
     tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
 
     def check(self) -> None:
@@ -154,7 +156,8 @@ class ArtifactSection(QuantizeOptions, BuildOptions):
     ]
 
     search: Annotated[
-        bool, option("Quantize static INT8 in several ways, and keep the one with the best outputs.")
+        bool,
+        option("Quantize static INT8 in several ways and keep the graph with the most accurate outputs."),
     ] = True
 
     def check(self) -> None:
@@ -185,14 +188,12 @@ class QuantizeCommand(QuantizeOptions):
     target: Annotated[GraphTarget, option("Runtime that the Q/DQ nodes are placed for.")] = "onnxruntime"
     precision: Annotated[
         Literal["int8", "fp8", "int4", "fp16", "bf16"],
-        option("Precision to quantize or convert to; fp8 is E4M3, for TensorRT from compute capability 8.9."),
+        option("Precision of the graph to write; fp8 is E4M3, for TensorRT from compute capability 8.9."),
     ] = "int8"
-    ranges: Annotated[Path | None, option("Ranges file, for static INT8 and FP8.", metavar="FILE")] = None
-    weight_type: Annotated[Literal["int8", "uint8"], option("Type of the weights with mode dynamic.")] = (
-        "int8"
-    )
+    ranges: Annotated[Path | None, option("Ranges file for static INT8 and FP8.", metavar="FILE")] = None
+    weight_type: Annotated[Literal["int8", "uint8"], option("Type of the weights in mode dynamic.")] = "int8"
     balance: Annotated[
-        bool, option("Even out the channels of static INT8 where the outputs on the data improve.")
+        bool, option("Equalize the channels of static INT8 where that improves the outputs on the data.")
     ] = True
     max_damage: Annotated[
         float | None,
@@ -203,7 +204,7 @@ class QuantizeCommand(QuantizeOptions):
         ),
     ] = None
     data: Annotated[
-        str | None, option("Samples to measure the outputs on, and to learn from.", metavar="DATA")
+        str | None, option("Samples to measure output errors on and to fit corrections to.", metavar="DATA")
     ] = None
 
 
@@ -212,16 +213,16 @@ class BuildSpec(BuildOptions):
     """All that `build` is told beside the model and the output."""
 
     ranges: Annotated[
-        Path | None, option("Ranges file: quantize the model with it first.", metavar="FILE")
+        Path | None, option("Ranges file to quantize the model with before the build.", metavar="FILE")
     ] = None
     inputs: Annotated[
         tuple[str, ...],
-        option("An input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
+        option("Input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
     ] = ()
-    threads: Annotated[int, option("Threads of a CPU runtime; 0 for its own choice.", ge=0)] = 0
+    threads: Annotated[int, option("Threads of a CPU runtime; 0 means the runtime's default.", ge=0)] = 0
     data: Annotated[
         str | None,
-        option("Samples to judge INT8 and check the artifact on, or for the calibrator.", metavar="DATA"),
+        option("Samples for the INT8 accuracy check, the artifact check and the calibrator.", metavar="DATA"),
     ] = None
     calibration_cache: Annotated[
         Path | None, option("File for the scales that TensorRT's calibrator computes.", metavar="FILE")
@@ -231,16 +232,16 @@ class BuildSpec(BuildOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildCommand(BuildSpec):
-    """Build MODEL for a target, and prove that the artifact is what was asked for."""
+    """Build MODEL for a target and verify the precision of its layers."""
 
     model: Annotated[str, argument("ONNX file; a PyTorch MODEL for torchscript.")]
     output: Annotated[Path, option("Artifact to write.", short="-o", metavar="FILE")]
-    dry_run: Annotated[bool, option("Parse, check, and print what would be built.")] = False
+    dry_run: Annotated[bool, option("Parse, check and print the planned build without building.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefitCommand(Checked):
-    """Give ENGINE the weights of MODEL, which has the same structure, without building again."""
+    """Replace the weights of ENGINE with those of MODEL, which has the same structure, without a build."""
 
     engine: Annotated[Path, argument("TensorRT engine.")]
     model: Annotated[Path, argument("ONNX file of the same structure.")]

@@ -17,17 +17,17 @@ _Index = Annotated[int, Meta(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class InspectCommand(Checked):
-    """Say what FILE is: ONNX, engine, TorchScript, ranges, or results."""
+    """Describe FILE: ONNX, engine, TorchScript, ranges or results."""
 
-    file: Annotated[Path, argument("File to look at.")]
+    file: Annotated[Path, argument("File to describe.")]
     nodes: Annotated[bool, option("List every node of an ONNX file.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorCommand(Checked):
-    """Say what is installed, which targets work here, why the others do not, and the fix for each.
+    """List what is installed and which targets work here. Give the reason and the fix for the others.
 
-    Exit code 1 when the installation is in a known broken state.
+    The exit code is 1 if the installation has a known defect.
     """
 
 
@@ -38,46 +38,56 @@ class TritonCommand(Checked):
 
     artifact: Annotated[Path, argument("Artifact to serve.")]
     output: Annotated[Path, option("Model repository.", short="-o", metavar="FOLDER")]
-    name: Annotated[str, option("The model's name, as requests spell it.", metavar="NAME")]
+    name: Annotated[str, option("Name of the model in requests.", metavar="NAME")]
     version: Annotated[int, option("Number of the version to add.", metavar="N")] = 1
     max_batch_size: (
         Annotated[
             int,
-            option("Largest batch, 0 for none; by default what the profiles allow, or 4.", metavar="N", ge=0),
+            option(
+                "Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4.",
+                metavar="N",
+                ge=0,
+            ),
         ]
         | None
     ) = None
-    instances: Annotated[int, option("Copies on each GPU, or on the CPU.", metavar="N", ge=1)] = 1
+    instances: Annotated[
+        int, option("Number of instances on each GPU, or on the CPU.", metavar="N", ge=1)
+    ] = 1
     gpus: Annotated[
-        tuple[_Index, ...], option("GPUs to run on; all by default.", metavar="N,N", split=COMMA)
+        tuple[_Index, ...], option("GPUs to run on; default: all.", metavar="N,N", split=COMMA)
     ] = ()
-    kind: Annotated[
-        Literal["", "gpu", "cpu"], option("Where to run; by default where the artifact belongs.")
-    ] = ""
+    kind: Annotated[Literal["", "gpu", "cpu"], option("Device to run on; default: the artifact's.")] = ""
     preferred_batch: Annotated[
         tuple[Count, ...],
-        option("Batch sizes that are sent at once.", metavar="N,N", split=COMMA),
+        option("Preferred batch sizes of dynamic batching.", metavar="N,N", split=COMMA),
     ] = ()
     max_queue_delay_us: Annotated[
-        int, option("Longest wait for a fuller batch, in microseconds.", metavar="N", ge=0)
+        int, option("Longest time a request waits for a larger batch, in microseconds.", metavar="N", ge=0)
     ] = 0
     dynamic_batching: Annotated[
-        bool, option("Put no requests together.", flag="--no-dynamic-batching", off=True)
+        bool, option("Turn dynamic batching off.", flag="--no-dynamic-batching", off=True)
     ] = True
     warm_up: Annotated[
         bool | None,
-        option("Run a request of zeros first; by default where one can be made."),
+        option("Warm the model up with a request of zeros; default: where the shapes are known."),
     ] = None
     warm_up_shapes: Annotated[
-        tuple[str, ...], option("Shape of an input that nothing else tells.", metavar="NAME:SHAPE")
+        tuple[str, ...],
+        option(
+            "Shape of an input in the warm-up request, if the artifact leaves it open.",
+            metavar="NAME:SHAPE",
+        ),
     ] = ()
     version_policy: Annotated[
         str,
         option(
-            "Versions to serve: latest, latest:2, all or specific:1,3; by default Triton's own, latest.",
+            "Versions to serve: latest, latest:2, all or specific:1,3; default: Triton's, which is latest.",
             metavar="POLICY",
         ),
     ] = ""
-    response_cache: Annotated[bool, option("Keep answers, where the server has a cache.")] = False
-    cuda_graph: Annotated[bool, option("Run an engine as CUDA graphs.")] = False
-    overwrite: Annotated[bool, option("Replace this version, and a configuration changed by hand.")] = False
+    response_cache: Annotated[bool, option("Cache responses, if the server has a response cache.")] = False
+    cuda_graph: Annotated[bool, option("Execute an engine with CUDA graphs.")] = False
+    overwrite: Annotated[bool, option("Replace an existing version and a config.pbtxt that was edited.")] = (
+        False
+    )

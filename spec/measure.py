@@ -12,11 +12,11 @@ from .words import BASELINE, METRIC, METRIC_PATTERN, Count
 
 _INPUTS = Annotated[
     tuple[str, ...],
-    option("An input that no artifact declares.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
+    option("Input that no artifact declares.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
 ]
 _TRUST = Annotated[
     bool,
-    option("Run files that have no manifest or differ from it, and a .pt2 file that runs code."),
+    option("Run files without a matching manifest, and .pt2 files that run code."),
 ]
 
 
@@ -24,11 +24,11 @@ _TRUST = Annotated[
 class BenchOptions(Checked):
     """How artifacts are measured."""
 
-    threads: Annotated[int, option("Threads of every artifact; 0 for every usable core.", ge=0)] = 0
+    threads: Annotated[int, option("Threads of every artifact; 0 means all usable cores.", ge=0)] = 0
     max_time_s: Annotated[
         float,
         option(
-            "Seconds of rounds, eight rounds at least, and of further launches.",
+            "Time limit for rounds and launches, in seconds; at least eight rounds run.",
             flag="--max-time",
             metavar="SECONDS",
             gt=0,
@@ -36,41 +36,41 @@ class BenchOptions(Checked):
     ] = 60.0
     precision_target: Annotated[
         float,
-        option("Stop when the interval of every speed-up is narrower than this share.", gt=0, lt=1),
+        option("Relative width of the speed-up intervals at which measuring stops.", gt=0, lt=1),
     ] = 0.01
     metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
         "top1"
     )
     batch_sizes: Annotated[
         tuple[Count, ...],
-        option("Measure a curve over these batch sizes too.", metavar="N,N,...", split=COMMA),
+        option("Batch sizes of an additional latency curve.", metavar="N,N,...", split=COMMA),
     ] = ()
     clients: Annotated[
         tuple[Count, ...],
         option(
-            "Measure a curve over these numbers of concurrent clients too.", metavar="N,N,...", split=COMMA
+            "Numbers of concurrent clients of an additional latency curve.", metavar="N,N,...", split=COMMA
         ),
     ] = ()
     torch_modes: Annotated[
         tuple[Literal["trace", "script", "freeze", "compile"], ...],
-        option("Run each PyTorch MODEL in this mode too.", flag="--torch"),
+        option("Additional execution mode of each PyTorch MODEL.", flag="--torch"),
     ] = ()
     devices: Annotated[
         tuple[str, ...],
         option(
-            "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1; both run on each.",
+            "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.",
             flag="--device",
             metavar="DEVICE",
         ),
     ] = ()
     python: Annotated[
         tuple[str, ...],
-        option("Interpreter for the workers of an engine.", metavar="ENGINE=INTERPRETER"),
+        option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER"),
     ] = ()
     timeout_s: Annotated[
         float,
         option(
-            "Seconds without an answer after which a worker is given up.",
+            "Time without an answer after which a worker counts as failed, in seconds.",
             flag="--timeout",
             metavar="SECONDS",
             gt=0,
@@ -83,42 +83,40 @@ class BenchSection(BenchOptions):
     """`[bench]`: how the artifacts are measured. A recipe without it builds only."""
 
     batch_size: Annotated[int, option("Samples per call.", ge=1)] = 1
-    baseline: Annotated[
-        str, option("Name of the artifact that the others are compared with; pytorch is the model itself.")
-    ] = BASELINE
+    baseline: Annotated[str, option("Artifact to compare with; pytorch is the model itself.")] = BASELINE
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchCommand(BenchOptions):
-    """Measure ARTIFACTS against a baseline: each in processes of its own, in interleaved rounds.
+    """Measure ARTIFACTS against a baseline, each in separate processes, in interleaved rounds.
 
     `qcompile bench compare OLD NEW` compares two results.
     """
 
     artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
-    baseline: Annotated[str, option("Artifact or MODEL that the others are compared with.", metavar="MODEL")]
+    baseline: Annotated[str, option("Artifact or MODEL to compare with.", metavar="MODEL")]
     output: Annotated[
-        Path | None, option("Results to write, such as results.json.", short="-o", metavar="FILE")
+        Path | None, option("Results file to write, such as results.json.", short="-o", metavar="FILE")
     ] = None
-    csv: Annotated[Path | None, option("Write the figures as CSV too.", metavar="FILE")] = None
-    markdown: Annotated[Path | None, option("Write the table as Markdown too.", metavar="FILE")] = None
+    csv: Annotated[Path | None, option("CSV file to write.", metavar="FILE")] = None
+    markdown: Annotated[Path | None, option("Markdown file to write.", metavar="FILE")] = None
     data: Annotated[
         str | None,
-        option("Samples whose first batch is timed, in place of random input.", metavar="DATA"),
+        option("Samples; the first batch is timed instead of random input.", metavar="DATA"),
     ] = None
     evaluation: Annotated[
         str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")
     ] = None
     inputs: _INPUTS = ()
-    batch_size: Annotated[int | None, option("Samples per call, where the model leaves it open.")] = None
+    batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
     trust: _TRUST = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareCommand(Checked):
-    """Compare results of two runs: has an artifact become slower, larger or less accurate?
+    """Compare the results of two runs: latency, size and accuracy of each artifact.
 
-    Exits with 1 when a limit of --fail-if is broken, with 2 when the two cannot be compared.
+    The exit code is 1 if a limit of --fail-if is exceeded, and 2 if the runs are not comparable.
     """
 
     old: Annotated[Path, argument("Results to compare with.")]
@@ -126,23 +124,25 @@ class CompareCommand(Checked):
     limits: Annotated[
         tuple[str, ...],
         option(
-            "Limit that makes the exit code 1: slower:5%, larger:10% or accuracy:0.5 (points).",
+            "Limit: slower:5%, larger:10% or accuracy:0.5 (points).",
             flag="--fail-if",
             metavar="LIMIT",
         ),
     ] = ()
-    relative: Annotated[
-        bool, option("Compare speed-ups against each run's baseline, in place of latencies.")
-    ] = False
-    across_machines: Annotated[
-        bool, option("Show results of different machines side by side, without a verdict.")
-    ] = False
-    output: Annotated[Path | None, option("Write the comparison as JSON.", short="-o", metavar="FILE")] = None
+    relative: Annotated[bool, option("Compare speed-ups over each run's baseline instead of latencies.")] = (
+        False
+    )
+    across_machines: Annotated[bool, option("Show the results of different machines without a verdict.")] = (
+        False
+    )
+    output: Annotated[
+        Path | None, option("JSON file to write the comparison to.", short="-o", metavar="FILE")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffCommand(Checked):
-    """Compare the outputs of ARTIFACT with REFERENCE's by Polygraphy; exit code 1 on a mismatch.
+    """Compare the outputs of ARTIFACT and REFERENCE with Polygraphy; exit code 1 on a mismatch.
 
     Defaults: fp32 within 1e-3 relative or 1e-4 of the largest value, fp16 1e-2 and 1e-2, int8 a
     signal-to-noise ratio of 15 dB, and of classes the same argmax in 95% of rows; of embeddings (rows of
@@ -153,34 +153,44 @@ class DiffCommand(Checked):
 
     reference: Annotated[str, argument("Artifact or MODEL to compare with.")]
     artifact: Annotated[str, argument("Artifact or MODEL to judge.")]
-    data: Annotated[
-        str | None, option("Samples to compare on, in place of random input.", metavar="DATA")
-    ] = None
-    samples: Annotated[int | None, option("Most samples to use; by default 64, or 8 with --layers.")] = None
+    data: Annotated[str | None, option("Samples to compare on, instead of random input.", metavar="DATA")] = (
+        None
+    )
+    samples: Annotated[int | None, option("Largest number of samples; default: 64, or 8 with --layers.")] = (
+        None
+    )
     inputs: _INPUTS = ()
     atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
     rtol: Annotated[tuple[str, ...], option("Relative tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
-    snr: Annotated[tuple[str, ...], option("Least signal-to-noise ratio.", metavar="[OUTPUT:]DB")] = ()
+    snr: Annotated[tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB")] = ()
     rules: Annotated[
         tuple[str, ...],
         option("Kind of an output: classes, embedding or signal.", flag="--judge", metavar="[OUTPUT:]RULE"),
     ] = ()
-    threads: Annotated[int, option("Threads of each side; 0 for its own choice.", ge=0)] = 0
+    threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
     trust: _TRUST = False
     layers: Annotated[bool, option("Find the first tensor that diverges.")] = False
     taps: Annotated[
-        int | None, option("With --layers: tensors read in one run; by default what memory allows.")
+        int | None,
+        option("With --layers: number of tensors to read in one run; default: as many as memory allows."),
     ] = None
     threshold: Annotated[
         float | None,
-        option("With --layers: ratio below which a tensor diverges; by default by precision.", metavar="DB"),
+        option(
+            "With --layers: signal-to-noise ratio below which a tensor diverges; default: by precision.",
+            metavar="DB",
+        ),
     ] = None
     output: Annotated[
-        Path | None, option("With --layers: layers.json to write.", short="-o", metavar="FILE")
+        Path | None,
+        option("With --layers: JSON file to write, such as layers.json.", short="-o", metavar="FILE"),
     ] = None
     save_results: Annotated[
         Path | None,
-        option("With --layers: values around the first bad tensor, for Polygraphy.", metavar="FILE"),
+        option(
+            "With --layers: file for the values around the first bad tensor, in Polygraphy's format.",
+            metavar="FILE",
+        ),
     ] = None
 
 
@@ -189,10 +199,11 @@ class ReportCommand(Checked):
     """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
     tables, charts, environment, and what repeats it."""
 
-    results: Annotated[Path, argument("Results of a run.")]
+    results: Annotated[Path, argument("Results file of `bench` or `run`.")]
     output: Annotated[Path, option("HTML file to write.", short="-o", metavar="FILE")] = Path("report.html")
-    layers: Annotated[tuple[Path, ...], option("Layer differences of `diff --layers`.", metavar="FILE")] = ()
+    layers: Annotated[tuple[Path, ...], option("Layer comparison of `diff --layers`.", metavar="FILE")] = ()
     ranges: Annotated[
-        Path | None, option("Ranges file whose worst histograms are drawn.", metavar="FILE")
+        Path | None,
+        option("Ranges file; the report draws the histograms with the largest errors.", metavar="FILE"),
     ] = None
-    recipe: Annotated[Path | None, option("Recipe to show, where RESULTS holds none.", metavar="FILE")] = None
+    recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", metavar="FILE")] = None

@@ -28,12 +28,17 @@ class ExportOptions(Checked):
         ),
     ] = ()
     outputs: Annotated[
-        tuple[str, ...], option("Name of an output, in order.", flag="--output-name", metavar="NAME")
+        tuple[str, ...],
+        option("Name of an output, in the order of the outputs.", flag="--output-name", metavar="NAME"),
     ] = ()
     dynamic: Annotated[
-        tuple[str, ...], option("A dynamic axis, such as x:0=batch.", metavar="NAME:AXIS=LABEL")
+        tuple[str, ...], option("Dynamic axis, such as x:0=batch.", metavar="NAME:AXIS=LABEL")
     ] = ()
-    opset: Annotated[int, option("ONNX opset.")] = 20
+    opset: Annotated[int, option("ONNX opset to export.")] = 20
+    freeze_branches: Annotated[
+        bool,
+        option("Export the branches that the example takes, where a model branches on values."),
+    ] = False
     trust: Annotated[bool, option("Load a .pt2 file that runs code when it is loaded.")] = False
 
     def check(self) -> None:
@@ -54,9 +59,10 @@ class ModelSection(ExportOptions):
         str, option("MODEL: file.py:function, package.module:function, .pt2, TorchScript or .onnx.")
     ]
     depends: Annotated[
-        tuple[str, ...], option("Files elsewhere that the model reads; a change exports it again.")
+        tuple[str, ...],
+        option("Files outside the model's folder that it reads; a change triggers a new export."),
     ] = ()
-    simplify: Annotated[bool, option("Simplify the graph after the export.")] = True
+    simplify: Annotated[bool, option("Simplify the exported graph.")] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,33 +76,33 @@ class ExportCommand(ExportOptions):
     output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
     target: Annotated[
         GraphTarget | None,
-        option("Runtime that the Q/DQ nodes are for, of a model trained with fake quantization."),
+        option("Runtime of the Q/DQ nodes of a model trained with fake quantization."),
     ] = None
     data: Annotated[
         str | None,
-        option("Samples to trace with and to compare outputs on, in place of random input.", metavar="DATA"),
+        option("Samples to trace with and to compare outputs on, instead of random input.", metavar="DATA"),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimplifyCommand(Checked):
-    """Remove and fuse redundant nodes of an ONNX MODEL; outputs stay equal, axes stay dynamic."""
+    """Remove and fuse redundant nodes of an ONNX MODEL. The outputs and the dynamic axes stay the same."""
 
     model: Annotated[Path, argument("ONNX file.")]
     output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
     data: Annotated[
-        str | None, option("Samples to check the outputs on, in place of random input.", metavar="DATA")
+        str | None, option("Samples to check the outputs on, instead of random input.", metavar="DATA")
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BalanceCommand(Checked):
-    """Move what is hard to quantize from activations into weights; outputs stay the same."""
+    """Scale channels so that the activations quantize with less error. The outputs stay the same."""
 
     model: Annotated[Path, argument("ONNX file.")]
     output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
     data: Annotated[
-        str | None, option("Samples that the largest value of each channel is taken from.", metavar="DATA")
+        str | None, option("Samples that the largest value of each channel is measured on.", metavar="DATA")
     ] = None
     samples: Annotated[int, option("Most samples to use.")] = 32
 
@@ -108,19 +114,21 @@ class CalibrateOptions(Checked):
     method: Annotated[
         str,
         option(
-            f"Method that chooses the thresholds: {METHOD}; quantization may choose again.",
+            f"Method that chooses the thresholds: {METHOD}; `quantize` can choose another.",
             metavar=METHOD,
             pattern=METHOD_PATTERN,
         ),
     ] = "auto"
-    samples: Annotated[int, option("Most samples to observe; 0 for all.", ge=0)] = 0
+    samples: Annotated[int, option("Largest number of samples; 0 means all.", ge=0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateSection(CalibrateOptions):
     """`[calibrate]`: how activations are observed."""
 
-    balance: Annotated[bool, option("Even out channels between layers first (`qcompile balance`).")] = False
+    balance: Annotated[
+        bool, option("Equalize channels between layers before calibration (`qcompile balance`).")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,25 +144,28 @@ class CalibrateCommand(CalibrateOptions):
     targets: Annotated[
         tuple[GraphTarget, ...],
         option(
-            "Runtime that the model will be quantized for; all by default, fewer are faster.",
+            "Runtime to calibrate for; default: all; fewer are faster.",
             flag="--target",
             split=COMMA,
         ),
     ] = ()
     shard: Annotated[
         str,
-        option("Observe every PARTS-th sample; `ranges merge` joins the parts.", metavar="PART/PARTS"),
+        option(
+            "Part of the samples to observe: every PARTS-th; `ranges merge` joins the parts.",
+            metavar="PART/PARTS",
+        ),
     ] = "1/1"
-    threads: Annotated[int, option("Threads; 0 for one per core.", ge=0)] = 0
+    threads: Annotated[int, option("Number of threads; 0 means one per core.", ge=0)] = 0
     resume: Annotated[
-        bool, option("Do not continue an interrupted calibration.", flag="--fresh", off=True)
+        bool, option("Start over instead of resuming an interrupted calibration.", flag="--fresh", off=True)
     ] = True
 
 
 _CHOSEN = Annotated[
     str,
     option(
-        f"Method that chooses the thresholds: {METHOD}; by default the file's own.",
+        f"Method that chooses the thresholds: {METHOD}; default: the file's.",
         metavar=METHOD,
         pattern=f"^$|{METHOD_PATTERN}",
     ),
@@ -169,14 +180,18 @@ class ShowRangesCommand(Checked):
     file: Annotated[Path, argument("Ranges file.")]
     method: _CHOSEN = ""
     target: Annotated[
-        GraphTarget, option("Runtime whose quantization is estimated: asymmetric uint8, or symmetric int8.")
+        GraphTarget,
+        option("Runtime whose quantization error is estimated: asymmetric uint8 or symmetric int8."),
     ] = "onnxruntime"
-    top: Annotated[int, option("Most tensors to show; 12 are drawn by default.", ge=1)] | None = None
+    top: (
+        Annotated[int, option("Largest number of tensors to show; the default for --plot is 12.", ge=1)]
+        | None
+    ) = None
     tensors: Annotated[
-        tuple[str, ...], option("A tensor to show, in place of all.", flag="--tensor", metavar="NAME")
+        tuple[str, ...], option("Tensor to show; default: all.", flag="--tensor", metavar="NAME")
     ] = ()
     plot: Annotated[
-        Path | None, option("Draw the histograms into this .svg or .png file.", metavar="FILE")
+        Path | None, option("File for a plot of the histograms, .svg or .png.", metavar="FILE")
     ] = None
 
 
@@ -197,7 +212,10 @@ class RangesCacheCommand(Checked):
     file: Annotated[Path, argument("Ranges file.")]
     output: Annotated[Path, option("Cache to write.", short="-o", metavar="FILE")]
     version: Annotated[
-        str, option("TensorRT that will read the cache, such as 8.5.3.", flag="--tensorrt", metavar="VERSION")
+        str,
+        option(
+            "Version of TensorRT that reads the cache, such as 8.5.3.", flag="--tensorrt", metavar="VERSION"
+        ),
     ]
     calibrator: Annotated[str, option("Name of the calibrator in the cache.", metavar="NAME")] = (
         "EntropyCalibration2"

@@ -24,19 +24,19 @@ class DataSection(Checked):
 
     calibration: Annotated[str, option("Samples to calibrate on.")] = ""
     evaluation: Annotated[str, option("Labelled samples for accuracy and output difference.")] = ""
-    depends: Annotated[tuple[str, ...], option("Files elsewhere that the data's function reads.")] = ()
+    depends: Annotated[tuple[str, ...], option("Files outside the folder that the data function reads.")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeFile(Checked):
-    """Which model becomes which artifacts, and how they are measured. Paths are relative to the file."""
+    """A model, its artifacts, and how to measure them. Paths are relative to the file."""
 
     version: Annotated[Literal[1], option("Version of the format.")]
     name: Annotated[str, option("Name of the ONNX files.", metavar="a plain file name", pattern=PLAIN_NAME)]
     model: Annotated[ModelSection, option("The source and how it is exported.")]
     artifact: Annotated[
         tuple[ArtifactSection, ...],
-        option("What is built, one table each.", metavar="[[artifact]]", min_length=1),
+        option("Artifacts to build, one table each.", metavar="[[artifact]]", min_length=1),
     ]
     data: Annotated[DataSection, option("Samples for calibration and for accuracy.")] = field(
         default_factory=DataSection
@@ -45,7 +45,7 @@ class RecipeFile(Checked):
         default_factory=CalibrateSection
     )
     bench: Annotated[
-        BenchSection | None, option("How the artifacts are measured; without it nothing is.")
+        BenchSection | None, option("How the artifacts are measured; without it, nothing is measured.")
     ] = None
     output: Annotated[str, option("Folder of the artifacts.")] = "out"
 
@@ -82,30 +82,30 @@ def recipe_schema() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand(Checked):
-    """Carry out a RECIPE; stages that are done already are skipped, also after a kill."""
+    """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
 
     recipe: Annotated[Path | None, argument("TOML file.")] = None
     output: Annotated[
         Path | None,
-        option("Folder of the artifacts, in place of the recipe's.", short="-o", metavar="FOLDER"),
+        option("Folder of the artifacts, instead of the recipe's.", short="-o", metavar="FOLDER"),
     ] = None
     again: Annotated[
         tuple[str, ...],
-        option("Stage to carry out although nothing changed, such as bench.", metavar="STAGE", split=COMMA),
+        option("Stage to run again although nothing changed, such as bench.", metavar="STAGE", split=COMMA),
     ] = ()
     schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneCommand(Checked):
-    """Rank the layers of MODEL by the error each adds in INT8, and find the fastest mix within a budget."""
+    """Rank the layers of MODEL by INT8 error, and find the fastest mix of INT8 and float in a budget."""
 
     model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]
     output: Annotated[Path, option("Folder to write.", short="-o", metavar="FOLDER")]
-    data: Annotated[str, option("Samples that accuracy is measured on.", metavar="DATA")]
-    max_drop: Annotated[float, option("Most accuracy that may be lost, in points.", metavar="POINTS")]
+    data: Annotated[str, option("Samples to measure accuracy on.", metavar="DATA")]
+    max_drop: Annotated[float, option("Largest drop in accuracy, in points.", metavar="POINTS")]
     calibration: Annotated[
-        str | None, option("Samples to calibrate on; by default those of --data.", metavar="DATA")
+        str | None, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
     ] = None
     metric: Annotated[
         str, option("Accuracy metric: top1, top5, cosine, or file.py:function.", metavar="METRIC")
@@ -113,7 +113,7 @@ class TuneCommand(Checked):
     targets: Annotated[
         tuple[str, ...],
         option(
-            "Runtime to try: onnxruntime or openvino; by default those installed.",
+            "Runtime to try: onnxruntime or openvino; default: those installed.",
             flag="--target",
             metavar="TARGET",
             split=COMMA,
@@ -121,7 +121,7 @@ class TuneCommand(Checked):
     ] = ()
     inputs: Annotated[
         tuple[str, ...],
-        option("An input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
+        option("Input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
     ] = ()
     method: Annotated[
         str,
@@ -135,9 +135,10 @@ class TuneCommand(Checked):
             "Layers that stay in floating point: name, glob or operator type.", metavar="PATTERN", split=COMMA
         ),
     ] = ()
-    samples: Annotated[int | None, option("Most samples to measure accuracy on.")] = None
-    batch_size: Annotated[int | None, option("Samples per call when latency is measured.")] = None
-    threads: Annotated[int, option("Threads of every artifact; 0 for every core.", ge=0)] = 0
+    samples: Annotated[int | None, option("Largest number of samples to measure accuracy on.")] = None
+    batch_size: Annotated[int | None, option("Samples per call of the latency measurement.")] = None
+    threads: Annotated[int, option("Threads of every artifact; 0 means all cores.", ge=0)] = 0
     max_time_s: Annotated[
-        float, option("Seconds per measurement.", flag="--max-time", metavar="SECONDS", gt=0)
+        float,
+        option("Time limit of each measurement, in seconds.", flag="--max-time", metavar="SECONDS", gt=0),
     ] = 60.0

@@ -26,13 +26,13 @@ class TensorRTOptions(Checked):
     profiles: Annotated[
         tuple[str, ...],
         option(
-            "An optimization profile with every dynamic input.",
+            "Optimization profile with every dynamic input.",
             flag="--profile",
             metavar="NAME:MIN..OPT..MAX,...",
         ),
     ] = ()
     workspace: Annotated[
-        str, option("Most memory a layer may use, such as 4G (powers of 1024).", metavar="SIZE")
+        str, option("Largest workspace of a layer, such as 4G (powers of 1024).", metavar="SIZE")
     ] = ""
     memory_pools: Annotated[
         tuple[str, ...],
@@ -43,33 +43,33 @@ class TensorRTOptions(Checked):
         ),
     ] = ()
     optimization_level: Annotated[
-        int, option("Effort of the search, 0 to 5; -1 for TensorRT's own, 3.", ge=-1, le=5)
+        int, option("Builder optimization level, 0 to 5; -1 means TensorRT's default, 3.", ge=-1, le=5)
     ] = -1
     timing_cache: Annotated[
         str,
         option(
-            "Kept measurements of kernels: a file, off, or auto for one per device and version.",
+            "Timing cache of kernel measurements: a file, off, or auto for one per device and version.",
             metavar="FILE|auto|off",
         ),
     ] = AUTO
-    refit: Annotated[bool, option("Let `qcompile refit` give the engine new weights.")] = False
-    strip_weights: Annotated[bool, option("Store the engine without weights; refit it before it runs.")] = (
-        False
-    )
+    refit: Annotated[bool, option("Make the engine refittable by `qcompile refit`.")] = False
+    strip_weights: Annotated[
+        bool, option("Store the engine without weights; it needs a refit before it runs.")
+    ] = False
     version_compatible: Annotated[
-        bool, option("Let newer TensorRT of the same major version load the engine.")
+        bool, option("Build an engine that newer TensorRT of the same major version loads.")
     ] = False
     exclude_lean_runtime: Annotated[
-        bool, option("Leave out the lean runtime that version compatibility adds to the engine.")
+        bool, option("Omit the lean runtime that version compatibility adds to the engine.")
     ] = False
     hardware_compatible: Annotated[
-        Literal["", "ampere+", "same-sm"], option("GPUs that the engine runs on, beside this one.")
+        Literal["", "ampere+", "same-sm"], option("GPUs that the engine runs on in addition to this one.")
     ] = ""
-    dla_core: Annotated[int, option("Deep learning accelerator to build for; -1 for the GPU.", ge=-1)] = -1
-    gpu_fallback: Annotated[bool, option("Run layers on the GPU that the accelerator does not support.")] = (
-        False
-    )
-    sparse_weights: Annotated[bool, option("Allow kernels for weights that are 2:4 sparse.")] = False
+    dla_core: Annotated[
+        int, option("Deep learning accelerator (DLA) core to build for; -1 means the GPU.", ge=-1)
+    ] = -1
+    gpu_fallback: Annotated[bool, option("Run the layers that the DLA does not support on the GPU.")] = False
+    sparse_weights: Annotated[bool, option("Allow kernels for 2:4 sparse weights.")] = False
     io_formats: Annotated[
         tuple[str, ...],
         option(
@@ -79,12 +79,12 @@ class TensorRTOptions(Checked):
         ),
     ] = ()
     plugins: Annotated[
-        tuple[str, ...], option("Library of plugins to load.", flag="--plugin", metavar="LIBRARY")
+        tuple[str, ...], option("Plugin library to load.", flag="--plugin", metavar="LIBRARY")
     ] = ()
     tactic_sources: Annotated[
         tuple[str, ...],
         option(
-            "Source of kernels, such as jit-convolutions; none for no other than TensorRT's own.",
+            "Tactic source, such as jit-convolutions; none disables all but TensorRT's own kernels.",
             flag="--tactic-source",
             metavar="NAME",
             split=COMMA,
@@ -92,7 +92,7 @@ class TensorRTOptions(Checked):
     ] = ()
     aux_streams: Annotated[
         int,
-        option("Most streams beside an inference's own; -1 for TensorRT's own choice.", ge=-1),
+        option("Largest number of auxiliary streams; -1 means TensorRT's default.", ge=-1),
     ] = -1
 
     def check(self) -> None:

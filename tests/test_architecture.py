@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,37 @@ def test_files_fit_the_eye_and_say_what_they_are_for() -> None:
     assert not too_long([*SOURCES, *TESTS])
     silent = [str(path.relative_to(ROOT)) for path in SOURCES if not ast.get_docstring(tree(path))]
     assert not silent, "a docstring says what the file is for"
+
+
+OTHER_PROGRAMS_FLAGS = {
+    # tritonserver
+    "--backend-config", "--cache-config", "--disable-auto-complete-config", "--model-repository",
+    "--force-reinstall",  # pip
+    "--governor",  # cpupower
+}  # fmt: skip
+"""Flags in the messages and commands of the library that are not qcompile's."""
+
+
+def flags_in(path: Path) -> set[str]:
+    """The flags in the texts of a file that are no docstrings."""
+    documented = {id(node.value) for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)}
+    return {
+        flag
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", node.value)
+    }
+
+
+def test_only_the_command_line_spells_options_as_flags() -> None:
+    """The library names an option by its field; `--flag` means nothing to the user of a recipe."""
+    # spec/ declares how the command line spells options
+    found = {path: flags_in(path) for path in SOURCES if room(path) not in ("cli", "spec")}
+    assert not {
+        str(path.relative_to(ROOT)): flags - OTHER_PROGRAMS_FLAGS
+        for path, flags in found.items()
+        if flags - OTHER_PROGRAMS_FLAGS
+    }
 
 
 def test_the_packages_of_setup_cfg_are_the_rooms() -> None:

@@ -13,7 +13,7 @@ from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load, names
 from qcompile.errors import CalibrationError, EngineUnavailable, IntentNotReached, InvalidOption
 from qcompile.intent import build
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 from qcompile.model.weightless import fingerprint
 
 MakeFile = Callable[..., Path]
@@ -40,7 +40,7 @@ def test_a_float_model_with_ranges_becomes_int8_for_onnxruntime_and_still_comput
     assert artifact.manifest.precision == "int8"
     x = np.random.default_rng(1).standard_normal((8, 4, 8, 8)).astype(np.float32)
     with load(artifact.path) as int8, load(model) as fp32:
-        assert fidelity(fp32.infer({"x": x})["y"], int8.infer({"x": x})["y"]).snr_db > 20
+        assert output_error(fp32.infer({"x": x})["y"], int8.infer({"x": x})["y"]).snr_db > 20
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -92,7 +92,7 @@ def test_a_graph_of_another_precision_is_refused_with_the_way_out(
     typed = quantize(model, tmp_path / "t.onnx", ranges=ranges, precision=found, target="tensorrt").path  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=f"its graph is {found} already; {asked} was asked for") as caught:
         build(typed, tmp_path / "out" / "m", target=target, precision=asked, ranges=ranges, gpus=GPUS)
-    assert f"--precision {found}" in caught.value.hint
+    assert f"`precision` {found}" in caught.value.hint
     assert not (tmp_path / "out").exists()
 
 
@@ -100,7 +100,7 @@ def test_a_graph_of_another_precision_is_refused_with_the_way_out(
 def test_int8_of_a_float_graph_without_ranges_is_refused(target: str, model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="holds no quantized layer, and int8 was asked for") as caught:
         build(model, tmp_path / "out" / "m", target=target, precision="int8", gpus=GPUS)
-    assert caught.value.data["option"] == "--ranges"
+    assert caught.value.data["option"] == "ranges"
     assert "qcompile calibrate" in caught.value.hint
     assert not (tmp_path / "out").exists()
 

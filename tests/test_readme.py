@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROMISES = (ROOT / "docs/promises.md").read_text(encoding="utf-8")
+WRITTEN = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
 
 
 def block(marker: str, language: str) -> str:
@@ -30,20 +32,64 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_walk_of_the_readme_works_line_by_line(workplace: Path) -> None:
-    lines = block("walk", "console").strip().splitlines()
-    verbs = [shlex.split(line)[1] for line in lines]
-    assert {"export", "simplify", "calibrate", "quantize", "build", "diff", "bench", "inspect"} <= set(verbs)
-    for line in lines:
+def run_lines(marker: str, workplace: Path) -> str:
+    """Run a block of commands line by line, and return what they print."""
+    printed = ""
+    for line in block(marker, "console").strip().splitlines():
         command, *arguments = shlex.split(line)
         assert command == "qcompile"
         done = subprocess.run(
             [sys.executable, "-m", "qcompile", *arguments], cwd=workplace, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-    for name in ("m.onnx", "s.onnx", "m.ranges", "int8.onnx", "cpu.onnx", "fp16.engine", "int8.engine"):
+        printed += done.stdout
+    return printed
+
+
+def test_the_example_and_the_walk_of_the_readme_work_line_by_line(workplace: Path) -> None:
+    printed = run_lines("example", workplace)
+    claimed = re.search(r'proves that "(.*?)"', README, re.S)
+    assert claimed
+    assert " ".join(claimed[1].split()) in " ".join(printed.split())
+    for column in ("speed-up", "accuracy", "output SNR"):
+        assert column in printed
+    run_lines("walk", workplace)
+    for name in (
+        "m.onnx",
+        "s.onnx",
+        "m.ranges",
+        "i.onnx",
+        "int8.onnx",
+        "cpu.onnx",
+        "fp16.engine",
+        "int8.engine",
+    ):
         assert (workplace / name).is_file()
         assert (workplace / f"{name}.json").is_file()
+
+
+def test_the_example_and_the_walk_show_every_stage() -> None:
+    lines = [*block("example", "console").splitlines(), *block("walk", "console").splitlines()]
+    assert {shlex.split(line)[1] for line in lines} >= {
+        "export", "simplify", "calibrate", "ranges", "quantize", "build", "diff", "bench", "package", "tune",
+        "inspect",
+    }  # fmt: skip
+    assert len(block("example", "console").splitlines()) == 5
+
+
+def test_the_readme_fits_120_lines() -> None:
+    assert README.count("\n") <= 120
+
+
+def test_every_promise_names_tests_that_there_are() -> None:
+    rows = re.findall(r"^\| ([A-Z`].*?) \| (.*?) \|$", PROMISES, re.M)
+    assert len(rows) > 15
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/test_*.py"))
+    defined = set(re.findall(r"^def (test_\w+)\(", tests, re.M))
+    for promise, names in rows:
+        named = re.findall(r"`(test_\w+)`", names)
+        assert named, promise
+        assert set(named) <= defined, f"{promise}: {set(named) - defined}"
 
 
 def test_the_python_of_the_readme_works(workplace: Path) -> None:
@@ -67,6 +113,16 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
+def test_every_heading_that_a_link_names_exists() -> None:
+    for document in WRITTEN:
+        for target, heading in re.findall(r"\]\(([^)#]*)#([^)]+)\)", document.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                text = (document.parent / target if target else document).read_text(encoding="utf-8")
+                titles = re.findall(r"^#+ (.*)$", text, re.M)
+                known = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+                assert heading in known, f"{document.name}: {target}#{heading}"
+
+
 def test_the_recipe_of_the_guide_is_read(tmp_path: Path) -> None:
     from qcompile.pipeline.recipe import read_recipe
 
@@ -75,3 +131,29 @@ def test_the_recipe_of_the_guide_is_read(tmp_path: Path) -> None:
     assert shown
     (tmp_path / "recipe.toml").write_text(shown[1])
     assert [one.name for one in read_recipe(tmp_path / "recipe.toml").artifact] == ["cpu-int8", "gpu-int8"]
+
+
+@pytest.mark.parametrize("document", WRITTEN, ids=lambda path: path.name)
+def test_every_path_that_a_document_names_exists(document: Path) -> None:
+    named = re.findall(
+        r"`((?:[\w.-]+/)+|(?:[\w.-]+/)+[\w.-]+\.py|[\w-]+\.py)`", document.read_text(encoding="utf-8")
+    )
+    missing = {path for path in named if not (ROOT / path).exists()}
+    assert not missing, f"{document.name} names {missing}"
+
+
+@pytest.mark.parametrize("document", WRITTEN, ids=lambda path: path.name)
+def test_every_option_that_a_document_names_exists(document: Path) -> None:
+    from qcompile.cli.reference import pages
+
+    known = set(re.findall(r"--[a-z][a-z0-9-]*", pages()["reference/commands.md"]))
+    known |= {"--help", "--json", "--version"}
+    foreign = {
+        "--slow", "--without-halves",  # pytest
+        "--calib",  # trtexec
+        "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
+        "--results", "--table",  # benchmarks/coverage.py
+        "--show-values",  # polygraphy
+    }  # fmt: skip
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", document.read_text(encoding="utf-8")))
+    assert named <= known | foreign, f"{document.name} names {named - known - foreign}"

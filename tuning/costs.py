@@ -35,10 +35,10 @@ def compare_times(int8_ms: Mapping[str, float], float_ms: Mapping[str, float]) -
 
 def by_layer(kernels_ms: Mapping[str, float], layers: Sequence[str]) -> dict[str, float]:
     """Return layer to the time of its kernels: those whose names begin with the layer's, the longest one."""
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     known = sorted(layers, key=len, reverse=True)
     for kernel, taken in kernels_ms.items():
         layer = next((name for name in known if kernel.startswith(name)), None)
         if layer is not None:
-            found[layer] = found.get(layer, 0.0) + taken
-    return found
+            times[layer] = times.get(layer, 0.0) + taken
+    return times

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..artifact import size_bytes
 from ..bench.benchmark import benchmark
-from ..bench.metrics.accuracy import Tally
+from ..bench.metrics.accuracy import ScoreSums
 from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
 from ..bench.outputs import paired
 from ..calibration import Ranges
@@ -94,7 +94,7 @@ class Workbench:
         if metric.needs_labels and any(batch.labels is None for batch in batches):
             raise DataError(
                 f"metric {metric.name} needs labels, and the data has none",
-                hint="yield (inputs, labels), put `labels` beside the arrays, or give --metric cosine",
+                hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
             )
         if not batches:
             raise DataError("the data is empty: there is nothing to measure accuracy on")
@@ -187,10 +187,10 @@ class Workbench:
         return scored
 
     def _value(self, scored: Sequence[Scored]) -> float:
-        tally = Tally(self.metric)
+        sums = ScoreSums(self.metric)
         for batch, own, reference in zip(self.batches, scored, self.scored, strict=True):
-            tally.add(own, reference, batch.samples)
-        return tally.value()
+            sums.add(own, reference, batch.samples)
+        return sums.value()
 
 
 def as_table(trials: Mapping[str, Trial]) -> list[dict[str, Any]]:

@@ -139,15 +139,15 @@ def tune(
         QuantizationError: If nothing of the model can be quantized for a target.
     """
     if not max_drop >= 0:  # NaN too
-        raise InvalidOption(f"--max-drop {max_drop:g}: at least 0 is required", option="--max-drop")
+        raise InvalidOption(f"`max_drop` {max_drop:g}: at least 0 is required", option="max_drop")
     chosen_metric = read_metric(metric)
     chosen_targets = _targets(targets)
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     path = _onnx(model, folder, inputs, progress)
     proto = load_onnx(path)
-    if (found := graph_precision(proto)) != "fp32":
-        raise InvalidOption(f"{path}: its graph is {found} already", hint="tune the float model instead")
+    if (precision := graph_precision(proto)) != "fp32":
+        raise InvalidOption(f"{path}: its graph is {precision} already", hint="tune the float model instead")
     io = model_io(proto)
     batches: list[Batch] = list(Data(data, io.inputs, limit=samples))
     ranges = _ranges(path, calibration or data, folder, method, chosen_targets, progress)
@@ -295,10 +295,10 @@ def _targets(given: Sequence[str]) -> list[str]:
         if reason or target not in CPU_TARGETS:
             why = reason or "tune measures on the CPU"
             raise EngineUnavailable(f"target {target} cannot be tuned here: {why}", engine=target)
-    found = list(given) or [name for name in CPU_TARGETS if not engine(name).why_not_run()]
-    if not found:
+    runnable = list(given) or [name for name in CPU_TARGETS if not engine(name).why_not_run()]
+    if not runnable:
         raise EngineUnavailable("no runtime is installed", hint="pip install 'qcompile[cpu]'", engine="")
-    return found
+    return runnable
 
 
 def _looked_at(inputs: Sequence[TensorInfo]) -> int:

@@ -29,7 +29,7 @@ def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[
     for call in calls:
         call()
     gate = threading.Barrier(len(calls) + 1)
-    found: list[list[int]] = [[] for _ in calls]
+    durations_ns: list[list[int]] = [[] for _ in calls]
     failures: list[Exception] = []
     deadline = 0
 
@@ -47,7 +47,8 @@ def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[
             failures.append(error)
 
     threads = [
-        threading.Thread(target=client, args=pair, daemon=True) for pair in zip(calls, found, strict=True)
+        threading.Thread(target=client, args=pair, daemon=True)
+        for pair in zip(calls, durations_ns, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -59,4 +60,4 @@ def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[
     wall_ns = time.perf_counter_ns() - begin
     if failures:
         raise ModelError(f"{len(calls)} clients: a call fails: {first_line(failures[0])}") from failures[0]
-    return [ns for durations in found for ns in durations], wall_ns
+    return [ns for durations in durations_ns for ns in durations], wall_ns

@@ -87,11 +87,11 @@ def _affinity() -> list[int] | None:
 def _frequency_mhz() -> float | None:
     """Mean over the usable cores."""
     files = [f"/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_cur_freq" for n in _affinity() or ()]
-    found = [int(text) / 1e3 for text in map(_read, files) if text]
-    if not found:
+    clocks_mhz = [int(text) / 1e3 for text in map(_read, files) if text]
+    if not clocks_mhz:
         lines = (_read("/proc/cpuinfo") or "").splitlines()
-        found = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
-    return sum(found) / len(found) if found else None
+        clocks_mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    return sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None
 
 
 def _cpu_ticks() -> dict[str, float] | None:

@@ -59,34 +59,34 @@ def noise(
 
 
 def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Effort) -> list[str]:
-    found = []
+    reasons = []
     first, second = before.get("cpu_ticks"), after.get("cpu_ticks")
     if first and second:
         spent = {name: second[name] - first[name] for name in first}
         capacity = max(sum(spent.values()), 1e-9)
         others = max(spent["busy_s"] - effort.cpu_s, 0.0) / capacity
         if others > _OTHERS:
-            found.append(
+            reasons.append(
                 f"other processes took {others:.0%} of the processor: end them, or measure at another time"
             )
         if spent["stolen_s"] / capacity > _STOLEN:
-            found.append(
+            reasons.append(
                 f"the hypervisor took {spent['stolen_s'] / capacity:.1%} of the processor away: "
                 "measure on a machine of your own"
             )
     limited = (after.get("cpu_limited_us") or 0.0) - (before.get("cpu_limited_us") or 0.0)
     if limited > 0.01 * effort.seconds * 1e6:
-        found.append(
+        reasons.append(
             f"the container's CPU limit kept threads waiting for {limited / 1e6:.1f} s: "
-            "give it as many cores as --threads"
+            "give it as many cores as `threads`"
         )
     rate = effort.involuntary_switches / max(effort.worker_cpu_s, 1e-9)
     if rate > _SWITCHES_PER_S:
-        found.append(
+        reasons.append(
             f"workers lost their core {rate:.0f} times per second of work: "
-            "give fewer --threads than cores, or end what else runs"
+            "give fewer `threads` than cores, or end what else runs"
         )
-    return found
+    return reasons
 
 
 def _drift(medians_ms: Sequence[float]) -> list[str]:
@@ -105,20 +105,20 @@ def _drift(medians_ms: Sequence[float]) -> list[str]:
 
 
 def _clock(before: Mapping[str, Any], after: Mapping[str, Any], governor: str | None) -> list[str]:
-    found = []
+    reasons = []
     first, second = before.get("frequency_mhz"), after.get("frequency_mhz")
     # Under a governor that follows the load, an idle core's clock says nothing of a busy one's.
     if first and second and governor in (None, "performance") and abs(second / first - 1.0) > _FREQUENCY:
-        found.append(
+        reasons.append(
             f"the processor's clock went from {first:.0f} to {second:.0f} MHz: "
             "fix it (governor performance, turbo off), or let the machine cool down"
         )
     if governor == "powersave":
-        found.append(
+        reasons.append(
             "the processor's governor is powersave: choose performance "
             "(cpupower frequency-set --governor performance)"
         )
-    return found
+    return reasons
 
 
 def _gpu(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[str]:

@@ -216,9 +216,11 @@ def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], time
         nonlocal longest_ns
         # The very first call may take as long as a compiler does.
         patience_s = _patience_s(iterations * longest_ns / 1e9) if longest_ns else None
-        found: list[int] = worker.ask("time", timeout_s=patience_s, iterations=iterations, rest=False)["ns"]
-        longest_ns = max(longest_ns, *found)
-        return found
+        durations_ns: list[int] = worker.ask("time", timeout_s=patience_s, iterations=iterations, rest=False)[
+            "ns"
+        ]
+        longest_ns = max(longest_ns, *durations_ns)
+        return durations_ns
 
     timed.warm_up = warm_up(time_calls, limit_s=min(LIMIT_S, max_time_s), clock=clock)
     if not timed.warm_up.stable:
@@ -245,16 +247,16 @@ def _block(worker: Worker, timed: TimingSeries) -> None:
 
 
 def _uncertainty(timed: Mapping[str, TimingSeries], baseline: str) -> _Uncertainty:
-    reference, found = timed[baseline], _Uncertainty()
+    reference, uncertainty = timed[baseline], _Uncertainty()
     for name, one in timed.items():
         if name != baseline and one.failure is None and not reference.failure:
             if len(one.round_medians_ms) < FEWEST_ROUNDS:
                 return _Uncertainty(float("inf"), _ROUND_VARIANCE)
             level = ratio_level(reference.launches_ms, one.launches_ms)
-            found.widest = max(found.widest, speedup_with_interval(level.mean, [level]).width)
-            found.variance = max(found.variance, level.round_variance)
-            found.launches = min(found.launches, level.launches)
-    return found
+            uncertainty.widest = max(uncertainty.widest, speedup_with_interval(level.mean, [level]).width)
+            uncertainty.variance = max(uncertainty.variance, level.round_variance)
+            uncertainty.launches = min(uncertainty.launches, level.launches)
+    return uncertainty
 
 
 def _guard(timed: TimingSeries, worker: Worker, work: Callable[[TimingSeries], None]) -> None:

@@ -30,10 +30,10 @@ def rounds(items: Sequence[T]) -> Iterator[list[T]]:
 
 def _zigzag(n: int) -> list[int]:
     """0, n-1, 1, n-2, ...: the steps between neighbours are all different."""
-    low, high, found = 0, n - 1, []
+    low, high, order = 0, n - 1, []
     while low <= high:
-        found.append(low)
+        order.append(low)
         if low != high:
-            found.append(high)
+            order.append(high)
         low, high = low + 1, high - 1
-    return found
+    return order

@@ -109,13 +109,13 @@ def _each(
 
 
 def _point(count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:
-    found = latency_of([ns / 1e6 for ns in durations_ns])
-    return CurvePoint(count, found.median_ms, found.p99_ms, throughput_per_s, found.p90_ms)
+    latency = latency_of([ns / 1e6 for ns in durations_ns])
+    return CurvePoint(count, latency.median_ms, latency.p99_ms, throughput_per_s, latency.p90_ms)
 
 
 def _warm(worker: Worker) -> float:
     def time_calls(iterations: int) -> list[int]:
-        found: list[int] = worker.ask("time", iterations=iterations, rest=False)["ns"]
-        return found
+        durations_ns: list[int] = worker.ask("time", iterations=iterations, rest=False)["ns"]
+        return durations_ns
 
     return warm_up(time_calls, limit_s=_WARM_UP_S).call_ns

@@ -70,8 +70,8 @@ def change_significance(values: Sequence[float]) -> float:
     `sum of sign(x_i - x_j)` over all i up to t and j behind it.
     """
     n = len(values)
-    found, largest = 0, 0
+    rank_sum, largest = 0, 0
     for t in range(n):
-        found += sum(int(values[t] > other) - int(values[t] < other) for other in values)
-        largest = max(largest, abs(found))
+        rank_sum += sum(int(values[t] > other) - int(values[t] < other) for other in values)
+        largest = max(largest, abs(rank_sum))
     return min(2.0 * math.exp(-6.0 * largest**2 / (n**3 + n**2)), 1.0)

@@ -67,14 +67,14 @@ def top_k(outputs: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]], k: in
         DataError: If scores and labels do not fit.
     """
     metric = TopK(f"top{k}", k)
-    tally = Tally(metric)
+    sums = ScoreSums(metric)
     for scores, truth in zip(outputs, labels, strict=True):
         scored = metric.score({"scores": scores}, {}, Truth(truth, len(truth), "accuracy"))
-        tally.add(scored, scored, len(truth))
-    return tally.value()
+        sums.add(scored, scored, len(truth))
+    return sums.value()
 
 
-class Tally:
+class ScoreSums:
     """What is kept of one artifact's answers while the data goes by: a few numbers of each sample."""
 
     def __init__(self, metric: Metric) -> None:
@@ -132,21 +132,21 @@ class Tally:
         return value
 
 
-def accuracy(tally: Tally, baseline: Tally) -> Accuracy:
-    """Return the accuracy of an artifact; `tally is baseline` for the baseline's own.
+def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
+    """Return the accuracy of an artifact; `sums is baseline` for the baseline's own.
 
     Raises:
         DataError: If nothing counted, or a function gave as many values for one and not for the other.
     """
-    metric, value = tally.metric, tally.value()
+    metric, value = sums.metric, sums.value()
     drop = float(metric.drop(baseline.value(), value)) + 0.0
-    if tally is baseline:
+    if sums is baseline:
         return Accuracy(
-            metric.name, value, Interval(drop), tally.samples, higher_is_better=metric.higher_is_better
+            metric.name, value, Interval(drop), sums.samples, higher_is_better=metric.higher_is_better
         )
     interval = paired_interval(
         baseline.statistics,
-        tally.statistics,
+        sums.statistics,
         lambda theirs, mine: metric.drop(metric.value(theirs), metric.value(mine)),
     )
     low, high = (None, None) if interval is None else (interval[0] + 0.0, interval[1] + 0.0)
@@ -154,9 +154,9 @@ def accuracy(tally: Tally, baseline: Tally) -> Accuracy:
         metric.name,
         value,
         Interval(drop, low, high),
-        tally.samples,
-        tally.agreement,
-        _class_changes(baseline.by_class, tally.by_class),
+        sums.samples,
+        sums.agreement,
+        _class_changes(baseline.by_class, sums.by_class),
         metric.higher_is_better,
     )
 
@@ -172,11 +172,11 @@ def _added(total: NDArray[np.float64] | None, part: NDArray[np.float64]) -> NDAr
 
 
 def _class_changes(
-    baseline: Mapping[int, tuple[float, int]], found: Mapping[int, tuple[float, int]]
+    baseline: Mapping[int, tuple[float, int]], values: Mapping[int, tuple[float, int]]
 ) -> tuple[ClassChange, ...]:
     """The classes whose value changed most, first."""
     changes = [
-        ClassChange(label, before, found[label][0], samples) for label, (before, samples) in baseline.items()
+        ClassChange(label, before, values[label][0], samples) for label, (before, samples) in baseline.items()
     ]
     changes.sort(key=lambda one: (-abs(one.value - one.baseline), one.label))
     return tuple(changes[:MOST_CLASSES_LISTED])

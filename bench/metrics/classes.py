@@ -82,8 +82,8 @@ class MeanIoU(Metric):
         image = np.arange(samples).reshape(-1, *[1] * (labels.ndim - 1)) * classes
 
         def count(cells: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-            found = np.bincount((image + cells)[chosen], minlength=samples * classes)
-            return found.reshape(samples, classes).astype(np.float64)
+            pixels = np.bincount((image + cells)[chosen], minlength=samples * classes)
+            return pixels.reshape(samples, classes).astype(np.float64)
 
         statistics = np.stack(
             [
@@ -124,7 +124,7 @@ def _fitting(labels: NDArray[np.int64], scores: NDArray[Any], where: str) -> NDA
     raise DataError(
         f"{where}: an output of shape {scores.shape} with labels of shape {labels.shape}; [batch, classes] "
         "and one label per sample, or [batch, classes, positions...] and one per position, are required",
-        hint="give --metric file.py:function for outputs of another kind",
+        hint="give `metric` file.py:function for outputs of another kind",
     )
 
 
@@ -175,5 +175,5 @@ def _class_map(
         f"{where}: output {name!r} of shape {output.shape} and type {output.dtype} with labels of shape "
         f"{labels.shape}; scores [batch, classes, height, width] or whole numbers [batch, height, width], "
         "of the labels' height and width, are required",
-        hint="scale outputs to the labels' size in the model, or give --metric file.py:function",
+        hint="scale outputs to the labels' size in the model, or give `metric` file.py:function",
     )

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption
-from ...model.judgement import SNR_DB, RowTally, Rule
+from ...model.judgement import SNR_DB, RowAgreement, Rule
 from ...model.output_error import ErrorSums
 from ...progress import quiet
 from ..outputs import paired
@@ -57,7 +57,7 @@ class OutputDifference:
         passed: Polygraphy's verdict (tolerances on every batch, the signal-to-noise ratio on all together),
             and the agreement for INT8.
         criterion: What was required, in words.
-        max_abs_error, snr_db: What was found, over all batches.
+        max_abs_error, snr_db: Of all batches together.
         agreement: Of classes: the share of rows with the same argmax.
         cosine: Of embeddings: the mean cosine of the rows.
         rule: What the output was taken for: "classes", "embedding" or "signal".
@@ -75,7 +75,7 @@ class OutputDifference:
 
 def judge(
     reference: Sequence[Outputs],
-    found: Sequence[Outputs],
+    outputs: Sequence[Outputs],
     precision: str,
     tolerances: Tolerances | None = None,
     rules: Mapping[str, Rule] | None = None,
@@ -88,7 +88,7 @@ def judge(
         InvalidOption: If the outputs do not pair up, or a tolerance names none of them.
     """
     tolerances = tolerances or Tolerances()
-    found = [paired(a, b) for a, b in zip(reference, found, strict=True)]
+    outputs = [paired(a, b) for a, b in zip(reference, outputs, strict=True)]
     names = list(reference[0])
     rules = rules or {}
     for limits in (tolerances.atol, tolerances.rtol, tolerances.snr_db, rules):
@@ -98,20 +98,20 @@ def judge(
                 raise InvalidOption(
                     f"{kind} for {name!r}: no such output; the outputs are {', '.join(names)}"
                 )
-    tallies = {name: RowTally(name, rules.get(name, rules.get(""))) for name in names}
-    return [_judge_output(tallies[name], reference, found, precision, tolerances) for name in names]
+    rows_of = {name: RowAgreement(name, rules.get(name, rules.get(""))) for name in names}
+    return [_judge_output(rows_of[name], reference, outputs, precision, tolerances) for name in names]
 
 
 def _judge_output(
-    tally: RowTally,
+    rows: RowAgreement,
     reference: Sequence[Outputs],
-    found: Sequence[Outputs],
+    outputs: Sequence[Outputs],
     precision: str,
     tolerances: Tolerances,
 ) -> OutputDifference:
-    name = tally.name
+    name = rows.name
     expected = [batch[name] for batch in reference]
-    output = [batch[name] for batch in found]
+    output = [batch[name] for batch in outputs]
     for a, b in zip(expected, output, strict=True):
         if a.shape != b.shape:
             return OutputDifference(
@@ -120,12 +120,12 @@ def _judge_output(
     total = ErrorSums()
     for a, b in zip(expected, output, strict=True):
         total.add(a, b)
-        tally.add(a, b)
+        rows.add(a, b)
     limit = _limit(tolerances.snr_db, name)
     if limit is not None:
         passed, criterion = _polygraphy_snr(expected, output, limit), f"SNR ≥ {limit:g} dB"
     elif precision in BY_SIGNAL and not tolerances.given(name):
-        passed, criterion = tally.verdict(loud=_polygraphy_snr(expected, output, SNR_DB))
+        passed, criterion = rows.verdict(loud=_polygraphy_snr(expected, output, SNR_DB))
     else:
         kind = precision if precision in RTOL else "fp32"
         rtol = _limit(tolerances.rtol, name)
@@ -135,7 +135,14 @@ def _judge_output(
         passed = _polygraphy_simple(expected, output, atol or 0.0, rtol or 0.0)
         criterion = f"atol {atol or 0.0:.3g}, rtol {rtol or 0.0:g}"
     return OutputDifference(
-        name, passed, criterion, total.max_abs_error, total.snr_db, tally.agreement, tally.cosine, tally.rule
+        name,
+        passed,
+        criterion,
+        total.max_abs_error,
+        total.snr_db,
+        rows.agreement,
+        rows.cosine,
+        rows.rule,
     )
 
 

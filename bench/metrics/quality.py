@@ -14,7 +14,7 @@ from ...tensors import Feeds, ModelIO
 from ..outputs import infer_all, paired
 from ..recorder import Recorder
 from ..workers.process import Worker
-from .accuracy import Tally, accuracy
+from .accuracy import ScoreSums, accuracy
 from .metric import Metric, Outputs, Scored, Truth
 from .running_difference import RunningDifference
 
@@ -30,7 +30,7 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
     if metric.needs_labels and batch.labels is None:
         raise DataError(
             f"{data}: has no labels, and {metric.name} needs them",
-            hint="yield (inputs, labels), put `labels` beside the arrays, or give --metric cosine",
+            hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
         )
     outputs = _infer(worker, batch.feeds)
     metric.score(outputs, outputs, Truth(batch.labels, batch.samples, batch.where))
@@ -54,7 +54,7 @@ def measure_quality(
     base = recorder.base
     names = [base, *(name for name in workers if name != base)]
     differences = {name: RunningDifference(recorder[name].precision) for name in names[1:]}
-    tallies = {name: Tally(metric) for name in names if metric}
+    sums = {name: ScoreSums(metric) for name in names if metric}
     for batch in Data(data, io.inputs):
         truth = Truth(batch.labels, batch.samples, batch.where)
         reference = recorder.attempt(base, partial(_infer, workers[base], batch.feeds))
@@ -62,13 +62,13 @@ def measure_quality(
             return  # without the baseline's outputs there is nothing to compare with
         scored = metric.score(reference, reference, truth) if metric else None
         if scored:
-            tallies[base].add(scored, scored, truth.samples)
+            sums[base].add(scored, scored, truth.samples)
         for name in names[1:]:
             if not recorder.is_measured(name):
                 continue
             step = partial(
                 _look_at, workers[name], batch.feeds, reference, scored, truth,
-                differences[name], tallies.get(name),
+                differences[name], sums.get(name),
             )  # fmt: skip
             recorder.attempt(name, step)
     for name in names:
@@ -76,9 +76,9 @@ def measure_quality(
             continue
         if name != base:
             recorder.difference(name, differences[name].result())
-        found = recorder.attempt(name, partial(accuracy, tallies[name], tallies[base])) if metric else None
-        if found is not None:
-            recorder.accuracy(name, found)
+        result = recorder.attempt(name, partial(accuracy, sums[name], sums[base])) if metric else None
+        if result is not None:
+            recorder.accuracy(name, result)
 
 
 def _look_at(
@@ -88,13 +88,13 @@ def _look_at(
     scored: Scored | None,
     truth: Truth,
     difference: RunningDifference,
-    tally: Tally | None,
+    sums: ScoreSums | None,
 ) -> None:
     """One batch of one artifact: run, compared, scored, forgotten."""
     outputs = paired(reference, _infer(worker, feeds))
     difference.add(reference, outputs)
-    if tally is not None and scored is not None:
-        tally.add(tally.metric.score(outputs, reference, truth), scored, truth.samples)
+    if sums is not None and scored is not None:
+        sums.add(sums.metric.score(outputs, reference, truth), scored, truth.samples)
 
 
 def _infer(worker: Worker, feeds: Feeds) -> Outputs:

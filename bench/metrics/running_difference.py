@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.judgement import SNR_DB, RowTally
+from ...model.judgement import SNR_DB, RowAgreement
 from ...model.output_error import ErrorSums
 from ..results.row import Difference
 from .metric import Outputs
@@ -27,22 +27,22 @@ class _Running:
         mismatch: Shapes that differ, in words.
     """
 
-    rows: RowTally
+    rows: RowAgreement
     sums: ErrorSums = field(default_factory=ErrorSums)
     atol: float = 0.0
     mismatch: str = ""
 
-    def add(self, expected: NDArray[Any], found: NDArray[Any], rtol: float) -> None:
+    def add(self, expected: NDArray[Any], actual: NDArray[Any], rtol: float) -> None:
         """Add a batch."""
-        if expected.shape != found.shape:
-            self.mismatch = f"shape {expected.shape} is required, {found.shape} found"
+        if expected.shape != actual.shape:
+            self.mismatch = f"shape {expected.shape} is required, {actual.shape} found"
             return
         batch = ErrorSums()
-        values, error = batch.add(expected, found)
+        values, error = batch.add(expected, actual)
         self.sums.include(batch)
         # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
         self.atol = max(self.atol, float(error[error > rtol * np.abs(values)].max(initial=0.0)))
-        self.rows.add(expected, found)
+        self.rows.add(expected, actual)
 
     @property
     def snr_db(self) -> float:
@@ -70,7 +70,7 @@ class RunningDifference:
     def add(self, reference: Outputs, outputs: Outputs) -> None:
         """Add a batch; the names are the reference's (see `paired`)."""
         for name, expected in reference.items():
-            running = self._outputs.setdefault(name, _Running(RowTally(name)))
+            running = self._outputs.setdefault(name, _Running(RowAgreement(name)))
             running.add(expected, outputs[name], RTOL[self._kind])
 
     def result(self) -> Difference:

@@ -22,22 +22,22 @@ from .metric import Metric, Outputs, Scored, Truth, first_output, require_number
 PerSample = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 
 
-def cosine(found: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+def cosine(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the cosine of each pair of rows, [samples, elements] to [samples].
 
     Equal rows have 1, also where they are zero; anything else against zero has 0.
     """
     # Scaled first: the square of a large float32 fits, that of a large float64 does not.
-    found, expected = (rows / _scale(rows) for rows in (found, expected))
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    products = (found * expected).sum(axis=1)
-    equal = (found == expected).all(axis=1)
+    actual, expected = (rows / _scale(rows) for rows in (actual, expected))
+    lengths = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
+    products = (actual * expected).sum(axis=1)
+    equal = (actual == expected).all(axis=1)
     return np.where(equal, 1.0, products / np.where(lengths > 0, lengths, 1.0))
 
 
-def mean_squared_error(found: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean_squared_error(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean squared error of each pair of rows, [samples, elements] to [samples]."""
-    error: NDArray[np.float64] = np.square(found - expected).mean(axis=1)
+    error: NDArray[np.float64] = np.square(actual - expected).mean(axis=1)
     return error
 
 
@@ -53,16 +53,16 @@ class Similarity(Metric):
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         """See `Metric.score`; several outputs of a sample count alike."""
         values = []
-        for name, found, expected in _pairs(outputs, reference, truth):
-            if not found.ndim or len(found) != truth.samples:
+        for name, actual, expected in _pairs(outputs, reference, truth):
+            if not actual.ndim or len(actual) != truth.samples:
                 raise DataError(
-                    f"{truth.where}: output {name!r} of shape {found.shape} for {truth.samples} samples; "
+                    f"{truth.where}: output {name!r} of shape {actual.shape} for {truth.samples} samples; "
                     "a first axis of samples is required",
-                    hint="give --metric file.py:function, which may choose among the outputs",
+                    hint="give `metric` file.py:function, which may choose among the outputs",
                 )
-            require_numbers(name, found, truth.where, finite=True)
+            require_numbers(name, actual, truth.where, finite=True)
             require_numbers(f"{name} (expected)", expected, truth.where, finite=True)
-            values.append(self._compare(_rows(found), _rows(expected)))
+            values.append(self._compare(_rows(actual), _rows(expected)))
         mean = np.mean(values, axis=0)
         return Scored(np.stack([mean, np.ones(len(mean))], axis=1))
 
@@ -94,12 +94,12 @@ class OwnMetric(Metric):
         """
         # Copies: what a function changes in place is compared with other artifacts afterwards.
         own = {name: array.copy() for name, array in outputs.items()}
-        found = call(lambda: self._function(own, truth.labels), self._source)
-        if hasattr(found, "detach"):  # a torch tensor, without importing torch
-            found = found.detach().cpu().numpy()
-        values = _numbers(found)
+        returned = call(lambda: self._function(own, truth.labels), self._source)
+        if hasattr(returned, "detach"):  # a torch tensor, without importing torch
+            returned = returned.detach().cpu().numpy()
+        values = _numbers(returned)
         if values is None or values.shape not in ((), (truth.samples,)):
-            shown = type(found).__name__ if values is None else f"an array of shape {values.shape}"
+            shown = type(returned).__name__ if values is None else f"an array of shape {values.shape}"
             raise DataError(
                 f"metric {self.name}: returned {shown} for the {truth.samples} samples of {truth.where}; "
                 "one value per sample or one number is required"
@@ -127,7 +127,7 @@ def _rows(array: NDArray[Any]) -> NDArray[np.float64]:
 def _pairs(
     outputs: Outputs, reference: Outputs, truth: Truth
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """Name, found and expected of each comparison."""
+    """Name, actual and expected values of each comparison."""
     name, first = first_output(outputs, truth.where)
     labels = None if truth.labels is None else np.asarray(truth.labels)
     if labels is not None:
@@ -153,12 +153,14 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(extent for extent in shape[1:] if extent != 1)
 
 
-def _numbers(found: Any) -> NDArray[np.float64] | None:
+def _numbers(returned: Any) -> NDArray[np.float64] | None:
     """What a user's function returned, as an array; None if it is no numbers."""
-    if isinstance(found, bool) or not isinstance(found, int | float | np.generic | np.ndarray | list | tuple):
+    if isinstance(returned, bool) or not isinstance(
+        returned, int | float | np.generic | np.ndarray | list | tuple
+    ):
         return None
     try:
-        values = np.asarray(found)
+        values = np.asarray(returned)
     except ValueError:  # lists of different lengths
         return None
     return values.astype(np.float64) if values.dtype.kind in "fiub" else None

@@ -132,11 +132,11 @@ def compare_results(
     if not same and not across_machines:
         raise InvalidOption(
             f"results of different machines: {machines[0]}; {machines[1]}",
-            hint="measure both on one machine, or give --across-machines to see them side by side",
-            option="--across-machines",
+            hint="measure both on one machine, or give `across_machines` to see them side by side",
+            option="across_machines",
         )
     if across_machines and limits:
-        raise InvalidOption("--fail-if: results of different machines have no verdict", option="--fail-if")
+        raise InvalidOption("`limits`: results of different machines have no verdict", option="limits")
     for name in _SAME_SETTINGS:
         first, second = old.settings.get(name), new.settings.get(name)
         if first != second:
@@ -165,9 +165,9 @@ def parse_limit(text: str) -> Limit:
     wants_percent = kind != "accuracy"
     if not colon or kind not in KINDS or not 0 <= value < math.inf or wants_percent != amount.endswith("%"):
         raise InvalidOption(
-            f"--fail-if {text!r}: slower:PERCENT%, larger:PERCENT% or accuracy:POINTS is required",
-            hint="--fail-if slower:5%",
-            option="--fail-if",
+            f"`limits` {text!r}: slower:PERCENT%, larger:PERCENT% or accuracy:POINTS is required",
+            hint="write for instance slower:5%",
+            option="limits",
         )
     return Limit(KINDS[KINDS.index(kind)], value / 100.0 if wants_percent else value, text)
 
@@ -182,7 +182,7 @@ def unpaired_speedup(old_ms: Launches, new_ms: Launches) -> Speedup:
     if min(counts) < FEWEST_ROUNDS:
         raise InvalidOption(
             f"{counts[0]} and {counts[1]} rounds; at least {FEWEST_ROUNDS} of each are required",
-            hint="measure longer: --max-time",
+            hint="raise `max_time_s`",
         )
     old, new = (level_of(logarithms(launches)) for launches in (old_ms, new_ms))
     return speedup_with_interval(old.mean - new.mean, [old, new])

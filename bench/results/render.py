@@ -148,8 +148,8 @@ def csv_row(row: Row) -> dict[str, Any]:
     value = row_json(row)
     cells = {name: value[name] for name in _SINGLE}
     for group, parts in _GROUPS.items():
-        found = value[group] or {}
-        cells |= {_column(group, part): found.get(part) for part in parts}
+        figures = value[group] or {}
+        cells |= {_column(group, part): figures.get(part) for part in parts}
     return cells
 
 

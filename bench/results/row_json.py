@@ -142,42 +142,42 @@ def read_row(value: Mapping[str, Any]) -> Row:
     )
 
 
-def accuracy_json(found: Accuracy) -> dict[str, Any]:
+def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
     """Return the `accuracy` of an entry."""
-    drop = found.drop
+    drop = accuracy.drop
     return {
-        "metric": found.metric,
-        "value": found.value,
+        "metric": accuracy.metric,
+        "value": accuracy.value,
         **({} if drop is None else {"drop_points": drop.value, "low": drop.low, "high": drop.high}),
-        "samples": found.samples,
-        "agreement": found.agreement,
-        "per_class": [dict(vars(one)) for one in found.per_class] or None,
-        "higher_is_better": found.higher_is_better,
+        "samples": accuracy.samples,
+        "agreement": accuracy.agreement,
+        "per_class": [dict(vars(one)) for one in accuracy.per_class] or None,
+        "higher_is_better": accuracy.higher_is_better,
     }
 
 
-def difference_json(found: Difference) -> dict[str, Any]:
+def difference_json(difference: Difference) -> dict[str, Any]:
     """Return the `difference` of an entry.
 
     `snr_db` and `max_abs_error` are null where they are infinite; `state` says which infinity.
     """
-    snr = found.snr_db
+    snr = difference.snr_db
     state = "equal" if snr == math.inf else "not finite" if snr == -math.inf else "finite"
     return {
-        "output": found.output,
+        "output": difference.output,
         "snr_db": _finite(snr),
         **({} if snr is None else {"state": state}),
-        "max_abs_error": _finite(found.max_abs_error),
-        "agreement": found.agreement,
-        "passed": found.passed,
-        "criterion": found.criterion,
+        "max_abs_error": _finite(difference.max_abs_error),
+        "agreement": difference.agreement,
+        "passed": difference.passed,
+        "criterion": difference.criterion,
     }
 
 
-def _energy_json(found: Energy | NoEnergy | None) -> dict[str, Any] | None:
-    if isinstance(found, NoEnergy):
-        return {"unavailable": found.reason}
-    return None if found is None else dict(vars(found))
+def _energy_json(energy: Energy | NoEnergy | None) -> dict[str, Any] | None:
+    if isinstance(energy, NoEnergy):
+        return {"unavailable": energy.reason}
+    return None if energy is None else dict(vars(energy))
 
 
 def _point_json(axis: str, point: CurvePoint) -> dict[str, Any]:
@@ -197,47 +197,47 @@ def _read_launches(value: Mapping[str, Any]) -> tuple[Launch, ...]:
 
 
 def _read_latency(value: Mapping[str, Any]) -> Latency | None:
-    found = _mapping(value.get("latency_ms"))
-    median = _positive(found.get("median"))
+    latency = _mapping(value.get("latency_ms"))
+    median = _positive(latency.get("median"))
     if median is None:
         return None
-    p90, p99, least, most = (_positive(found.get(key)) for key in ("p90", "p99", "min", "max"))
+    p90, p99, least, most = (_positive(latency.get(key)) for key in ("p90", "p99", "min", "max"))
     quantiles = [_positive(item) for item in value.get("latency_quantiles_ms") or ()]
     whole = tuple(sorted(item for item in quantiles if item is not None))
     shown = whole if len(whole) == len(quantiles) == _QUANTILES else ()
-    return Latency(median, p90, p99, least, most, _whole(found.get("calls")), shown)
+    return Latency(median, p90, p99, least, most, _whole(latency.get("calls")), shown)
 
 
-def _read_speedup(found: Mapping[str, Any]) -> Speedup | None:
-    value, low, high = (_positive(found.get(key)) for key in ("value", "low", "high"))
+def _read_speedup(speedup: Mapping[str, Any]) -> Speedup | None:
+    value, low, high = (_positive(speedup.get(key)) for key in ("value", "low", "high"))
     if value is None or low is None or high is None:
         return None
-    verdict = found.get("verdict")
+    verdict = speedup.get("verdict")
     return Speedup(
         value,
         low,
         high,
-        _whole(found.get("rounds")) or 0,
+        _whole(speedup.get("rounds")) or 0,
         # As it was said: files of a 95% interval hold the verdict of a 99% one.
         cast("Verdict", verdict) if verdict in get_args(Verdict) else verdict_of(low, high),
-        number(found.get("correlation_rounds")) or 1.0,
-        _whole(found.get("launches")) or 1,
+        number(speedup.get("correlation_rounds")) or 1.0,
+        _whole(speedup.get("launches")) or 1,
     )
 
 
-def _read_accuracy(found: Mapping[str, Any]) -> Accuracy | None:
-    value = number(found.get("value"))
+def _read_accuracy(accuracy: Mapping[str, Any]) -> Accuracy | None:
+    value = number(accuracy.get("value"))
     if value is None:
         return None
-    drop = number(found.get("drop_points"))
+    drop = number(accuracy.get("drop_points"))
     return Accuracy(
-        str(found["metric"]),
+        str(accuracy["metric"]),
         value,
-        None if drop is None else Interval(drop, number(found.get("low")), number(found.get("high"))),
-        _whole(found.get("samples")),
-        number(found.get("agreement")),
-        _read_classes(found.get("per_class")),
-        found.get("higher_is_better", True) is True,
+        None if drop is None else Interval(drop, number(accuracy.get("low")), number(accuracy.get("high"))),
+        _whole(accuracy.get("samples")),
+        number(accuracy.get("agreement")),
+        _read_classes(accuracy.get("per_class")),
+        accuracy.get("higher_is_better", True) is True,
     )
 
 
@@ -251,48 +251,48 @@ def _read_classes(value: object) -> tuple[ClassChange, ...]:
     return tuple(changes)
 
 
-def _read_difference(found: Mapping[str, Any]) -> Difference | None:
+def _read_difference(difference: Mapping[str, Any]) -> Difference | None:
     """Older files hold no `state`: equal outputs have an error of 0 there, infinite ones null."""
-    if not found:
+    if not difference:
         return None
-    snr, error = number(found.get("snr_db")), number(found.get("max_abs_error"))
-    state = found.get("state")
-    if snr is None and (state or "max_abs_error" in found):
+    snr, error = number(difference.get("snr_db")), number(difference.get("max_abs_error"))
+    state = difference.get("state")
+    if snr is None and (state or "max_abs_error" in difference):
         equal = state == "equal" if state else error == 0.0
         snr = math.inf if equal else -math.inf
         error = math.inf if error is None and not equal else error
     return Difference(
-        found.get("passed") is True,
-        str(found.get("output", "")),
+        difference.get("passed") is True,
+        str(difference.get("output", "")),
         snr,
         error,
-        number(found.get("agreement")),
-        str(found.get("criterion", "")),
+        number(difference.get("agreement")),
+        str(difference.get("criterion", "")),
     )
 
 
-def _read_energy(found: Mapping[str, Any]) -> Energy | NoEnergy | None:
-    energy = number(found.get("mj_per_sample"))
+def _read_energy(stored: Mapping[str, Any]) -> Energy | NoEnergy | None:
+    energy = number(stored.get("mj_per_sample"))
     if energy is not None:
-        return Energy(energy, str(found.get("source", "")))
-    return NoEnergy(str(found["unavailable"])) if found.get("unavailable") else None
+        return Energy(energy, str(stored.get("source", "")))
+    return NoEnergy(str(stored["unavailable"])) if stored.get("unavailable") else None
 
 
-def _read_warm_up(found: Mapping[str, Any]) -> WarmUp | None:
-    calls, seconds = _whole(found.get("calls")), number(found.get("seconds"))
+def _read_warm_up(warm_up: Mapping[str, Any]) -> WarmUp | None:
+    calls, seconds = _whole(warm_up.get("calls")), number(warm_up.get("seconds"))
     if calls is None or seconds is None:
         return None
-    return WarmUp(calls, seconds, found.get("stable") is True)
+    return WarmUp(calls, seconds, warm_up.get("stable") is True)
 
 
 def _read_curve(value: object, axis: str) -> tuple[CurvePoint, ...]:
     points = []
     for item in value if isinstance(value, list) else ():
-        found = _mapping(item)
-        count, median = _whole(found.get(axis)), _positive(found.get("median_ms"))
-        throughput = _positive(found.get("throughput_per_s"))
+        point = _mapping(item)
+        count, median = _whole(point.get(axis)), _positive(point.get("median_ms"))
+        throughput = _positive(point.get("throughput_per_s"))
         if count and median and throughput:
-            p90, p99 = _positive(found.get("p90_ms")), _positive(found.get("p99_ms"))
+            p90, p99 = _positive(point.get("p90_ms")), _positive(point.get("p99_ms"))
             points.append(CurvePoint(count, median, p99, throughput, p90))
     return tuple(points)
 
@@ -317,10 +317,10 @@ def _finite(value: float | None) -> float | None:
 
 
 def _positive(value: object) -> float | None:
-    found = number(value)
-    return found if found is not None and found > 0 else None
+    figure = number(value)
+    return figure if figure is not None and figure > 0 else None
 
 
 def _whole(value: object) -> int | None:
-    found = number(value)
-    return int(found) if found is not None and found >= 0 and found == int(found) else None
+    figure = number(value)
+    return int(figure) if figure is not None and figure >= 0 and figure == int(figure) else None

@@ -29,7 +29,7 @@ Statistics = NDArray[np.float64]
 
 def paired_interval(
     baseline: Statistics,
-    found: Statistics,
+    artifact: Statistics,
     drop: Callable[[Statistics, Statistics], NDArray[np.float64]],
     *,
     confidence: float = CONFIDENCE,
@@ -41,7 +41,7 @@ def paired_interval(
 
     Args:
         baseline: Statistics of the baseline, [units, ...].
-        found: Of the artifact for the same units; the other axes may differ.
+        artifact: Of the artifact for the same units; the other axes may differ.
         drop: Summed statistics [resamples, ...] of both, to the drops [resamples]; NaN where a resample
             has no value, which is then left out.
         confidence: Share of data sets whose interval is to hold the true drop.
@@ -51,14 +51,14 @@ def paired_interval(
         DataError: If the units do not pair up.
     """
     units = len(baseline)
-    if len(found) != units:
-        raise DataError(f"{len(found)} values against {units} of the baseline; as many are required")
+    if len(artifact) != units:
+        raise DataError(f"{len(artifact)} values against {units} of the baseline; as many are required")
     if units < FEWEST_UNITS:
         return None
-    if np.array_equal(baseline, found):
+    if np.array_equal(baseline, artifact):
         return 0.0, 0.0
     drops = np.concatenate(
-        [drop(_sums(weights, baseline), _sums(weights, found)) for weights in resamples(units, count)]
+        [drop(_sums(weights, baseline), _sums(weights, artifact)) for weights in resamples(units, count)]
     )
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(drops[~np.isnan(drops)], [tail, 1.0 - tail])

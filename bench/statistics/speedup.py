@@ -82,7 +82,7 @@ def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
     if count < FEWEST_ROUNDS:
         raise InvalidOption(
             f"{count} rounds in common; at least {FEWEST_ROUNDS} are required",
-            hint="give more time: --max-time",
+            hint="raise `max_time_s`",
         )
     return level_of(pairs)
 

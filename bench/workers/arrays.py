@@ -39,8 +39,8 @@ def load_array(path: str | Path, name: str) -> NDArray[Any]:
     """
     with np.load(path, allow_pickle=False) as stored:
         key = next((key for key in stored.files if _name(key) == name), name)
-        found: NDArray[Any] = stored[key]
-        return found
+        array: NDArray[Any] = stored[key]
+        return array
 
 
 def _name(key: str) -> str:

@@ -36,10 +36,10 @@ class Interpreters:
                     answer = worker.ask("why_not", engine=engine_name)
             except WorkerError as error:
                 raise InvalidOption(
-                    f"--python {engine_name}={python}: cannot serve a worker: {error.message}",
+                    f"`python` {engine_name}={python}: cannot serve a worker: {error.message}",
                     hint="it needs Python 3.10 or newer with numpy, onnx and the runtime; "
                     'a script must pass its arguments on: exec python "$@"',
-                    option="--python",
+                    option="python",
                 ) from error
             self._answers[engine_name] = str(answer["why_not"])
         return self._answers[engine_name]
@@ -52,19 +52,19 @@ def parse_interpreters(texts: Iterable[str]) -> Interpreters:
         InvalidOption: If one is spelled otherwise, names no engine, or an engine twice.
         MissingFile: If there is no such executable.
     """
-    found: dict[str, str] = {}
+    by_engine: dict[str, str] = {}
     for text in texts:
         name, equals, python = text.partition("=")
         if not (name and equals and python):
             raise InvalidOption(
-                f"--python {text!r}: ENGINE=INTERPRETER is required, as tensorrt=/opt/trt/bin/python",
-                option="--python",
+                f"`python` {text!r}: ENGINE=INTERPRETER is required, as tensorrt=/opt/trt/bin/python",
+                option="python",
             )
         engine(name)  # or it says which there are
-        if name in found:
-            raise InvalidOption(f"--python {name}: is given twice", option="--python")
+        if name in by_engine:
+            raise InvalidOption(f"`python` {name}: is given twice", option="python")
         path = shutil.which(python)
         if path is None:
-            raise MissingFile(f"--python {text}: there is no executable {python}", file=python)
-        found[name] = path
-    return Interpreters(found)
+            raise MissingFile(f"`python` {text}: there is no executable {python}", file=python)
+        by_engine[name] = path
+    return Interpreters(by_engine)

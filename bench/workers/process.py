@@ -57,7 +57,7 @@ class Worker:
         except OSError as error:
             self._log.close()
             raise InvalidOption(
-                f"interpreter {python}: cannot be run ({error.strerror})", option="--python"
+                f"`python` {python}: cannot be run ({error.strerror})", option="python"
             ) from error
         self._answers: queue.Queue[bytes] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)

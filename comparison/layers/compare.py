@@ -22,7 +22,7 @@ from .polygraphy_results import require_polygraphy, save_results
 from .samples import write_samples
 from .search import Search, packed
 from .sides import Side, artifact_side, input_casts, reference_side
-from .taps import Taps
+from .taps import LayerRuns
 
 SAMPLES = 8
 """Enough to place a fault: a tensor has thousands of elements in each."""
@@ -66,22 +66,22 @@ def layer_diff(
         DataError, ModelError, WorkerError, EngineUnavailable: If one side cannot run.
     """
     if taps is not None and taps < 1:
-        raise InvalidOption(f"--taps {taps}: at least 1 is required", option="--taps")
+        raise InvalidOption(f"`taps` {taps}: at least 1 is required", option="taps")
     if samples < 1:
-        raise InvalidOption(f"--samples {samples}: at least 1 is required", option="--samples")
+        raise InvalidOption(f"`samples` {samples}: at least 1 is required", option="samples")
     if threshold_db is not None and math.isnan(threshold_db):
-        raise InvalidOption("--threshold: a number of decibels is required", option="--threshold")
+        raise InvalidOption("`threshold`: a number of decibels is required", option="threshold")
     if results is not None:
         require_polygraphy()
     left, right = reference_side(reference, trust=trust), artifact_side(artifact, trust=trust)
     casts = input_casts(left, right)
     progress("pair tensors")
-    assert left.outline is not None, "`reference_side` takes ONNX files alone"
+    assert left.weightless is not None, "`reference_side` takes ONNX files alone"
     pairs = _pairs(left, right)
     remove_stale(Path(tempfile.gettempdir()), _TEMPORARY)
     with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY}{os.getpid()}-") as folder:
-        found = write_samples(left.outline, data, Path(folder) / "samples", limit=samples)
-        runs = Taps(left, right, pairs, found, threads=threads, casts=casts, progress=progress)
+        written = write_samples(left.weightless, data, Path(folder) / "samples", limit=samples)
+        runs = LayerRuns(left, right, pairs, written, threads=threads, casts=casts, progress=progress)
         comparison = _Comparison(runs, taps or len(pairs.pairs), threshold_db, keep=results is not None)
         comparison.run()
         if not comparison.errors:
@@ -93,13 +93,13 @@ def layer_diff(
 
 
 def _pairs(reference: Side, artifact: Side) -> Pairs:
-    assert reference.outline is not None
-    if artifact.outline is None:
-        pairs = pair_outputs(reference.outline.model, [tensor.name for tensor in artifact.io.outputs])
+    assert reference.weightless is not None
+    if artifact.weightless is None:
+        pairs = pair_outputs(reference.weightless.model, [tensor.name for tensor in artifact.io.outputs])
         if not pairs.pairs:
             raise InvalidOption(f"{artifact.path}: none of its outputs is a tensor of {reference.path}")
         return pairs
-    pairs = pair_tensors(reference.outline.model, artifact.outline.model)
+    pairs = pair_tensors(reference.weightless.model, artifact.weightless.model)
     if not pairs.pairs:
         raise InvalidOption(
             f"{artifact.path}: none of its tensors is one of {reference.path}, by name or by structure",
@@ -111,7 +111,7 @@ def _pairs(reference: Side, artifact: Side) -> Pairs:
 class _Comparison:
     """What is known so far, and what is asked next."""
 
-    def __init__(self, runs: Taps, most: int, threshold_db: float | None, *, keep: bool) -> None:
+    def __init__(self, runs: LayerRuns, most: int, threshold_db: float | None, *, keep: bool) -> None:
         self.runs, self.most, self.pairs = runs, most, runs.pairs.pairs
         precision = runs.artifact.precision
         self.threshold_db = THRESHOLD_DB[precision] if threshold_db is None else threshold_db
@@ -187,13 +187,13 @@ class _Comparison:
             if index not in self.errors:
                 self.search.skip(index)
 
-    def _take(self, found: dict[int, ErrorSums]) -> None:
-        self.errors.update(found)
-        self.search.found({index: sums.snr_db for index, sums in found.items()})
+    def _take(self, measured: dict[int, ErrorSums]) -> None:
+        self.errors.update(measured)
+        self.search.record({index: sums.snr_db for index, sums in measured.items()})
 
     def _worst(self) -> int:
-        found = self.search.bad(self.threshold_db)
-        return found if found is not None else min(self.errors, key=lambda i: self.errors[i].snr_db)
+        bad = self.search.bad(self.threshold_db)
+        return bad if bad is not None else min(self.errors, key=lambda i: self.errors[i].snr_db)
 
     def _near(self, index: int) -> list[int]:
         """Pairs up to two steps before and behind one."""
@@ -210,7 +210,7 @@ class _Comparison:
 
     def _walk(self, start: int, way: int) -> list[tuple[int, int, int]]:
         """(pair, steps, pair that it hangs on) up to two steps one way, depth first."""
-        found: list[tuple[int, int, int]] = []
+        neighbours: list[tuple[int, int, int]] = []
 
         def visit(index: int, steps: int) -> None:
             if way < 0:
@@ -218,12 +218,12 @@ class _Comparison:
             else:
                 near = [i for i, pair in enumerate(self.pairs) if index in pair.parents]
             for one in near:
-                found.append((one, steps, index))
+                neighbours.append((one, steps, index))
                 if abs(steps) < 2:
                     visit(one, steps + way)
 
         visit(start, way)
-        return found
+        return neighbours
 
     def _around(self, bad: int) -> list[Neighbour]:
         nodes: list[Neighbour] = [self._neighbour(bad, 0, None)]
@@ -255,18 +255,18 @@ class _Comparison:
         )
 
     def _warnings(self, casts: dict[str, str]) -> list[str]:
-        found = [
+        warnings = [
             f"output {name!r} changes when tensors are tapped: {sums.snr_db:.1f} dB against itself; the "
             "fusions differ, and so may the tensors"
             for name, sums in self.runs.changed.items()
             if sums.snr_db < self.outputs.get(name, sums).snr_db + _TELLING_DB
             and sums.snr_db < self.search.cap_db
         ]
-        found += [f"input {name!r} is rounded to {kind} for the artifact" for name, kind in casts.items()]
+        warnings += [f"input {name!r} is rounded to {kind} for the artifact" for name, kind in casts.items()]
         for index, why in self.runs.refused.items():
-            found.append(f"tensor {self.pairs[index].reference!r} cannot be compared: {why}")
+            warnings.append(f"tensor {self.pairs[index].reference!r} cannot be compared: {why}")
         if not self.outputs:
-            found.append(
+            warnings.append(
                 "the outputs do not pair up by name, and their number differs: they are not compared"
             )
-        return found
+        return warnings

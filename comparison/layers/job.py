@@ -97,8 +97,8 @@ class _Work:
             folder = Path(job["reference_outputs"]) / job["outputs"][name]
             self._compare(name, Form(), folder, number, array)
         if tap is None and job["own_outputs"] and name in job["own"]:
-            found = self.changed.setdefault(name, ErrorSums())
-            _compare_file(found, Path(job["own_outputs"]) / job["own"][name], number, array, Form())
+            sums = self.changed.setdefault(name, ErrorSums())
+            _compare_file(sums, Path(job["own_outputs"]) / job["own"][name], number, array, Form())
         place = tap["file"] if tap is not None else job["own"].get(name)
         if job["write"] and place is not None:
             folder = Path(job["write"]) / place

@@ -50,9 +50,9 @@ class Layer:
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of `layers.json`; null stands for a ratio or an error without a finite value."""
-        found = {name: _finite(value) for name, value in vars(self).items()}
+        values = {name: _finite(value) for name, value in vars(self).items()}
         state = "equal" if self.snr_db == math.inf else "finite" if self.snr_db > -math.inf else "not finite"
-        return {**found, "state": state}
+        return {**values, "state": state}
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class LayerDiff:
             "runs": self.runs,
             "peak_memory_bytes": self.peak_memory_bytes,
             "plain_peak_memory_bytes": self.plain_peak_memory_bytes,
-            "memory_bytes": {side: dict(found) for side, found in self.memory_bytes.items()},
+            "memory_bytes": {side: dict(bytes_by_run) for side, bytes_by_run in self.memory_bytes.items()},
             "warnings": list(self.warnings),
         }
 

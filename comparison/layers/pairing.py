@@ -156,10 +156,10 @@ class _Walk:
             if not name or name in self.constants:
                 continue
             self.upstream[name], self.nearest[name] = before, nearest
-            found = self._partner(node, index, name)
-            if found is None:
+            match = self._partner(node, index, name)
+            if match is None:
                 continue
-            partner, form, maker = found
+            partner, form, maker = match
             self.as_ref.setdefault(name, partner)
             self.upstream[name] = before | 1 << len(self.pairs)
             self.nearest[name] = frozenset([len(self.pairs)])
@@ -233,8 +233,8 @@ class _Walk:
                 return str(maker.input[0]) if maker.input[0] in reference.floats else None
             if same or folded or name in self.outputs:
                 return name
-        found = self._by_node(node, index) or self._by_structure(node, index)
-        return self._after_activation(found, name) if _fuses_activation(node) else found
+        partner = self._by_node(node, index) or self._by_structure(node, index)
+        return self._after_activation(partner, name) if _fuses_activation(node) else partner
 
     def _by_node(self, node: onnx.NodeProto, index: int) -> str | None:
         twin = self.reference.nodes.get(plain_name(node))

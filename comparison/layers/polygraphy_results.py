@@ -15,7 +15,7 @@ from ...errors import EngineUnavailable
 from ...progress import quiet
 
 if TYPE_CHECKING:
-    from .taps import Taps
+    from .taps import LayerRuns
 
 
 def require_polygraphy() -> None:
@@ -28,13 +28,13 @@ def require_polygraphy() -> None:
         import polygraphy.comparator  # noqa: F401
     except ImportError as error:
         raise EngineUnavailable(
-            f"--save-results: Polygraphy cannot be imported ({error})",
+            f"`save_results`: Polygraphy cannot be imported ({error})",
             hint="pip install 'qcompile[cpu]'",
             engine="polygraphy",
         ) from error
 
 
-def save_results(runs: Taps, chosen: Sequence[int], path: Path) -> None:
+def save_results(runs: LayerRuns, chosen: Sequence[int], path: Path) -> None:
     """Run both sides once more and save the values of pairs, under the names of the reference.
 
     The runners are "reference" and "artifact"; one iteration is one batch.
@@ -54,9 +54,9 @@ def save_results(runs: Taps, chosen: Sequence[int], path: Path) -> None:
 
 
 def _iterations(
-    runs: Taps, by_name: dict[str, int], folder: Path, *, scaled: bool
+    runs: LayerRuns, by_name: dict[str, int], folder: Path, *, scaled: bool
 ) -> list[dict[str, NDArray[Any]]]:
-    found = []
+    iterations = []
     for number in range(len(runs.samples.where)):
         outputs = {}
         for name, index in by_name.items():
@@ -67,5 +67,5 @@ def _iterations(
                 pieces = [np.asarray(piece) for piece in form.pieces(array, max(array.size, 1))]
                 array = np.concatenate(pieces).reshape(array.shape) if pieces else array.astype(np.float32)
             outputs[name] = array
-        found.append(outputs)
-    return found
+        iterations.append(outputs)
+    return iterations

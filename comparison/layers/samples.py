@@ -79,7 +79,7 @@ def _check_plain(feeds: Feeds, where: str) -> None:
         if array.dtype.name == "bfloat16" or array.dtype.kind in "OSU":
             raise DataError(
                 f"{where}: input {name!r} is of {array.dtype.name}, which layers are not compared on",
-                hint="leave --layers out to compare the outputs",
+                hint="leave `layers` out to compare the outputs",
                 tensor=name,
             )
 

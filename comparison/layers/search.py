@@ -37,7 +37,7 @@ class Search:
         self.snr_db: dict[int, float] = {}
         self._skipped = 0
 
-    def found(self, snr_db: Mapping[int, float]) -> None:
+    def record(self, snr_db: Mapping[int, float]) -> None:
         """Take in what was measured."""
         self.snr_db.update(snr_db)
 
@@ -122,12 +122,12 @@ def packed(indexes: Sequence[int], fits: Callable[[Sequence[int]], bool], most: 
 
 
 def _bits(mask: int) -> list[int]:
-    found = []
+    positions = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        positions.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return positions
 
 
 def _largest(drops: Mapping[int, float]) -> int:

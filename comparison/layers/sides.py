@@ -25,14 +25,14 @@ class Side:
     Attributes:
         path, runtime: The file, and the name of its engine.
         precision: "fp32", "tf32", "fp16", "bf16", "fp8", "int8" or "int4".
-        outline: The graph; None for an engine, which shows its outputs alone.
+        weightless: The graph; None for an engine, which shows its outputs alone.
         io: Inputs and outputs.
     """
 
     path: Path
     runtime: str
     precision: str
-    outline: WeightlessModel | None
+    weightless: WeightlessModel | None
     io: ModelIO
 
     @property
@@ -43,8 +43,8 @@ class Side:
     @property
     def layers(self) -> int:
         """Number of nodes that do the arithmetic; 1 where that is not known."""
-        found = weighted_nodes(self.outline.model).values() if self.outline else ()
-        return max(1, sum(map(len, found)))
+        nodes = weighted_nodes(self.weightless.model).values() if self.weightless else ()
+        return max(1, sum(map(len, nodes)))
 
 
 def reference_side(reference: str, *, trust: bool = False) -> Side:
@@ -75,7 +75,7 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
     if path.suffix not in (".onnx", ".engine", ".plan"):
         raise InvalidOption(
             f"{artifact}: its layers cannot be looked at; an ONNX file or an engine is required",
-            hint="leave --layers out to compare the outputs",
+            hint="leave `layers` out to compare the outputs",
         )
     require_file(path, what="artifact")
     runtime = engine_of(artifact, trust=trust)
@@ -91,11 +91,11 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
         )
     if path.suffix != ".onnx":
         return _engine_side(path, runtime, manifest)
-    outline = read_weightless(path)
-    precision = graph_precision(outline.model)
+    weightless = read_weightless(path)
+    precision = graph_precision(weightless.model)
     if precision == "fp32" and manifest is not None and manifest.precision in ("fp16", "bf16"):
         precision = manifest.precision  # a hint to the runtime: the graph is float32
-    return Side(path, runtime, precision, outline, outline.io)
+    return Side(path, runtime, precision, weightless, weightless.io)
 
 
 def _engine_side(path: Path, runtime: str, manifest: Manifest | None) -> Side:
@@ -124,14 +124,14 @@ def input_casts(reference: Side, artifact: Side) -> dict[str, str]:
             hint="compare an artifact with the model that it was made from",
         )
     for tensor in reference.io.inputs:
-        wanted = theirs[tensor.name].dtype
-        if wanted == tensor.dtype:
+        dtype = theirs[tensor.name].dtype
+        if dtype == tensor.dtype:
             continue
-        if not (wanted in ("float16", "float32") and "float" in tensor.dtype):
+        if not (dtype in ("float16", "float32") and "float" in tensor.dtype):
             raise InvalidOption(
-                f"input {tensor.name!r} is {tensor.dtype} in {reference.name} and {wanted} in {artifact.name}"
+                f"input {tensor.name!r} is {tensor.dtype} in {reference.name} and {dtype} in {artifact.name}"
             )
-        casts[tensor.name] = wanted
+        casts[tensor.name] = dtype
     return casts
 
 

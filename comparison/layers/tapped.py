@@ -67,26 +67,26 @@ def open_tapped(
         with load(str(path), threads=threads, io=io, trust=True) as runner:
             yield _Plain(runner)
         return
-    outline = read_weightless(path)
-    model, outputs = with_taps(outline.model, names)
+    weightless = read_weightless(path)
+    model, outputs = with_taps(weightless.model, names)
     if runtime == "openvino":
-        with _openvino(outline, model, outputs, threads, folder) as opened:
+        with _openvino(weightless, model, outputs, threads, folder) as opened:
             yield opened
         return
     manifest = read_manifest(path)
     built = manifest is not None and manifest.stage == "build"
     # The layout level crashes the process on some float16 graphs: see `session_options`.
-    options = session_options(threads, layouts=not holds_half(outline.model), optimize=not built)
+    options = session_options(threads, layouts=not holds_half(weightless.model), optimize=not built)
     options.enable_cpu_mem_arena = False
     weights = str(path.resolve().parent)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
     session = make_session(path, options, content=model.SerializeToString())
-    del model, outline
+    del model, weightless
     yield _Session(session, names, outputs)
 
 
 def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return a copy of an outline whose outputs hold tensors too, and tensor to the output that holds it.
+    """Return a copy of a model whose outputs hold tensors too, and tensor to the output that holds it.
 
     numpy has no bfloat16: such a tensor comes out widened, exactly.
     """
@@ -121,8 +121,8 @@ class _Plain(Opened):
 
     def run(self, feeds: Feeds, where: str) -> Arrays:
         with _translated(where):
-            found = self._runner.infer(feeds)
-        yield from _emptied(found)
+            arrays = self._runner.infer(feeds)
+        yield from _emptied(arrays)
 
 
 class _Session(Opened):
@@ -136,14 +136,14 @@ class _Session(Opened):
 
         with _translated(where):
             if any(array.dtype.kind in "OSUT" for array in feeds.values()):
-                found = self._session.run(self._asked, feeds)
+                fetched = self._session.run(self._asked, feeds)
             else:
                 make = onnxruntime.OrtValue.ortvalue_from_numpy
                 values = {name: make(array) for name, array in feeds.items()}
-                found = self._session.run_with_ort_values(self._asked, values)
-        found = list(found)
+                fetched = self._session.run_with_ort_values(self._asked, values)
+        fetched = list(fetched)
         for name in self.names:
-            value = found.pop(0)
+            value = fetched.pop(0)
             yield name, value.numpy() if hasattr(value, "numpy") else value
 
 
@@ -156,13 +156,17 @@ class _Compiled(Opened):
 
     def run(self, feeds: Feeds, where: str) -> Arrays:
         with _translated(where):
-            found = self._runner.infer(feeds)
-        yield from _emptied({name: found[self._outputs.get(name, name)] for name in self.names})
+            arrays = self._runner.infer(feeds)
+        yield from _emptied({name: arrays[self._outputs.get(name, name)] for name in self.names})
 
 
 @contextlib.contextmanager
 def _openvino(
-    outline: WeightlessModel, model: onnx.ModelProto, outputs: Mapping[str, str], threads: int, folder: Path
+    weightless: WeightlessModel,
+    model: onnx.ModelProto,
+    outputs: Mapping[str, str],
+    threads: int,
+    folder: Path,
 ) -> Iterator[Opened]:
     """Write the tapped graph beside links to the weights and the manifest, which says the precision."""
     import onnx
@@ -171,8 +175,8 @@ def _openvino(
 
     place = folder / "openvino"
     place.mkdir()
-    path = outline.path.resolve()
-    for file in [path, *external_files(path, outline.model)]:
+    path = weightless.path.resolve()
+    for file in [path, *external_files(path, weightless.model)]:
         _link(file, place / file.name)
     tapped = place / "tapped.onnx"
     onnx.save(model, str(tapped))
@@ -190,9 +194,9 @@ def _link(file: Path, beside: Path) -> None:
         shutil.copyfile(file, beside)
 
 
-def _emptied(found: dict[str, NDArray[Any]]) -> Arrays:
-    for name in list(found):
-        yield name, found.pop(name)
+def _emptied(arrays: dict[str, NDArray[Any]]) -> Arrays:
+    for name in list(arrays):
+        yield name, arrays.pop(name)
 
 
 @contextlib.contextmanager
@@ -206,7 +210,7 @@ def _translated(where: str) -> Iterator[None]:
     except Exception as error:  # the exceptions of runtimes share no narrower base
         raise DataError(
             f"{where}: the model failed on it: {first_line(error)}",
-            hint="check the sample's shape and values against the model, or give --data",
+            hint="check the sample's shape and values against the model, or give `data`",
             sample=where,
         ) from error
 

@@ -25,7 +25,7 @@ SHARE = 0.12
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 4}  # bfloat16 is widened
 
 
-class Taps:
+class LayerRuns:
     """The runs of one comparison.
 
     Attributes:
@@ -95,8 +95,8 @@ class Taps:
             own_outputs=str(self.folder / "outputs"),
         )
         shutil.rmtree(written)
-        for name, found in answer["changed"].items():
-            sums = ErrorSums.from_json(found)
+        for name, stored in answer["changed"].items():
+            sums = ErrorSums.from_json(stored)
             if name not in self.changed or sums.snr_db < self.changed[name].snr_db:
                 self.changed[name] = sums
         by_name = {self.pairs.pairs[index].artifact: index for index in chosen}
@@ -141,14 +141,14 @@ class Taps:
 
     def _compared(self, chosen: Sequence[int], written: str) -> dict[str, Any]:
         """What a run of the artifact is told so that it compares; an engine has its outputs and no taps."""
-        if self.artifact.outline is not None:
+        if self.artifact.weightless is not None:
             return {"taps": self._artifact_taps(chosen), "reference": written}
         files = {self.pairs.pairs[index].artifact: self.tap_file(index) for index in chosen}
         return {"outputs": files, "reference_outputs": written}
 
     def _written(self, chosen: Sequence[int]) -> dict[str, Any]:
         """What a run of the artifact is told so that it writes."""
-        if self.artifact.outline is not None:
+        if self.artifact.weightless is not None:
             return {"taps": self._artifact_taps(chosen)}
         return {"own": {self.pairs.pairs[index].artifact: self.tap_file(index) for index in chosen}}
 
@@ -193,9 +193,9 @@ class Taps:
 
     def _bytes(self) -> dict[str, list[int]]:
         """What each tap takes on either side, in bytes; of an unknown size, as much as the largest."""
-        assert self.reference.outline is not None
-        sizes = tensor_sizes(self.reference.outline.model, self.samples.shapes)
-        types = infer_types(self.artifact.outline.model) if self.artifact.outline else {}
+        assert self.reference.weightless is not None
+        sizes = tensor_sizes(self.reference.weightless.model, self.samples.shapes)
+        types = infer_types(self.artifact.weightless.model) if self.artifact.weightless else {}
         pairs = self.pairs.pairs
         largest = max((sizes[p.reference] for p in pairs if p.reference in sizes), default=0)
         elements = [sizes.get(pair.reference, largest) for pair in pairs]

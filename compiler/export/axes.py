@@ -56,7 +56,7 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
         if isinstance(extent, int):
             raise ExportError(
                 f"axis {axis} ({name}) of input {tensor!r} cannot be dynamic: PyTorch made it {extent}",
-                hint="give that axis a number in --input, or leave it out of --dynamic",
+                hint="give that axis a number in `inputs`, or leave it out of `dynamic`",
                 reason="axis",
             )
         expression = extent.node.expr
@@ -68,8 +68,8 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
     guards = [] if proven else read_guards((guard.expr for guard in environment.guards), traced)
     names: dict[str, str] = {}
     ranges: dict[str, AxisRange] = dict(example.ranges) if proven else {}
-    for name, found in expressions.items():
-        for expression in dict.fromkeys(found):
+    for name, uses in expressions.items():
+        for expression in dict.fromkeys(uses):
             factor = _factor(expression)
             if factor is None:
                 continue
@@ -86,7 +86,7 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
                 if ranges[name].minimum == ranges[name].maximum:
                     raise ExportError(
                         f"axis {name!r} cannot be dynamic: the model takes {ranges[name].minimum} alone",
-                        hint="give that axis a number in --input, or leave it out of --dynamic",
+                        hint="give that axis a number in `inputs`, or leave it out of `dynamic`",
                         reason="axis",
                     )
     everything = AxisRange()
@@ -136,8 +136,8 @@ def _factor(expression: Any) -> int | None:
 
 def _equal(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
     sets: list[set[str]] = []
-    for name, found in expressions.items():
-        joined = {name, *(other for other, theirs in expressions.items() if set(theirs) & set(found))}
+    for name, own in expressions.items():
+        joined = {name, *(other for other, theirs in expressions.items() if set(theirs) & set(own))}
         for known in [known for known in sets if known & joined]:
             sets.remove(known)
             joined |= known
@@ -158,11 +158,11 @@ def _limits(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], kno
 def _both(first: AxisRange, second: AxisRange, name: str) -> AxisRange:
     """The extents that lie in both ranges."""
     limits = [limit for limit in (first.maximum, second.maximum) if limit is not None]
-    found = AxisRange(
+    common = AxisRange(
         max(first.minimum, second.minimum),
         min(limits, default=None),
         math.lcm(first.multiple, second.multiple),
     )
-    if found.maximum is not None and found.maximum < found.minimum:
+    if common.maximum is not None and common.maximum < common.minimum:
         raise ExportError(f"axis {name!r} cannot be dynamic: no extent suits all inputs that share it")
-    return found
+    return common

@@ -117,12 +117,12 @@ def require_axes(example: Example, written: Any, label: str) -> None:
     Raises:
         ExportError: Naming the axis.
     """
-    found = {tensor.name: tensor for tensor in written}
+    by_name = {tensor.name: tensor for tensor in written}
     for tensor in example.inputs:
         for axis, name in tensor.dynamic_axes.items():
-            if tensor.name in found and axis not in found[tensor.name].dynamic_axes:
+            if tensor.name in by_name and axis not in by_name[tensor.name].dynamic_axes:
                 raise ExportError(
                     f"{label}: axis {axis} ({name}) of input {tensor.name!r} cannot be dynamic: the exporter "
-                    f"wrote {found[tensor.name]}",
+                    f"wrote {by_name[tensor.name]}",
                     hint="the model fixes that axis; leave it out",
                 )

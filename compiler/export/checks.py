@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from .axes import Axes
 from .original import Original
 
 _FEW = 16  # a first axis traced with no more is a batch: 1 and 3 are what is checked
+_TRACED_BATCHES = 16  # of the data, that a trace is compared on
 _BEYOND = 4096  # extents beyond a limit that are tried, at most
 
 
@@ -74,27 +76,29 @@ class Comparison:
         if self.traced and not self.original.data:
             other = self.original.example.at({}, seed=1)
             yield self.compare("same outputs as PyTorch on other values", _varied(other))
-        if self.original.data is not None:
-            yield self.compare("same outputs as PyTorch on the data", self.original.data)
+        if self.original.samples is not None:
+            # A trace holds the branches of one sample; others may take other ones.
+            batches = itertools.islice(self.original.samples, _TRACED_BATCHES if self.traced else 1)
+            yield self.compare("same outputs as PyTorch on the data", *(batch.feeds for batch in batches))
 
-    def compare(self, subject: str, feeds: Feeds) -> Check:
-        """Compare once.
+    def compare(self, subject: str, *inputs: Feeds) -> Check:
+        """Compare on one or several inputs.
 
         Raises:
             ModelError: If the original raises, or the file differs or raises.
         """
-        reference = self.original.outputs(feeds)
-        check = self._compare(subject, reference, feeds)
+        check = self._compare(subject, *((self.original.outputs(feeds), feeds) for feeds in inputs))
         if not check.passed:
-            self._refuse(check, feeds)
+            self._refuse(check, inputs[0])
         return check
 
-    def _compare(self, subject: str, reference: Outputs, feeds: Feeds) -> Check:
+    def _compare(self, subject: str, *runs: tuple[Outputs, Feeds]) -> Check:
+        """Compare the outputs of the original, each with what the file computes of the same input."""
         try:
-            found = self.session(feeds)
+            pairs = [(reference, self.session(feeds)) for reference, feeds in runs]
         except ModelError as error:
             return Check(subject, False, error.message)
-        return compare_outputs(subject, self.names, [(reference, found)], lowest_db=self.lowest_db)
+        return compare_outputs(subject, self.names, pairs, lowest_db=self.lowest_db)
 
     def _axis(self, names: frozenset[str]) -> Iterator[Check]:
         """Checks of one axis, at other extents than the traced one."""
@@ -115,7 +119,7 @@ class Comparison:
                     self._set_minimum(names, 2)
                 continue
             self.progress(f"compare with PyTorch at {name} {extent}")
-            check = self._compare(f"same outputs as PyTorch at {name} {extent}", reference, feeds)
+            check = self._compare(f"same outputs as PyTorch at {name} {extent}", (reference, feeds))
             if not check.passed and extent == 1 and names & self.axes.assumed:
                 self._set_minimum(names, 2)  # PyTorch assumed that the axis is never 1
                 continue
@@ -178,7 +182,7 @@ class Comparison:
             raise ExportError(
                 f"{self.original.label}: axis {name!r} cannot be dynamic without a range: the model "
                 f"branches on its extent, and the file is right for {spelled(limits)} alone",
-                hint=f"say so in --input: {name}={limits.minimum}..{limits.maximum}",
+                hint=f"declare the range in `inputs`: {name}={limits.minimum}..{limits.maximum}",
             )
         self._lower_minimum(names, max(asked.minimum, 2) - 1)
         if step > 1 and self._look(names, self.example.extents[next(iter(names))] + 1) == "differs":
@@ -193,13 +197,13 @@ class Comparison:
         step, least = limits.multiple, limits.minimum
         if least - step <= below:
             return
-        found = self._look(names, least - step)
-        if found == "differs":
+        outcome = self._look(names, least - step)
+        if outcome == "differs":
             name = " = ".join(sorted(names))
             self.warnings.append(
                 f"axis {name!r}: below {least} this file computes something else than the model"
             )
-        if found != "equal":
+        if outcome != "equal":
             return
         least -= step
         while (least - 1) // step * step > below:  # by bisection: each side runs a few times
@@ -216,10 +220,10 @@ class Comparison:
             return "refused"
         feeds = self.example.at(dict.fromkeys(names, extent))
         try:
-            reference, found = self.original.outputs(feeds), self.session(feeds)
+            reference, outputs = self.original.outputs(feeds), self.session(feeds)
         except ModelError:
             return "refused"
-        equal = compare_outputs("", self.names, [(reference, found)], lowest_db=self.lowest_db).passed
+        equal = compare_outputs("", self.names, [(reference, outputs)], lowest_db=self.lowest_db).passed
         return "equal" if equal else "differs"
 
     def _refuse(self, check: Check, feeds: Feeds) -> NoReturn:
@@ -235,7 +239,7 @@ class Comparison:
             hint="branches of Python on values or extents are frozen at export"
             + (
                 f"; {', '.join(made)} {'is' if len(made) == 1 else 'are'} made up: return (module, example) "
-                "from the function, or give --data, if the model takes no such input"
+                "from the function, or give `data`, if the model takes no such input"
                 if made
                 else ""
             ),

@@ -26,7 +26,7 @@ from .capture import require_axes
 from .checks import Comparison, open_session, spelled
 from .manifest import axis_options, export_manifest, input_notes
 from .onnx_source import take_onnx
-from .original import Original, kept_mode, prepared
+from .original import Original, kept_mode, open_original
 from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
 
 DEFAULT_OPSET = 20
@@ -45,6 +45,7 @@ def export(
     opset_version: int = DEFAULT_OPSET,
     target: Target | None = None,
     data: str | None = None,
+    freeze_branches: bool = False,
     trust: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
@@ -63,6 +64,8 @@ def export(
             told, or "onnxruntime", by default. A float model is the same for all.
         data: Samples (`data.batches`) in place of random input: for tracing, where the model has no
             example, and for every comparison.
+        freeze_branches: Export a model that branches on values of its input, with the branches that its
+            example takes. A warning lists their places; samples that take other branches fail the comparison.
         trust: Load a `.pt2` that runs code when it is loaded all the same.
         progress: Told of every step.
 
@@ -95,10 +98,12 @@ def export(
             was_training, label = computes_otherwise_in_training(source), type(source).__name__
             loaded = LoadedModel(evaluated(source), None, was_training)
         _require_converted(loaded.module, label)
-        original = stack.enter_context(prepared(loaded, label, inputs, dynamic, data))
+        original = stack.enter_context(open_original(loaded, label, inputs, dynamic, data))
         names = name_outputs(outputs, original.reference)
         chosen = target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
-        return _export(original, names, output, opset_version, chosen, progress)
+        return _export(
+            original, names, output, opset_version, chosen, progress, freeze_branches=freeze_branches
+        )
 
 
 def _export(
@@ -108,11 +113,13 @@ def _export(
     opset_version: int,
     target: Target,
     progress: Progress,
+    *,
+    freeze_branches: bool,
 ) -> Artifact:
     label = original.label
     with writing(output) as path:
         progress("export to ONNX")
-        written = _write(original, names, opset_version, path)
+        written = _write(original, names, opset_version, path, freeze_branches=freeze_branches)
         example = original.example
         lower_to(path, opset_version, label)
         finish(path, target)
@@ -123,7 +130,7 @@ def _export(
         if opset(proto) != opset_version:
             raise ExportError(
                 f"{label}: opset {opset_version} was asked for; the exporter wrote {opset(proto)}",
-                hint=f"give --opset {opset(proto)}",
+                hint=f"give `opset` {opset(proto)}",
             )
         comparison = Comparison(
             original,
@@ -145,7 +152,7 @@ def _export(
         }
         warnings = [
             *original.warnings,
-            *_of_exporter(written.reason, label),
+            *_of_exporter(written, label, frozen=freeze_branches),
             *(
                 f"axis {name!r} takes {spelled(limits)}"
                 for name, limits in ranges.items()
@@ -157,7 +164,9 @@ def _export(
     return Artifact(output, manifest)
 
 
-def _write(original: Original, names: Sequence[str], opset_version: int, path: Path) -> Written:
+def _write(
+    original: Original, names: Sequence[str], opset_version: int, path: Path, *, freeze_branches: bool
+) -> Written:
     """Write the file; once more with larger extents, where those that were made up leave an axis too narrow.
 
     A length of which convolutions leave a single frame is such: the graph then holds for a single frame.
@@ -167,8 +176,9 @@ def _write(original: Original, names: Sequence[str], opset_version: int, path: P
         plain, module = is_plain(original.reference), original.loaded.module
         module = module if plain else TensorsOut(module, original.example)
         return write_model(
-            module, original.example, names, opset_version, path, original.label, flat=not plain
-        )
+            module, original.example, names, opset_version, path, original.label,
+            flat=not plain, freeze_branches=freeze_branches,
+        )  # fmt: skip
 
     written = write()
     first, narrow = original.example, _too_narrow(original.example, written)
@@ -195,13 +205,16 @@ def _too_narrow(example: Example, written: Written) -> list[str]:
     ]
 
 
-def _of_exporter(reason: str, label: str) -> list[str]:
-    if not reason:
+def _of_exporter(written: Written, label: str, *, frozen: bool) -> list[str]:
+    if not written.reason:
         return []
-    return [
+    said = [
         "exported by PyTorch's TorchScript-based exporter; the newer one could not: "
-        + reason.removeprefix(f"{label}: ")
+        + written.reason.removeprefix(f"{label}: ")
     ]
+    if frozen and written.frozen:
+        said.append(f"frozen as the example takes them: branches and values at {', '.join(written.frozen)}")
+    return said
 
 
 def _require_converted(module: Any, label: str) -> None:

@@ -52,7 +52,8 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
         return ExportError(
             f"{label}: forward branches on a value of its input{place}, which ONNX cannot freeze"
             f"{_line(text)}",
-            hint="use torch.where or torch.cond in place of the Python `if`",
+            hint="use torch.where or torch.cond in place of the Python `if`; `freeze_branches` exports the "
+            "branches that the example takes",
             module=module,
             reason="values",
         )
@@ -61,7 +62,7 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
         return ExportError(
             f"{label}: axis {constraint.group(1)} cannot be dynamic in this model: "
             f"{constraint.group(2).split('. If ')[0]}{_line(text)}",
-            hint="give that axis a number in --input, or leave it out of --dynamic",
+            hint="give that axis a number in `inputs`, or leave it out of `dynamic`",
             module=module,
             reason="axis",
         )

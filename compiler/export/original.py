@@ -32,7 +32,8 @@ class Original:
         example: What it is traced with.
         reference: What it returned on the example.
         others: Examples with other extents, where the extents were made up.
-        data: Feeds of the user's data, if there is any.
+        data: The first feeds of the user's data, if there is any.
+        samples: All of them.
         warnings: What the user should know of how it is run.
     """
 
@@ -42,6 +43,7 @@ class Original:
     reference: Any
     others: Sequence[Example] = ()
     data: Feeds | None = None
+    samples: Data | None = None
     warnings: list[str] = field(default_factory=list)
 
     def outputs(self, feeds: Feeds) -> Outputs:
@@ -68,7 +70,7 @@ class Original:
 
 
 @contextmanager
-def prepared(
+def open_original(
     loaded: LoadedModel,
     label: str,
     inputs: Sequence[str | TensorInfo],
@@ -83,7 +85,8 @@ def prepared(
         ExportError: If it returns what is no tensor.
     """
     first = make_example(loaded, inputs, dynamic)
-    feeds = next(iter(Data(data, first.inputs))).feeds if data is not None else None
+    samples = Data(data, first.inputs) if data is not None else None
+    feeds = next(iter(samples)).feeds if samples is not None else None
     tried = examples(loaded, inputs, dynamic, feeds) if feeds is not None or first.guessed else [first]
     example, reference = _first_that_runs(loaded, tried, label)
     others = tried[[one is example for one in tried].index(True) + 1 :]
@@ -101,7 +104,7 @@ def prepared(
             reference = run(loaded, example, example.feeds, label)
             _require_tensors(reference, label)
             warnings.append("the model returns a cache; it is exported with use_cache=False")
-        yield Original(loaded, label, example, reference, others, feeds, warnings)
+        yield Original(loaded, label, example, reference, others, feeds, samples, warnings)
     finally:
         for config in switched:
             config.use_cache = True
@@ -130,11 +133,11 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
     except Exception as error:
         made = [f"{name} ({format_shape(feeds[name].shape)})" for name in feeds if name in example.made]
         where = f"random input {', '.join(made)}" if made else "its input"
-        hint = "check the --input shapes and dtypes against forward()"
+        hint = "check the shapes and dtypes of `inputs` against forward()"
         if made:
             hint = (
-                "return (module, example) from the function, give --data, or --input with extents that suit "
-                "the model, such as x:[batch,3,height=64,width=64]"
+                "return (module, example) from the function, give `data`, or give `inputs` with extents that "
+                "suit the model, such as x:[batch,3,height=64,width=64]"
             )
         raise ModelError(
             f"{label}: raised {type(error).__name__} on {where}: {first_line(error)}", hint=hint
@@ -158,8 +161,8 @@ def _first_that_runs(loaded: LoadedModel, tried: Sequence[Example], label: str) 
 def _caching(module: Any) -> list[Any]:
     """Configurations of a model or its parts that have it return a cache."""
     configs = [getattr(part, "config", None) for part in module.modules()]
-    found = {id(config): config for config in configs if getattr(config, "use_cache", None) is True}
-    return list(found.values())
+    caching = {id(config): config for config in configs if getattr(config, "use_cache", None) is True}
+    return list(caching.values())
 
 
 def _require_tensors(reference: Any, label: str) -> None:

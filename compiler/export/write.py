@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import ExportError, QCompileError, UnsupportedOperator
+from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
 from ...model.example import Example
 from ...model.onnx_file import load_onnx, opset, save_onnx
 from ...model.outputs import flat_tensors
@@ -31,11 +32,19 @@ Exporter = Literal["dynamo", "torchscript"]
 
 @dataclass(frozen=True)
 class Written:
-    """How a file was written: by which exporter, with what axes, and why not by the first."""
+    """How a file was written.
+
+    Attributes:
+        exporter: Which exporter wrote it.
+        axes: Its dynamic axes.
+        reason: Why the first exporter could not.
+        frozen: Places in the model's code where the older exporter took a value for a constant: "net.py:12".
+    """
 
     exporter: Exporter
     axes: Axes
     reason: str = ""
+    frozen: tuple[str, ...] = ()
 
 
 def write_model(
@@ -47,6 +56,7 @@ def write_model(
     label: str,
     *,
     flat: bool = False,
+    freeze_branches: bool = False,
 ) -> Written:
     """Write the model.
 
@@ -58,6 +68,7 @@ def write_model(
         path: The file.
         label: The model's spelling.
         flat: Whether the module is `TensorsOut` of the model, which takes tensors by position.
+        freeze_branches: Whether a branch on values of the input may become the way that the example takes.
 
     Raises:
         ExportError: If neither exporter can, with the first one's reason.
@@ -79,14 +90,17 @@ def write_model(
         if not _may_be_traced(module, example, explained):
             raise explained from error
         try:
-            said = _write_traced(
+            frozen = _write_traced(
                 module if flat else TensorsOut(module, example), example, names, opset_version, path
             )
-        except Exception:
+        except Exception as other:
+            if freeze_branches:
+                explained.message += f"; PyTorch's TorchScript-based exporter: {first_line(other)}"
+                explained.hint = "leave the part that branches out of the exported model"
             raise explained from error
-        if said and explained.data.get("reason") == "values":
+        if frozen and explained.data.get("reason") == "values" and not freeze_branches:
             raise explained from error  # the trace holds one way of a branch on values
-        return Written("torchscript", plain_axes(example), explained.message)
+        return Written("torchscript", plain_axes(example), explained.message, tuple(frozen))
 
 
 def TensorsOut(module: Any, example: Example) -> Any:  # noqa: N802
@@ -125,7 +139,7 @@ def lower_to(path: Path, opset_version: int, label: str) -> None:
         raise ExportError(
             f"{label}: opset {opset_version} was asked for; the exporter reached {opset(proto)}: "
             f"{error.message}",
-            hint=f"give --opset {opset(proto)}; an operator has no older form",
+            hint=f"give `opset` {opset(proto)}; an operator has no older form",
         ) from error
 
 
@@ -162,10 +176,10 @@ def _write_captured(
 def _write_traced(
     module: Any, example: Example, names: Sequence[str], opset_version: int, path: Path
 ) -> list[str]:
-    """Write by the TorchScript-based exporter; returns what its tracer said of values that it froze."""
+    """Write by the TorchScript-based exporter; return the places where its tracer froze a value."""
     torch = import_torch()
     tensors = Example(example.inputs, example.feeds, by_name=False).arguments(example.feeds)[0]
-    with quiet(), warnings.catch_warnings(record=True) as said, torch.no_grad():
+    with quiet(), _without_graphs(), warnings.catch_warnings(record=True) as said, torch.no_grad():
         warnings.simplefilter("always")
         torch.onnx.export(
             module, tensors, str(path), dynamo=False, output_names=list(names),
@@ -173,7 +187,23 @@ def _write_traced(
             dynamic_axes={tensor.name: tensor.dynamic_axes for tensor in example.inputs},
             opset_version=min(opset_version, _HIGHEST_TRACED),
         )  # fmt: skip
-    return [str(item.message) for item in said if issubclass(item.category, torch.jit.TracerWarning)]
+    traced = [item for item in said if issubclass(item.category, torch.jit.TracerWarning)]
+    return list(dict.fromkeys(f"{Path(item.filename).name}:{item.lineno}" for item in traced))
+
+
+@contextmanager
+def _without_graphs() -> Iterator[None]:
+    """Keep the exporter from writing the whole graph to standard output where it fails.
+
+    C++ writes it, which no stream of Python catches, and torch 2.13's `setup_onnx_logging` switches it on.
+    """
+    torch = import_torch()
+    write_log = torch._C._jit_onnx_log
+    torch._C._jit_onnx_log = lambda *_: None
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = write_log
 
 
 def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool:

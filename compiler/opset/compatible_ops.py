@@ -99,14 +99,14 @@ def why_other(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str
 def _unfit_types(names: Sequence[str], formal: Sequence[Any], scope: Scope, bound: dict[str, str]) -> str:
     for index, name in enumerate(names):
         parameter = formal[min(index, len(formal) - 1)]
-        found = scope.type(name) if name else ""
-        if not found:
+        kind = scope.type(name) if name else ""
+        if not kind:
             continue
-        if found not in parameter.types:
-            return f"{name!r} is {found}, which it takes only in newer opsets"
-        common = bound.setdefault(parameter.type_str, found) if parameter.is_homogeneous else found
-        if common != found:
-            return f"{name!r} is {found} beside {common}, which it takes only in newer opsets"
+        if kind not in parameter.types:
+            return f"{name!r} is {kind}, which it takes only in newer opsets"
+        common = bound.setdefault(parameter.type_str, kind) if parameter.is_homogeneous else kind
+        if common != kind:
+            return f"{name!r} is {kind} beside {common}, which it takes only in newer opsets"
     return ""
 
 

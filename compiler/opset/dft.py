@@ -101,14 +101,14 @@ class _Rewriter:
         ]
         if axis == rank - 2:
             steps = steps[1:-1]
-        found, value = [], node.input[0]
+        nodes, value = [], node.input[0]
         for index, (operator, more, attributes) in enumerate(steps):
             last = index == len(steps) - 1
             output = node.output[0] if last else f"{name}/{operator.lower()}_{index}"
             own = name if operator == "MatMul" else f"{name}/{operator}_{index}"
-            found.append(helper.make_node(operator, [value, *more], [output], own, **attributes))
+            nodes.append(helper.make_node(operator, [value, *more], [output], own, **attributes))
             value = output
-        return found
+        return nodes
 
     def _axis(self, node: onnx.NodeProto, rank: int) -> int | None:
         """The signal's axis, from 0; None where it is not known."""
@@ -144,7 +144,7 @@ def dft_table(
         count: Values of the signal.
         parts: 1 for real values, 2 for pairs of real and imaginary part.
         length: Points of the transform.
-        onesided: Whether only the first length // 2 + 1 results are wanted; of the inverse, are given.
+        onesided: Whether only the first length // 2 + 1 results are computed; of the inverse, are given.
         inverse: Whether it is the inverse transform.
 
     Returns:

@@ -90,13 +90,13 @@ def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
         ModelError: If it computes something else.
         DataError: If the data does not fit.
     """
-    reference, found = OnnxReference(model), OnnxReference(converted)
-    pairs = [(reference(item), found(item)) for item in _feeds(model, data, reference)]
+    reference, converted_outputs = OnnxReference(model), OnnxReference(converted)
+    pairs = [(reference(item), converted_outputs(item)) for item in _feeds(model, data, reference)]
     check = compare_outputs("same outputs as before", reference.names, pairs)
     if not check.passed:
         raise ModelError(
             f"{model}: in another opset it computes something else: {check.detail}",
-            hint="is the model free of randomness? otherwise export it to the opset that is wanted",
+            hint="is the model free of randomness? otherwise export it to that opset",
             file=model,
         )
     return check

@@ -40,7 +40,7 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
 
     Args:
         model: Of opset 25 at most; external data loaded. It may be over protobuf's 2 GB.
-        highest: The newest opset that is wanted, 13 or more.
+        highest: The newest opset allowed, 13 or more.
 
     Raises:
         UnsupportedOperator: Naming the first node that the older opset has no form for, and why.

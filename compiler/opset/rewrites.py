@@ -58,13 +58,13 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     if scope.type(node.input[0]) != "tensor(bool)":
         return [node]
     # Compared with 0 and not cast: that is right for no elements too, of which the result is the least int.
-    number, found = scope.fresh(f"{node.output[0]}/int"), scope.fresh(f"{node.output[0]}/reduced")
+    number, reduced = scope.fresh(f"{node.output[0]}/int"), scope.fresh(f"{node.output[0]}/reduced")
     zero = scope.store(np.array(0, np.int32), f"{node.output[0]}/zero")
     cast = helper.make_node(
         "Cast", node.input, [number], scope.fresh(f"{node.name}/int"), to=TensorProto.INT32
     )
-    above = helper.make_node("Greater", [found, zero], node.output, scope.fresh(f"{node.name}/above"))
-    node.input[0], node.output[0] = number, found
+    above = helper.make_node("Greater", [reduced, zero], node.output, scope.fresh(f"{node.name}/above"))
+    node.input[0], node.output[0] = number, reduced
     return [cast, node, above]
 
 

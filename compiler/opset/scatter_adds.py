@@ -78,7 +78,7 @@ class _Product:
         def part(output: str) -> str:
             return f"{name}/{output}"
 
-        found = [
+        nodes = [
             make("Shape", [data], "shape"),
             make("Gather", [part("shape"), self._store("first", np.array(0))], "count"),
             make(
@@ -96,7 +96,7 @@ class _Product:
             make("Reshape", [part("sums"), part("shape")], "added"),
         ]
         last = helper.make_node("Add", [data, part("added")], list(self.node.output), f"{name}/add")
-        return [*found, last]
+        return [*nodes, last]
 
     def _store(self, name: str, value: Any) -> str:
         from onnx import numpy_helper

@@ -21,7 +21,7 @@ class Scope:
     Args:
         graph: The graph.
         typed: The same graph of `with_types`.
-        target: The opset that is wanted.
+        target: The opset to write.
         outer: The scope of the graph around it; None for the model's own.
     """
 
@@ -53,15 +53,15 @@ class Scope:
 
     def type(self, name: str) -> str:
         """Return a type as ONNX's schemas spell it ("tensor(float)"); empty where it is not known."""
-        found = self._type(name)
-        return spelled(found) if found is not None else ""
+        proto = self._type(name)
+        return spelled(proto) if proto is not None else ""
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """Return the shape of a tensor, None for an extent that is not known; None where the rank is not."""
-        found = self._type(name)
-        if found is None or not found.tensor_type.HasField("shape"):
+        proto = self._type(name)
+        if proto is None or not proto.tensor_type.HasField("shape"):
             return None
-        dims = found.tensor_type.shape.dim
+        dims = proto.tensor_type.shape.dim
         return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
 
     def _type(self, name: str) -> onnx.TypeProto | None:
@@ -86,10 +86,10 @@ class Scope:
         Raises:
             UnsupportedOperator: If it cannot be inferred.
         """
-        found = self._type(name)
-        if found is None or not found.tensor_type.elem_type:
+        proto = self._type(name)
+        if proto is None or not proto.tensor_type.elem_type:
             raise self.refusal(node, f"the type of {name!r} cannot be inferred")
-        return int(found.tensor_type.elem_type)
+        return int(proto.tensor_type.elem_type)
 
     def fresh(self, base: str) -> str:
         """Return a name like `base` that no tensor or node of the model has."""
@@ -111,7 +111,7 @@ class Scope:
         return str(tensor.name)
 
     def refusal(self, node: onnx.NodeProto, why: str, hint: str = "") -> UnsupportedOperator:
-        """Return the error for a node that cannot be written in the opset that is wanted."""
+        """Return the error for a node that cannot be written in the target opset."""
         name = node.name or f"making {', '.join(node.output)}"
         return UnsupportedOperator(
             f"{node.op_type} {name!r}: {why}; opset {self.target} is required",

@@ -48,8 +48,8 @@ def channel_amax(
     axes = tensors if isinstance(tensors, Mapping) else dict.fromkeys(tensors, -1)
     largest: dict[str, NDArray[np.float32]] = {}
     model = load_onnx(model_path)
-    for where, found in run_samples(model, model_path, sorted(axes), data, limit, progress):
-        for name, array in found.items():
+    for where, arrays in run_samples(model, model_path, sorted(axes), data, limit, progress):
+        for name, array in arrays.items():
             others = tuple(i for i in range(array.ndim) if i != axes[name] % array.ndim)
             amax = np.abs(array).max(axis=others, initial=0.0)
             if not np.isfinite(amax).all():

@@ -18,7 +18,7 @@ from ...tensors import Feeds
 from ..check import OnnxReference
 from ..opset.scatter_adds import scatter_adds_to_products
 from .half.emulate import in_float32
-from .request import Request
+from .request import QuantizeRequest
 
 JUDGED_ON = 16
 """Samples on which candidates are compared, after those from which they learn."""
@@ -26,7 +26,7 @@ JUDGED_ON = 16
 _LEARNT_FROM = 32
 
 
-def reference(request: Request, path: Path) -> OnnxReference:
+def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
     """What runs the result: ONNX Runtime's CPU.
 
     It has next to no kernels for bfloat16, and none that adds float16 at indices: both are rewritten. Halves
@@ -80,16 +80,16 @@ class Judge:
         DataError, ModelError: If samples do not fit, or the model fails on them.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: QuantizeRequest) -> None:
         self._request = request
         expected = OnnxReference(request.path)
         if request.data is None:
             feeds, outputs = run_on(request.model, None, expected)
-            self._feeds, found = [feeds], [outputs]
+            self._feeds, batches = [feeds], [outputs]
         else:
             self._feeds = _judging(request)
-            found = [expected(feeds) for feeds in self._feeds]
-        self._expected = dict(zip(expected.names, map(list, zip(*found, strict=True)), strict=True))
+            batches = [expected(feeds) for feeds in self._feeds]
+        self._expected = dict(zip(expected.names, map(list, zip(*batches, strict=True)), strict=True))
 
     def written(self, write: Callable[[Path], object]) -> Judged:
         """Judge a graph that `write` writes to a path."""
@@ -102,25 +102,25 @@ class Judge:
         """Judge the graph of a file, all samples together."""
         run = reference(self._request, path)
         outputs = list(zip(*(run(feeds) for feeds in self._feeds), strict=True))
-        found = dict(zip(run.names, map(list, outputs), strict=True))
-        judged = tuple(judge_outputs(self._expected, found))
+        actual = dict(zip(run.names, map(list, outputs), strict=True))
+        judged = tuple(judge_outputs(self._expected, actual))
         floats = {name for name, batches in self._expected.items() if batches[0].dtype.kind == "f"}
-        broken = [name for name in floats if any(map(_breaks, self._expected[name], found[name]))]
+        broken = [name for name in floats if any(map(_breaks, self._expected[name], actual[name]))]
         worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
         return Judged(judged, worst, min(broken, default=""))
 
 
-def _judging(request: Request) -> list[Feeds]:
+def _judging(request: QuantizeRequest) -> list[Feeds]:
     """Samples behind those that are learnt from; the last of them where there are no more."""
     data = request.samples(_LEARNT_FROM + JUDGED_ON)
-    found: list[tuple[int, Feeds]] = []
+    ends: list[tuple[int, Feeds]] = []
     seen = 0
     for batch in data:
         seen += 1 if data.is_fixed else batch.samples
-        found.append((seen, batch.feeds))
+        ends.append((seen, batch.feeds))
     first = min(_LEARNT_FROM, max(seen - JUDGED_ON, 0))
-    return [feeds for last, feeds in found if last > first]
+    return [feeds for last, feeds in ends if last > first]
 
 
-def _breaks(expected: NDArray[Any], found: NDArray[Any]) -> bool:
-    return bool(np.any(np.isfinite(expected) & ~np.isfinite(found)))
+def _breaks(expected: NDArray[Any], actual: NDArray[Any]) -> bool:
+    return bool(np.any(np.isfinite(expected) & ~np.isfinite(actual)))

@@ -29,12 +29,12 @@ def match_nodes(
     left = {
         name: f"excluded by {pattern!r}"
         for pattern in exclude
-        for name in _named(graph, pattern, "--exclude")
+        for name in _named(graph, pattern, "`exclude`")
     }
-    wanted = {name for pattern in only for name in _named(graph, pattern, "--only")}
-    if wanted:
+    included = {name for pattern in only for name in _named(graph, pattern, "`only`")}
+    if included:
         reason = f"not among {', '.join(map(repr, only))}"
-        left |= {node.name: reason for node in graph.node if node.name not in wanted | set(left)}
+        left |= {node.name: reason for node in graph.node if node.name not in included | set(left)}
     return left
 
 
@@ -53,7 +53,7 @@ def _named(graph: onnx.GraphProto, pattern: str, option: str) -> list[str]:
     if not hits:
         raise InvalidOption(
             f"{option} {pattern!r}: no node of that name, glob or operator type",
-            hint="qcompile inspect MODEL --nodes lists them",
+            hint="`qcompile inspect` with `nodes` lists them",
             option=option,
         )
     return hits

@@ -27,8 +27,8 @@ from .int8.qdq_cleanup import keep_norms_apart
 from .int8.static import activation_limits, quantize_static
 from .int8.tables import large_tables, quantize_tables
 from .match_nodes import exactly, match_nodes
-from .prepare import prepared
-from .request import HALVES, Outcome, Request
+from .prepare import prepare_graph
+from .request import HALVES, Outcome, QuantizeRequest
 from .search import best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import gptq_inputs, quantize_weights
@@ -41,7 +41,7 @@ _LEARNT_ON = 128  # samples for GPTQ
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 
 
-def quantize_graph(request: Request) -> Outcome:
+def quantize_graph(request: QuantizeRequest) -> Outcome:
     """Do what is asked, in memory.
 
     Raises:
@@ -50,7 +50,7 @@ def quantize_graph(request: Request) -> Outcome:
     """
     if request.precision in HALVES:
         return _half(request)
-    by_mode: dict[str, Callable[[Request], Outcome]] = {
+    by_mode: dict[str, Callable[[QuantizeRequest], Outcome]] = {
         "static": lambda asked: best_static(asked, _static),
         "dynamic": _dynamic,
         "weights": _weights,
@@ -58,7 +58,7 @@ def quantize_graph(request: Request) -> Outcome:
     return by_mode[request.mode](request)
 
 
-def _half(request: Request) -> Outcome:
+def _half(request: QuantizeRequest) -> Outcome:
     ranges, warnings = request.ranges, []
     if request.precision == "bf16":
         pass  # it reaches as far as float32
@@ -78,24 +78,28 @@ def _half(request: Request) -> Outcome:
     half, kept = to_half(request.model, dtype, block=map(exactly, left), ranges=ranges)
     kept = {name: left.get(name, reason) for name, reason in kept.items()}
     if all(node.name in kept for node in request.model.graph.node if node.name) and kept:
-        raise QuantizationError(f"no node could become {dtype}", hint="see --exclude and the model's types")
+        raise QuantizationError(f"no node could become {dtype}", hint="see `exclude` and the model's types")
     proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
     return Outcome(lambda path: save_onnx(half, path), proof, warnings)
 
 
-def _weights(request: Request) -> Outcome:
+def _weights(request: QuantizeRequest) -> Outcome:
     options = request.weights
     form = options.form or ("nbits" if request.target == "onnxruntime" else "qdq")
-    ready = prepared(request.model)
+    ready = prepare_graph(request.model)
     if form == "nbits" and request.target == "tensorrt":
-        raise InvalidOption("form 'nbits' has operators of ONNX Runtime alone", hint="leave --form out")
+        raise InvalidOption(
+            "`form` 'nbits' needs ONNX Runtime's own operators; `target` is tensorrt",
+            hint="leave `form` out",
+            option="form",
+        )
     excluded = match_nodes(ready.graph, request.exclude, only=request.only)
     left = [exactly(name) for name in excluded]
     hessians = None
     if options.rounding == "gptq":
-        wanted = gptq_inputs(ready, form=form, exclude=left)
+        inputs = gptq_inputs(ready, form=form, exclude=left)
         samples = request.samples(_LEARNT_ON)
-        hessians = collect_hessians(request.path, wanted, samples, _LEARNT_ON, request.progress)
+        hessians = collect_hessians(request.path, inputs, samples, _LEARNT_ON, request.progress)
         request.progress("round the weights")
     model, proof = quantize_weights(
         ready,
@@ -110,11 +114,11 @@ def _weights(request: Request) -> Outcome:
     return Outcome(lambda path: save_onnx(model, path), {**proof, "form": form})
 
 
-def _dynamic(request: Request) -> Outcome:
+def _dynamic(request: QuantizeRequest) -> Outcome:
     proof: dict[str, object] = {}
 
     def write(path: Path) -> None:
-        model = prepared(request.model)
+        model = prepare_graph(request.model)
         left = match_nodes(model.graph, request.exclude, only=request.only)
         tables = large_tables(model, left)
         planned, reached = quantize_dynamic(
@@ -129,14 +133,14 @@ def _dynamic(request: Request) -> Outcome:
     return Outcome(write, proof)
 
 
-def _static(request: Request) -> Outcome:
+def _static(request: QuantizeRequest) -> Outcome:
     assert request.ranges is not None, "check_ranges comes first"
     chosen = parse_method(request.method) if request.method else None
     float8 = request.precision == "fp8"
     model = request.model
     if float8:
         model = in_newer_opset(model, request.path, LOWEST_OPSET, data=request.data)
-    ready = prepared(model)
+    ready = prepare_graph(model)
     layers = _layers(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
     left |= {**match_nodes(ready.graph, request.exclude), **request.in_float}
@@ -206,7 +210,7 @@ class _Layer:
     reason: str
 
 
-def _layers(request: Request, graph: onnx.GraphProto) -> dict[str, _Layer]:
+def _layers(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[str, _Layer]:
     """Node name to what it was asked to be: the last pattern that names a node decides."""
     return {
         name: _Layer(kind, reason)
@@ -222,7 +226,7 @@ def _told(left: object, reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 def _mixed(
-    request: Request, model: onnx.ModelProto, layers: Mapping[str, _Layer]
+    request: QuantizeRequest, model: onnx.ModelProto, layers: Mapping[str, _Layer]
 ) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
     """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
     what of that was to be half by name.
@@ -240,8 +244,8 @@ def _mixed(
     else:
         block = {name: "not among the layers" for name in names if name not in asked}
     mixed, kept = to_half(model, HALVES[half], block=map(exactly, block), ranges=request.ranges)
-    wanted = asked if request.rest != half else kept.keys()
-    kept = {name: block.get(name, reason) for name, reason in kept.items() if name in wanted}
+    expected = asked if request.rest != half else kept.keys()
+    kept = {name: block.get(name, reason) for name, reason in kept.items() if name in expected}
     missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
     return mixed, kept, missed
 
@@ -261,7 +265,7 @@ def _require_reached(planned: Sequence[str], reached: Sequence[str]) -> None:
     if missed:
         raise QuantizationError(
             f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
-            hint="exclude them by name if that is wanted",
+            hint="to leave them in float, exclude them by name",
             nodes=missed,
         )
 
@@ -284,5 +288,5 @@ def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:
         return []
     return [
         f"{len(left)} of {len(every)} activations are not in the ranges: values beyond float16's 65504 were "
-        "not looked for there; --data without --ranges looks everywhere"
+        "not looked for there; `data` without `ranges` looks everywhere"
     ]

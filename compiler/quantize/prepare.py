@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOWEST_OPSET = 13
 
 
-def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model as described above.
 
     Raises:
@@ -54,14 +54,14 @@ def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
     """
     import onnx
 
-    found = opset(model)
-    if found >= lowest:
+    current = opset(model)
+    if current >= lowest:
         return model
     try:
         return onnx.version_converter.convert_version(model, lowest)
     except Exception as error:  # RuntimeError and ConvertError, by the converter's mood
         raise UnsupportedOperator(
-            f"opset {found} cannot be converted to {lowest}: {first_line(error)}",
+            f"opset {current} cannot be converted to {lowest}: {first_line(error)}",
             hint=f"export the model again with opset {lowest} or newer",
         ) from error
 

@@ -26,7 +26,7 @@ from .int8.placement import Target
 from .int8.static import Processor
 from .judge import Judge
 from .methods import quantize_graph
-from .request import HALVES, Mode, Precision, Request, WeightOptions, check_options, check_ranges
+from .request import HALVES, Mode, Precision, QuantizeRequest, WeightOptions, check_options, check_ranges
 
 
 def quantize(
@@ -104,7 +104,7 @@ def quantize(
     digest = digest_model(model, proto)
     add_external_data(proto, model)
     io = model_io(proto)
-    request = Request(
+    request = QuantizeRequest(
         model, proto, digest, target, precision, mode, processor, loaded, method, exclude, only,
         layers or {}, rest, weights or WeightOptions(), correct_bias, data, progress, weight_type,
         in_float or {}, balance=balance, max_damage=max_damage,
@@ -113,9 +113,11 @@ def quantize(
     check_ranges(request)
     if data is not None:
         next(iter(Data(data, io.inputs)))  # before the work, not after it
-    found = graph_precision(proto)
-    if found != "fp32":
-        raise InvalidOption(f"{model}: its graph is {found} already", hint="quantize the float model instead")
+    present = graph_precision(proto)
+    if present != "fp32":
+        raise InvalidOption(
+            f"{model}: its graph is {present} already", hint="quantize the float model instead"
+        )
     progress(f"quantize to {precision}")
     with writing(output) as path:
         outcome = quantize_graph(request)
@@ -127,10 +129,12 @@ def quantize(
         if poor and not (allow_loss or data is None):
             raise QuantizationError(
                 f"{model}: {poor}",
-                hint="try another --method, --exclude or --layer, or qcompile tune; --allow-loss keeps it",
+                hint="try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it",
             )
         if poor:
-            ask = "" if data is not None else "; random input may lie outside the ranges, give --data to know"
+            ask = (
+                "" if data is not None else "; random input may lie outside the ranges: `data` gives samples"
+            )
             warnings.append(f"{poor}{ask}")
         manifest = commit(
             path,
@@ -155,7 +159,7 @@ def _open_ranges(path: Path, model: Path) -> Ranges:
     return read_cache(path, model) if is_cache(path) else load_ranges(path)
 
 
-def _options(request: Request) -> dict[str, Any]:
+def _options(request: QuantizeRequest) -> dict[str, Any]:
     """What was asked for, for the manifest."""
     integer = request.precision not in HALVES
     static = integer and request.mode == "static"
@@ -182,7 +186,7 @@ def _method(method: str | None, ranges: Ranges | None) -> str:
     return "as in the cache" if ranges.fixed else str(method or ranges.method)
 
 
-def _compare(request: Request, path: Path) -> tuple[Check, str]:
+def _compare(request: QuantizeRequest, path: Path) -> tuple[Check, str]:
     """Signal-to-noise ratio against the float model, and what `diff` would not let pass, in words.
 
     Raises:
@@ -196,7 +200,7 @@ def _compare(request: Request, path: Path) -> tuple[Check, str]:
             tensor=judged.broken,
         )
     on = "the data" if request.data else "random input"
-    failed = [f"output {one.output!r} has {one.found} on {on}; {one.criterion} is required"
+    failed = [f"output {one.output!r} has {one.measured} on {on}; {one.criterion} is required"
               for one in judged.failed]  # fmt: skip
     poor = "; ".join(failed) if request.precision in ("int8", "fp8", "int4") else ""
     lowest = min(judged.outputs, key=lambda one: one.snr_db)

@@ -42,14 +42,14 @@ class WeightOptions:
 
 
 @dataclass(frozen=True)
-class Request:
+class QuantizeRequest:
     """One quantization.
 
     Attributes:
         path: The float ONNX file.
         model: Its content.
         digest: Its digest.
-        target, precision, mode: What is wanted.
+        target, precision, mode: As in `quantize`.
         processor: What an artifact for ONNX Runtime will run on.
         ranges: Observed ranges, for static INT8, and for values beyond float16.
         method: Another method than the ranges file's own.
@@ -104,7 +104,7 @@ class Request:
         from ...model.onnx_file import model_io
 
         if self.data is None:
-            raise InvalidOption("this needs samples", hint="give --data", option="--data")
+            raise InvalidOption("this needs samples", hint="give `data`", option="data")
         return Data(self.data, model_io(self.model).inputs, batch_size=1, limit=limit)
 
 
@@ -135,44 +135,44 @@ def check_options(
     if mode == "dynamic" and precision == "int8" and target != "onnxruntime":
         raise InvalidOption(
             f"dynamic INT8 for {target}: only ONNX Runtime has such a mode; static is required",
-            hint="calibrate, then quantize with --mode static --ranges FILE",
+            hint="calibrate, then quantize with `mode` static and `ranges`",
         )
     if precision == "int4" and mode != "weights":
         raise InvalidOption(
             "int4 is for weights alone: no runtime here multiplies activations of 4 bits",
-            hint="give --mode weights",
-            option="--mode",
+            hint="give `mode` weights",
+            option="mode",
         )
     if precision == "fp8" and (mode != "static" or target != "tensorrt"):
-        found = target if target != "tensorrt" else f"mode {mode}"
+        given = f"`target` {target}" if target != "tensorrt" else f"`mode` {mode}"
         raise InvalidOption(
-            f"fp8 for {found}: only TensorRT multiplies FP8, by scales found beforehand",
-            hint="give --target tensorrt --mode static --ranges FILE, or --precision int8",
-            option="--precision",
+            f"fp8 with {given}: only TensorRT multiplies FP8, with static scales",
+            hint="give `target` tensorrt, `mode` static and `ranges`, or `precision` int8",
+            option="precision",
         )
     if mode != "static" and (rest != "fp32" or layers):
         raise InvalidOption(
-            f"--{'rest' if rest != 'fp32' else 'layer'} mixes precisions in --mode static; this is {mode}"
+            f"`{'rest' if rest != 'fp32' else 'layers'}` mixes precisions in `mode` static; `mode` is {mode}"
         )
     asked = {rest, *layers.values()}
     if precision != "int8" and "int8" in asked:
-        raise InvalidOption(f"--layer int8 is for static INT8; {precision} was asked for", option="--layer")
+        raise InvalidOption(f"`layers` int8 is for static INT8; `precision` is {precision}", option="layers")
     halves = asked & set(HALVES)
     if len(halves) > 1 or (precision in HALVES and halves - {precision}):
         raise InvalidOption("fp16 and bf16 in one graph: one of them is required")
     static = mode == "static" and precision not in HALVES
     if static and target == "onnxruntime" and (rest in HALVES or "bf16" in asked):
-        what = "--rest" if rest in HALVES else "--layer"
+        what = "`rest`" if rest in HALVES else "`layers`"
         kind = rest if rest in HALVES else "bf16"
         raise InvalidOption(
             f"{what} {kind} for onnxruntime: its integer kernels stand between float32, and its CPU has none "
             "for bfloat16",
-            hint="leave it out, or choose --target openvino or tensorrt",
+            hint="leave it out, or choose `target` openvino or tensorrt",
             option=what,
         )
 
 
-def check_ranges(request: Request) -> None:
+def check_ranges(request: QuantizeRequest) -> None:
     """Refuse ranges that are missing, of another model, or of no use for what is asked.
 
     Raises:
@@ -183,26 +183,26 @@ def check_ranges(request: Request) -> None:
         if request.precision in ("int8", "fp8") and request.mode == "static":
             raise InvalidOption(
                 f"static {request.precision.upper()} needs the ranges of the activations",
-                hint="run qcompile calibrate first and give --ranges FILE",
-                option="--ranges",
+                hint="run `qcompile calibrate` first and give `ranges`",
+                option="ranges",
             )
         return
     if ranges.fixed and request.precision in HALVES:
         raise InvalidOption(
             "TensorRT's calibration cache holds scales, not the largest values, which FP16 asks for",
-            hint="give a ranges file, or --data",
-            option="--ranges",
+            hint="give a ranges file, or `data`",
+            option="ranges",
         )
     if ranges.fixed and request.target != "tensorrt":
         raise InvalidOption(
             f"TensorRT's calibration cache holds symmetric scales: half of the range is lost to "
             f"{request.target}",
-            hint="calibrate with qcompile calibrate, or quantize with --target tensorrt",
-            option="--ranges",
+            hint="calibrate with `qcompile calibrate`, or quantize with `target` tensorrt",
+            option="ranges",
         )
     ranges.require_model(request.path, request.digest)
 
 
-def _require(found: str, allowed: Sequence[str], what: str) -> None:
-    if found not in allowed:
-        raise InvalidOption(f"{what} {found!r} is unknown; known are {', '.join(allowed)}")
+def _require(value: str, allowed: Sequence[str], what: str) -> None:
+    if value not in allowed:
+        raise InvalidOption(f"{what} {value!r} is unknown; known are {', '.join(allowed)}")

@@ -28,10 +28,10 @@ from ...model.onnx_file import load_onnx, save_onnx
 from .balance.in_memory import Floats, equalized, smoothed
 from .judge import Judge, Judged
 from .match_nodes import exactly
-from .request import Outcome, Request
+from .request import Outcome, QuantizeRequest
 from .sensitivity import rank_layers
 
-Once = Callable[[Request], Outcome]
+Once = Callable[[QuantizeRequest], Outcome]
 
 LEAST_GAIN_DB = 0.2
 """What a later candidate must gain to replace an earlier one."""
@@ -45,7 +45,7 @@ _RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
 class _Candidate:
     """One way to quantize, and what it gives."""
 
-    request: Request
+    request: QuantizeRequest
     outcome: Outcome
     judged: Judged
 
@@ -68,11 +68,11 @@ class _Search:
     tried: list[dict[str, object]] = field(default_factory=list)
 
     @property
-    def request(self) -> Request:
+    def request(self) -> QuantizeRequest:
         """Of the best."""
         return self.best.request
 
-    def offer(self, what: str, request: Request, *, least_db: float = LEAST_GAIN_DB) -> bool:
+    def offer(self, what: str, request: QuantizeRequest, *, least_db: float = LEAST_GAIN_DB) -> bool:
         """Quantize another way; keep it where it gains. Return whether it did.
 
         What the target does not execute as planned is no candidate; the proof says so.
@@ -94,7 +94,7 @@ class _Search:
         return True
 
 
-def best_static(request: Request, once: Once) -> Outcome:
+def best_static(request: QuantizeRequest, once: Once) -> Outcome:
     """Return the best outcome of static quantization.
 
     Args:
@@ -107,9 +107,9 @@ def best_static(request: Request, once: Once) -> Outcome:
         QuantizationError: If `max_damage` cannot be met, or `once` raises it.
     """
     if request.max_damage is not None and request.data is None:
-        raise InvalidOption("--max-damage is measured on samples", hint="give --data", option="--data")
+        raise InvalidOption("`max_damage` is measured on samples", hint="give `data`", option="data")
     if request.max_damage is not None and not request.search:
-        raise InvalidOption("max_damage: is met by a search, which is switched off", option="--max-damage")
+        raise InvalidOption("`max_damage` needs a search; `search` is off", option="max_damage")
     if request.data is None or request.ranges is None or request.ranges.fixed:
         return once(request)
     if request.precision != "int8" or not request.search:
@@ -118,7 +118,7 @@ def best_static(request: Request, once: Once) -> Outcome:
         return _searched(request, once, Path(folder))
 
 
-def _searched(request: Request, once: Once, folder: Path) -> Outcome:
+def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:
     request.progress("quantize, and compare")
     plain = replace(request, correct_bias=False)
     judge, outcome = Judge(request), once(plain)
@@ -141,8 +141,8 @@ def _searched(request: Request, once: Once, folder: Path) -> Outcome:
     best = folder / "best.onnx"
     outcome.write(best)  # while the folder is there: writing may plan again, from the balanced model
     proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
-    found, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
-    return Outcome(lambda path: save_onnx(found, path), proof, warnings)
+    best_model, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
+    return Outcome(lambda path: save_onnx(best_model, path), proof, warnings)
 
 
 def _kept_in_float(search: _Search) -> dict[str, str]:
@@ -150,9 +150,9 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
 
     Without it half of the layers at most: beyond that INT8 is not for this model, and the caller refuses it.
     """
-    wanted, whole = search.request.max_damage, search.best
-    if wanted is not None:
-        return _take_back(search, lambda judged: judged.snr_db >= wanted, f"{wanted:g} dB")
+    least_db, whole = search.request.max_damage, search.best
+    if least_db is not None:
+        return _take_back(search, lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB")
     if search.request.allow_loss:
         return {}
     try:
@@ -175,7 +175,7 @@ def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
     return [f"left in float, because `diff` would not let the outputs pass otherwise: {named}"]
 
 
-def _method(request: Request) -> Method:
+def _method(request: QuantizeRequest) -> Method:
     assert request.ranges is not None, "best_static asks"
     return parse_method(request.method) if request.method else request.ranges.method
 
@@ -209,30 +209,30 @@ def _balance(search: _Search, folder: Path) -> dict[str, object]:
     return told
 
 
-def _floats(request: Request) -> Floats:
+def _floats(request: QuantizeRequest) -> Floats:
     assert request.ranges is not None, "best_static asks"
     return Floats(request.path, request.model, request.ranges)
 
 
-def _on(request: Request, floats: Floats) -> Request:
+def _on(request: QuantizeRequest, floats: Floats) -> QuantizeRequest:
     return replace(request, path=floats.path, model=floats.model, ranges=floats.ranges)
 
 
-def _samples(request: Request) -> int:
+def _samples(request: QuantizeRequest) -> int:
     """As many samples as the ranges were observed on."""
     assert request.ranges is not None, "best_static asks"
     return max(request.ranges.samples, 1)
 
 
 def _take_back(
-    search: _Search, enough: Callable[[Judged], bool], wanted: str, *, most: float = 1.0
+    search: _Search, enough: Callable[[Judged], bool], required: str, *, most: float = 1.0
 ) -> dict[str, str]:
     """Leave the most damaging layers in float until the outputs are near enough; return why they are.
 
     Args:
         search: Whose best request it starts from.
         enough: Whether outputs are near enough.
-        wanted: What that means, in words.
+        required: What that means, in words.
         most: Share of the layers that may be left in float.
 
     Raises:
@@ -264,15 +264,15 @@ def _take_back(
     if kept is None:
         raise QuantizationError(
             f"{search.model}: {most_db:.1f} dB with {low} of {len(names)} layers in float; "
-            f"{wanted} is required",
-            hint="lower --max-damage, or keep the model in float",
+            f"{required} is required",
+            hint="lower `max_damage`, or keep the model in float",
         )
     search.best = kept
     return {
-        damage.layer: f"for {wanted}: alone in INT8 it leaves {damage.snr_db:.1f} dB"
+        damage.layer: f"for {required}: alone in INT8 it leaves {damage.snr_db:.1f} dB"
         for damage in ranked[:high]
     }
 
 
-def _floats_by_name(request: Request) -> list[str]:
+def _floats_by_name(request: QuantizeRequest) -> list[str]:
     return [pattern for pattern, kind in request.layers.items() if kind != "int8"]

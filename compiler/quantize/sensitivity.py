@@ -27,7 +27,7 @@ from ...model.session import make_session, run_session, session_options
 from ...progress import Progress, silent
 from .int8.placement import WRITES_FLOAT, Placement, Target, plan
 from .int8.static import activation_limits
-from .prepare import prepared
+from .prepare import prepare_graph
 
 if TYPE_CHECKING:
     import onnx
@@ -80,7 +80,7 @@ def rank_layers(
     Raises:
         DataError, ModelError: If a sample does not fit, or the model fails on it.
     """
-    ready = prepared(model)
+    ready = prepare_graph(model)
     placement = plan(ready, target, exclude=exclude)
     limits = activation_limits(ready, placement, ranges, method)
     layers = _layers(ready, placement)
@@ -102,8 +102,8 @@ def rank_layers(
             clean = run_session(second, outputs, {**batch.feeds, **none}, batch.where)
             for start in range(0, len(names), _TOGETHER):
                 part = names[start : start + _TOGETHER]
-                found = run_session(first, [_error(name) for name in part], batch.feeds, batch.where)
-                for index, (name, error) in enumerate(zip(part, found, strict=True), start):
+                errors_of_part = run_session(first, [_error(name) for name in part], batch.feeds, batch.where)
+                for index, (name, error) in enumerate(zip(part, errors_of_part, strict=True), start):
                     noisy = run_session(
                         second, outputs, {**batch.feeds, **none, _delta(name): error}, batch.where
                     )
@@ -118,11 +118,11 @@ def rank_layers(
 
 def _noise(clean: Sequence[NDArray[Any]], noisy: Sequence[NDArray[Any]]) -> float:
     shares = []
-    for expected, found in zip(clean, noisy, strict=True):
+    for expected, actual in zip(clean, noisy, strict=True):
         if expected.dtype.kind != "f":
             continue
         signal = float(np.square(expected, dtype=np.float64).sum())
-        error = float(np.square(found.astype(np.float64) - expected).sum())
+        error = float(np.square(actual.astype(np.float64) - expected).sum())
         shares.append(error / signal if signal > 0 else float(error > 0))
     return float(np.mean(shares)) if shares else 0.0
 
@@ -140,13 +140,13 @@ def _written_as_integers(
     ONNX Runtime's convolutions write integers, whoever reads them: what this costs is the layer's doing.
     """
     readers, planned = consumers(model.graph), set(placement.nodes)
-    found: dict[str, str] = {}
+    written: dict[str, str] = {}
     for layer in layers:
         if layer.op_type not in WRITES_FLOAT:
             behind = readers.get(layer.output[0], [])
             folded = [node for node in behind if node.op_type in ("Relu", "Clip") and node.name in planned]
-            found[layer.name] = (folded[0] if len(behind) == len(folded) == 1 else layer).output[0]
-    return found
+            written[layer.name] = (folded[0] if len(behind) == len(folded) == 1 else layer).output[0]
+    return written
 
 
 def _delta(name: str) -> str:

@@ -102,14 +102,14 @@ def _attempt(
         check_onnx(path)
         _require_own_operators(before, after)
         same_io = _same_io(model_io(before), model_io(after))
-        found = [OnnxReference(path)(item) for item in feeds] if same_io.passed else []
+        simplified_outputs = [OnnxReference(path)(item) for item in feeds] if same_io.passed else []
     except EngineUnavailable:
         raise
     except Exception as error:  # onnxsim fails in many ways; every one of them leaves the model whole
         return None, [], [f"onnxsim failed ({type(error).__name__}: {first_line(error)}); {kept}"]
     checks = [same_io]
     if same_io.passed:
-        pairs = zip(expected, found, strict=True)
+        pairs = zip(expected, simplified_outputs, strict=True)
         checks.append(compare_outputs("same outputs as before", names, pairs))
     failed = [check for check in checks if not check.passed]
     if failed:

@@ -114,9 +114,9 @@ class OnnxRuntime(Engine):
                 f"{artifact}: cannot run on GPU {run.device} here: {reason}",
                 hint=self.fix()
                 or (
-                    "pip uninstall -y onnxruntime && pip install onnxruntime-gpu, or give --device cpu"
+                    "pip uninstall -y onnxruntime && pip install onnxruntime-gpu, or give `devices` cpu"
                     if why_no_cuda_provider()
-                    else "run it on a machine with an NVIDIA GPU, or give --device cpu"
+                    else "run it on a machine with an NVIDIA GPU, or give `devices` cpu"
                 ),
                 engine=self.name,
                 reason=reason,
@@ -137,7 +137,7 @@ class OnnxRuntime(Engine):
             name = str(event.get("name", ""))
             if event.get("cat") == "Node" and name.endswith("_kernel_time"):
                 times.setdefault(name.removesuffix("_kernel_time"), []).append(event["dur"] / 1e3)
-        return {name: statistics.median(found[_WARMUP:]) for name, found in times.items()}
+        return {name: statistics.median(runs_ms[_WARMUP:]) for name, runs_ms in times.items()}
 
 
 def _planned(asked: Sequence[onnx.NodeProto], after: onnx.ModelProto, precision: str) -> Planned:

@@ -95,10 +95,10 @@ def placement_notes(operators: Mapping[str, Counter[str]]) -> tuple[str, ...]:
 def _operators_by_provider(session: Any) -> dict[str, Counter[str]]:
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return {}
-    found: dict[str, Counter[str]] = {}
+    by_provider: dict[str, Counter[str]] = {}
     for part in session.get_provider_graph_assignment_info():
-        found.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
-    return found
+        by_provider.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
+    return by_provider
 
 
 def _listed(operators: Counter[str]) -> str:

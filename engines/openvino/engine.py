@@ -53,7 +53,7 @@ class OpenVino(Engine):
         if emulated:
             raise IntentNotReached(
                 f"{computed_in} for openvino: {emulated}; OpenVINO would emulate it, slower than fp32",
-                hint=f"choose {'--rest' if computed_in != precision else '--precision'} fp32, "
+                hint=f"choose `{'rest' if computed_in != precision else 'precision'}` fp32, "
                 "or build on a processor that has it",
                 proof={},
             )
@@ -62,22 +62,22 @@ class OpenVino(Engine):
         if request.precision == "int4":
             raise BuildError(
                 "OpenVINO does not tell which weights it keeps in 4 bits, so that cannot be proven",
-                hint="choose --target onnxruntime or tensorrt-rtx",
+                hint="choose `target` onnxruntime or tensorrt-rtx",
             )
         self.check_precision(request.precision, request.rest)
         before = load_onnx(Path(request.model))
         save_onnx(before, request.output)
         request.progress("compile for this processor")
-        found, nodes = self._ask(before, request.output, request), weighted_nodes(before)
+        computed, nodes = self._ask(before, request.output, request), weighted_nodes(before)
         asked = nodes["int8" if request.precision == "int8" else "fp32"]
-        told = {node.name: found[node.name] for node in asked}
-        reached = [one for one in found.values() if one.precision == request.precision]
+        told = {node.name: computed[node.name] for node in asked}
+        reached = [one for one in computed.values() if one.precision == request.precision]
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
             planned=len(asked),
             reached=len(reached),
-            proof={"layers_by_precision": _counted(nodes, found)},
+            proof={"layers_by_precision": _counted(nodes, computed)},
             device=processor(),
             packages=("openvino", "onnx"),
             checks=[Check("runs after loading again", True, request.sampled)],
@@ -97,11 +97,11 @@ class OpenVino(Engine):
         with tempfile.TemporaryDirectory(prefix="qcompile-ask-") as folder:
             path = Path(folder) / "asked.onnx"
             save_onnx(model, path)
-            found = self._ask(model, path, request)
+            computed = self._ask(model, path, request)
         return {
-            node.name: found[node.name].detail
+            node.name: computed[node.name].detail
             for node in weighted_nodes(model)[request.precision]
-            if found[node.name].precision not in (request.precision, UNREPORTED)
+            if computed[node.name].precision not in (request.precision, UNREPORTED)
         }
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
@@ -160,11 +160,11 @@ class OpenVino(Engine):
 
 
 def _counted(
-    nodes: Mapping[str, Sequence[onnx.NodeProto]], found: Mapping[str, Computed]
+    nodes: Mapping[str, Sequence[onnx.NodeProto]], computed: Mapping[str, Computed]
 ) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {name: {} for name in ("fp32", "fp16", "bf16", "int8")}
     for node in (node for kind in nodes.values() for node in kind):
-        layers = counts.setdefault(found[node.name].precision, {})
+        layers = counts.setdefault(computed[node.name].precision, {})
         layers[node.op_type] = layers.get(node.op_type, 0) + 1
     return counts
 

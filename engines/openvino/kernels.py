@@ -94,16 +94,16 @@ def computed_by(
         kernels: From `read_kernels`.
     """
     search = _Search(graph, kernels)
-    found: dict[str, Computed] = {}
+    computed: dict[str, Computed] = {}
     for match in (search.by_name, search.by_weight, search.by_follower, search.by_operands, search.by_block):
         for node in nodes:
-            if node.name not in found:
+            if node.name not in computed:
                 kernel = match(node)
                 if kernel is not None:
-                    found[node.name] = _computed(kernel, search.precision(kernel, node))
+                    computed[node.name] = _computed(kernel, search.precision(kernel, node))
                     search.taken.add(kernel.key)
     unreported = Computed(UNREPORTED, "OpenVINO does not tell what computes it")
-    return {node.name: found.get(node.name, unreported) for node in nodes}
+    return {node.name: computed.get(node.name, unreported) for node in nodes}
 
 
 class _Search:
@@ -209,22 +209,22 @@ class _Search:
         return {name for key in kernel.inputs for name in self._names_of(self.kernels[key])}
 
     def _names_of(self, kernel: Kernel) -> set[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         seen: set[str] = set()
         left = [kernel]
         while left:
             source = left.pop()
             if source.key not in seen:
                 seen.add(source.key)
-                found |= {source.name} | source.names | source.nodes
+                names |= {source.name} | source.names | source.nodes
                 left.extend(self.kernels[key] for key in source.inputs if source.kind in _MOVES)
-        return found
+        return names
 
 
 def _one(kernels: Iterable[Kernel]) -> Kernel | None:
     """The only kernel, or one of several that compute alike; None where they differ."""
-    found = list(kernels)
-    return found[0] if len({kernel.precision for kernel in found}) == 1 else None
+    candidates = list(kernels)
+    return candidates[0] if len({kernel.precision for kernel in candidates}) == 1 else None
 
 
 def _computed(kernel: Kernel, precision: str) -> Computed:

@@ -34,10 +34,10 @@ class OpenVinoRunner(Runner):
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         run = self.prepare(feeds)
         try:
-            found = run()
+            results = run()
         except RuntimeError as error:
             raise ModelError(f"{self._path}: OpenVINO fails on the feeds: {reason(error)}") from error
-        return {tensor.name: found[tensor.name].copy() for tensor in self.io.outputs}
+        return {tensor.name: results[tensor.name].copy() for tensor in self.io.outputs}
 
     def prepare(self, feeds: Feeds) -> Callable[[], Any]:
         import numpy as np
@@ -62,7 +62,7 @@ class OpenVinoRunner(Runner):
             request.infer(dict(feeds))
             for kernel in request.profiling_info if run >= _WARMUP else ():
                 times.setdefault(kernel.node_name, []).append(kernel.real_time.total_seconds() * 1e3)
-        return {name: statistics.median(found) for name, found in times.items()}
+        return {name: statistics.median(runs_ms) for name, runs_ms in times.items()}
 
     def close(self) -> None:
         self._fixed = self._any = self._model = None

@@ -47,7 +47,7 @@ class PyTorch(Engine):
         return "fp32"
 
     def build(self, request: BuildRequest) -> BuildOutcome:
-        raise BuildError(self.why_not_build(), hint="bench it as it is: --baseline MODEL")
+        raise BuildError(self.why_not_build(), hint="`qcompile bench` takes it as it is: `baseline` MODEL")
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
         return self.open_in_mode(artifact, "eager", threads=threads, io=io)
@@ -80,9 +80,9 @@ class PyTorch(Engine):
         if reason:
             raise EngineUnavailable(
                 f"{artifact}: cannot run on GPU {device} here: {reason}",
-                hint="install a PyTorch with CUDA (https://pytorch.org/get-started), or give --device cpu"
+                hint="install a PyTorch with CUDA (https://pytorch.org/get-started), or give `devices` cpu"
                 if torch.version.cuda is None
-                else "run it on a machine with an NVIDIA GPU, or give --device cpu",
+                else "run it on a machine with an NVIDIA GPU, or give `devices` cpu",
                 engine=self.name,
                 reason=reason,
             )

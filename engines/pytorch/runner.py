@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, ModelError, first_line
 from ...model.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
-from ...model.output_error import fidelity
+from ...model.output_error import output_error
 from ...model.pytorch import import_torch
 from ...progress import quiet
 from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
@@ -131,14 +131,14 @@ def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any)
                 converted = torch.jit.freeze(converted) if mode == "freeze" else converted
         with quiet(), torch.inference_mode():
             # The first calls of TorchScript profile and optimize; its result may change with the second.
-            found = [converted(*arguments, **keywords) for _ in range(2)][-1]
+            actual = [converted(*arguments, **keywords) for _ in range(2)][-1]
     except Exception as error:  # tracing and compiling run the user's code, which may raise anything
         raise ModelError(
             f"PyTorch mode {mode}: fails: {first_line(error)}",
-            hint="leave --torch out, or choose another mode",
+            hint="leave `torch_modes` out, or choose another mode",
         ) from error
-    pairs = zip(flat_outputs(expected)[1], flat_outputs(found)[1], strict=True)
-    if not all(a.shape == b.shape and fidelity(a, b).close for a, b in pairs):
+    pairs = zip(flat_outputs(expected)[1], flat_outputs(actual)[1], strict=True)
+    if not all(a.shape == b.shape and output_error(a, b).close for a, b in pairs):
         raise ModelError(f"PyTorch mode {mode}: computes something else than eager does on the same input")
     return converted
 

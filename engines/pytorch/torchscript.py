@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ...artifact import Check
 from ...errors import BuildError, ModelError, first_line
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
-from ...model.output_error import fidelity
+from ...model.output_error import output_error
 from ...model.pytorch import import_torch, load_torch
 from ...model.source import parse_source
 from ...progress import quiet
@@ -73,14 +73,14 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
     for feeds in (example.feeds, negated, other):
         expected = flat_outputs(example.call(module, feeds))[1]
         for a, b in zip(expected, _run_trace(runner, feeds, label), strict=True):
-            found = fidelity(a, b) if a.shape == b.shape else None
-            if found is None or not found.close:
+            error = output_error(a, b) if a.shape == b.shape else None
+            if error is None or not error.close:
                 raise BuildError(
                     f"{label}: the traced program computes something else "
-                    f"({f'{found.snr_db:.1f} dB' if found else f'{b.shape} in place of {a.shape}'})",
+                    f"({f'{error.snr_db:.1f} dB' if error else f'{b.shape} in place of {a.shape}'})",
                     hint="forward() is random, or depends on values or extents that a trace freezes",
                 )
-            lowest = min(lowest, found.snr_db)
+            lowest = min(lowest, error.snr_db)
     outputs = tuple(
         TensorInfo(name, str(array.dtype), _shape(array, dynamic=example.has_dynamic_batch))
         for name, array in zip(names, arrays, strict=True)

@@ -60,12 +60,12 @@ def target_of(plan: bytes) -> str:
 
 def _same_version(built_by: str, here: str, compatible: bool) -> bool:
     """Plans are of one version to its third number; version-compatible ones of one major version."""
-    built, found = (
+    built, present = (
         tuple(int(part) for part in text.split(".")[:3] if part.isdigit()) for text in (built_by, here)
     )
     if not built:
         return False
-    return built == found or (compatible and built[0] == found[0] and found >= built)
+    return built == present or (compatible and built[0] == present[0] and present >= built)
 
 
 def _runs_on(gpus: list[str], gpu: Gpu, level: str) -> bool:

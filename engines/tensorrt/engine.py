@@ -43,8 +43,8 @@ class TensorRT(Engine):
         return "pip install 'qcompile[cuda]'" if self._why_no_pycuda() else ""
 
     def graph_precision(self, precision: Precision) -> Precision:
-        found = load_adapter(self.name).graph_precision(precision)
-        return PRECISIONS[PRECISIONS.index(found)]
+        in_graph = load_adapter(self.name).graph_precision(precision)
+        return PRECISIONS[PRECISIONS.index(in_graph)]
 
     def check_precision(self, precision: Precision, rest: str) -> None:
         load_adapter(self.name).permitting_flags(precision, rest=rest)

@@ -11,7 +11,7 @@ import numpy as np
 from ...artifact import Check
 from ...errors import BuildError, EngineUnavailable, QCompileError
 from ...model.input_domain import read_domains
-from ...model.output_error import fidelity
+from ...model.output_error import output_error
 from ...model.random_input import random_feeds
 from ...model.session import make_session, run_session, session_options
 from ...model.weightless import read_weightless
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _POOR_DB = 10.0
-_HINT = "keep the layers concerned in float32: --layer 'NAME=fp32'"
+_HINT = "keep the layers concerned in float32: `layers` 'NAME=fp32'"
 
 
 def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable[[], Runner]) -> BuildOutcome:
@@ -46,15 +46,15 @@ def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable
     feeds = {**random_feeds(outcome.io.inputs, shapes=shapes, domains=domains), **values}
     try:
         with open_runner() as runner:
-            found = runner.infer(feeds)
+            outputs = runner.infer(feeds)
     except EngineUnavailable as error:
         return _not_run(outcome, error.message)
     expected = _reference(request.model, outcome.io, feeds)
     if isinstance(expected, str):
-        _require_finite(found, request)
+        _require_finite(outputs, request)
         checked = Check("runs on this GPU", True, f"finite outputs; not compared: {expected}")
         return replace(outcome, checks=(*outcome.checks, checked), proof={**outcome.proof, "has_run": True})
-    worst = min(fidelity(expected[name], found[name]).snr_db for name in expected)
+    worst = min(output_error(expected[name], outputs[name]).snr_db for name in expected)
     if not np.isfinite(worst) and worst < 0:
         raise BuildError(
             f"{request.source or request.model}: the engine computes NaN or infinity, ONNX Runtime does not",
@@ -95,8 +95,8 @@ def _reference(model: str, io: ModelIO, feeds: Feeds) -> dict[str, Any] | str:
         return error.message
 
 
-def _require_finite(found: dict[str, Any], request: BuildRequest) -> None:
-    for name, array in found.items():
+def _require_finite(outputs: dict[str, Any], request: BuildRequest) -> None:
+    for name, array in outputs.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise BuildError(
                 f"{request.source or request.model}: the engine's output {name!r} holds NaN or infinity",

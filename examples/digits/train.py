@@ -108,7 +108,6 @@ def main() -> None:
     """Train ResNet-20 and write resnet20.safetensors beside model.py."""
     # Here rather than above: in examples/resnet18 these names are that example's own modules.
     from data import evaluation, training
-
     from model import WEIGHTS, resnet20
 
     make_deterministic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from data import evaluation, load_from_digits, training
-
 from model import WEIGHTS, resnet18
 
 # So many parameters learn these digits in few passes, of a quarter of a minute each.

@@ -298,7 +298,7 @@ def test_curves_over_batch_sizes_and_clients(tiny_file: Callable[..., Path]) -> 
     fixed = str(tiny_file("residual", batch=1))
     with pytest.raises(InvalidOption, match="fixed at 1"):
         qcompile.benchmark([fixed], baseline=fixed, batch_sizes=[1, 2])
-    with pytest.raises(InvalidOption, match="--clients: 2, 2"):
+    with pytest.raises(InvalidOption, match="`clients`: 2, 2"):
         qcompile.benchmark([model], baseline=model, clients=[2, 2])
 
 
@@ -316,7 +316,7 @@ def test_pytorch_runs_in_its_other_modes_as_rows_of_their_own(torch_model: str) 
 
 def test_an_engine_without_a_model_has_no_torch_modes(tiny_file: Callable[..., Path]) -> None:
     model = str(tiny_file("mlp"))
-    with pytest.raises(InvalidOption, match="--torch: no artifact is a PyTorch MODEL"):
+    with pytest.raises(InvalidOption, match="`torch_modes`: no artifact is a PyTorch MODEL"):
         qcompile.benchmark([model], baseline=model, torch_modes=["trace"])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from calibrated import (
     COUNT,
@@ -15,11 +16,15 @@ from calibrated import (
     Listener,
     MakePath,
     Said,
+    function_from,
     function_of,
+    half_product,
+    normal,
     npz,
     observed,
     save,
 )
+from onnx import TensorProto, helper
 
 from qcompile.artifact import load_artifact
 from qcompile.calibration import Ranges, calibrate, load_ranges
@@ -115,8 +120,8 @@ def test_data_may_be_given_already_opened(network: Path, data: str, tmp_path: Pa
     assert opened.path.read_bytes() == spelled.path.read_bytes()
 
 
-def test_only_wanted_tensors_are_observed(network: Path, data: str, whole: Ranges) -> None:
-    found = observed(network, data, wanted={"y", "c", "f"})
+def test_only_the_named_tensors_are_observed(network: Path, data: str, whole: Ranges) -> None:
+    found = observed(network, data, tensors={"y", "c", "f"})
     assert sorted(found.histograms) == ["c", "d", "y"]
     assert found.shared == {"f": ("d",)}
     for name, histogram in found.histograms.items():
@@ -127,7 +132,7 @@ def test_only_wanted_tensors_are_observed(network: Path, data: str, whole: Range
 
 
 @pytest.mark.parametrize(
-    ("body", "signature", "wanted"),
+    ("body", "signature", "tensors"),
     [
         ("y = Add(x, x)", "(int64[n] x) => (int64[n] y)", None),
         ("y = Exp(x)", "(float[n] x) => (float[n] y)", None),
@@ -135,12 +140,14 @@ def test_only_wanted_tensors_are_observed(network: Path, data: str, whole: Range
     ],
 )
 def test_a_model_without_activations_to_observe_cannot_be_calibrated(
-    tmp_path: Path, body: str, signature: str, wanted: set[str] | None
+    tmp_path: Path, body: str, signature: str, tensors: set[str] | None
 ) -> None:
     model = save(tmp_path / "m.onnx", body, signature)
     dtype = np.int64 if "int64" in signature else np.float32
     with pytest.raises(CalibrationError, match=r"m\.onnx: .*nothing to calibrate"):
-        calibrate(model, npz(tmp_path / "d.npz", x=np.arange(3).astype(dtype)), tmp_path / "r", wanted=wanted)
+        calibrate(
+            model, npz(tmp_path / "d.npz", x=np.arange(3).astype(dtype)), tmp_path / "r", tensors=tensors
+        )
 
 
 def test_a_model_that_onnx_runtime_refuses_is_named(tmp_path: Path) -> None:
@@ -156,7 +163,7 @@ def test_wrong_options_are_refused_before_any_work(network: Path, data: str, tmp
     heard = Listener()
     with pytest.raises(InvalidOption, match="method 'kl'"):
         calibrate(network, data, tmp_path / "r", method="kl", progress=heard)
-    with pytest.raises(InvalidOption, match="shard '3/2'"):
+    with pytest.raises(InvalidOption, match="`shard` '3/2'"):
         calibrate(network, data, tmp_path / "r", shard="3/2", progress=heard)
     with pytest.raises(InvalidOption, match="at least 1 is required"):
         calibrate(network, data, tmp_path / "r", samples=0, progress=heard)
@@ -166,3 +173,112 @@ def test_wrong_options_are_refused_before_any_work(network: Path, data: str, tmp
         calibrate(network, str(tmp_path / "none.npz"), tmp_path / "r", progress=heard)
     assert heard.said == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_that_are_read_only_are_counted(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((6, 4), np.float32))
+    spec = function_from(
+        tmp_path / "d", f"yield from np.split(np.load({str(tmp_path / 'x.npy')!r}, mmap_mode='r'), 3)"
+    )
+    assert (
+        observed(save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)"), spec).samples
+        == 6
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_function_may_fill_one_buffer_again_and_again(tmp_path: Path, threads: int) -> None:
+    model = save(
+        tmp_path / "m.onnx", "a = Exp(x) b = Add(a, x) y = Relu(b)", "(float[n, w] x) => (float[n, w] y)"
+    )
+    spec = function_from(
+        tmp_path / "d",
+        "buffer = np.empty((1, 20000), np.float32)\nfor i in range(60):\n"
+        "    buffer[:] = i / 10\n    yield buffer",
+    )
+    again = function_from(
+        tmp_path / "e", "for i in range(60):\n    yield np.full((1, 20000), i / 10, np.float32)"
+    )
+    found, expected = (observed(model, s, threads=threads).histograms["x"].counts for s in (spec, again))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "body", ["y = MaxPool <kernel_shape = [2, 2]> (x)", "y = Transpose(x)", "y = Flatten(x)"]
+)
+def test_a_model_may_have_its_input_alone_observed(tmp_path: Path, body: str) -> None:
+    model = save(tmp_path / "m.onnx", body, "(float[n, 4, 8, 8] x) => (float[i, j] y)")
+    np.savez(tmp_path / "x.npz", x=normal(2, 4, 8, 8))
+    assert sorted(observed(model, str(tmp_path / "x.npz")).histograms) == ["x"]
+
+
+def test_an_output_that_is_a_folder_is_refused_before_any_work(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=normal(3, 4))
+    (tmp_path / "out").mkdir()
+    said: list[Any] = []
+    with pytest.raises(InvalidOption):
+        calibrate(
+            save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)"),
+            str(tmp_path / "x.npz"),
+            tmp_path / "out",
+            progress=lambda *s: said.append(s),
+        )
+    assert not [state for state in said if state[0] == "calibrate"]
+
+
+def test_negative_threads_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=normal(3, 4))
+    with pytest.raises(InvalidOption, match="`threads` -1: at least 0 is required"):
+        observed(
+            save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)"),
+            str(tmp_path / "x.npz"),
+            threads=-1,
+        )
+
+
+def test_the_artifact_returned_is_the_one_on_disk(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=normal(3, 4))
+    artifact = calibrate(
+        save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)"),
+        str(tmp_path / "x.npz"),
+        tmp_path / "r",
+    )
+    assert load_artifact(artifact.path) == artifact
+
+
+def test_a_convolution_whose_output_a_subgraph_reads_is_observed(tmp_path: Path) -> None:
+    body = """
+        c = Conv <pads = [1, 1, 1, 1]> (x, w)
+        i = If (condition) <
+            then_branch = yes () => (float[n, 16, 8, 8] t) { t = Neg (c) },
+            else_branch = no () => (float[n, 16, 8, 8] e) { e = Abs (c) }
+        >
+        y = Mul (i, i)
+    """
+    model = save(
+        tmp_path / "m.onnx",
+        body,
+        "(float[n, 3, 8, 8] x, bool condition) => (float[n, 16, 8, 8] y)",
+        w=normal(16, 3, 3, 3),
+    )
+    spec = function_from(tmp_path / "d", "yield np.ones((1, 3, 8, 8), np.float32), np.array(True)")
+    assert observed(model, spec, tensors={"c", "i", "y"}).samples == 1
+
+
+def test_a_link_of_another_name_is_followed(tmp_path: Path) -> None:
+    body = "a = MatMul(x, w) y = Relu(a)"
+    save(tmp_path / "real.onnx", body, "(float[n, 64] x) => (float[n, 64] y)", w=normal(64, 64))
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "model.onnx").symlink_to(tmp_path / "real.onnx")
+    np.savez(tmp_path / "x.npz", x=normal(3, 64))
+    assert observed(tmp_path / "links" / "model.onnx", str(tmp_path / "x.npz")).samples == 3
+
+
+def test_half_activations_are_the_rounded_ones(tmp_path: Path) -> None:
+    model = half_product(tmp_path / "m.onnx")
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float16)
+    np.savez(tmp_path / "x.npz", x=x)
+    proto = onnx.load(model)
+    proto.graph.output.append(helper.make_tensor_value_info("a", TensorProto.FLOAT16, None))
+    a = onnxruntime.InferenceSession(proto.SerializeToString()).run(["a"], {"x": x})[0]
+    assert observed(model, str(tmp_path / "x.npz")).histograms["a"].max == float(a.max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from calibrated import (
     SAMPLES,
     MakePath,
+    function_from,
     function_of,
+    half_product,
     normal,
     npz,
     observed,
@@ -106,3 +109,32 @@ def test_data_of_another_shape_midway_is_an_error_naming_it(network: Path, tmp_p
     spec = function_of(tmp_path / "d", [SAMPLES[:3], SAMPLES[3:5, :2]])
     with pytest.raises(DataError, match="samples batch 1: input 'x' has shape 2x2x6x6"):
         observed(network, spec)
+
+
+def test_half_activations_that_overflow_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.full((1, 4), 100, np.float16))  # 80000
+    with pytest.raises(CalibrationError, match="tensor 'a' holds infinity"):
+        observed(half_product(tmp_path / "m.onnx"), str(tmp_path / "x.npz"))
+
+
+def test_infinity_in_the_first_samples_does_not_warn(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "a = Add(x, x) y = Relu(a)", "(float[n, 4] x) => (float[n, 4] y)")
+    spec = function_from(tmp_path / "d", "x = np.ones((4, 4), np.float32)\nx[0] = np.inf\nyield x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match="input 'x' holds infinity"):
+            observed(model, spec)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_earliest_bad_sample_is_named_though_reading_fails_later(tmp_path: Path, threads: int) -> None:
+    body = (
+        "for i in range(6):\n    if i == 5: raise OSError('disk')\n"
+        "    yield np.full((1, 4), np.nan if i == 3 else 0, np.float32)"
+    )
+    with pytest.raises(DataError, match="samples batch 3: input 'x' holds NaN"):
+        observed(
+            save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)"),
+            function_from(tmp_path / "d", body),
+            threads=threads,
+        )

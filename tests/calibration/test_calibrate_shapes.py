@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from calibrated import (
     assert_counts,
+    function_from,
     function_of,
     normal,
     npz,
@@ -16,6 +18,7 @@ from calibrated import (
     ranges_of,
     save,
 )
+from onnx import TensorProto, helper
 
 from qcompile.errors import CalibrationError
 
@@ -124,3 +127,50 @@ def test_a_tensor_that_is_empty_in_every_sample_has_no_range(tmp_path: Path) -> 
         for name in ("s", "z"):
             with pytest.raises(CalibrationError, match=f"tensor '{name}' .*empty in every sample"):
                 found.amax(name)
+
+
+def test_a_limit_inside_a_fixed_batch_takes_whole_batches(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "y = Relu(x)", "(float[4, 3] x) => (float[4, 3] y)")
+    np.savez(tmp_path / "x.npz", x=normal(12, 3))
+    assert observed(model, str(tmp_path / "x.npz"), limit=6).samples in (4, 8)
+
+
+def test_inputs_may_be_strings(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node(
+            "LabelEncoder",
+            ["s"],
+            ["f"],
+            domain="ai.onnx.ml",
+            keys_strings=["a", "b"],
+            values_floats=[1.0, 2.0],
+        ),
+        helper.make_node("Relu", ["f"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [value("s", TensorProto.STRING, ["n"])], [value("y", TensorProto.FLOAT, ["n"])]
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 2)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    spec = function_from(tmp_path / "d", "yield np.array(['a', 'b', 'a'])")
+    assert observed(tmp_path / "m.onnx", spec).histograms["y"].max == 2.0
+
+
+def test_a_first_axis_of_time_is_not_taken_for_a_batch(tmp_path: Path) -> None:
+    model = save(
+        tmp_path / "m.onnx",
+        "s = CumSum(x, zero) y = Relu(s)",
+        "(float[t, 4] x) => (float[t, 4] y)",
+        zero=np.array(0, np.int64),
+    )
+    spec = function_from(tmp_path / "d", "x = np.ones((6, 4), np.float32)\nx[:2] = 0\nyield x")
+    assert observed(model, spec).histograms["y"].max == 4.0
+
+
+def test_samples_are_counted_by_the_models_first_input(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "y = MatMul(x, t)", "(float[n, 3] x, float[3, 4] t) => (float[n, 4] y)")
+    spec = function_from(
+        tmp_path / "d", "yield {'t': np.ones((3, 4), np.float32), 'x': np.ones((7, 3), np.float32)}"
+    )
+    assert observed(model, spec).samples == 7

@@ -186,7 +186,7 @@ def test_another_suffix_is_refused_and_nothing_is_written(name: str, tmp_path: P
     with pytest.raises(InvalidOption, match=r"\.svg or \.png is required") as caught:
         drawn(ranges, tmp_path / name)
     assert name in caught.value.message
-    assert caught.value.data["option"] == "--plot"
+    assert caught.value.data["option"] == "plot"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -34,6 +34,7 @@ from safetensors.numpy import save_file
 
 from qcompile.calibration import Ranges, calibrate
 from qcompile.calibration.calibrate import Shard
+from qcompile.calibration.checkpoint import load_checkpoint
 from qcompile.errors import DataError
 
 
@@ -283,3 +284,10 @@ def test_a_finished_calibration_that_is_repeated_counts_once(
     for _ in range(3):
         found = observed(network, data, checkpoint=checkpoint, checkpoint_every_s=0)
         assert_equal(found, whole)
+
+
+@pytest.mark.parametrize("tensors", ["[]", '{"x": [0, 0, 0]}'])
+def test_a_checkpoint_of_the_right_key_and_wrong_content_is_none(tmp_path: Path, tensors: str) -> None:
+    header = f'{{"key": {{}}, "tensors": {tensors}, "units": 1, "samples": 1}}'
+    save_file({"x": np.zeros(3, np.int64)}, tmp_path / "c", metadata={"qcompile": header})
+    assert load_checkpoint(tmp_path / "c", {}) is None

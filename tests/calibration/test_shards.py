@@ -10,6 +10,7 @@ import pytest
 from calibrated import (
     SAMPLES,
     assert_counts,
+    function_from,
     function_of,
     normal,
     npz,
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from qcompile.calibration import calibrate, load_ranges
 from qcompile.calibration.calibrate import Shard, parse_shard
 from qcompile.calibration.merge import merge_files
-from qcompile.errors import InvalidOption
+from qcompile.errors import CalibrationError, InvalidOption
 
 
 @property_test
@@ -106,5 +107,33 @@ WRONG_SHARDS = ["", "2", "/", "0/2", "3/2", "1/0", "0/0", "-1/2", "a/b", "1/2/3"
 def test_a_misspelled_shard_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="PART/PARTS is required") as caught:
         parse_shard(text)
-    assert caught.value.data["option"] == "--shard"
+    assert caught.value.data["option"] == "shard"
     assert repr(text) in caught.value.message
+
+
+def test_shards_of_a_function_beside_its_outputs_merge(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    model = save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)")
+    spec = function_from(tmp_path / "w", "yield np.arange(40, dtype=np.float32).reshape(10, 4)")
+    one, two = (
+        load_ranges(calibrate(model, spec, tmp_path / "w" / f"{p}.ranges", shard=f"{p}/2").path)
+        for p in (1, 2)
+    )
+    one.merge(two)
+    assert len(one.portions) == 1
+
+
+def test_the_same_shard_twice_is_refused(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)")
+    spec = function_from(tmp_path / "w", "yield np.arange(40, dtype=np.float32).reshape(10, 4)")
+    one, two = (load_ranges(calibrate(model, spec, tmp_path / "w" / f"{p}.ranges").path) for p in (1, 2))
+    with pytest.raises(CalibrationError, match="count twice"):
+        one.merge(two)
+
+
+def test_the_progress_of_a_shard_counts_whole_batches(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "y = Relu(x)", "(float[4, 3] x) => (float[4, 3] y)")
+    np.savez(tmp_path / "x.npz", x=normal(12, 3))
+    said: list[Any] = []
+    observed(model, str(tmp_path / "x.npz"), shard=Shard(1, 2), progress=lambda *state: said.append(state))
+    assert said[-1] == ("calibrate", 8, 8)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import onnx
 import pytest
 from models_to_tap import model
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 from qcompile.calibration.taps import QUANTIZABLE, choose_taps
 
@@ -158,3 +158,11 @@ def test_nothing_wanted_is_nothing_observed(tiny: Tiny) -> None:
 def test_every_quantizable_operator_is_one_of_onnxs() -> None:
     known = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if not schema.domain}
     assert sorted(QUANTIZABLE - known) == []
+
+
+def test_an_operator_of_another_domain_is_not_one_that_folds() -> None:
+    made = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "custom" : 1]> g (float[n, 4] x) => (float[n, 4] y)'
+        " <float[n, 4] c> { c = custom.Add(x, x) y = Relu(c) }"
+    )
+    assert choose_taps(made).names == ("c", "y")

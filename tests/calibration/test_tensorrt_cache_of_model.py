@@ -165,7 +165,7 @@ def test_onnx_runtime_is_not_given_symmetric_scales(calibrated: tuple[Path, Path
     write_text(tmp_path / "m.cache", format_cache(load_ranges(file), version="8.5.3"))
     with pytest.raises(InvalidOption, match="half of the range is lost to onnxruntime") as caught:
         quantize(model, tmp_path / "q.onnx", ranges=tmp_path / "m.cache", target="onnxruntime")
-    assert "--target tensorrt" in caught.value.hint
+    assert "`target` tensorrt" in caught.value.hint
     assert not (tmp_path / "q.onnx").exists()
 
 
@@ -175,7 +175,7 @@ def test_no_method_can_be_chosen_for_a_cache(calibrated: tuple[Path, Path], tmp_
     output = tmp_path / "q.onnx"
     with pytest.raises(CalibrationError, match="one scale per tensor: minmax cannot be chosen") as caught:
         quantize(model, output, ranges=tmp_path / "m.cache", target="tensorrt", method="minmax")
-    assert "leave --method out" in caught.value.hint
+    assert "leave `method` out" in caught.value.hint
     assert not output.exists()
 
 

@@ -105,12 +105,12 @@ def interrupt(model: Path, data: Path, checkpoint: Path, after: int) -> None:
         if done > after:
             raise KeyboardInterrupt
 
-    outline = read_weightless(model)
-    samples = Data(str(data), outline.io.inputs, batch_size=1)
-    wanted = tensors_to_calibrate(outline)
+    weightless = read_weightless(model)
+    samples = Data(str(data), weightless.io.inputs, batch_size=1)
+    tensors = tensors_to_calibrate(weightless)
     with pytest.raises(KeyboardInterrupt):
         observe(
-            outline, samples, wanted=wanted, threads=1, checkpoint=checkpoint, checkpoint_every_s=0.0,
+            weightless, samples, tensors=tensors, threads=1, checkpoint=checkpoint, checkpoint_every_s=0.0,
             progress=progress,
         )  # fmt: skip
     assert checkpoint.is_file()

@@ -135,7 +135,7 @@ def test_onnx_runtimes_form_for_tensorrt_is_a_usage_error(run: Run) -> None:
     options = ("--mode", "weights", "--precision", "int4", "--form", "nbits", "--target", "tensorrt")
     code, _, error = run(*options)
     assert code == 2
-    assert "operators of ONNX Runtime alone" in error
+    assert "--form 'nbits' needs ONNX Runtime's own operators" in error
 
 
 def test_int4_without_its_mode_is_told_the_mode(run: Run) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -261,3 +263,57 @@ def test_whole_files_are_loaded_by_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["x"], noise(2, 3))
     np.save(tmp_path / "x.npy", noise(4))
     np.testing.assert_array_equal(load_arrays(tmp_path / "x.npy")[""], noise(4))
+
+
+@pytest.mark.parametrize("save_npz", [np.savez, np.savez_compressed])
+def test_damage_in_an_array_stored_by_column_is_an_error(tmp_path: Path, save_npz: Any) -> None:
+    path = tmp_path / "x.npz"
+    save_npz(path, x=np.asfortranarray(noise(64, 4096)))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read as numpy data"):
+        list(read_rows(path, 7))
+
+
+@pytest.mark.parametrize("numbers", [9, 19])
+def test_an_array_stored_by_column_that_is_shorter_or_longer_is_an_error(
+    tmp_path: Path, numbers: int
+) -> None:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": True, "shape": (5, 3)})
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", file.getvalue() + bytes(4 * numbers))
+    with pytest.raises(DataError, match="cannot be read as numpy data"):
+        list(read_rows(tmp_path / "x.npz", 2))
+
+
+def test_a_row_of_an_impossible_size_is_an_error(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1, 10**15)})
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", file.getvalue())
+    with pytest.raises(DataError, match="cannot be read as numpy data"):
+        list(read_rows(tmp_path / "x.npz", 2))
+
+
+def test_the_archive_is_closed_when_it_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, x=noise(64, 4096))
+    content = bytearray(path.read_bytes())
+    content[-5000] ^= 0xFF
+    path.write_bytes(content)
+
+    def read() -> None:
+        rows = read_rows(path, 1)
+        next(rows)
+        try:
+            list(rows)
+        except DataError as error:
+            kept = error  # noqa: F841  # a cycle
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read()
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []

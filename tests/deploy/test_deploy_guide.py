@@ -84,7 +84,7 @@ def test_every_option_that_the_guide_names_exists() -> None:
     from qcompile.cli.main import group
 
     said = CliRunner().invoke(group, ["package", "triton", "--help"]).output
-    table = GUIDE.partition("### What it is told")[2].partition("**The batch.**")[0]
+    table = GUIDE.partition("### Options")[2].partition("**The batch.**")[0]
     named = set(re.findall(r"--[a-z][a-z-]+", table)) - {"--disable-auto-complete-config"}
     assert len(named) > 8
     assert {option for option in named if option not in said} == set()

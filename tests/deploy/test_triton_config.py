@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packaging_engines import make_engine
 
 from qcompile.deploy.triton_config import Config, make_config
-from qcompile.deploy.triton_model import read_served
+from qcompile.deploy.triton_model import read_triton_model
 from qcompile.deploy.triton_options import TritonOptions
 from qcompile.deploy.triton_text import format_config
 from qcompile.errors import InvalidOption, QCompileError
@@ -35,8 +35,8 @@ def configured(tmp_path: Path) -> Make:
     """`configured(options, **engine)` returns the parsed configuration of an engine, and its notes."""
 
     def make(told: TritonOptions | None = None, /, **engine: Any) -> tuple[Any, Config]:
-        served = read_served(make_engine(tmp_path / "m.engine", **engine))
-        config = make_config(served, "net", told or TritonOptions())
+        triton_model = read_triton_model(make_engine(tmp_path / "m.engine", **engine))
+        config = make_config(triton_model, "net", told or TritonOptions())
         return parsed(config), config
 
     return make
@@ -212,7 +212,7 @@ def test_formats_that_are_not_linear_are_marked(tmp_path: Path) -> None:
     engine = make_engine(
         tmp_path / "m.engine", options={"io_formats": ["x=float16:chw32", "y=float16:linear"]}
     )
-    fields = make_config(read_served(engine), "net", TritonOptions()).fields
+    fields = make_config(read_triton_model(engine), "net", TritonOptions()).fields
     assert [dict(item).get("is_non_linear_format_io") for item in (*fields["input"], *fields["output"])] == [
         True,
         None,
@@ -294,7 +294,7 @@ def test_any_engine_s_configuration_keeps_triton_s_rules(
         tmp_path / "m.engine", inputs=inputs, outputs=outputs, profiles=[profile] if profile else []
     )
     try:
-        config = make_config(read_served(engine), "net", TritonOptions())
+        config = make_config(read_triton_model(engine), "net", TritonOptions())
     except QCompileError as error:
         pytest.fail(f"{error}")
     found = parsed(config)

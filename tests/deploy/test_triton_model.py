@@ -15,7 +15,7 @@ from packaging_engines import make_engine
 import qcompile
 from qcompile.artifact import Manifest, commit, load_artifact, writing
 from qcompile.deploy import TritonOptions, package_triton
-from qcompile.deploy.triton_model import read_served
+from qcompile.deploy.triton_model import read_triton_model
 from qcompile.errors import ArtifactError, InvalidOption, ModelError
 
 
@@ -31,17 +31,17 @@ def test_rtx_engines_are_refused_with_the_way_out(tiny_file: Callable[..., Path]
     engine = tmp_path / "m.engine"
     qcompile.build(tiny_file("mlp"), engine, target="tensorrt-rtx", gpus=["sm86"])
     with pytest.raises(ArtifactError, match=r"built for tensorrt-rtx; Triton's tensorrt backend") as caught:
-        read_served(engine)
+        read_triton_model(engine)
     assert "`target` tensorrt" in caught.value.hint
 
 
 def test_engines_without_manifest_or_weights_are_refused(tmp_path: Path) -> None:
     engine = make_engine(tmp_path / "m.engine", options={"strip_weights": True})
     with pytest.raises(ArtifactError, match="stored without weights"):
-        read_served(engine)
+        read_triton_model(engine)
     (tmp_path / "m.engine.json").unlink()
     with pytest.raises(ArtifactError, match="has no manifest that says what it is"):
-        read_served(engine)
+        read_triton_model(engine)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_manifest_with_damaged_profiles_is_named(tmp_path: Path, profiles: obj
         fields = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
         commit(temporary, Manifest(**{**fields, "proof": {"profiles": profiles}}))
     with pytest.raises(ArtifactError, match="its profiles cannot be read"):
-        read_served(engine)
+        read_triton_model(engine)
 
 
 def test_a_dynamic_input_without_a_whole_range_is_named(tmp_path: Path) -> None:
     for profiles in ([], [{}], [{"x": ((1,), (2,), (3,))}], [{"x": ((), (), ())}]):
         with pytest.raises(ArtifactError, match="profile 0 of its manifest has no whole range for x"):
-            read_served(make_engine(tmp_path / "m.engine", profiles=profiles))
+            read_triton_model(make_engine(tmp_path / "m.engine", profiles=profiles))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -70,17 +70,17 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         temporary.write_bytes(b"")
         commit(temporary, Manifest(kind="ranges", stage="calibrate"))
     with pytest.raises(ArtifactError, match="is a ranges file; Triton takes engines, ONNX and TorchScript"):
-        read_served(path)
+        read_triton_model(path)
 
 
 def test_outputs_are_what_onnx_runtime_infers(tmp_path: Path) -> None:
     """The file says [?,?]; Triton compares with ONNX Runtime's [2,3]."""
     declared = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, None])
     model = onnx_file(tmp_path / "m.onnx", [declared], shape=[2, 3])
-    served = read_served(model)
-    assert served.io.outputs[0].shape == (2, 3)
+    triton_model = read_triton_model(model)
+    assert triton_model.io.outputs[0].shape == (2, 3)
     assert onnxruntime.InferenceSession(model).get_outputs()[0].shape == [2, 3]
-    assert any("has no manifest" in note for note in served.notes)
+    assert any("has no manifest" in note for note in triton_model.notes)
 
 
 def test_an_output_of_unknown_rank_is_refused(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_an_output_of_unknown_rank_is_refused(tmp_path: Path) -> None:
         tmp_path / "m.onnx",
     )
     with pytest.raises(ModelError, match="the rank of 'y' is not known"):
-        read_served(tmp_path / "m.onnx")
+        read_triton_model(tmp_path / "m.onnx")
 
 
 def test_a_scalar_of_onnx_runtime_is_one_value(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_damaged_onnx_file_is_named(tiny_file: Callable[..., Path]) -> None:
     model = tiny_file("mlp")
     model.write_bytes(model.read_bytes()[:100])
     with pytest.raises(ModelError, match=r"mlp\.onnx: not an ONNX model"):
-        read_served(model)
+        read_triton_model(model)
 
 
 @pytest.fixture
@@ -141,10 +141,10 @@ def test_external_data_lies_in_a_folder_that_onnx_runtime_loads(with_data: Path,
 def test_missing_or_foreign_external_data_is_refused(with_data: Path, tmp_path: Path) -> None:
     (with_data.parent / "weights.bin").rename(tmp_path / "weights.bin")
     with pytest.raises(ModelError, match=r"weights\.bin does not exist"):
-        read_served(with_data)
+        read_triton_model(with_data)
     (with_data.parent / "weights.bin").symlink_to(tmp_path / "weights.bin")
     with pytest.raises(ModelError, match="lies outside its folder"):
-        read_served(with_data)
+        read_triton_model(with_data)
 
 
 def test_openvino_gets_whole_shapes_and_any_batch(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -186,10 +186,13 @@ def test_warm_up_shapes_that_do_not_fit_are_refused(
 def test_torchscript_is_addressed_by_position(torch_model: str, tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
     qcompile.build(torch_model, path, target="torchscript", inputs=["x:[batch,3,8,8]"])
-    served = read_served(path)
-    assert served.backend.platform == "pytorch_libtorch"
-    assert [tensor.name for tensor in (*served.io.inputs, *served.io.outputs)] == ["INPUT__0", "OUTPUT__0"]
-    assert any("INPUT__0 is x" in note for note in served.notes)
+    triton_model = read_triton_model(path)
+    assert triton_model.backend.platform == "pytorch_libtorch"
+    assert [tensor.name for tensor in (*triton_model.io.inputs, *triton_model.io.outputs)] == [
+        "INPUT__0",
+        "OUTPUT__0",
+    ]
+    assert any("INPUT__0 is x" in note for note in triton_model.notes)
     packaged = package_triton(path, tmp_path / "models", name="net")
     assert packaged.files == ["model.pt", "model.pt.json"]
 
@@ -202,4 +205,4 @@ def test_torchscript_that_returns_a_dict_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
     qcompile.build(f"{tmp_path / 'net.py'}:build", path, target="torchscript", inputs=["x:2x3"])
     with pytest.raises(ArtifactError, match="forward returns Dict"):
-        read_served(path)
+        read_triton_model(path)

@@ -56,7 +56,7 @@ def test_pytorch_says_why_it_cannot_use_a_gpu(torch_model: str, mode: str) -> No
     with pytest.raises(EngineUnavailable, match="cannot run on GPU 1 here") as caught:
         PyTorch().open_in_mode(torch_model, mode, device=1)
     assert caught.value.data["reason"] == engine("pytorch").why_not_run_on_gpu(1)
-    assert "--device cpu" in caught.value.hint
+    assert "`devices` cpu" in caught.value.hint
 
 
 @without_gpu

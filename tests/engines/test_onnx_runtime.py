@@ -21,7 +21,7 @@ from qcompile.engines.base import BuildRequest, Precision
 from qcompile.engines.build import build_engine
 from qcompile.errors import BuildError, DataError, IntentNotReached, ModelError
 from qcompile.model.onnx_file import count_operators, load_onnx
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 from qcompile.model.weightless import fingerprint
 
 MakeFile = Callable[..., Path]
@@ -84,7 +84,7 @@ def test_the_integer_kernels_compute_what_the_float_model_does(
 ) -> None:
     x = normal(8, 4, 8, 8)
     with load(build(quantized("onnxruntime"), "int8").path) as int8, load(tiny_file("residual")) as fp32:
-        assert fidelity(fp32.infer({"x": x})["y"], int8.infer({"x": x})["y"]).snr_db > 20
+        assert output_error(fp32.infer({"x": x})["y"], int8.infer({"x": x})["y"]).snr_db > 20
 
 
 def test_a_graph_quantized_for_tensorrt_computes_in_float_here_and_is_not_called_int8(
@@ -108,7 +108,7 @@ def test_fp16_is_not_reached_on_a_processor_that_computes_it_in_fp32(
     ) as caught:
         build(half, "fp16")
     assert caught.value.data["proof"]
-    assert "--allow-fallback" in caught.value.hint
+    assert "`allow_fallback`" in caught.value.hint
     assert not (tmp_path / "built.onnx").exists()
 
 

@@ -16,7 +16,7 @@ from qcompile.engines.openvino.kernels import Kernel
 from qcompile.engines.openvino.runner import OpenVinoRunner
 from qcompile.engines.registry import engine
 from qcompile.errors import ArtifactError, BuildError, DataError, IntentNotReached, QCompileError
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 pytest.importorskip("openvino")
 
@@ -72,7 +72,7 @@ def test_int8_is_executed_as_int8_and_the_manifest_counts_it(int8: Path, tmp_pat
     given = feeds(int8, 4)
     with qcompile.load(built.path) as runner, engine("onnxruntime").open(str(int8)) as reference:
         for name, expected in reference.infer(given).items():
-            assert fidelity(expected, runner.infer(given)[name]).snr_db > 35
+            assert output_error(expected, runner.infer(given)[name]).snr_db > 35
 
 
 def test_activations_are_uint8_with_a_zero_point_where_values_are_negative(int8: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_precision_that_would_be_emulated_is_refused_before_the_build(
     half = rest if precision == "int8" else precision
     with pytest.raises(IntentNotReached, match=f"Some CPU does not multiply in {half}") as caught:
         qcompile.build(model, tmp_path / "b.onnx", target="openvino", precision=precision, rest=rest)
-    assert f"{'--rest' if rest == half else '--precision'} fp32" in caught.value.hint
+    assert f"`{'rest' if rest == half else 'precision'}` fp32" in caught.value.hint
     assert not (tmp_path / "b.onnx").exists()
 
 
@@ -179,7 +179,7 @@ def test_what_is_joined_or_clipped_loses_no_more_there_than_elsewhere(body: str,
     built = qcompile.build(tmp_path / "q.onnx", tmp_path / "b.onnx", target="openvino", precision="int8")
     with qcompile.load(path) as reference, qcompile.load(built.path) as runner:
         expected, found = reference.infer({"x": x[:8]})["y"], runner.infer({"x": x[:8]})["y"]
-    assert fidelity(expected, found).snr_db > 32
+    assert output_error(expected, found).snr_db > 32
 
 
 def test_a_layer_that_is_left_in_float_makes_no_conversion_of_what_it_reads(

@@ -86,7 +86,7 @@ def test_a_strict_build_and_a_graph_that_is_quantized_are_judged_as_they_are(
     quantized = qcompile.quantize(upsample, tmp_path / "q.onnx", ranges=tmp_path / "r", target="openvino")
     with pytest.raises(IntentNotReached, match=said) as caught:
         qcompile.build(quantized.path, tmp_path / "b.onnx", target="openvino", precision="int8")
-    assert "--exclude" in caught.value.hint
+    assert "`exclude`" in caught.value.hint
     assert not (tmp_path / "b.onnx").exists()
     kept = qcompile.build(
         quantized.path, tmp_path / "b.onnx", target="openvino", precision="int8", allow_fallback=True

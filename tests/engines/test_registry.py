@@ -61,7 +61,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones_and_the_nearest() -> Non
     ) as caught:
         engine("onnx-runtime")
     assert caught.value.hint == "did you mean 'onnxruntime'?"
-    assert caught.value.data["option"] == "--target"
+    assert caught.value.data["option"] == "target"
 
 
 def test_a_name_that_is_near_to_none_has_no_hint() -> None:

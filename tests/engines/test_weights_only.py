@@ -84,7 +84,7 @@ def test_openvino_cannot_prove_it_and_refuses(target: str, int4: MakePath, tmp_p
 def test_a_float_graph_is_not_made_int4_by_a_build(target: str, tiny_file: MakePath, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="holds no weights of 4 bits") as caught:
         qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target=target, precision="int4")
-    assert "--mode weights --precision int4" in caught.value.hint
+    assert "`mode` weights and `precision` int4" in caught.value.hint
     assert not (tmp_path / "b.onnx").exists()
 
 
@@ -94,7 +94,7 @@ def test_an_int8_graph_is_not_int4(tiny_file: MakePath, samples: MakePath, tmp_p
     int8 = qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges).path
     with pytest.raises(InvalidOption, match="its graph is int8 already; int4 was asked for") as caught:
         qcompile.build(int8, tmp_path / "b.onnx", target="onnxruntime", precision="int4")
-    assert "--precision int8" in caught.value.hint
+    assert "`precision` int8" in caught.value.hint
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16", "fp32"])

@@ -94,7 +94,7 @@ def test_a_pickle_that_would_run_is_refused_and_has_not_run(name: str, saved: Pa
     with pytest.raises(ModelError, match=r"holds a pickle with \w+.mkdir, which runs code") as refused:
         load_torch(parse_source(str(path)))
     assert name in refused.value.message
-    assert "--trust" in refused.value.hint
+    assert "`trust`" in refused.value.hint
     assert not mark.exists()
 
 

@@ -172,7 +172,7 @@ def test_what_cannot_be_shown_is_left_out_with_a_reason(tmp_path: Path) -> None:
     for title in ("Latency distributions", "Accuracy", "Batch sizes", "Concurrent clients", "Calibration"):
         assert title not in titles
         assert f"{title}: " in outline.text
-    assert "--batch-sizes" in outline.text
+    assert "`batch_sizes` 1,8,32" in outline.text
 
 
 def test_failed_artifacts_are_listed_with_reason_and_last_output(full: tuple[str, WeightlessModel]) -> None:

@@ -82,6 +82,20 @@ def function_of(folder: Path, batches: Sequence[Array]) -> str:
     return f"{folder / 'data.py'}:samples"
 
 
+def function_from(folder: Path, body: str) -> str:
+    """The spelling of a function with this body."""
+    folder.mkdir(exist_ok=True)
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    (folder / "data.py").write_text(f"import numpy as np\ndef samples():\n{lines}")
+    return f"{folder / 'data.py'}:samples"
+
+
+def half_product(path: Path) -> Path:
+    """A float16 product of 200s, whose results are rounded, or overflow."""
+    w = np.full((4, 8), 200, np.float16)
+    return save(path, "a = MatMul(x, w) y = Sigmoid(a)", "(float16[n, 4] x) => (float16[n, 8] y)", w=w)
+
+
 def ranges_of(model: Path, data: str | Path, output: Path, **options: Any) -> Ranges:
     return load_ranges(calibrate(model, str(data), output, method="minmax", **options).path)
 

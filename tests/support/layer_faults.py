@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 
 def perturbed(model: onnx.ModelProto, name: str, *, by: float = 0.0, times: float = 1.0) -> onnx.ModelProto:
@@ -39,4 +39,4 @@ def brute_force(
 ) -> dict[str, float]:
     """Tensor to signal-to-noise ratio, of the tensors that have the same name."""
     ours, theirs = all_at_once(reference, feeds), all_at_once(artifact, feeds)
-    return {name: fidelity(ours[name], theirs[name]).snr_db for name in ours if name in theirs}
+    return {name: output_error(ours[name], theirs[name]).snr_db for name in ours if name in theirs}

@@ -26,8 +26,8 @@ def test_what_cannot_be_tuned_is_refused_in_words(make: Callable[..., Case], tmp
             tune(str(model), case.data, case.out, **given)
 
     refused(InvalidOption, "metric 'accuracy' is unknown", metric="accuracy")
-    refused(InvalidOption, "--max-drop -0.1: at least 0", max_drop=-0.1)
-    refused(InvalidOption, "--max-drop nan", max_drop=float("nan"))
+    refused(InvalidOption, "`max_drop` -0.1: at least 0", max_drop=-0.1)
+    refused(InvalidOption, "`max_drop` nan", max_drop=float("nan"))
     refused(InvalidOption, "target 'onnxrutime' is unknown", targets=["onnxrutime"])
     refused(EngineUnavailable, "torchscript cannot be tuned here", targets=["torchscript"])
     assert not case.out.exists()

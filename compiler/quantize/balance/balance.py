@@ -56,8 +56,10 @@ def balance(
     proto = load_onnx(model, external_data=False)
     digest = digest_model(model, proto)
     add_external_data(proto, model)
-    if (found := graph_precision(proto)) != "fp32":
-        raise InvalidOption(f"{model}: its graph is {found} already", hint="balance the float model instead")
+    if (precision := graph_precision(proto)) != "fp32":
+        raise InvalidOption(
+            f"{model}: its graph is {precision} already", hint="balance the float model instead"
+        )
     fix_initializers(proto)
     io = model_io(proto)
     given = Data(data, io.inputs, batch_size=1, limit=samples) if data is not None else None

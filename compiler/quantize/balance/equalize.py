@@ -222,7 +222,7 @@ class _Chains:
         self.layers: dict[str, _Layer | None] = {}
 
     def pairs(self) -> list[_Pair]:
-        found = []
+        pairs = []
         for node in self.graph.node:
             first = self._layer(node)
             if first is None:
@@ -238,8 +238,8 @@ class _Chains:
                 continue
             if (node.op_type == "Conv") == (reader.op_type == "Conv"):  # else channels are another axis
                 axis = 1 if node.op_type == "Conv" else -1
-                found.append(_Pair(first, second, tensor, axis, tuple(path)))
-        return found
+                pairs.append(_Pair(first, second, tensor, axis, tuple(path)))
+        return pairs
 
     def _layer(self, node: onnx.NodeProto) -> _Layer | None:
         key = node.output[0] if node.output else ""

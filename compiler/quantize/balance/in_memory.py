@@ -90,7 +90,7 @@ def _written(
     progress: Progress,
 ) -> Floats:
     save_onnx(model, path)
-    again = observe(path, data, wanted=rescaled, progress=progress)
+    again = observe(path, data, tensors=rescaled, progress=progress)
     return Floats(path, model, _with(floats.ranges, again, rescaled))
 
 

@@ -155,15 +155,15 @@ class _Finder:
         """The tensor and its reshaped forms, where nothing but the products reads their values."""
         if tensor in self.kept:
             return None
-        found = [tensor]
+        names = [tensor]
         for node in self.readers.get(tensor, ()):
             if node.name in products or node.op_type == "Shape":
                 continue
             inner = self._only_for(node.output[0], products) if node.op_type == "Reshape" else None
             if inner is None:
                 return None
-            found += inner
-        return tuple(found)
+            names += inner
+        return tuple(names)
 
     def _own_vector(self, name: str, channels: int) -> bool:
         tensor = self.stored.get(name)
@@ -190,8 +190,8 @@ class _Finder:
         gain = self.made_by.get(inside)
         if gain is None or gain.op_type != "Mul" or self.reads[inside] != 1 or inside in self.kept:
             return None
-        found = self._vectors(gain, channels)
-        return ((vector, *found[0]), (inside, *found[1])) if found is not None else None
+        gain_vectors = self._vectors(gain, channels)
+        return ((vector, *gain_vectors[0]), (inside, *gain_vectors[1])) if gain_vectors is not None else None
 
     def _columns(
         self, tensor: str, channels: int

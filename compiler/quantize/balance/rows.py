@@ -60,7 +60,7 @@ def observe_rows(
         CalibrationError: If a tensor becomes NaN or infinite, naming tensor and sample.
         ModelError: If a tensor is not made by a node, or ONNX Runtime refuses the model.
     """
-    found: dict[str, Rows] = {}
+    rows_of: dict[str, Rows] = {}
     for where, arrays in run_samples(model, path, sorted(tensors), data, limit, progress):
         for name, array in arrays.items():
             rows = array.reshape(-1, array.shape[-1])
@@ -74,8 +74,8 @@ def observe_rows(
                 )
             step = max(1, -(-len(rows) // _ROWS_OF_SAMPLE))
             one = Rows(rows.min(axis=0), rows.max(axis=0), rows[::step].copy())
-            found[name] = _merged(found[name], one) if name in found else one
-    return found
+            rows_of[name] = _merged(rows_of[name], one) if name in rows_of else one
+    return rows_of
 
 
 def _merged(first: Rows, second: Rows) -> Rows:

@@ -86,7 +86,7 @@ class Casts:
         self._taken |= {tensor.name for tensor in graph.initializer}
 
     def form(self, name: str, *, half: bool) -> str:
-        """Return the name under which a tensor has the wanted type."""
+        """Return the name under which a tensor has one of its two types: half or float32."""
         if (name in self.half) == half:
             return name
         key = (name, half)
@@ -107,8 +107,8 @@ class Casts:
         """Return the values of a stored float32 tensor."""
         from onnx import numpy_helper
 
-        found: NDArray[Any] = numpy_helper.to_array(self.weights[weight])
-        return found
+        weight_array: NDArray[Any] = numpy_helper.to_array(self.weights[weight])
+        return weight_array
 
     def remember(self, node: onnx.NodeProto) -> None:
         """Keep the float32 form of a DequantizeLinear that is about to become half."""
@@ -131,12 +131,12 @@ class Casts:
         del self.graph.value_info[:]  # their types are stale; readers infer them again
 
     def _new(self, name: str) -> str:
-        found, number = name, 1
-        while found in self._taken:
+        unique, number = name, 1
+        while unique in self._taken:
             number += 1
-            found = f"{name}_{number}"
-        self._taken.add(found)
-        return found
+            unique = f"{name}_{number}"
+        self._taken.add(unique)
+        return unique
 
     def _cast(self, name: str, made: str, *, half: bool) -> None:
         import onnx

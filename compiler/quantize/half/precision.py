@@ -275,8 +275,8 @@ class _Conversion:
         except onnx.defs.SchemaError:
             return [("", set())] * count
         parameters: Any = getattr(schema, side)
-        found = [(p.type_str, set(p.types)) for p in parameters]
-        return [found[min(index, len(found) - 1)] for index in range(count)] if found else []
+        formal = [(p.type_str, set(p.types)) for p in parameters]
+        return [formal[min(index, len(formal) - 1)] for index in range(count)] if formal else []
 
 
 def _is_qdq(node: onnx.NodeProto) -> bool:

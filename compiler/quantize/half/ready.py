@@ -119,13 +119,13 @@ def _first_opset(operator: str, current: int, half: HalfType) -> int:
     """The first opset from the current one on that allows the type; the current if none does."""
     import onnx
 
-    wanted = f"tensor({half.name})"
+    half_type = f"tensor({half.name})"
     for version in range(current, _NEWEST_OPSET + 1):
         try:
             schema: Any = onnx.defs.get_schema(operator, version, "")
         except onnx.defs.SchemaError:
             continue  # no such operator in this opset, or none at all
         typed = schema.outputs if operator in OWN_TYPE else schema.inputs
-        if any(wanted in set(parameter.types) for parameter in typed):
+        if any(half_type in set(parameter.types) for parameter in typed):
             return version
     return current

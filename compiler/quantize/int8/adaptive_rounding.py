@@ -17,7 +17,7 @@ from ....model.graph import attribute, consumers, producers, tensor_values, weig
 from ....model.graph_edits import set_values
 from ....model.onnx_file import load_onnx
 from ....progress import Progress, silent
-from ..prepare import prepared
+from ..prepare import prepare_graph
 from ..weights.hessians import collect_hessians, hessian_key, hessian_of
 from ..weights.rounding import gptq
 
@@ -53,7 +53,7 @@ def round_weights(
         DataError, CalibrationError: If samples do not fit, or a tensor becomes NaN or infinite.
         QuantizationError: If a Hessian is not positive.
     """
-    reference = prepared(load_onnx(float_model_path))
+    reference = prepare_graph(load_onnx(float_model_path))
     float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _ROUNDED}
     weights = {t.name: t for t in reference.graph.initializer}
     readers = consumers(reference.graph)

@@ -26,7 +26,7 @@ from ....model.onnx_file import copy_model, load_onnx, opset
 from ....progress import Progress, silent
 from ...opset.upgrade import upgrade_in_place
 from ..activations import run_samples
-from ..prepare import prepared
+from ..prepare import prepare_graph
 from .float8 import stored_weight
 from .gemms import join_biases
 
@@ -63,7 +63,7 @@ def correct_biases(
         ModelError: If ONNX Runtime refuses the model.
     """
     corrected = copy_model(quantized)
-    reference = prepared(load_onnx(float_model_path))
+    reference = prepare_graph(load_onnx(float_model_path))
     gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
     join_biases(reference, exclude={node.name for node in reference.graph.node} - gemms - _adds(reference))
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
@@ -179,8 +179,8 @@ def _measure(
     axes = {layer.error_name: layer.axis for layer in layers}
     sums = {name: np.zeros(1) for name in axes}
     counts = dict.fromkeys(axes, 0)
-    for _, found in run_samples(beside, path, list(axes), data, limit, progress, doing="correct biases"):
-        for name, array in found.items():
+    for _, arrays in run_samples(beside, path, list(axes), data, limit, progress, doing="correct biases"):
+        for name, array in arrays.items():
             others = tuple(i for i in range(array.ndim) if i != axes[name] % array.ndim)
             sums[name] = sums[name] + array.sum(axis=others, dtype=np.float64)
             counts[name] += array.size // array.shape[axes[name]]

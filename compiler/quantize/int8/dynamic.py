@@ -76,7 +76,7 @@ def quantize_dynamic(
         raise QuantizationError(
             f"nothing to quantize: dynamic INT8 takes {', '.join(DYNAMIC_OPERATORS)} with constant "
             "weights, and the model has none",
-            hint="quantize it with --mode static and a ranges file",
+            hint="quantize it with `mode` static and a ranges file",
         )
     _give_own_weights(model.graph, names)
     _gemms_to_matmuls(model.graph, names)
@@ -238,7 +238,7 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
 def _planned(model: onnx.ModelProto, excluded: set[str]) -> list[onnx.NodeProto]:
     """The nodes that can be taken: stored weights, of two axes in a product, no transposed activation."""
     axes = {t.name: len(t.dims) for t in model.graph.initializer if t.data_type == 1}
-    found = []
+    nodes = []
     for node in model.graph.node:
         if node.op_type not in DYNAMIC_OPERATORS or node.name in excluded or len(node.input) < 2:
             continue
@@ -247,5 +247,5 @@ def _planned(model: onnx.ModelProto, excluded: set[str]) -> list[onnx.NodeProto]
         weights = node.input[1:3] if node.op_type in ("LSTM", "GRU") else node.input[1:2]
         fits = not product or axes.get(node.input[1]) == 2
         if fits and not transposed and all(name in axes for name in weights):
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes

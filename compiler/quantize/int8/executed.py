@@ -64,7 +64,7 @@ def require_executed(path: Path, planned: Sequence[str], missed: Mapping[str, st
     if total > ALLOWED_SHARE:
         raise QuantizationError(
             text,
-            hint="leave them in float with --exclude: as they are they only cost conversions",
+            hint="leave them in float with `exclude`: as they are they only cost conversions",
             nodes=list(missed),
         )
     return [text]

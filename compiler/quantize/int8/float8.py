@@ -106,12 +106,12 @@ def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False)
 
 def _rounded_up(scales: NDArray[Any], *, half: bool) -> NDArray[np.float32]:
     """Scales as float32; as the next float16 where they are to be of it, and it reaches that far."""
-    found: NDArray[np.float32] = np.asarray(scales, np.float32)
+    rounded: NDArray[np.float32] = np.asarray(scales, np.float32)
     if half and (scales <= np.finfo(np.float16).max).all():
         near = scales.astype(np.float16)
         up = np.where(near < scales, np.nextafter(near, np.float16(np.inf)), near)
-        found = np.asarray(up, np.float32)
-    return found
+        rounded = np.asarray(up, np.float32)
+    return rounded
 
 
 def round_to_float8(weight: NDArray[Any], scales: NDArray[Any], axis: int | None) -> NDArray[Any]:

@@ -110,20 +110,20 @@ def _options(
     """What ONNX Runtime's quantizer is told about a target."""
     from onnxruntime.quantization import QuantType
 
-    found: dict[str, Any] = {"ActivationSymmetric": target == "tensorrt", "WeightSymmetric": True}
+    options: dict[str, Any] = {"ActivationSymmetric": target == "tensorrt", "WeightSymmetric": True}
     if target == "tensorrt":
         # Its parser refuses int32 DequantizeLinear, so the bias is float; 8.5 takes weights as float
         # behind a pair, not as stored int8; no operator's output is quantized by itself.
         more = {"QuantizeBias": False, "AddQDQPairToWeight": True}
-        return found | more | {"OpTypesToExcludeOutputQuantization": operators}
-    found["OpTypesToExcludeOutputQuantization"] = sorted(WRITES_FLOAT)
+        return options | more | {"OpTypesToExcludeOutputQuantization": operators}
+    options["OpTypesToExcludeOutputQuantization"] = sorted(WRITES_FLOAT)
     if target == "openvino":
         signed = [{"quant_type": QuantType.QInt8, "symmetric": True}]
-        found["QuantizeBias"] = False
+        options["QuantizeBias"] = False
         # `activation_limits` made symmetric what is to be symmetric.
         symmetric = [name for name, (low, high) in ranges.items() if low < 0 and low == -high]
-        found["TensorQuantOverrides"] = dict.fromkeys(symmetric, signed)
-    return found
+        options["TensorQuantOverrides"] = dict.fromkeys(symmetric, signed)
+    return options
 
 
 def activation_limits(
@@ -159,22 +159,22 @@ def _with_zero_point(model: onnx.ModelProto, placement: Placement) -> set[str]:
     """
     stored = {tensor.name for tensor in model.graph.initializer}
     planned, made_by = set(placement.nodes), producers(model.graph)
-    found: set[str] = set()
+    asymmetric: set[str] = set()
     for node in model.graph.node:
         if node.name not in planned:
             continue
         if node.op_type == "Clip":
-            found.update(node.output)
+            asymmetric.update(node.output)
         elif node.op_type in ("MatMul", "Gemm", "Conv") and node.input[1] in stored:
-            found.add(node.input[0])
+            asymmetric.add(node.input[0])
         elif node.op_type == "Concat":
-            found.update(node.output)
+            asymmetric.update(node.output)
             for name in node.input:
-                found.add(name)
+                asymmetric.add(name)
                 while name in made_by and made_by[name].op_type in SAME_SCALE:
                     name = made_by[name].input[0]
-                    found.add(name)
-    return found
+                    asymmetric.add(name)
+    return asymmetric
 
 
 def _mark_inferred(model: onnx.ModelProto) -> None:
@@ -191,7 +191,7 @@ def _missing_range(error: ValueError, ranges: Iterable[str]) -> Exception:
     if name and name not in set(ranges):
         return CalibrationError(
             f"tensor {name!r} needs a scale and has no range",
-            hint="ranges hold what the targets they were made for scale: calibrate for this --target",
+            hint="ranges cover the tensors that their targets scale: calibrate for this `target`",
             tensor=name,
         )
     return QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}")

@@ -25,22 +25,22 @@ def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[Target] = TAR
         CalibrationError: If no operator would be quantized.
         InvalidOption: If a target is unknown.
     """
-    prepared = _prepared(model.model)
-    wanted: set[str] = set()
+    ready = _prepare(model.model)
+    tensors: set[str] = set()
     for target in targets:
-        wanted |= scaled_tensors(prepared, plan(prepared, target))
+        tensors |= scaled_tensors(ready, plan(ready, target))
         if target == "tensorrt":
-            wanted |= lstm_inputs(prepared)
-    if not wanted:
+            tensors |= lstm_inputs(ready)
+    if not tensors:
         raise CalibrationError(
             f"{model.path}: no operator would be quantized; nothing to calibrate",
             hint="simplify first; qcompile inspect shows the operators",
             file=model.path,
         )
-    return wanted
+    return tensors
 
 
-def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+def _prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy as `prepare` makes it, as far as the plan looks."""
     import onnx
 

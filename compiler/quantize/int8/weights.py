@@ -82,17 +82,17 @@ def _quantizer_class(module: Any) -> type:
             }
             self.tensors_to_quantize = {n: info for n, info in every.items() if n not in weights}
             try:
-                found: dict[str, Any] = super()._calc_initializer_quant_params()
+                parameters_of: dict[str, Any] = super()._calc_initializer_quant_params()
             finally:
                 self.tensors_to_quantize = every
             for name, axis in weights.items():
                 chosen = choose_weight_qparams(numpy_helper.to_array(stored[name]), axis)
-                found[name] = parameters(
+                parameters_of[name] = parameters(
                     zero_point=chosen.zero_point,
                     scale=chosen.scale,
                     quant_type=self.weight_qType,
                     axis=axis,
                 )
-            return found
+            return parameters_of
 
     return Quantizer

@@ -326,9 +326,9 @@ def _check_scales(graph: onnx.GraphProto, target: Target) -> None:
             )
         zero = stored.get(node.input[2]) if len(node.input) > 2 else None
         if target == "tensorrt" and zero is not None and numpy_helper.to_array(zero).any():
-            found = numpy_helper.to_array(zero).max()
+            zero_point = numpy_helper.to_array(zero).max()
             raise QuantizationError(
-                f"tensor {name!r} has a zero point of {found}; TensorRT requires 0",
+                f"tensor {name!r} has a zero point of {zero_point}; TensorRT requires 0",
                 hint='train with qcompile.qat.prepare(..., target="tensorrt")',
                 tensor=name,
             )

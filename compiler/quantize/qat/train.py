@@ -353,11 +353,11 @@ def _store_integers(model: torch.fx.GraphModule, node: Any) -> None:
 def _scaled(integers: Any, scales: Any, gain: Any, axis: int) -> tuple[Any, Any]:
     """Multiply a rounded weight by a gain per channel: into the scales; its sign into the integers."""
     torch = import_torch()
-    found = scales * gain.abs().float()
-    dead = found < torch.finfo(torch.float32).tiny
+    multiplied = scales * gain.abs().float()
+    dead = multiplied < torch.finfo(torch.float32).tiny
     signs = torch.where(dead, 0, torch.sign(gain)).to(torch.int8)
     integers = integers * per_channel(signs, axis, integers.dim())
-    return integers, torch.where(dead, torch.ones_like(found), found)
+    return integers, torch.where(dead, torch.ones_like(multiplied), multiplied)
 
 
 def _store(model: torch.fx.GraphModule, name: str, tensor: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A Conv is a product too, of its weight [N, C * kernel] and the patches of its input, one per position.
 
-The float model runs sample by sample with the wanted tensors among its outputs. A tensor with K features
+The float model runs sample by sample with these tensors among its outputs. A tensor with K features
 takes K*K*4 bytes, so where they are too many for the budget, the samples run again for the next few; what
 is done lies in a temporary file then, mapped, and the system may put it out of memory.
 """
@@ -98,15 +98,15 @@ def collect_hessians(
         ModelError: If ONNX Runtime refuses the model.
     """
     weightless = read_weightless(model_path)
-    wanted = sorted(set(inputs_of))
-    if not wanted:
+    tensors = sorted(set(inputs_of))
+    if not tensors:
         return {}
-    _check_tensors(weightless.model, wanted, model_path)
+    _check_tensors(weightless.model, tensors, model_path)
     progress("prepare the model")
-    tapped = _Tapped(weightless, wanted)
+    tapped = _Tapped(weightless, tensors)
     features = tapped.features(next(one_by_one(data, tapped.arrays)))
     groups = _groups(features, budget_bytes)
-    found: dict[str, Hessian] = {}
+    hessians: dict[str, Hessian] = {}
     for number, group in enumerate(groups):
         if len(groups) > 1:
             tapped = _Tapped(weightless, group)
@@ -121,12 +121,12 @@ def collect_hessians(
             progress(text, samples, limit)
         for name in group:
             total = sums.pop(name).hessian()
-            found[name] = total if len(groups) == 1 else _on_disk(total)
-    return found
+            hessians[name] = total if len(groups) == 1 else _on_disk(total)
+    return hessians
 
 
 class _Tapped:
-    """A session whose outputs are the wanted tensors; those that are inputs are taken from the feeds."""
+    """A session whose outputs are the named tensors; those that are inputs are taken from the feeds."""
 
     def __init__(self, weightless: WeightlessModel, names: list[str]) -> None:
         import onnx
@@ -153,13 +153,13 @@ class _Tapped:
 
     def run(self, batch: Batch) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Yield (name, [values, K]) of one inference."""
-        found: dict[str, Any] = dict(batch.feeds)
+        arrays: dict[str, Any] = dict(batch.feeds)
         if self.session is not None:
             subject = f"{self.path} at {batch.where}"
             outputs = run_session(self.session, self.computed, batch.feeds, subject)
-            found.update(zip(self.computed, outputs, strict=True))
+            arrays.update(zip(self.computed, outputs, strict=True))
         for name, source in self.sources.items():
-            array = found[source]
+            array = arrays[source]
             if name in self.convs:
                 yield name, _patches(array, self.convs[name], self.kernels[name])
             else:
@@ -289,11 +289,11 @@ def _check_feeds(batch: Batch) -> None:
             )
 
 
-def _check_tensors(model: onnx.ModelProto, wanted: list[str], path: Path) -> None:
+def _check_tensors(model: onnx.ModelProto, names: list[str], path: Path) -> None:
     types, constants = infer_types(model), constant_names(model)
     made = {name for node in model.graph.node for name in node.output}
     made |= {value.name for value in model.graph.input}
-    tensors = [_tensor(name) for name in wanted]
+    tensors = [_tensor(name) for name in names]
     for name in tensors:
         if name not in made or name in constants or types.get(name, "float32") != "float32":
             what = "not in the model" if name not in made else "no float32 activation"

@@ -136,7 +136,7 @@ def quantize_weights(
     if missed := sorted(planned.keys() - reached):
         raise QuantizationError(
             f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
-            hint="exclude them by name if that is wanted",
+            hint="to leave them in float, exclude them by name",
             nodes=missed,
         )
     names = {weight.name for weight in planned.values()}
@@ -293,9 +293,9 @@ class _NBits(_Writer):
         arrays, size = nbits_arrays(rounded)
         self.settings[weight] = {"bits": rounded.bits, "block_size": size}
         looked_up = [node.op_type == "Gather" for node in readers]
-        wanted = {"rows": any(looked_up), "blocks": not all(looked_up)}
+        used = {"rows": any(looked_up), "blocks": not all(looked_up)}
         for name, array in arrays.items():
-            if wanted.get(name, True):
+            if used.get(name, True):
                 kind = 1 if array.dtype == np.float32 else 2
                 self.add(f"{weight.prefix}/{name}", kind, array.shape, array)
 
@@ -386,7 +386,7 @@ def _restore_weights(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorPro
 def _reached(model: onnx.ModelProto) -> set[str]:
     """Names of the nodes that read integers, as the finished graph has them."""
     made_by = producers(model.graph)
-    found = {
+    names = {
         node.name for node in model.graph.node if node.op_type in ("MatMulNBits", "GatherBlockQuantized")
     }
     for node in model.graph.node:
@@ -394,5 +394,5 @@ def _reached(model: onnx.ModelProto) -> set[str]:
             maker = made_by.get(node.input[0 if node.op_type == "Gather" else 1])
             if maker is not None and maker.op_type == "Reshape":
                 maker = made_by.get(maker.input[0])
-            found |= {node.name} if maker is not None and maker.op_type == "DequantizeLinear" else set()
-    return found
+            names |= {node.name} if maker is not None and maker.op_type == "DequantizeLinear" else set()
+    return names

@@ -127,25 +127,25 @@ def gptq(
     for start in range(0, columns, size):
         stop = min(start + size, columns)
         block = np.ascontiguousarray(left[start:stop].T)
-        found, zeros = (
+        block_scales, zeros = (
             (scales, middle)
             if scales is not None
             else fit_blocks(block, bits=bits, symmetric=symmetric, search=search)
         )
-        fitted.append((found, zeros))
+        fitted.append((block_scales, zeros))
         for first in range(start, stop, _LAZY_COLUMNS):
             last = min(first + _LAZY_COLUMNS, stop)
             errors = np.empty((last - first, left.shape[1]), np.float32)
             for column in range(first, last):
-                steps = _nearest(left[column], found, zeros, bits)
+                steps = _nearest(left[column], block_scales, zeros, bits)
                 codes[column] = steps
-                error = (left[column] - (steps - zeros) * found) / factor[column, column]
+                error = (left[column] - (steps - zeros) * block_scales) / factor[column, column]
                 left[column + 1 : last] -= factor[column, column + 1 : last, None] * error
                 errors[column - first] = error
             left[last:] -= factor[first:last, last:].T @ errors
     return Rounded(
         np.ascontiguousarray(codes.T),
-        np.stack([found for found, _ in fitted], axis=1),
+        np.stack([block_scales for block_scales, _ in fitted], axis=1),
         np.stack([zeros for _, zeros in fitted], axis=1).astype(np.uint8),
         bits,
         size,
@@ -255,8 +255,8 @@ def qdq_row_bytes(columns: int, bits: int, block_size: int) -> int:
 def dividing_block(columns: int, block_size: int) -> int:
     """Return the largest block up to `block_size` that divides a row; 0 where it would be below 16."""
     sizes = range(min(block_size, columns), 0, -1) if block_size else ()
-    found = next((size for size in sizes if columns % size == 0), 0)
-    return found if found >= 16 else 0
+    divisor = next((size for size in sizes if columns % size == 0), 0)
+    return divisor if divisor >= 16 else 0
 
 
 def _full_range(blocks: Floats, bits: int, *, symmetric: bool) -> tuple[Floats, Floats]:

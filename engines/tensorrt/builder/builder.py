@@ -182,9 +182,9 @@ def _build(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> Bu
     if prepared.gpu is not None:
         request.progress("inspect")
         inspections = inspect_plan(adapter, prepared.log, plan, prepared.profiles)
-    found = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, feeder))
+    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, feeder))
     proof = {
-        **found.proof,
+        **proven.proof,
         "network_layers": int(prepared.network.num_layers),
         "profiles": _profiles_json(prepared.profiles),
         "has_run": False,
@@ -195,16 +195,16 @@ def _build(adapter: Adapter, request: BuildRequest, feeder: Feeder | None) -> Bu
     return BuildOutcome(
         kind="engine",
         io=model_io(model),
-        planned=found.planned,
-        reached=found.reached,
+        planned=proven.planned,
+        reached=proven.reached,
         proof=proof,
         device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.gpus)},
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*prepared.log.warnings, *found.warnings, *unkept),
+        warnings=(*prepared.log.warnings, *proven.warnings, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
-        layers=found.layers,
+        layers=proven.layers,
     )
 
 

@@ -52,7 +52,7 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Any, options: Te
 
 def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:
     """The builder flags that the options ask for, each with the option's name."""
-    found = [
+    flags = [
         ("`strip_weights`" if options.strip_weights else "`refit`", flag)
         for flag in adapter.strip_flags(refit=options.refit, strip=options.strip_weights)
     ]
@@ -62,8 +62,8 @@ def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:
         "`gpu_fallback`": ("GPU_FALLBACK", options.gpu_fallback),
         "`sparse_weights`": ("SPARSE_WEIGHTS", options.sparse_weights),
     }
-    return found + [
-        (option, adapter.flag(name, option)) for option, (name, wanted) in asked.items() if wanted
+    return flags + [
+        (option, adapter.flag(name, option)) for option, (name, enabled) in asked.items() if enabled
     ]
 
 
@@ -134,5 +134,5 @@ def set_calibration_profile(builder: Any, config: Any, shapes: dict[str, tuple[i
     for name, shape in shapes.items():
         profile.set_shape(name, shape, shape, shape)
     if not config.set_calibration_profile(profile):
-        found = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
-        raise BuildError(f"TensorRT refuses the calibration profile ({found})")
+        text = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
+        raise BuildError(f"TensorRT refuses the calibration profile ({text})")

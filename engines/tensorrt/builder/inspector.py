@@ -33,7 +33,7 @@ _TYPE_KEYS = ("Format/Datatype", "Datatype", "DataType")
 """The first up to 10; TensorRT 11 tells format and type apart (migration guide, IEngineInspector)."""
 
 _MOVE_ONLY = ("Reformat", "NoOp", "Shape", "Constant")
-UNTOLD = "untold"
+UNREPORTED = "untold"
 _PRODUCT = re.compile("conv|gemm|matrix|matmul|fullyconnected", re.IGNORECASE)
 """Kinds of layers that multiply: "CaskConvolution", "gemm", "MatrixMultiply"."""
 
@@ -83,7 +83,7 @@ class Inspection:
             precisions.setdefault(layer.precision, Counter())[layer.kind] += 1
         return {
             "engine_layers": len(self.layers),
-            "engine_layers_by_precision": {name: dict(found) for name, found in precisions.items()},
+            "engine_layers_by_precision": {name: dict(counts) for name, counts in precisions.items()},
             "fused_layers": sum(1 for layer in self.layers if " + " in layer.name or layer.is_block),
             "moving_layers": self.moving,
             "tactics": len({layer.tactic for layer in self.layers if layer.tactic}),
@@ -99,12 +99,12 @@ class Verdict:
     Attributes:
         reached: Names of layers that the inspector tells in the precision.
         fell_back: Name of each that it tells in another one, to that precision.
-        untold: Names of layers inside blocks of which it tells nothing.
+        unreported: Names of layers inside blocks of which it tells nothing.
     """
 
     reached: list[str] = field(default_factory=list)
     fell_back: dict[str, str] = field(default_factory=dict)
-    untold: list[str] = field(default_factory=list)
+    unreported: list[str] = field(default_factory=list)
 
 
 def inspect_plan(
@@ -129,16 +129,18 @@ def inspect_plan(
             f"the engine just built cannot run here: {last_error(log, 'no reason given')}",
             hint="lower `max_shapes`, or end what else uses the GPU",
         )
-    found = []
+    inspections = []
     for index, ranges in enumerate(profiles or [()]):
         kept = _ask_at(context, index, ranges)
         if context is not None:
             inspector.execution_context = context
         information = inspector.get_engine_information(adapter.module.LayerInformationFormat.JSON)
         layers, moving = read_layers(str(information))
-        found.append(Inspection(layers, moving, adapter.memory_bytes(engine), adapter.weights_bytes(engine)))
+        inspections.append(
+            Inspection(layers, moving, adapter.memory_bytes(engine), adapter.weights_bytes(engine))
+        )
         del kept
-    return found
+    return inspections
 
 
 def _ask_at(context: Any, index: int, ranges: Sequence[InputRange]) -> list[Any]:
@@ -166,14 +168,14 @@ def read_layers(information: str) -> tuple[list[EngineLayer], int]:
     layers, moving = [], 0
     for layer in json.loads(information).get("Layers", []):
         if isinstance(layer, str):  # an engine built at another verbosity: names alone
-            layers.append(EngineLayer(layer, "", UNTOLD, ""))
+            layers.append(EngineLayer(layer, "", UNREPORTED, ""))
         elif layer.get("LayerType") in _MOVE_ONLY:
             moving += 1
         else:
             first = (layer.get("Inputs") or [{}])[0]
             spelled = next((str(first[key]) for key in _TYPE_KEYS if first.get(key)), "")
             weights = layer.get("Weights")
-            if _precision(spelled) == UNTOLD and isinstance(weights, dict):
+            if _precision(spelled) == UNREPORTED and isinstance(weights, dict):
                 spelled = str(weights.get("Type", ""))
             name, metadata = str(layer.get("Name", "")), str(layer.get("Metadata", ""))
             told = f"{name} {metadata}".strip()
@@ -191,12 +193,12 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
     plain_layers = [layer for inspection in inspections for layer in inspection.layers if not layer.is_block]
     for layer in planned:
         pattern = re.compile(rf"(?<![\w./-]){re.escape(layer.name)}(?![\w./-])")
-        homes = [found for found in plain_layers if pattern.search(found.name)]
+        homes = [home for home in plain_layers if pattern.search(home.name)]
         # From 10 on the addition of a bias carries the product's name, too.
-        homes = [found for found in homes if _PRODUCT.search(found.kind)] or homes
-        told = {found.precision for found in homes} - {UNTOLD}
+        homes = [home for home in homes if _PRODUCT.search(home.kind)] or homes
+        told = {home.precision for home in homes} - {UNREPORTED}
         if not told:
-            verdict.untold.append(layer.name)
+            verdict.unreported.append(layer.name)
         elif told == {precision}:
             verdict.reached.append(layer.name)
         else:
@@ -209,4 +211,4 @@ def _precision(spelled: str) -> str:
     for words, precision in _SPELLINGS:
         if any(word in lowered for word in words):
             return precision
-    return UNTOLD if not lowered or lowered.startswith("n/a") else lowered
+    return UNREPORTED if not lowered or lowered.startswith("n/a") else lowered

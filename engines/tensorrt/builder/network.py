@@ -39,15 +39,15 @@ def parse(adapter: Adapter, network: Any, log: Any, path: Path, *, shown: str = 
 
 def _refused(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -> UnsupportedOperator:
     nodes = model.graph.node
-    found = nodes[error.node()] if 0 <= error.node() < len(nodes) else None
+    refused = nodes[error.node()] if 0 <= error.node() < len(nodes) else None
     name = error.node_name() if hasattr(error, "node_name") else ""
     operator = error.node_operator() if hasattr(error, "node_operator") else ""
-    if name and found is not None and found.name != name:
-        found = next((node for node in nodes if node.name == name), None)
-    if found is not None:
-        operator = operator or found.op_type
-        name = name or found.name or f"making {', '.join(found.output)}"
-    module = _module_path(found) if found is not None else ""
+    if name and refused is not None and refused.name != name:
+        refused = next((node for node in nodes if node.name == name), None)
+    if refused is not None:
+        operator = operator or refused.op_type
+        name = name or refused.name or f"making {', '.join(refused.output)}"
+    module = _module_path(refused) if refused is not None else ""
     where = f" (PyTorch module {module})" if module else ""
     return UnsupportedOperator(
         f"{shown}: {adapter.name} refuses {operator or 'the graph'} {name!r} of opset {opset(model)}{where}: "
@@ -117,12 +117,12 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Any, layers: M
     """
     if not layers:
         return
-    found = {layer.name: layer for layer in map(network.get_layer, range(network.num_layers))}
-    missing = [name for name in layers if name not in found]
+    by_name = {layer.name: layer for layer in map(network.get_layer, range(network.num_layers))}
+    missing = [name for name in layers if name not in by_name]
     if missing:
         raise InvalidOption(f"`layers`: the network has no layer {', '.join(missing)}", option="layers")
     for name, precision in layers.items():
-        _force(adapter, found[name], precision, log)
+        _force(adapter, by_name[name], precision, log)
     config.set_flag(adapter.flag("OBEY_PRECISION_CONSTRAINTS", "`layers`"))
 
 

@@ -11,7 +11,7 @@ from ....model.graph import weighted_nodes
 from ....model.weightless import read_weightless
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter
-from .inspector import UNTOLD, Inspection, Verdict, judge
+from .inspector import UNREPORTED, Inspection, Verdict, judge
 from .proof import ComputeLayer, by_precision
 
 if TYPE_CHECKING:
@@ -58,30 +58,31 @@ def prove(
         inspections: The engine's own words, one for each profile; empty where no GPU is here to ask it.
         weak: Whether TensorRT chooses types by itself.
     """
-    wanted = "fp32" if request.precision == "tf32" else request.precision
+    precision = "fp32" if request.precision == "tf32" else request.precision
     in_graph = adapter.graph_precision(request.precision)
-    chooses = weak and (in_graph != wanted or request.calibration is not None)
+    chooses = weak and (in_graph != precision or request.calibration is not None)
     planned = [
         layer
         for layer in layers
-        if request.layers.get(layer.name, wanted) == wanted and (chooses or layer.precision == wanted)
+        if request.layers.get(layer.name, precision) == precision
+        and (chooses or layer.precision == precision)
     ]
     weighted = weighted_nodes(read_weightless(Path(request.model)).model)
     promised = len(planned) if chooses else max(len(weighted.get(in_graph, ())), len(planned))
     lost = {} if chooses else _lost(weighted.get(in_graph, ()), layers, planned)
     first = inspections[0].as_json() if inspections else {}
-    if not inspections or wanted == _BY_WEIGHTS_ALONE:
-        found = dict.fromkeys((layer.name for layer in planned), UNTOLD if chooses else wanted)
+    if not inspections or precision == _BY_WEIGHTS_ALONE:
+        precisions = dict.fromkeys((layer.name for layer in planned), UNREPORTED if chooses else precision)
         return Proven(
             promised,
             0 if chooses else len(planned),
-            {"layers_by_precision": _counted(layers, found, request), "typing": _typing(weak)} | first,
+            {"layers_by_precision": _counted(layers, precisions, request), "typing": _typing(weak)} | first,
             Planned((*_names(planned), *lost), lost),
         )
-    verdict = judge(planned, wanted, inspections)
-    told = dict.fromkeys(verdict.untold, UNTOLD if chooses else wanted)
-    told |= dict.fromkeys(verdict.reached, wanted) | verdict.fell_back
-    fell_back = {name: _why(name, kind, wanted, weak) for name, kind in verdict.fell_back.items()}
+    verdict = judge(planned, precision, inspections)
+    told = dict.fromkeys(verdict.unreported, UNREPORTED if chooses else precision)
+    told |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
+    fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
     return Proven(
         promised,
         len(planned) - len(verdict.fell_back),
@@ -89,7 +90,7 @@ def prove(
             "layers_by_precision": _counted(layers, told, request),
             "typing": _typing(weak),
             "fell_back": fell_back,
-            "untold": len(verdict.untold),
+            "untold": len(verdict.unreported),
             **first,
         },
         Planned((*_names(planned), *lost), {**lost, **fell_back}),
@@ -124,26 +125,27 @@ def _lost(
 def _counted(
     layers: Sequence[ComputeLayer], told: Mapping[str, str], request: BuildRequest
 ) -> dict[str, dict[str, int]]:
-    found = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
+    counted = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
     if request.precision == "tf32":
-        found = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in found]
-    return by_precision(found)
+        counted = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in counted]
+    return by_precision(counted)
 
 
 def _typing(weak: bool) -> str:
     return "weak" if weak else "strong"
 
 
-def _why(name: str, kind: str, wanted: str, weak: bool) -> str:
+def _why(name: str, kind: str, precision: str, weak: bool) -> str:
     if weak:
-        return f"{kind}: it had no {wanted} kernel or timed it slower; --layer '{name}={wanted}' forces it"
-    return f"{kind}: TensorRT did not fuse its Q/DQ into a {wanted} kernel"
+        forced = f"`layers` '{name}={precision}' forces it"
+        return f"{kind}: it had no {precision} kernel or timed it slower; {forced}"
+    return f"{kind}: TensorRT did not fuse its Q/DQ into a {precision} kernel"
 
 
 def _warnings(verdict: Verdict, chooses: bool) -> list[str]:
-    if not (verdict.untold and chooses):
+    if not (verdict.unreported and chooses):
         return []
     return [
-        f"of {len(verdict.untold)} layers inside fused blocks TensorRT tells no precision; "
+        f"of {len(verdict.unreported)} layers inside fused blocks TensorRT tells no precision; "
         "its weak types permit a slower one"
     ]

@@ -52,12 +52,14 @@ def make_profiles(
     if profiles and (request.min_shapes or request.opt_shapes or request.max_shapes):
         raise InvalidOption("`profiles`: excludes `min_shapes`, `opt_shapes` and `max_shapes`")
     if not profiles:
-        found = [make_ranges(inputs, request, shape_tensors, notes)]
+        ranges_by_profile = [make_ranges(inputs, request, shape_tensors, notes)]
     else:
-        found = [_profile(text, index, inputs, shape_tensors) for index, text in enumerate(profiles)]
-    for ranges in found:
+        ranges_by_profile = [
+            _profile(text, index, inputs, shape_tensors) for index, text in enumerate(profiles)
+        ]
+    for ranges in ranges_by_profile:
         _check_shared_axes(inputs, ranges)
-    return [ranges for ranges in found if ranges]
+    return [ranges for ranges in ranges_by_profile if ranges]
 
 
 def _profile(

@@ -52,10 +52,10 @@ def compute_layers(network: Any) -> list[ComputeLayer]:
 
 def by_precision(layers: list[ComputeLayer]) -> dict[str, dict[str, int]]:
     """Return precision to kind of layer to count."""
-    found: dict[str, Counter[str]] = {}
+    by_precision: dict[str, Counter[str]] = {}
     for layer in layers:
-        found.setdefault(layer.precision, Counter())[layer.kind] += 1
-    return {precision: dict(counts) for precision, counts in found.items()}
+        by_precision.setdefault(layer.precision, Counter())[layer.kind] += 1
+    return {precision: dict(counts) for precision, counts in by_precision.items()}
 
 
 def _precision(layer: Any, made_by: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def refit_plan(
         )
     if not engine.refittable:
         raise ArtifactError(
-            f"{engine_file}: takes no new weights", hint="build it with --refit", file=engine_file
+            f"{engine_file}: takes no new weights", hint="build it with `refit`", file=engine_file
         )
     progress("refit")
     _refit(adapter, engine, log, graph, source)
@@ -137,7 +137,7 @@ def _write(
     return Artifact(output, renewed)
 
 
-def _same_io(found: ModelIO, built: ModelIO) -> bool:
+def _same_io(declared: ModelIO, built: ModelIO) -> bool:
     """Names of dynamic axes do not matter; everything else does."""
 
     def plain(io: ModelIO) -> list[tuple[str, str, tuple[object, ...]]]:
@@ -146,4 +146,4 @@ def _same_io(found: ModelIO, built: ModelIO) -> bool:
             for tensor in (*io.inputs, *io.outputs)
         ]
 
-    return plain(found) == plain(built)
+    return plain(declared) == plain(built)

@@ -21,14 +21,14 @@ from .io_tensors import IOTensor
 from .layer_times import make_profiler
 from .loaded_engine import LoadedEngine
 from .output_allocator import make_output_allocator
-from .profile_choice import Profile, Request
+from .profile_choice import FeedShapes, Profile
 
 _GRAPH_HINT = "leave cuda_graph off"
 
 Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 
 
-class Lane:
+class BoundContext:
     """An execution context, bound to feeds, run, and bound again. The primary context must be active.
 
     Args:
@@ -65,23 +65,23 @@ class Lane:
         """Memory of inputs and outputs on the device."""
         return sum(buffer.size_bytes for buffer in self._device.values())
 
-    def bind(self, values: Values, request: Request, profile: Profile, *, graph: bool = True) -> None:
+    def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool = True) -> None:
         """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address.
 
         Args:
             values: Input name to array, already checked.
-            request: Shapes and values of `values`.
+            feed_shapes: Shapes and values of `values`.
             profile: One that takes them.
-            graph: Whether to capture, where the lane was made for that.
+            graph: Whether to capture, where the context was made for that.
 
         Raises:
-            DataError: If an input on the device is this lane's own output.
+            DataError: If an input on the device is this context's own output.
             ModelError: If TensorRT refuses, or it cannot be captured.
         """
         self.synchronize()
         self.binding = object()
         self._refuse_own_outputs(values)
-        self._choose(profile, request)
+        self._choose(profile, feed_shapes)
         self._uploads, self._owners = [], []
         for tensor in self._loaded.inputs:
             self._bind_input(tensor, values[tensor.name])
@@ -113,9 +113,9 @@ class Lane:
         return dict(self._on_host)
 
     def outputs_on_device(self) -> dict[str, DeviceArray]:
-        """Return the outputs where they are, valid until the lane is bound or freed."""
+        """Return the outputs where they are, valid until the context is bound or freed."""
         binding = self.binding
-        found = {}
+        arrays = {}
         for tensor in self._loaded.outputs:
             if tensor.on_host:
                 raise ModelError(
@@ -123,14 +123,14 @@ class Lane:
                     hint="leave on_device off",
                     tensor=tensor.name,
                 )
-            found[tensor.name] = DeviceArray(
+            arrays[tensor.name] = DeviceArray(
                 self._device[tensor.name].address,
                 self._shape_after_run(tensor),
                 tensor.dtype,
                 self._loaded.context,
                 lambda: self.binding is binding,
             )
-        return found
+        return arrays
 
     def timed_run(self) -> tuple[int, int, int]:
         """Run once and return compute, with transfers, enqueue: see `GpuTimes`, nanoseconds."""
@@ -202,9 +202,9 @@ class Lane:
                         tensor=name,
                     )
 
-    def _choose(self, profile: Profile, request: Request) -> None:
-        wanted = (profile.index, request.key)
-        if self._bound == wanted:
+    def _choose(self, profile: Profile, feed_shapes: FeedShapes) -> None:
+        binding = (profile.index, feed_shapes.key)
+        if self._bound == binding:
             return
         self._drop_graph()  # a graph is void once its execution context changes
         self._bound = None
@@ -212,10 +212,10 @@ class Lane:
             if not self._context.set_optimization_profile_async(profile.index, self._stream.handle):
                 raise self._refused(f"optimization profile {profile.index} cannot be chosen")
             self._stream.synchronize()
-        for name, shape in request.shapes.items():
+        for name, shape in feed_shapes.shapes.items():
             if not self._context.set_input_shape(name, shape):
                 raise self._refused(f"input {name!r} cannot be of shape {format_shape(shape)}")
-        self._bound = wanted
+        self._bound = binding
 
     def _bind_input(self, tensor: IOTensor, value: NDArray[Any] | DeviceInput) -> None:
         name, buffer = tensor.name, self._device[tensor.name]

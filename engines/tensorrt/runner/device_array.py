@@ -80,11 +80,11 @@ class DeviceArray:
             DataError: If the memory belongs to another output meanwhile.
         """
         address = self.address
-        found = np.empty(self.shape, self.dtype)
-        if found.nbytes:
+        array = np.empty(self.shape, self.dtype)
+        if array.nbytes:
             with self._context.active("copying an output to the host"):
-                self._context.cuda.memcpy_dtoh(raw(found), address)
-        return found
+                self._context.cuda.memcpy_dtoh(raw(array), address)
+        return array
 
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, device={self._context.device})"

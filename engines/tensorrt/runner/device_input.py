@@ -73,24 +73,24 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: in
     Raises:
         DataError: If it is no array on this device, or not row-major without gaps.
     """
-    found = _by_dlpack(name, value, context, stream)
-    if found is None and hasattr(value, "__cuda_array_interface__"):
-        found = _by_interface(name, value, context, stream)
-    if found is None:
+    array = _by_dlpack(name, value, context, stream)
+    if array is None and hasattr(value, "__cuda_array_interface__"):
+        array = _by_interface(name, value, context, stream)
+    if array is None:
         raise DataError(
             f"feeds: input {name!r} is a {type(value).__name__}; a numpy array, or an array on CUDA device "
             f"{context.device}, is required",
             hint="give a numpy array",
             tensor=name,
         )
-    if found.address % ALIGNMENT_BYTES:
+    if array.address % ALIGNMENT_BYTES:
         raise DataError(
-            f"feeds: input {name!r} lies at {found.address:#x}; TensorRT requires a multiple of "
+            f"feeds: input {name!r} lies at {array.address:#x}; TensorRT requires a multiple of "
             f"{ALIGNMENT_BYTES} (IExecutionContext::setTensorAddress)",
             hint="give a copy, such as tensor.clone(), in place of a slice",
             tensor=name,
         )
-    return found
+    return array
 
 
 def _by_dlpack(name: str, value: Any, context: PrimaryContext, stream: int) -> DeviceInput | None:
@@ -173,8 +173,8 @@ def _dlpack_dtype(name: str, tensor: _Tensor) -> np.dtype[Any]:
         if kind == "bfloat":
             import ml_dtypes
 
-            found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-            return found
+            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return bfloat16
         if kind is None or tensor.lanes != 1:
             raise TypeError(f"DLPack type code {tensor.code}, {tensor.lanes} lanes")
         return np.dtype("bool" if kind == "bool" else f"{kind}{tensor.bits}")

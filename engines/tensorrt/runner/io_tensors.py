@@ -59,7 +59,7 @@ def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, .
         ModelError: Naming the tensor, if it is of a type or in a format that arrays cannot have.
     """
     module = adapter.module
-    found = []
+    tensors = []
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         if engine.get_tensor_format(name) != module.TensorFormat.LINEAR:
@@ -69,7 +69,7 @@ def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, .
                 hint="build it without allowed_formats",
                 tensor=name,
             )
-        found.append(
+        tensors.append(
             IOTensor(
                 name,
                 _dtype(_word(engine.get_tensor_dtype(name)), name, path),
@@ -78,7 +78,7 @@ def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, .
                 engine.get_tensor_location(name) == module.TensorLocation.HOST,
             )
         )
-    return tuple(found)
+    return tuple(tensors)
 
 
 def model_io(tensors: Sequence[IOTensor]) -> ModelIO:

@@ -23,10 +23,10 @@ class Extremes:
     opt: Shape
     max: Shape
 
-    def holds(self, found: Shape) -> bool:
+    def holds(self, shape: Shape) -> bool:
         """Whether each extent is within its range."""
-        return len(found) == len(self.min) and all(
-            low <= value <= high for low, value, high in zip(self.min, found, self.max, strict=True)
+        return len(shape) == len(self.min) and all(
+            low <= value <= high for low, value, high in zip(self.min, shape, self.max, strict=True)
         )
 
     def __str__(self) -> str:
@@ -35,8 +35,8 @@ class Extremes:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a profile is chosen for.
+class FeedShapes:
+    """The shapes and values of the feeds, by which a profile is chosen.
 
     Attributes:
         shapes: Input to its shape.
@@ -48,7 +48,7 @@ class Request:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for requests that run alike."""
+        """Equal for shapes that run alike."""
         return tuple(sorted(self.shapes.items())), tuple(sorted(self.values.items()))
 
 
@@ -66,17 +66,17 @@ class Profile:
     shapes: Mapping[str, Extremes]
     values: Mapping[str, Extremes]
 
-    def holds(self, request: Request) -> bool:
+    def holds(self, feed_shapes: FeedShapes) -> bool:
         """Whether it takes these shapes and values."""
-        return all(extremes.holds(request.shapes[name]) for name, extremes in self.shapes.items()) and all(
-            extremes.holds(request.values[name]) for name, extremes in self.values.items()
-        )
+        return all(
+            extremes.holds(feed_shapes.shapes[name]) for name, extremes in self.shapes.items()
+        ) and all(extremes.holds(feed_shapes.values[name]) for name, extremes in self.values.items())
 
-    def slack(self, request: Request) -> tuple[int, int, int]:
-        """Smaller is tighter: elements it allows, then elements between its optimum and the request."""
+    def slack(self, feed_shapes: FeedShapes) -> tuple[int, int, int]:
+        """Smaller is tighter: elements it allows, then elements between its optimum and the shapes."""
         allowed = sum(math.prod(extremes.max) for extremes in self.shapes.values())
         off = sum(
-            abs(math.prod(extremes.opt) - math.prod(request.shapes[name]))
+            abs(math.prod(extremes.opt) - math.prod(feed_shapes.shapes[name]))
             for name, extremes in self.shapes.items()
         )
         return allowed, off, self.index
@@ -102,24 +102,24 @@ def read_profiles(adapter: Adapter, engine: Any, inputs: Sequence[IOTensor]) -> 
     )
 
 
-def fitting_profiles(profiles: Sequence[Profile], request: Request) -> list[Profile]:
-    """Return the profiles that take a request, the tightest first.
+def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> list[Profile]:
+    """Return the profiles that take these shapes, the tightest first.
 
     Raises:
         DataError: Naming the input, its shape and the ranges of the profiles.
     """
-    found = [profile for profile in profiles if profile.holds(request)]
-    if found:
-        return sorted(found, key=lambda profile: profile.slack(request))
-    for name, shape in request.shapes.items():
+    fitting = [profile for profile in profiles if profile.holds(feed_shapes)]
+    if fitting:
+        return sorted(fitting, key=lambda profile: profile.slack(feed_shapes))
+    for name, shape in feed_shapes.shapes.items():
         ranges = [profile.shapes[name] for profile in profiles if name in profile.shapes]
         if ranges and not any(extremes.holds(shape) for extremes in ranges):
             raise _outside(f"input {name!r} has shape {format_shape(shape)}", ranges, name)
-    for name, values in request.values.items():
+    for name, values in feed_shapes.values.items():
         ranges = [profile.values[name] for profile in profiles if name in profile.values]
         if ranges and not any(extremes.holds(values) for extremes in ranges):
             raise _outside(f"input {name!r} holds {', '.join(map(str, values))}", ranges, name)
-    given = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in request.shapes.items())
+    given = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in feed_shapes.shapes.items())
     raise DataError(
         f"feeds: each input fits some optimization profile, and none fits all of {given}; "
         f"required: {'; or '.join(_spelled(profile) for profile in profiles)}",
@@ -127,10 +127,10 @@ def fitting_profiles(profiles: Sequence[Profile], request: Request) -> list[Prof
     )
 
 
-def _outside(found: str, ranges: Sequence[Extremes], name: str) -> DataError:
+def _outside(problem: str, ranges: Sequence[Extremes], name: str) -> DataError:
     required = " or ".join(dict.fromkeys(str(extremes) for extremes in ranges))
     return DataError(
-        f"feeds: {found}, outside the engine's optimization profiles; required: {required}",
+        f"feeds: {problem}, outside the engine's optimization profiles; required: {required}",
         hint="build with wider `min_shapes` and `max_shapes`",
         tensor=name,
     )

@@ -22,14 +22,14 @@ from ....errors import DataError, InvalidOption, ModelError
 from ....tensors import Feeds, ModelIO, check_feeds
 from ...base import Runner
 from ..adapter import Adapter
-from .bound_context import Lane, Values
+from .bound_context import BoundContext, Values
 from .cuda_context import PrimaryContext
 from .device_array import DeviceArray
 from .device_input import DeviceInput, read_device_input
 from .gpu_times import GpuTimes, collect
 from .io_tensors import model_io
 from .loaded_engine import LoadedEngine, load_engine
-from .profile_choice import Request
+from .profile_choice import FeedShapes
 from .stream_slots import StreamSlot, StreamSlots
 from .wide_integers import WideIntegers
 
@@ -119,10 +119,10 @@ class TensorRTRunner(Runner):
         """
         self._require_open()
         with self._context.active("inference"):
-            lane = self._bind(feeds)
-            lane.start(to_host=not on_device)
-            lane.synchronize()
-            return lane.outputs_on_device() if on_device else self._integers.widen(_copies(lane))
+            bound = self._bind(feeds)
+            bound.start(to_host=not on_device)
+            bound.synchronize()
+            return bound.outputs_on_device() if on_device else self._integers.widen(_copies(bound))
 
     def infer_many(self, many: Sequence[Feeds]) -> list[dict[str, NDArray[Any]]]:
         """Run on each of several feeds, as many at once as there are streams, and return outputs in order.
@@ -131,28 +131,28 @@ class TensorRTRunner(Runner):
             DataError, ModelError, EngineUnavailable: As `infer`; nothing is returned then.
         """
         self._require_open()
-        found: list[dict[str, NDArray[Any]]] = [{} for _ in many]
-        under_way: dict[StreamSlot, tuple[int, Lane]] = {}
+        outputs: list[dict[str, NDArray[Any]]] = [{} for _ in many]
+        under_way: dict[StreamSlot, tuple[int, BoundContext]] = {}
 
         def gather(slot: StreamSlot) -> None:
-            index, lane = under_way.pop(slot)
-            lane.synchronize()
-            found[index] = self._integers.widen(_copies(lane))
+            index, bound = under_way.pop(slot)
+            bound.synchronize()
+            outputs[index] = self._integers.widen(_copies(bound))
 
         with self._context.active("inference"):
             for index, feeds in enumerate(many):
-                values, request = self._check(feeds)
-                slot, profile = self._opened.choose(index, request)
+                values, feed_shapes = self._check(feeds)
+                slot, profile = self._opened.choose(index, feed_shapes)
                 if slot in under_way:
                     gather(slot)
-                lane = slot.lane(request)
-                self._after_producers(lane, values)
-                lane.bind(values, request, profile)
-                lane.start()
-                under_way[slot] = (index, lane)
+                bound = slot.context(feed_shapes)
+                self._after_producers(bound, values)
+                bound.bind(values, feed_shapes, profile)
+                bound.start()
+                under_way[slot] = (index, bound)
             for slot in list(under_way):
                 gather(slot)
-        return found
+        return outputs
 
     def prepare(self, feeds: Feeds) -> Callable[[], dict[str, NDArray[Any]]]:
         """Bind the feeds and return the call that copies, runs and copies back.
@@ -165,19 +165,19 @@ class TensorRTRunner(Runner):
         """
         self._require_open()
         with self._context.active("inference"):
-            lane = self._bind(feeds)
-        binding = lane.binding
+            bound = self._bind(feeds)
+        binding = bound.binding
 
         def run() -> dict[str, NDArray[Any]]:
-            nonlocal lane, binding
+            nonlocal bound, binding
             self._require_open()
             with self._context.active("inference"):
-                if lane.binding is not binding:  # the runner was used for something else in between
-                    lane = self._bind(feeds)
-                    binding = lane.binding
-                lane.start()
-                lane.synchronize()
-            return self._integers.widen(lane.outputs_on_host())
+                if bound.binding is not binding:  # the runner was used for something else in between
+                    bound = self._bind(feeds)
+                    binding = bound.binding
+                bound.start()
+                bound.synchronize()
+            return self._integers.widen(bound.outputs_on_host())
 
         return run
 
@@ -189,8 +189,8 @@ class TensorRTRunner(Runner):
         """
         self._require_open()
         with self._context.active("timing"):
-            lane = self._bind(feeds)
-            return collect([lane.timed_run() for _ in range(iterations)])
+            bound = self._bind(feeds)
+            return collect([bound.timed_run() for _ in range(iterations)])
 
     def layer_times(self, feeds: Feeds, iterations: int = 10) -> dict[str, float]:
         """Return layer to its median time in milliseconds, by TensorRT's profiler, without CUDA graphs.
@@ -214,9 +214,9 @@ class TensorRTRunner(Runner):
         """
         self._require_open()
         assert self._loaded is not None
-        lanes = [lane for slot in self._opened.all for lane in slot.lanes]
+        contexts = [bound for slot in self._opened.all for bound in slot.contexts]
         each = self._loaded.adapter.memory_bytes(self._loaded.engine)
-        return sum(each + lane.buffer_bytes for lane in lanes)
+        return sum(each + bound.buffer_bytes for bound in contexts)
 
     def close(self) -> None:
         """Free buffers, execution contexts, engine and runtime, in this order, then the CUDA context."""
@@ -244,16 +244,16 @@ class TensorRTRunner(Runner):
         assert self._slots is not None
         return self._slots
 
-    def _bind(self, feeds: Feeds, *, graph: bool = True) -> Lane:
+    def _bind(self, feeds: Feeds, *, graph: bool = True) -> BoundContext:
         """Check the feeds and bind them on the first stream."""
-        values, request = self._check(feeds)
-        slot, profile = self._opened.choose(0, request)
-        lane = slot.lane(request)
-        self._after_producers(lane, values)
-        lane.bind(values, request, profile, graph=graph)
-        return lane
+        values, feed_shapes = self._check(feeds)
+        slot, profile = self._opened.choose(0, feed_shapes)
+        bound = slot.context(feed_shapes)
+        self._after_producers(bound, values)
+        bound.bind(values, feed_shapes, profile, graph=graph)
+        return bound
 
-    def _check(self, feeds: Feeds) -> tuple[Values, Request]:
+    def _check(self, feeds: Feeds) -> tuple[Values, FeedShapes]:
         assert self._loaded is not None
         values = {name: self._value(name, value) for name, value in feeds.items()}
         check_feeds(self.io.inputs, values, "feeds")
@@ -270,20 +270,20 @@ class TensorRTRunner(Runner):
                         tensor=tensor.name,
                     )
                 shape_values[tensor.name] = tuple(int(element) for element in value.reshape(-1))
-        return values, Request({name: tuple(value.shape) for name, value in values.items()}, shape_values)
+        return values, FeedShapes({name: tuple(value.shape) for name, value in values.items()}, shape_values)
 
     def _value(self, name: str, value: Any) -> NDArray[Any] | DeviceInput:
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
         return read_device_input(name, value, self._context, self._intake.handle)
 
-    def _after_producers(self, lane: Lane, values: Values) -> None:
-        """Let the lane's stream wait for what the producers of inputs on the device have enqueued."""
+    def _after_producers(self, bound: BoundContext, values: Values) -> None:
+        """Let the context's stream wait for what the producers of inputs on the device have enqueued."""
         if any(isinstance(value, DeviceInput) for value in values.values()):
             written = self._context.cuda.Event()
             written.record(self._intake)
-            lane.wait_for(written)
+            bound.wait_for(written)
 
 
-def _copies(lane: Lane) -> dict[str, NDArray[Any]]:
-    return {name: array.copy() for name, array in lane.outputs_on_host().items()}
+def _copies(bound: BoundContext) -> dict[str, NDArray[Any]]:
+    return {name: array.copy() for name, array in bound.outputs_on_host().items()}

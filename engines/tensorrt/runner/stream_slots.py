@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from ....errors import InvalidOption
-from .bound_context import Lane
+from .bound_context import BoundContext
 from .loaded_engine import LoadedEngine
-from .profile_choice import Profile, Request, fitting_profiles
+from .profile_choice import FeedShapes, Profile, fitting_profiles
 
 GRAPHS_KEPT = 4
 """Input shapes per stream whose CUDA graphs are kept, each with an execution context and buffers."""
@@ -28,39 +28,39 @@ class StreamSlot:
     def __init__(self, loaded: LoadedEngine, *, cuda_graph: bool) -> None:
         self._loaded, self._cuda_graph = loaded, cuda_graph
         self._kept = GRAPHS_KEPT if cuda_graph and loaded.contexts_share_profiles else 1
-        self._lanes: OrderedDict[object, Lane] = OrderedDict()
+        self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
         self.stream: Any = loaded.context.cuda.Stream(_NON_BLOCKING)
         try:
-            self._lanes[None] = Lane(loaded, self.stream, cuda_graph=cuda_graph)
+            self._contexts[None] = BoundContext(loaded, self.stream, cuda_graph=cuda_graph)
         except BaseException:
             self.stream = None
             raise
 
     @property
-    def lanes(self) -> tuple[Lane, ...]:
+    def contexts(self) -> tuple[BoundContext, ...]:
         """Its execution contexts."""
-        return tuple(self._lanes.values())
+        return tuple(self._contexts.values())
 
-    def lane(self, request: Request) -> Lane:
+    def context(self, feed_shapes: FeedShapes) -> BoundContext:
         """Return the execution context for these shapes, a new one if there is room, else the oldest."""
-        key = request.key if self._kept > 1 else None
-        if key not in self._lanes:
-            if None in self._lanes:  # the first, which nothing has used yet
-                self._lanes[key] = self._lanes.pop(None)
+        key = feed_shapes.key if self._kept > 1 else None
+        if key not in self._contexts:
+            if None in self._contexts:  # the first, which nothing has used yet
+                self._contexts[key] = self._contexts.pop(None)
             else:
-                if len(self._lanes) == self._kept:
-                    _, oldest = self._lanes.popitem(last=False)
+                if len(self._contexts) == self._kept:
+                    _, oldest = self._contexts.popitem(last=False)
                     oldest.free()
-                self._lanes[key] = Lane(self._loaded, self.stream, cuda_graph=self._cuda_graph)
-        self._lanes.move_to_end(key)
-        return self._lanes[key]
+                self._contexts[key] = BoundContext(self._loaded, self.stream, cuda_graph=self._cuda_graph)
+        self._contexts.move_to_end(key)
+        return self._contexts[key]
 
     def free(self) -> None:
         """Free everything, the stream last."""
         with ExitStack() as stack:
             stack.callback(self._drop_stream)
-            while self._lanes:
-                stack.callback(self._lanes.popitem()[1].free)
+            while self._contexts:
+                stack.callback(self._contexts.popitem()[1].free)
 
     def _drop_stream(self) -> None:
         self.stream = None
@@ -81,15 +81,15 @@ class StreamSlots:
     def __init__(self, loaded: LoadedEngine, streams: int, *, cuda_graph: bool) -> None:
         self._loaded = loaded
         if streams < 1:
-            raise InvalidOption(f"streams: {streams}; 1 or more is required", option="--streams")
+            raise InvalidOption(f"`streams` {streams}: 1 or more is required", option="streams")
         self._exclusive = streams > 1 and not loaded.contexts_share_profiles
         if self._exclusive and streams > len(loaded.profiles):
             raise InvalidOption(
-                f"streams: {streams}; before TensorRT 8.6 each execution context of an engine with dynamic "
+                f"`streams` {streams}: before TensorRT 8.6 each execution context of an engine with dynamic "
                 f"shapes needs an optimization profile of its own, and {loaded.path} has "
                 f"{len(loaded.profiles)}",
                 hint="give no more streams than profiles, or build with TensorRT 10 or newer",
-                option="--streams",
+                option="streams",
             )
         self.all: list[StreamSlot] = []
         try:
@@ -100,13 +100,13 @@ class StreamSlots:
             raise
         self._owners = dict(enumerate(self.all)) if self._exclusive else {}
 
-    def choose(self, turn: int, request: Request) -> tuple[StreamSlot, Profile]:
+    def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
         """Return stream and profile for the inference of this turn.
 
         Raises:
-            DataError: If no profile takes the request.
+            DataError: If no profile takes the shapes.
         """
-        fitting = fitting_profiles(self._loaded.profiles, request)
+        fitting = fitting_profiles(self._loaded.profiles, feed_shapes)
         slot = self.all[turn % len(self.all)]
         if not self._exclusive:
             return slot, fitting[0]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qcompile.bench.metrics.accuracy import (
     METRICS,
     MOST_CLASSES_LISTED,
-    Tally,
+    ScoreSums,
     accuracy,
     read_metric,
     top_k,
@@ -39,7 +39,7 @@ def compare(
 ) -> dict[str, Any]:
     """The `accuracy` of an artifact whose one output is given, cut into batches."""
     metric = read_metric(metric) if isinstance(metric, str) else metric
-    base, mine = Tally(metric), Tally(metric)
+    base, mine = ScoreSums(metric), ScoreSums(metric)
     edges = sorted({0, *(cuts or []), len(baseline)})
     for low, high in itertools.pairwise(edges):
         truth = Truth(None if labels is None else labels[low:high], high - low, f"data[{low}:{high}]")
@@ -84,10 +84,10 @@ def test_a_comparison_holds_what_results_json_promises() -> None:
 
 def test_the_baseline_has_a_value_and_nothing_to_be_compared_with() -> None:
     metric = read_metric("top1")
-    tally = Tally(metric)
+    summed = ScoreSums(metric)
     scored = metric.score({"y": SCORES}, {"y": SCORES}, Truth(np.array([1, 0, 0]), 3, "data"))
-    tally.add(scored, scored, 3)
-    found = accuracy_json(accuracy(tally, tally))
+    summed.add(scored, scored, 3)
+    found = accuracy_json(accuracy(summed, summed))
     assert found["value"] == pytest.approx(2 / 3)
     assert found["drop_points"] == 0.0
     assert [found[key] for key in ("low", "high", "agreement", "per_class")] == [None] * 4

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, jaccard_score
 
-from qcompile.bench.metrics.accuracy import Tally, read_metric, top_k
+from qcompile.bench.metrics.accuracy import ScoreSums, read_metric, top_k
 from qcompile.bench.metrics.classes import IGNORED_PIXEL, IGNORED_POSITION
 from qcompile.bench.metrics.metric import Truth
 from qcompile.errors import DataError
 
 
-def tally(metric: str, batches: list[tuple[NDArray[Any], NDArray[Any]]]) -> Tally:
+def summed(metric: str, batches: list[tuple[NDArray[Any], NDArray[Any]]]) -> ScoreSums:
     """A metric of outputs and labels, batch by batch."""
     found = read_metric(metric)
-    total = Tally(found)
+    total = ScoreSums(found)
     for index, (output, labels) in enumerate(batches):
         scored = found.score({"y": output}, {"y": output}, Truth(labels, len(output), f"data batch {index}"))
         total.add(scored, scored, len(output))
@@ -53,7 +53,7 @@ def test_positions_count_alike_and_some_do_not() -> None:
     rows = np.moveaxis(scores, 1, -1).reshape(-1, 7)
     counted = labels.ravel() != IGNORED_POSITION
     right = by_sorting(rows[counted], labels.ravel()[counted], 5)
-    found = tally("top5", [(scores[:4], labels[:4]), (scores[4:], labels[4:])])
+    found = summed("top5", [(scores[:4], labels[:4]), (scores[4:], labels[4:])])
     assert found.value() == pytest.approx(np.mean(right))
     classes = found.by_class
     for label in range(7):
@@ -79,7 +79,7 @@ def test_the_mean_iou_is_scikit_learns(seed: int, count: int, classes: int, with
     output = scores if with_scores else scores.argmax(1)
     cut = count // 2
     batches = [(output[:cut], labels[:cut]), (output[cut:], labels[cut:])]
-    found = tally("miou", [batch for batch in batches if len(batch[0])])
+    found = summed("miou", [batch for batch in batches if len(batch[0])])
     counted = labels != IGNORED_PIXEL
     true, predicted = labels[counted], scores.argmax(1)[counted]
     present = np.unique(true)
@@ -98,7 +98,7 @@ def test_the_mean_iou_is_scikit_learns(seed: int, count: int, classes: int, with
 
 def test_a_class_that_is_only_predicted_costs_those_it_was_taken_for() -> None:
     labels = np.zeros((1, 2, 2), int)
-    found = tally("miou", [(np.array([[[0, 0], [0, 3]]]), labels)])
+    found = summed("miou", [(np.array([[[0, 0], [0, 3]]]), labels)])
     assert found.value() == 0.75
     assert found.by_class == {0: (0.75, 1)}
 
@@ -108,13 +108,13 @@ def test_pixels_predicted_where_a_class_is_absent_count_against_it_all_the_same(
     labels = np.array([[[1, 0]], [[0, 0]]])
     output = np.array([[[1, 0]], [[1, 0]]])
     for batches in ([(output, labels)], [(output[:1], labels[:1]), (output[1:], labels[1:])]):
-        found = tally("miou", batches)
+        found = summed("miou", batches)
         assert found.by_class == {0: (pytest.approx(2 / 3), 2), 1: (0.5, 1)}
 
 
 def test_maps_of_classes_may_meet_new_classes_in_later_batches() -> None:
     one, two = np.array([[[0, 1]]]), np.array([[[4, 0]], [[4, 4]]])
-    found = tally("miou", [(one, np.array([[[0, 0]]])), (two, two), (one, one)])
+    found = summed("miou", [(one, np.array([[[0, 0]]])), (two, two), (one, one)])
     assert found.statistics.shape == (4, 5, 3)
     assert found.by_class == {0: (0.75, 3), 1: (0.5, 1), 4: (1.0, 2)}
     assert found.value() == pytest.approx((0.75 + 0.5 + 1.0) / 3)
@@ -132,11 +132,11 @@ def test_labels_are_required_and_must_be_classes(metric: str) -> None:
         (np.full((2, 4, 4), -1), "label -1; 0 to 2 is required"),
     ):
         with pytest.raises(DataError, match=said):
-            tally(metric, [(output, labels)])  # type: ignore[list-item]
+            summed(metric, [(output, labels)])  # type: ignore[list-item]
     output[1, 0, 0, 0] = np.nan
     with pytest.raises(DataError, match="batch 0: output 'y' holds NaN"):
-        tally(metric, [(output, np.zeros((2, 4, 4), int))])
-    assert tally(metric, [(output[:1], np.zeros((1, 4, 4)))]).value() == 1.0  # whole numbers of another type
+        summed(metric, [(output, np.zeros((2, 4, 4), int))])
+    assert summed(metric, [(output[:1], np.zeros((1, 4, 4)))]).value() == 1.0  # whole numbers of another type
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -147,8 +147,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         (np.zeros((3, 2, 5)), np.zeros((3, 4), int)),
     ):
         with pytest.raises(DataError, match="one label per sample"):
-            tally("top1", [(output, labels)])
-    assert tally("top1", [(np.zeros((3, 2)), np.zeros((3, 1), int))]).value() == 1.0
+            summed("top1", [(output, labels)])
+    assert summed("top1", [(np.zeros((3, 2)), np.zeros((3, 1), int))]).value() == 1.0
     for output in (
         np.zeros((2, 3, 2, 2)),  # another size
         np.zeros((2, 1, 4, 4)),  # one channel of scores
@@ -156,14 +156,14 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         np.zeros((2, 3)),
     ):
         with pytest.raises(DataError, match="of the labels' height and width, are required"):
-            tally("miou", [(output, np.zeros((2, 4, 4), int))])
+            summed("miou", [(output, np.zeros((2, 4, 4), int))])
     with pytest.raises(DataError, match=r"with labels of shape \(2,\); scores \[batch, classes, height"):
-        tally("miou", [(np.zeros((2, 3)), np.zeros(2, int))])
+        summed("miou", [(np.zeros((2, 3)), np.zeros(2, int))])
     for wrong, said in ((-1, "class -1; 0 or more"), (5000, "class 5000; below 4096")):
         with pytest.raises(DataError, match=said):
-            tally("miou", [(np.full((2, 4, 4), wrong), np.zeros((2, 4, 4), int))])
+            summed("miou", [(np.full((2, 4, 4), wrong), np.zeros((2, 4, 4), int))])
 
 
 def test_data_in_which_nothing_counts_has_no_accuracy() -> None:
     with pytest.raises(DataError, match="miou: no label counts"):
-        tally("miou", [(np.zeros((1, 2, 2), int), np.full((1, 2, 2), IGNORED_PIXEL))]).value()
+        summed("miou", [(np.zeros((1, 2, 2), int), np.full((1, 2, 2), IGNORED_PIXEL))]).value()

@@ -16,7 +16,7 @@ import qcompile
 from qcompile.cli import main
 from qcompile.comparison.layers import layer_diff
 from qcompile.errors import EngineUnavailable, InvalidOption, WorkerError
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 
 def test_the_command_ranks_shows_the_surroundings_and_writes_what_polygraphy_opens(
@@ -59,7 +59,7 @@ def test_the_command_ranks_shows_the_surroundings_and_writes_what_polygraphy_ope
         assert set(ours) == set(theirs)
         np.testing.assert_array_equal(ours["r1"], theirs["r1"])
     both = [np.concatenate([one["c2"].ravel() for one in loaded[side]]) for side in ("reference", "artifact")]
-    assert fidelity(*both).snr_db == pytest.approx(first["snr_db"], abs=1e-6)
+    assert output_error(*both).snr_db == pytest.approx(first["snr_db"], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from qcompile.comparison.layers.forms import Form
-from qcompile.model.output_error import ErrorSums, fidelity
+from qcompile.model.output_error import ErrorSums, output_error
 
 FLOATS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([math.nan, math.inf, -math.inf])
 PAIRS = hnp.arrays(np.float32, st.tuples(st.just(2), st.integers(1, 60)), elements=FLOATS)
@@ -24,7 +24,7 @@ def test_pieces_add_up_to_the_whole(pair: np.ndarray, size: int) -> None:
     sums = ErrorSums()
     for start in range(0, reference.size, size):
         sums.add(reference[start : start + size], found[start : start + size])
-    whole = fidelity(reference, found)
+    whole = output_error(reference, found)
     assert sums.snr_db == pytest.approx(whole.snr_db, rel=1e-9, abs=1e-9)
     assert (sums.max_abs_error, sums.max_abs) == (whole.max_abs_error, whole.max_abs)
     assert sums.elements == reference.size

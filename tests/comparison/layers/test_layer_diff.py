@@ -21,7 +21,7 @@ import qcompile
 from qcompile.comparison.layers import LayerDiff, compare, job, layer_diff, taps
 from qcompile.comparison.layers.samples import tensor_sizes
 from qcompile.errors import IntentNotReached, InvalidOption
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_integer_taps_have_the_values_that_dequantize_linear_makes(
     ours = all_at_once(onnx.load(tiny_file("residual")), feeds)
     theirs = all_at_once(onnx.load(artifact), feeds)
     for name in ("r1", "c2", "r2", "p"):
-        expected = fidelity(ours[name], theirs[f"{name}_DequantizeLinear_Output"]).snr_db
+        expected = output_error(ours[name], theirs[f"{name}_DequantizeLinear_Output"]).snr_db
         # Integer kernels round some values to the neighbouring integer.
         assert ratios(diff)[name] == pytest.approx(expected, abs=0.3)
 
@@ -290,7 +290,7 @@ def test_of_an_engine_the_outputs_that_it_was_built_to_return_are_compared(
     onnx.save(model, artifact)
     honest = compare.artifact_side
     monkeypatch.setattr(
-        compare, "artifact_side", lambda path, *, trust: replace(honest(path, trust=trust), outline=None)
+        compare, "artifact_side", lambda path, *, trust: replace(honest(path, trust=trust), weightless=None)
     )
     results = tmp_path / "run.json"
     diff = layer_diff(str(tiny_file("residual")), str(artifact), samples=2, results=results)

@@ -36,13 +36,13 @@ def graphs(draw: st.DrawFn) -> list[int]:
 def searched(upstream: list[int], snr_db: list[float], most: int) -> tuple[int | None, int]:
     """What is found from the last tensor on, and how many rounds it took."""
     search = Search(upstream, cap_db=CAP)
-    search.found({len(upstream) - 1: snr_db[-1]})
+    search.record({len(upstream) - 1: snr_db[-1]})
     rounds = 0
     while region := search.region(THRESHOLD):
         chosen = search.choose(region, everything, most)
         assert chosen
         assert not set(chosen) & set(search.snr_db)
-        search.found({index: snr_db[index] for index in chosen})
+        search.record({index: snr_db[index] for index in chosen})
         rounds += 1
     return search.bad(THRESHOLD), rounds
 
@@ -58,7 +58,7 @@ def test_a_fault_that_reaches_the_output_is_found_wherever_it_is(
     snr[fault] = data.draw(st.floats(0, 5))  # more is lost here than may be lost again behind it
     found, rounds = searched(upstream, snr, most)
     search = Search(upstream, cap_db=CAP)
-    search.found(dict(enumerate(snr)))
+    search.record(dict(enumerate(snr)))
     assert search.bad(THRESHOLD) == fault
     assert found == fault
     assert rounds <= len(upstream)
@@ -92,17 +92,17 @@ def test_a_mask_that_outweighs_the_noise_takes_no_blame_from_the_fault() -> None
 def test_equal_and_infinitely_wrong_are_ratios_too() -> None:
     snr = [math.inf, math.inf, -math.inf, 20.0]
     search = Search(chain(4), cap_db=CAP)
-    search.found(dict(enumerate(snr)))
+    search.record(dict(enumerate(snr)))
     assert search.bad(THRESHOLD) == 2
     assert search.drops()[0] == 0.0
     search = Search(chain(2), cap_db=CAP)
-    search.found({0: math.inf, 1: math.inf})
+    search.record({0: math.inf, 1: math.inf})
     assert search.bad(THRESHOLD) is None
 
 
 def test_a_skipped_tensor_is_not_asked_for_again() -> None:
     search = Search(chain(3), cap_db=CAP)
-    search.found({2: 0.0})
+    search.record({2: 0.0})
     search.skip(1)
     assert search.region(THRESHOLD) == [0]
 

@@ -172,7 +172,7 @@ def test_data_is_what_is_traced_and_compared_in_place_of_random_input(tmp_path: 
     np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).uniform(1, 2, (5, 7)).astype(np.float32))
     with pytest.raises(ModelError, match=r"on random input x \(2x16\)") as caught:
         export(Logarithm(), tmp_path / "m.onnx", inputs=["x:[batch,steps]"])
-    assert "--data" in caught.value.hint
+    assert "`data`" in caught.value.hint
     artifact = export(
         Logarithm(), tmp_path / "m.onnx", inputs=["x:[batch,steps]"], data=str(tmp_path / "data.npz")
     )

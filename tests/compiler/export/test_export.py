@@ -188,7 +188,7 @@ def test_an_opset_that_the_exporter_does_not_reach_is_an_error_with_the_one_it_d
 
     with pytest.raises(ExportError, match=r"opset 14 was asked for; .* reached 18") as caught:
         export(Sampled(), tmp_path / "m.onnx", inputs=["x:1x2x4x4"], opset_version=14)
-    assert "--opset 18" in caught.value.hint
+    assert "`opset` 18" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
@@ -239,8 +239,8 @@ def test_an_axis_that_the_model_itself_limits_is_dynamic_up_to_there(tmp_path: P
 def test_unknown_inputs_are_asked_for_with_an_example(torch_model: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="inputs are not known") as caught:
         export(torch_model, tmp_path / "m.onnx")
-    assert "--input x:1x3x224x224" in caught.value.hint
-    assert caught.value.data["option"] == "--input"
+    assert "`inputs` NAME:SHAPE, such as x:1x3x224x224" in caught.value.hint
+    assert caught.value.data["option"] == "inputs"
 
 
 def test_the_data_is_compared_too(torch_model: str, tmp_path: Path) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 
 from qcompile.compiler.export import export
 from qcompile.compiler.export.failure import explain_export_failure
-from qcompile.errors import ExportError, InvalidOption
+from qcompile.errors import ExportError, InvalidOption, ModelError
+from qcompile.model.pytorch import load_torch
+from qcompile.model.source import parse_source
 
 SOURCE = """
 import torch
@@ -39,6 +43,18 @@ def eigen():
 
 def branch():
     return Outer(Branch())
+
+class Neither(nn.Module):
+    def forward(self, x):
+        if x.abs().sum() > 0:
+            return torch.linalg.eigvals(x).real
+        return x
+
+def neither():
+    return Neither()
+
+def either():
+    return Branch()
 """
 
 
@@ -78,6 +94,42 @@ def test_a_branch_on_data_is_named_with_its_line_and_the_way_out(source: Path) -
     assert "branches on a value of its input" in error.message
     assert f"(models.py, line {line_of('# depends on data')}, in forward)" in error.message
     assert "torch.where" in error.hint
+    assert "`freeze_branches`" in error.hint
+
+
+def test_a_branch_that_the_user_freezes_is_exported_and_its_place_is_said(
+    source: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "m.onnx"
+    module = load_torch(parse_source(f"{source}:branch")).module
+    made = export(module, output, inputs=["x:4x4"], freeze_branches=True)
+    assert made.manifest.options["exporter"] == "torchscript"
+    place = f"models.py:{line_of('# depends on data')}"
+    assert [text for text in made.manifest.warnings if text.startswith("frozen as") and place in text]
+    x = np.random.default_rng(3).normal(size=(4, 4)).astype(np.float32)
+    (found,) = onnxruntime.InferenceSession(output).run(None, {"x": x})
+    with torch.no_grad():
+        np.testing.assert_allclose(found, module(torch.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_where_neither_exporter_can_both_reasons_are_said_and_no_graph_is_printed(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ExportError, match=r"branches on a value .*; PyTorch's TorchScript-based exporter: "):
+        export(f"{source}:neither", tmp_path / "m.onnx", inputs=["x:4x4"], freeze_branches=True)
+    assert "graph" not in capfd.readouterr().out
+
+
+def test_a_frozen_branch_that_a_sample_does_not_take_is_refused(source: Path, tmp_path: Path) -> None:
+    x = np.ones((2, 4, 4), np.float32)
+    x[1] = -3.0  # takes the other way: -4 in place of -6
+    np.savez(tmp_path / "both.npz", x=x.reshape(8, 4))
+    with pytest.raises(ModelError, match=r"output '.*' differs"):
+        export(
+            f"{source}:either", tmp_path / "m.onnx", inputs=["x:4x4"], freeze_branches=True,
+            data=str(tmp_path / "both.npz"),
+        )  # fmt: skip
+    assert not (tmp_path / "m.onnx").exists()
 
 
 def test_the_exporters_own_error_is_kept_as_the_cause(source: Path) -> None:

@@ -95,7 +95,7 @@ def test_export_names_the_node_that_an_older_opset_lacks(tmp_path: Path) -> None
 
     with pytest.raises(ExportError, match=r"opset 17 was asked for; .* reached 18: BitwiseAnd") as caught:
         export(Bits(), tmp_path / "m.onnx", inputs=["x:4:int32"], opset_version=17)
-    assert "--opset 18" in caught.value.hint
+    assert "`opset` 18" in caught.value.hint
 
 
 def _bert() -> nn.Module:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from qcompile.compiler.quantize.prepare import prepared, upgrade_opset
+from qcompile.compiler.quantize.prepare import prepare_graph, upgrade_opset
 from qcompile.errors import UnsupportedOperator
 from qcompile.model.onnx_file import opset
 
@@ -41,7 +41,7 @@ def initializers(model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
 
 def test_an_old_opset_is_raised_to_13_and_computes_the_same(tiny: Callable[..., onnx.ModelProto]) -> None:
     model = tiny("residual", opset=9)
-    ready = prepared(model)
+    ready = prepare_graph(model)
     assert opset(ready) == 13
     assert ready.ir_version >= 8
     x = normal(3, 4, 8, 8)
@@ -49,13 +49,13 @@ def test_an_old_opset_is_raised_to_13_and_computes_the_same(tiny: Callable[..., 
 
 
 def test_a_newer_opset_is_kept(tiny: Callable[..., onnx.ModelProto]) -> None:
-    assert opset(prepared(tiny("residual", opset=20))) == 20
+    assert opset(prepare_graph(tiny("residual", opset=20))) == 20
 
 
 def test_the_given_model_is_not_changed(tiny: Callable[..., onnx.ModelProto]) -> None:
     model = tiny("residual", opset=9)
     before = model.SerializeToString(deterministic=True)
-    prepared(model)
+    prepare_graph(model)
     assert model.SerializeToString(deterministic=True) == before
 
 
@@ -73,7 +73,7 @@ def test_initializers_are_no_inputs_any_more() -> None:
         ir_version=3,
         opset=9,
     )
-    ready = prepared(model)
+    ready = prepare_graph(model)
     assert [value.name for value in ready.graph.input] == ["x"]
     onnx.checker.check_model(ready)
 
@@ -81,7 +81,7 @@ def test_initializers_are_no_inputs_any_more() -> None:
 def test_every_node_gets_a_name_of_its_own() -> None:
     model = read("(float[2,3] x) => (float[2,3] y) { a = Relu(x) b = Relu(a) c = Abs(b) y = Abs(c) }")
     model.graph.node[0].name = model.graph.node[1].name = "same"
-    names = [node.name for node in prepared(model).graph.node]
+    names = [node.name for node in prepare_graph(model).graph.node]
     assert names[0] == "same"
     assert all(names)
     assert len(set(names)) == 4
@@ -89,7 +89,7 @@ def test_every_node_gets_a_name_of_its_own() -> None:
 
 def test_a_sum_of_two_becomes_an_add_and_a_sum_of_three_stays() -> None:
     model = read("(float[2,3] x) => (float[2,3] y) { a = Relu(x) b = Sum(a, x) y = Sum(a, b, x) }")
-    ready = prepared(model)
+    ready = prepare_graph(model)
     assert [node.op_type for node in ready.graph.node] == ["Relu", "Add", "Sum"]
     np.testing.assert_array_equal(run(ready, normal(2, 3))[0], run(model, normal(2, 3))[0])
 
@@ -99,7 +99,7 @@ def test_a_bias_read_by_several_nodes_is_copied_for_each() -> None:
         """(float[1,2,4,4] x) => (float[1,2,4,4] z) <float[2] b = {0.5,-1}, float[2,2,1,1] w = {1,2,3,4}>
         { a = Conv(x, w, b) c = Conv(a, w, b) y = Conv(c, w, b) z = Relu(y) }"""
     )
-    ready = prepared(model)
+    ready = prepare_graph(model)
     biases = [node.input[2] for node in ready.graph.node if node.op_type == "Conv"]
     assert len(set(biases)) == 3
     values = initializers(ready)
@@ -110,11 +110,11 @@ def test_a_bias_read_by_several_nodes_is_copied_for_each() -> None:
 
 
 def test_a_bias_of_one_node_keeps_its_name(tiny: Callable[..., onnx.ModelProto]) -> None:
-    ready = prepared(tiny("residual"))
+    ready = prepare_graph(tiny("residual"))
     assert [node.input[2] for node in ready.graph.node if len(node.input) > 2] == ["b1", "b2", "b3"]
 
 
 def test_inferred_types_and_shapes_are_written_in(tiny: Callable[..., onnx.ModelProto]) -> None:
-    known = {value.name: value.type.tensor_type for value in prepared(tiny("residual")).graph.value_info}
+    known = {value.name: value.type.tensor_type for value in prepare_graph(tiny("residual")).graph.value_info}
     assert set(known) >= {"c1", "r1", "c2", "a", "r2", "p", "f"}
     assert [dim.dim_param or dim.dim_value for dim in known["c1"].shape.dim] == ["batch", 4, 8, 8]

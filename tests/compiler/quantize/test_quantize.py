@@ -161,7 +161,7 @@ def test_what_diff_would_not_let_pass_is_not_handed_out_unless_allowed(
     destroyed = {"ranges": ranges, "method": "percentile:5", "data": str(data)}
     with pytest.raises(QuantizationError, match=r"output 'y' has \d.\d dB.* SNR ≥ 15 dB") as caught:
         quantize(model, tmp_path / "q.onnx", **destroyed)  # type: ignore[arg-type]
-    assert "--allow-loss" in caught.value.hint
+    assert "`allow_loss`" in caught.value.hint
     assert not (tmp_path / "q.onnx").exists()
     artifact = quantize(model, tmp_path / "q.onnx", **destroyed, allow_loss=True)  # type: ignore[arg-type]
     (warning,) = artifact.manifest.warnings
@@ -187,15 +187,18 @@ def test_ranges_of_another_model_are_refused(
         ({"mode": "dynamic", "target": "openvino"}, "only ONNX Runtime has such a mode"),
         ({"precision": "int4"}, "int4 is for weights alone"),
         ({"precision": "int3"}, "known are int8, fp8, int4, fp16, bf16"),
-        ({"precision": "fp8"}, "fp8 for onnxruntime: only TensorRT multiplies FP8"),
-        ({"precision": "fp8", "target": "openvino"}, "fp8 for openvino: only TensorRT multiplies FP8"),
-        ({"precision": "fp8", "target": "tensorrt", "mode": "dynamic"}, "fp8 for mode dynamic"),
+        ({"precision": "fp8"}, "fp8 with `target` onnxruntime: only TensorRT multiplies FP8"),
+        (
+            {"precision": "fp8", "target": "openvino"},
+            "fp8 with `target` openvino: only TensorRT multiplies FP8",
+        ),
+        ({"precision": "fp8", "target": "tensorrt", "mode": "dynamic"}, "fp8 with `mode` dynamic"),
         ({"precision": "fp8", "target": "tensorrt"}, "static FP8 needs the ranges"),
         (
             {"precision": "fp8", "target": "tensorrt", "layers": {"*": "int8"}},
-            "--layer int8 is for static INT8",
+            "`layers` int8 is for static INT8",
         ),
-        ({"mode": "dynamic", "rest": "fp16"}, "mixes precisions in --mode static"),
+        ({"mode": "dynamic", "rest": "fp16"}, "`rest` mixes precisions in `mode` static; `mode` is dynamic"),
         ({"layers": {"*": "fp16"}, "rest": "bf16"}, "fp16 and bf16 in one graph"),
         ({"layers": {"*": "fp8"}}, "layer .* unknown; known are fp32, fp16, bf16, int8"),
         ({"mode": "other"}, "known are static, dynamic, weights"),

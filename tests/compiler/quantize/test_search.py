@@ -16,7 +16,7 @@ from qcompile.artifact import Artifact
 from qcompile.calibration import load_ranges
 from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.errors import InvalidOption, QuantizationError
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 Floats = NDArray[np.float32]
 
@@ -60,7 +60,7 @@ def snr_db(folder: Path) -> float:
         x = file["x"]
     models = (onnx.load(folder / name) for name in ("encoder.onnx", "q.onnx"))
     expected, found = (outputs_of(model, x)[0] for model in models)
-    return fidelity(expected, found).snr_db
+    return output_error(expected, found).snr_db
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +127,9 @@ def test_damage_that_no_layers_spare_is_an_error(folder: Path) -> None:
         QuantizationError, match=r"encoder.onnx: .* 3 of 4 layers in float; 300 dB is required"
     ):
         quantized(folder, max_damage=300)
-    with pytest.raises(InvalidOption, match="--max-damage is measured on samples"):
+    with pytest.raises(InvalidOption, match="`max_damage` is measured on samples"):
         quantized(folder, data=None, max_damage=20)
-    with pytest.raises(InvalidOption, match="is met by a search, which is switched off"):
+    with pytest.raises(InvalidOption, match="`max_damage` needs a search; `search` is off"):
         quantized(folder, search=False, max_damage=20)
 
 

@@ -95,7 +95,7 @@ def test_gptq_without_samples_is_refused(layers: Any, tmp_path: Path) -> None:
 
 def test_onnx_runtimes_own_form_is_refused_for_tensorrt(layers: Any, tmp_path: Path) -> None:
     options = WeightOptions(form="nbits")
-    with pytest.raises(InvalidOption, match="operators of ONNX Runtime alone"):
+    with pytest.raises(InvalidOption, match="`form` 'nbits' needs ONNX Runtime's own operators"):
         quantize(
             layers[0],
             tmp_path / "q.onnx",

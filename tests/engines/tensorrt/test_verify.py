@@ -80,7 +80,7 @@ def test_nan_or_infinity_fails_the_build(value: float, tiny_file: MakeFile) -> N
     model = tiny_file("residual")
     with pytest.raises(BuildError, match="computes NaN or infinity") as caught:
         verified(outcome(model), request(model), lambda: Stand(model, lambda y: y * np.float32(value)))
-    assert "--layer" in caught.value.hint
+    assert "`layers`" in caught.value.hint
 
 
 def test_a_runtime_that_cannot_run_here_leaves_the_reason(tiny_file: MakeFile) -> None:

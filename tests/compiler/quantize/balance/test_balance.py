@@ -16,7 +16,7 @@ import qcompile
 from qcompile.artifact import load_artifact
 from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, QuantizationError
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 Floats = NDArray[np.float32]
 MakePath = Callable[..., Path]
@@ -72,7 +72,7 @@ def snr_of_int8(model: Path, spec: str, target: Target) -> float:
     ranges = qcompile.calibrate(model, spec, model.with_suffix(".ranges"), targets=[target], method="minmax")
     made = qcompile.quantize(model, model.with_suffix(".q.onnx"), ranges=ranges.path, target=target)
     x = np.load(spec)["x"]
-    return fidelity(outputs(model, x), outputs(made.path, x)).snr_db
+    return output_error(outputs(model, x), outputs(made.path, x)).snr_db
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino", "tensorrt"])

@@ -14,10 +14,10 @@ from written_models import model_of, outputs_of
 from qcompile.compiler.quantize.balance.equalize import equalizable, equalize
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import quantize_static
-from qcompile.compiler.quantize.prepare import prepared
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import InvalidOption, ModelError
 from qcompile.model.graph_edits import store_constants
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 Floats = NDArray[np.float32]
 X = "float[N,C,H,W]"
@@ -192,13 +192,13 @@ def test_wrong_options_say_so() -> None:
 def int8_snr_db(model: onnx.ModelProto, x: Floats) -> float:
     """How much of the outputs INT8 keeps, with ranges of the very samples."""
     (expected,) = outputs_of(model, x)
-    ready = prepared(model)
+    ready = prepare_graph(model)
     names = [name for node in ready.graph.node for name in node.output]
     ranges = {
         n: (float(v.min()), float(v.max())) for n, v in zip(names, outputs_of(ready, x, *names), strict=True)
     }
     ranges["x"] = (float(x.min()), float(x.max()))
-    return fidelity(
+    return output_error(
         expected, outputs_of(quantize_static(ready, plan(ready, "tensorrt"), ranges), x)[0]
     ).snr_db
 

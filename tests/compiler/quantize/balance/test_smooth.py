@@ -24,11 +24,11 @@ from qcompile.compiler.quantize.balance.smooth import (
 )
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import quantize_static
-from qcompile.compiler.quantize.prepare import prepared
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, ModelError
 from qcompile.model.onnx_file import model_io
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 Floats = NDArray[np.float32]
 OUTLIER = np.array([1, 1, 300, 1, 1, 40, 1, 1], np.float32)
@@ -326,7 +326,7 @@ def test_a_tensor_that_is_not_there_is_named(observed: tuple[Path, Floats, Data]
 
 def int8_snr_db(model: onnx.ModelProto, x: Floats) -> float:
     """How much of the outputs INT8 keeps at least, with ranges of the very samples."""
-    ready = prepared(model)
+    ready = prepare_graph(model)
     kinds = ("Shape", "Cast")
     names = [n for node in ready.graph.node if node.op_type not in kinds for n in node.output]
     ranges = {
@@ -334,4 +334,4 @@ def int8_snr_db(model: onnx.ModelProto, x: Floats) -> float:
     }
     ranges["x"] = (float(x.min()), float(x.max()))
     found = outputs_of(quantize_static(ready, plan(ready, "onnxruntime"), ranges), x)
-    return min(fidelity(a, b).snr_db for a, b in zip(outputs_of(model, x), found, strict=True))
+    return min(output_error(a, b).snr_db for a, b in zip(outputs_of(model, x), found, strict=True))

@@ -22,7 +22,7 @@ from qcompile.compiler.quantize.half.precision import to_half
 from qcompile.engines.tensorrt.log import make_log
 from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 from qcompile.model.random_input import random_feeds
 
 HALVES: tuple[Half, ...] = ("float16", "bfloat16")
@@ -120,7 +120,7 @@ def test_a_converted_graph_is_valid_keeps_its_types_and_its_outputs(name: str, d
     assert model_io(half) == model_io(model)
     for expected, found in zip(run(model), run(half), strict=True):
         assert found.dtype == expected.dtype
-        assert fidelity(expected, found).snr_db > 40
+        assert output_error(expected, found).snr_db > 40
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -259,7 +259,7 @@ def test_a_weight_that_is_subnormal_as_a_whole_keeps_its_node_and_one_in_part_do
     half, kept = to_half(model)
     assert kept == {"MatMul_h": "'small' reaches only 6e-05, all subnormal in float16"}
     assert to_half(model, "bfloat16")[1] == {}
-    assert fidelity(run(model)[0], run(half)[0]).snr_db > 60
+    assert output_error(run(model)[0], run(half)[0]).snr_db > 60
 
 
 def test_a_weight_of_zeros_is_float16() -> None:
@@ -321,7 +321,7 @@ def test_the_opset_is_raised_no_further_than_the_type_needs(name: str, dtype: Ha
     half, kept = to_half(graph(name, opset=17), dtype)
     assert ([item.version for item in half.opset_import], kept) == ([opset], {})
     onnx.checker.check_model(half, full_check=True)
-    assert fidelity(run(graph(name))[0], run(half)[0]).snr_db > 40
+    assert output_error(run(graph(name))[0], run(half)[0]).snr_db > 40
 
 
 def test_float16_raises_the_opset_for_q_and_dq_alone() -> None:

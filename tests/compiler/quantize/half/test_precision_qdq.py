@@ -19,12 +19,12 @@ from qcompile.compiler.quantize.half.casts import Half
 from qcompile.compiler.quantize.half.precision import to_half
 from qcompile.compiler.quantize.int8.placement import plan, scaled_tensors
 from qcompile.compiler.quantize.int8.static import quantize_static
-from qcompile.compiler.quantize.prepare import prepared
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.engines.tensorrt.builder.proof import by_precision, compute_layers
 from qcompile.engines.tensorrt.log import last_error, make_log
 from qcompile.model.graph import count_weighted, infer_types, producers
 from qcompile.model.onnx_file import model_io, opset
-from qcompile.model.output_error import fidelity
+from qcompile.model.output_error import output_error
 
 INPUT = "it quantizes 'x', which is float32"
 Tiny = Callable[..., onnx.ModelProto]
@@ -69,7 +69,7 @@ def sample(model: onnx.ModelProto) -> NDArray[np.float32]:
 
 def int8(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model quantized for TensorRT, with the ranges of its sample."""
-    ready = prepared(model)
+    ready = prepare_graph(model)
     placement = plan(ready, "tensorrt")
     stored = {tensor.name for tensor in ready.graph.initializer}
     names = sorted(scaled_tensors(ready, placement) - stored)
@@ -139,7 +139,7 @@ def test_int8_with_float16_in_between_computes_what_int8_does(quantized: onnx.Mo
     assert model_io(mixed) == model_io(quantized)
     x = sample(quantized)
     assert (
-        fidelity(run(quantized, x)[0], run(mixed, x)[0]).snr_db > 40
+        output_error(run(quantized, x)[0], run(mixed, x)[0]).snr_db > 40
     )  # a scale's 11 bits turn some integers
 
 
@@ -210,7 +210,7 @@ def test_a_scale_that_float16_would_blur_keeps_its_pair_and_its_layer_in_float32
     assert behind_dequantizers(mixed)
     assert built(mixed) == {"int8": {"MATRIX_MULTIPLY": 2}}
     x = sample(model)
-    assert fidelity(run(model, x)[0], run(mixed, x)[0]).snr_db > 40
+    assert output_error(run(model, x)[0], run(mixed, x)[0]).snr_db > 40
 
 
 def test_a_pair_whose_scale_vanishes_in_float16_still_computes() -> None:
@@ -220,7 +220,7 @@ def test_a_pair_whose_scale_vanishes_in_float16_still_computes() -> None:
     assert "MatMul_y" in kept
     x = sample(model)
     assert np.abs(run(model, x)[0]).max() > 0
-    assert fidelity(run(model, x)[0], run(mixed, x)[0]).snr_db > 40
+    assert output_error(run(model, x)[0], run(mixed, x)[0]).snr_db > 40
 
 
 @settings(max_examples=25, deadline=None)

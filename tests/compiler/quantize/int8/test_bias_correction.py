@@ -15,7 +15,7 @@ from written_models import model_of, outputs_of
 from qcompile.compiler.quantize.int8.bias_correction import correct_biases
 from qcompile.compiler.quantize.int8.placement import Target, plan
 from qcompile.compiler.quantize.int8.static import quantize_static
-from qcompile.compiler.quantize.prepare import prepared
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.data.batches import Data
 from qcompile.model.onnx_file import model_io
 
@@ -31,7 +31,7 @@ class Case:
         onnx.save(model, self.path)
         np.savez(folder / "data.npz", x=x)
         self.data = Data(str(folder / "data.npz"), model_io(model).inputs, batch_size=8)
-        ready = prepared(model)
+        ready = prepare_graph(model)
         names = [name for node in ready.graph.node for name in node.output]
         found = [x, *outputs_of(ready, x, *names)]
         ranges = {

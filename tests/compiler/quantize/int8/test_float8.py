@@ -21,7 +21,7 @@ import qcompile
 from qcompile.artifact import Artifact
 from qcompile.compiler.quantize.int8.float8 import round_to_float8, unfit_for_float8, weight_scales
 from qcompile.compiler.quantize.int8.placement import plan
-from qcompile.compiler.quantize.prepare import prepared
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import QuantizationError
 from qcompile.model.graph import graph_precision, weighted_nodes
 from qcompile.model.onnx_file import opset
@@ -280,7 +280,7 @@ def test_layers_without_a_kernel_stay_in_float(
 
 
 def test_int8_is_placed_as_ever_where_fp8_is_not_asked_for(network: Path) -> None:
-    ready = prepared(onnx.load(network))
+    ready = prepare_graph(onnx.load(network))
     assert "first" in plan(ready, "tensorrt").nodes
     assert "first" not in plan(ready, "tensorrt", float8=True).nodes
 

@@ -11,7 +11,7 @@ from onnx import parser
 
 from qcompile.compiler.quantize.int8.placement import TARGETS, Target, plan
 from qcompile.compiler.quantize.match_nodes import match_nodes
-from qcompile.compiler.quantize.prepare import prepared
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import InvalidOption
 
 ADDS = """
@@ -58,13 +58,13 @@ def read(text: str) -> onnx.ModelProto:
     """A checked and prepared model from ONNX's text form."""
     model = parser.parse_model(text)
     onnx.checker.check_model(model)
-    return prepared(model)
+    return prepare_graph(model)
 
 
 @pytest.fixture
 def residual(tiny: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
     """The tiny residual model, prepared."""
-    return prepared(tiny("residual"))
+    return prepare_graph(tiny("residual"))
 
 
 def test_tensorrt_quantizes_what_computes_and_the_add_that_closes_the_residual(
@@ -87,7 +87,7 @@ def test_onnxruntime_quantizes_what_lies_between_too(residual: onnx.ModelProto) 
 def test_a_sum_of_two_closes_a_residual_like_an_add(residual: onnx.ModelProto) -> None:
     for node in residual.graph.node:
         node.op_type = "Sum" if node.op_type == "Add" else node.op_type
-    assert "add" in plan(prepared(residual), "tensorrt").nodes
+    assert "add" in plan(prepare_graph(residual), "tensorrt").nodes
 
 
 def test_tensorrt_leaves_other_adds_in_float() -> None:
@@ -161,7 +161,7 @@ def test_a_pattern_that_matches_nothing_is_an_error(pattern: str, residual: onnx
     with pytest.raises(InvalidOption, match="no node of that name, glob or operator type") as caught:
         plan(residual, "onnxruntime", exclude=["Gemm", pattern])
     assert repr(pattern) in caught.value.message
-    assert caught.value.data["option"] == "--exclude"
+    assert caught.value.data["option"] == "exclude"
 
 
 def test_a_glob_matches_paths_of_modules(residual: onnx.ModelProto) -> None:
@@ -200,17 +200,17 @@ branches (float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
 def test_what_lies_between_is_quantized_where_integer_kernels_made_all_that_it_reads(target: Target) -> None:
     model = parser.parse_model(BRANCHES)
     between = ("both", "pool", "joined") if target == "onnxruntime" else ()  # nobody needs its integers
-    assert plan(prepared(model), target).nodes == ("left", "right", *between)
+    assert plan(prepare_graph(model), target).nodes == ("left", "right", *between)
     model.graph.node.append(onnx.helper.make_node("Conv", ["e", "v"], ["last"], "behind it"))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 4, 1, 1), "f4"), "v"))
     more = ("left", "right", "both", "pool", "joined", "behind it")
-    assert plan(prepared(model), target).nodes == more
+    assert plan(prepare_graph(model), target).nodes == more
 
 
 @pytest.mark.parametrize("activation", ["Relu", "Clip"])
 def test_an_activation_stays_in_float_where_what_it_reads_is_read_elsewhere(activation: str) -> None:
     """The runtime folds it into the convolution, whose own value would be gone for the other reader."""
-    model = prepared(
+    model = prepare_graph(
         parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         shared (float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
         <float[2,2,1,1] w = {{1,2,3,4}}>
@@ -222,14 +222,14 @@ def test_an_activation_stays_in_float_where_what_it_reads_is_read_elsewhere(acti
 
 
 def test_only_restricts_what_computes_and_says_so() -> None:
-    model = prepared(parser.parse_model(BRANCHES))
+    model = prepare_graph(parser.parse_model(BRANCHES))
     placement = plan(model, "onnxruntime", only=["left"])
     assert placement.nodes == ("left",)
     assert placement.left_in_float == {"right": "not among 'left'"}
     assert plan(model, "onnxruntime", only=["Conv"], exclude=["left"]).left_in_float == {
         "left": "excluded by 'left'"
     }
-    with pytest.raises(InvalidOption, match="--only 'nothing'"):
+    with pytest.raises(InvalidOption, match="`only` 'nothing'"):
         plan(model, "onnxruntime", only=["nothing"])
 
 

@@ -17,7 +17,7 @@ import qcompile
 from qcompile.calibration import load_ranges
 from qcompile.compiler.quantize.int8.placement import Target, plan
 from qcompile.compiler.quantize.int8.static import activation_limits, quantize_static
-from qcompile.compiler.quantize.prepare import prepared
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import CalibrationError, QuantizationError
 
 Limits = Mapping[str, tuple[float, float]]
@@ -60,7 +60,7 @@ def run(model: onnx.ModelProto, **feeds: NDArray[np.float32]) -> NDArray[np.floa
 
 def quantized(model: onnx.ModelProto, target: Target, ranges: Limits = RANGES) -> Graph:
     """Prepare, plan and quantize a model."""
-    ready = prepared(model)
+    ready = prepare_graph(model)
     return Graph(quantize_static(ready, plan(ready, target), ranges))
 
 
@@ -237,7 +237,7 @@ def test_a_shared_bias_gets_the_scale_of_each_of_its_readers() -> None:
 
 
 def test_an_excluded_node_stays_in_float(residual: onnx.ModelProto) -> None:
-    ready = prepared(residual)
+    ready = prepare_graph(residual)
     graph = Graph(quantize_static(ready, plan(ready, "tensorrt", exclude=["conv2"]), RANGES))
     assert graph.operands("conv2")[1:] == ["", ""]
     assert graph.operands("conv1")[:2] == ["DequantizeLinear", "DequantizeLinear"]
@@ -254,9 +254,21 @@ def test_openvino_takes_what_is_clipped_on_both_sides_for_uneven_too(tmp_path: P
     even = np.concatenate([np.full((4, 2, 4, 4), -5, np.float32), np.full((4, 2, 4, 4), 5, np.float32)])
     np.savez(tmp_path / "d.npz", x=even, z=even)
     qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "r", method="minmax")
-    ready = prepared(model)
+    ready = prepare_graph(model)
     ranges = load_ranges(tmp_path / "r")
     low, high = activation_limits(ready, plan(ready, "openvino"), ranges, None)["c"]
     assert low == -5
     assert high > 5
     assert high == pytest.approx(5, rel=1e-5)
+
+
+def test_ranges_for_another_target_hint_at_the_target(tmp_path: Path) -> None:
+    body = "{ a = Conv(x, w) s = Sigmoid(a) y = MaxPool <kernel_shape = [1, 1]> (s) }"
+    image = "float[n, 2, 4, 4]"
+    model = tmp_path / "m.onnx"
+    onnx.save(model_of(f"({image} x) => ({image} y) {body}", w=normal(2, 2, 1, 1)), model)
+    np.savez(tmp_path / "x.npz", x=normal(3, 2, 4, 4))
+    ranges = qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "r", targets=["tensorrt"]).path
+    with pytest.raises(CalibrationError) as caught:
+        qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges, target="onnxruntime")
+    assert caught.value.hint.endswith("calibrate for this `target`")

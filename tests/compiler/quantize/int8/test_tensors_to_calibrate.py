@@ -42,11 +42,11 @@ def normal(*shape: int) -> Array:
 
 def activations(model: Path, targets: Iterable[str]) -> set[str]:
     """The wanted tensors that depend on the samples."""
-    outline = read_weightless(model)
-    graph = outline.model.graph
+    weightless = read_weightless(model)
+    graph = weightless.model.graph
     constants = {tensor.name for tensor in graph.initializer}
     constants |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
-    return tensors_to_calibrate(outline, targets) - constants  # type: ignore[arg-type]
+    return tensors_to_calibrate(weightless, targets) - constants  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_weights_are_not_needed_to_know_what_is_wanted(tmp_path: Path) -> None:
 
 
 def test_the_outline_is_left_as_it_was(tiny_file: MakePath) -> None:
-    outline = read_weightless(tiny_file("residual"))
-    before = outline.model.SerializeToString()
-    tensors_to_calibrate(outline)
-    assert outline.model.SerializeToString() == before
+    weightless = read_weightless(tiny_file("residual"))
+    before = weightless.model.SerializeToString()
+    tensors_to_calibrate(weightless)
+    assert weightless.model.SerializeToString() == before
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ ROADS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "(float[n, 2] x) => (float[n, 2] y)",
         {},
     ),
-    "weights too large for an outline": (
+    "weights too large for an weightless": (
         "a = MatMul(x, w1) b = Relu(a) y = MatMul(b, w2)",
         "(float[n, 40] x) => (float[n, 40] y)",
         {"w1": normal(40, 64), "w2": normal(64, 40)},

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from qcompile.compiler.quantize.prepare import prepared
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
 from qcompile.compiler.quantize.weights.rewrite import gptq_inputs, quantize_weights
 from qcompile.data.batches import Data
@@ -43,7 +43,7 @@ def build(body: str, opset: int = 17, **weights: NDArray[Any]) -> onnx.ModelProt
     """A prepared model: `(float[m,8] x) => (float[m,4] y) { ... }` with weights."""
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> tiny {body}')
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    return prepared(model)
+    return prepare_graph(model)
 
 
 def nibbles(content: bytes) -> list[int]:
@@ -217,21 +217,21 @@ def test_a_wrong_option_is_refused(
     options: dict[str, Any], message: str, tiny: Callable[..., onnx.ModelProto]
 ) -> None:
     with pytest.raises(InvalidOption, match=message):
-        quantize_weights(prepared(tiny("mlp")), **options)
+        quantize_weights(prepare_graph(tiny("mlp")), **options)
 
 
 def test_nothing_to_quantize_a_missing_hessian_and_a_broken_weight_are_errors(
     tiny: Callable[..., onnx.ModelProto],
 ) -> None:
     with pytest.raises(QuantizationError, match="nothing to quantize"):
-        quantize_weights(prepared(tiny("elementwise")), bits=4)
+        quantize_weights(prepare_graph(tiny("elementwise")), bits=4)
     odd = build("(int64[a] i) => (float[a,41] y) { y = Gather(t, i) }", t=normal(30, 41))
     with pytest.raises(QuantizationError, match="odd number"):
         quantize_weights(odd, bits=4)
     small = build("(float[m,1] x) => (float[m,9] y) { y = MatMul(x, w) }", w=normal(1, 9))
     with pytest.raises(QuantizationError, match="of 36 bytes would take"):
         quantize_weights(small, bits=4)
-    model = prepared(tiny("mlp"))
+    model = prepare_graph(tiny("mlp"))
     with pytest.raises(CalibrationError, match="'r1': its Hessian is missing"):
         quantize_weights(model, bits=4, method="gptq", hessians={"x": np.eye(16)})
     broken = build("(float[m,64] x) => (float[m,9] y) { y = MatMul(x, w) }", w=np.full((64, 9), np.nan, "f"))
@@ -249,7 +249,7 @@ def test_hessians_are_sums_over_samples(
 ) -> None:
     path, npz = tiny_file("mlp"), samples("mlp", 20)
     model = load_onnx(path)
-    assert gptq_inputs(prepared(model)) == {"x", "r1"}
+    assert gptq_inputs(prepare_graph(model)) == {"x", "r1"}
     seen: list[tuple[str, int]] = []
     found = collect_hessians(
         path, {"x", "r1"}, data_of(path, npz), 13, lambda text, done=0, _=None: seen.append((text, done)),
@@ -306,7 +306,7 @@ def test_gptq_loses_less_of_a_models_output_than_rounding(
     form: str, name: str, tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     path, npz = tiny_file(name), tmp_path / "correlated.npz"
-    model = prepared(load_onnx(path))
+    model = prepare_graph(load_onnx(path))
     mixing = normal(3, 256 if name == "residual" else 16)
     features = normal(64, 3) @ mixing + 0.05 * normal(64, mixing.shape[1])
     x = features.reshape(64, 4, 8, 8) if name == "residual" else features
@@ -339,7 +339,7 @@ def test_a_trained_network_keeps_its_accuracy_in_four_bits(tmp_path: Path) -> No
     raw, path = tmp_path / "raw.onnx", tmp_path / "model.onnx"
     qcompile.export(f"{example}/model.py:build", raw, inputs=["image:[batch,3,32,32]"])
     qcompile.simplify(raw, path)
-    model = prepared(load_onnx(path))
+    model = prepare_graph(load_onnx(path))
     data = Data(f"{example}/data.py:calibration", model_io(model).inputs)
     hessians = collect_hessians(path, gptq_inputs(model, form="qdq"), data, 64)
     batches = list(Data(f"{example}/data.py:evaluation", model_io(model).inputs))

@@ -191,8 +191,8 @@ def test_tensorrt_rtx_refuses_calibrators_and_names_the_way_that_is_left() -> No
     [
         ({"calibrator": "entropy", "data": "x.npz"}, "has no INT8 calibrators"),
         ({"calibrator": "kl"}, "one of ours, native, entropy, minmax"),
-        ({"calibrator": "entropy", "precision": "fp16"}, "is for --precision int8"),
-        ({"calibration_cache": "c.txt"}, "is for --calibrator"),
+        ({"calibrator": "entropy", "precision": "fp16"}, "is for `precision` int8"),
+        ({"calibration_cache": "c.txt"}, "is for `calibrator`"),
     ],
 )
 def test_build_refuses_what_cannot_be_before_any_work(

@@ -96,7 +96,7 @@ def test_an_engine_that_takes_none_says_how_to_build_one_that_does(
     built = machine("10.16").build(model)
     with pytest.raises(ArtifactError, match="takes no new weights") as caught:
         qcompile.refit(built.path, retrained, tmp_path / "new.engine")
-    assert caught.value.hint == "build it with --refit"
+    assert caught.value.hint == "build it with `refit`"
     assert not (tmp_path / "new.engine").exists()
 
 

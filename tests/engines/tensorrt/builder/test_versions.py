@@ -92,7 +92,7 @@ def test_a_layer_that_fell_back_is_named_with_the_reason(
     here = machine(version, fallback={"conv2"})
     with pytest.raises(IntentNotReached, match=r"2 of 3 layers .*: conv2 \(\d.*%: fp32: ") as caught:
         here.build(model, "fp16")
-    assert "--allow-fallback" in caught.value.hint
+    assert "`allow_fallback`" in caught.value.hint
     assert here.nothing_built
     kept = here.build(model, "fp16", allow_fallback=True).manifest
     assert any("conv2" in text for text in kept.warnings)

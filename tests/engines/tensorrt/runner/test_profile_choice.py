@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorrt_simulation import Simulation, values
 
-from qcompile.engines.tensorrt.runner.profile_choice import Extremes, Profile, Request, fitting_profiles
+from qcompile.engines.tensorrt.runner.profile_choice import Extremes, FeedShapes, Profile, fitting_profiles
 from qcompile.errors import DataError
 
 WIDE = {"x": [[1, 4], [4, 4], [64, 4]]}
@@ -100,11 +100,11 @@ extremes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)).ma
 def test_the_first_is_never_wider_than_another_that_fits(ranges: list[Extremes], extent: int) -> None:
     profiles = [Profile(index, {"x": found}, {}) for index, found in enumerate(ranges)]
     fits = [found for found in ranges if found.min[0] <= extent <= found.max[0]]
-    request = Request({"x": (extent,)}, {})
+    feed_shapes = FeedShapes({"x": (extent,)}, {})
     if not fits:
         with pytest.raises(DataError, match="input 'x' has shape"):
-            fitting_profiles(profiles, request)
+            fitting_profiles(profiles, feed_shapes)
         return
-    found = fitting_profiles(profiles, request)
+    found = fitting_profiles(profiles, feed_shapes)
     assert len(found) == len(fits)
     assert found[0].shapes["x"].max == min(fit.max for fit in fits)

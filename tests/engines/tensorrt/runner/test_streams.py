@@ -68,7 +68,7 @@ def test_inputs_on_the_device_are_waited_for_on_every_stream(newest: Simulation)
 def test_before_8_6_there_are_no_more_streams_than_profiles(oldest: Simulation) -> None:
     with pytest.raises(
         InvalidOption,
-        match=r"streams: 2; before TensorRT 8\.6 each execution context .* profile of its own, .* has 1\n",
+        match=r"`streams` 2: before TensorRT 8\.6 each execution context .* profile of its own, .* has 1\n",
     ) as caught:
         oldest.open("negate", runner={"streams": 2})
     assert "TensorRT 10" in caught.value.hint
@@ -93,5 +93,5 @@ def test_feeds_that_do_not_fit_stop_it_and_the_runner_goes_on(newest: Simulation
 
 @pytest.mark.parametrize("streams", [0, -1])
 def test_at_least_one_stream_is_required(newest: Simulation, streams: int) -> None:
-    with pytest.raises(InvalidOption, match=f"streams: {streams}; 1 or more is required"):
+    with pytest.raises(InvalidOption, match=f"`streams` {streams}: 1 or more is required"):
         newest.open("negate", runner={"streams": streams})

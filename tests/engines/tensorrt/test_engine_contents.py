@@ -1,0 +1,63 @@
+"""What a TensorRT-RTX engine holds: each weight once, in the precision it computes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from qcompile.engines.base import BuildRequest, Precision
+from qcompile.engines.build import build_engine
+
+CHANNELS = 32
+SCALE = np.float32(0.01)
+WEIGHT = np.random.default_rng(0).uniform(-1, 1, (CHANNELS, CHANNELS, 3, 3)).astype(np.float32)
+
+
+def convolution(path: Path, *, quantized: bool) -> Path:
+    """A convolution whose float weight stands behind Q/DQ, as TensorRT 8.5 wants it, or alone."""
+    values = {"w": WEIGHT, "scale": SCALE, "zero": np.int8(0)}
+    nodes, inputs = [], ["x", "w"]
+    if quantized:
+        for name in ("x", "w"):
+            nodes.append(helper.make_node("QuantizeLinear", [name, "scale", "zero"], [f"{name}_q"]))
+            nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", "scale", "zero"], [f"{name}_dq"]))
+        inputs = ["x_dq", "w_dq"]
+    nodes.append(helper.make_node("Conv", inputs, ["c"], pads=[1, 1, 1, 1]))
+    nodes.append(helper.make_node("Relu", ["c"], ["y"]))
+    shape = [1, CHANNELS, 16, 16]
+    graph = helper.make_graph(
+        nodes,
+        "convolution",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+    return path
+
+
+def built(model: Path, precision: Precision) -> bytes:
+    request = BuildRequest(str(model), model.with_suffix(".engine"), precision, gpus=["sm86"])
+    return build_engine("tensorrt-rtx", request).path.read_bytes()
+
+
+def times_stored(weight: np.ndarray, engine: bytes) -> int:
+    """How often the bytes of a weight are there, channels last as TensorRT-RTX stores them, or as in ONNX."""
+    layouts = (weight, weight.transpose(0, 2, 3, 1))
+    return sum(engine.count(np.ascontiguousarray(one).tobytes()[:256]) for one in layouts)
+
+
+def test_an_int8_engine_holds_the_integers_once_and_no_float_weight(tmp_path: Path) -> None:
+    integers = np.clip(np.rint(WEIGHT / SCALE), -128, 127).astype(np.int8)
+    engine = built(convolution(tmp_path / "int8.onnx", quantized=True), "int8")
+    assert (times_stored(integers, engine), times_stored(WEIGHT, engine)) == (1, 0)
+
+
+def test_the_search_finds_the_weight_of_a_float_engine(tmp_path: Path) -> None:
+    engine = built(convolution(tmp_path / "fp32.onnx", quantized=False), "fp32")
+    assert times_stored(WEIGHT, engine) == 1
