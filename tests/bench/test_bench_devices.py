@@ -17,6 +17,8 @@ from qcompile.bench.subjects import choose_subjects
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
 without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
 
 

@@ -18,19 +18,15 @@ from qcompile.bench.results.row import Energy, NoEnergy
 from qcompile.bench.results.row_json import row_json
 from qcompile.errors import DataError, InvalidOption
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
 
 @pytest.fixture(autouse=True)
-def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the usual: what is looked at here is not how exact the figures are."""
-    from qcompile.bench.measuring import rounds, sweep, warm_up
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that hangs is given up after a tenth of the usual time."""
+    from qcompile.bench.measuring import rounds
 
-    monkeypatch.setattr(rounds, "BLOCK_S", 0.015)
     monkeypatch.setattr(rounds, "_LEAST_PATIENCE_S", 3.0)
-    monkeypatch.setattr(warm_up, "_BLOCK_S", 0.0025)
-    monkeypatch.setattr(warm_up, "LEAST_S", 0.03)
-    monkeypatch.setattr(warm_up, "LIMIT_S", 0.2)
-    monkeypatch.setattr(rounds, "LIMIT_S", 0.2)
-    monkeypatch.setattr(sweep, "POINT_S", 0.2)
 
 
 def test_results_hang_together(

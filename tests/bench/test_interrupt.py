@@ -20,7 +20,7 @@ from qcompile.bench.results.results import SCHEMA, load_results
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
 # It would go on for minutes.
-ENDLESS = ("--max-time", "300", "--precision-target", "0.000001")
+ENDLESS = ("--max-time", "300", "--precision-target", "0.000001", "--threads", "1")
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from qcompile.bench.results.results import Results, load_results, save_results
 from qcompile.bench.results.row import Latency, Launch, Row
 from qcompile.cli import main
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -13,6 +13,8 @@ import pytest
 import qcompile
 from qcompile.cli import main
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
 MakePath = Callable[..., Path]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from qcompile.cli import main
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
 
 @pytest.fixture
 def qc(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:

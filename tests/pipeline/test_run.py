@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import pytest
 import qcompile
 from qcompile.artifact import digest_artifact, manifest_path, read_manifest
 from qcompile.errors import InvalidOption
+
+pytestmark = pytest.mark.usefixtures("short_blocks")
 
 RECIPE = """
 version = 1
@@ -65,6 +68,24 @@ def recipe(tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_pat
     return path
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `finished` keeps the output of its first run."""
+    return tmp_path_factory.mktemp("finished") / "out"
+
+
+@pytest.fixture
+def finished(recipe: Path, kept: Path) -> Path:
+    """The recipe after a run; the output is copied from an earlier test's, as to another folder."""
+    output = recipe.parent / "out"
+    if kept.is_dir():
+        shutil.copytree(kept, output)
+    else:
+        qcompile.run(recipe)
+        shutil.copytree(output, kept)
+    return recipe
+
+
 def whole(output: Path) -> list[str]:
     """Check that every file under a final name is whole; return their names."""
     names = []
@@ -99,8 +120,8 @@ def test_a_second_run_does_nothing_and_says_so(recipe: Path) -> None:
     assert before == {p: p.stat().st_mtime_ns for p in first.output.iterdir() if p.is_file()}
 
 
-def test_a_change_makes_again_what_depends_on_it_and_nothing_else(recipe: Path) -> None:
-    qcompile.run(recipe)
+def test_a_change_makes_again_what_depends_on_it_and_nothing_else(finished: Path) -> None:
+    recipe = finished
     recipe.write_text(RECIPE.replace('precision = "fp16"', 'precision = "fp32"'))
     stages = qcompile.run(recipe).stages
     assert [name for name, state in stages.items() if state == "done"] == [
@@ -116,9 +137,9 @@ def test_a_change_makes_again_what_depends_on_it_and_nothing_else(recipe: Path) 
 
 
 def test_other_calibration_data_is_noticed(
-    recipe: Path, samples: Callable[..., Path], tmp_path: Path
+    finished: Path, samples: Callable[..., Path], tmp_path: Path
 ) -> None:
-    qcompile.run(recipe)
+    recipe = finished
     samples("residual", 32, seed=9).replace(tmp_path / "calibration.npz")
     done = [name for name, state in qcompile.run(recipe).stages.items() if state == "done"]
     # FP16 looks for overflow on the same data; what comes out is as before, and is not built again.
@@ -153,8 +174,8 @@ def test_a_metric_of_ones_own_is_the_recipes_and_a_change_of_it_is_noticed(
     assert done[0] == "bench"
 
 
-def test_a_deleted_artifact_comes_back_and_a_changed_one_is_made_again(recipe: Path) -> None:
-    output = qcompile.run(recipe).output
+def test_a_deleted_artifact_comes_back_and_a_changed_one_is_made_again(finished: Path) -> None:
+    recipe, output = finished, finished.parent / "out"
     (output / "cpu.onnx").unlink()
     assert set(qcompile.run(recipe).stages.values()) == {"skipped"}
     assert "cpu.onnx" in whole(output)

@@ -13,6 +13,8 @@ import qcompile
 from qcompile.cli import main
 from qcompile.errors import CalibrationError, DataError, QCompileError
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
 RECIPE = """
 version = 1
 name = "tiny"

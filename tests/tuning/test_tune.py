@@ -22,6 +22,8 @@ from qcompile.model.onnx_file import load_onnx
 from qcompile.tuning import trials, tune
 from qcompile.tuning.costs import by_layer, compare_times
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
 HOSTILE = ("conv3", "conv6")  # the node's place in the graph is in its name
 
 

@@ -14,6 +14,8 @@ from qcompile.artifact import is_manifest, load_artifact
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
 from qcompile.tuning import tune
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
 
 def test_what_cannot_be_tuned_is_refused_in_words(make: Callable[..., Case], tmp_path: Path) -> None:
     case = make(with_labels=False)

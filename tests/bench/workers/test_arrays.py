@@ -13,6 +13,8 @@ import qcompile
 from qcompile.bench.workers.arrays import load_array, load_arrays, save_arrays
 from qcompile.comparison.layers import layer_diff
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
 NAMES = ["file", "allow_pickle", "x", "x.npy", ":x:", ":", "a/b", "../up", "/root", "self", "kwds", "名", ""]
 
 
