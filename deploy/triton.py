@@ -10,12 +10,12 @@ from pathlib import Path
 from ..artifact import Check
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..progress import Progress, silent
+from ..spec.looking import TritonOptions
 from .protobuf_text import format_message
 from .triton_batching import profile_batches
 from .triton_check import check_config
 from .triton_config import Config, make_config, spelled, tensor_fields
 from .triton_model import Served, read_served
-from .triton_options import TritonOptions
 from .triton_repository import (
     CONFIG,
     beside,

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidOption
+from ..spec.looking import TritonOptions
 from ..tensors import TensorInfo, format_shape
 from .protobuf_text import Message, Value, Word
 from .triton_backends import TENSORRT, TYPES
 from .triton_batching import max_batch_size
 from .triton_model import Served
-from .triton_options import TritonOptions
 from .triton_warm_up import warm_up
 
 NO_AUTO_COMPLETE = "--disable-auto-complete-config"
@@ -65,8 +65,8 @@ def make_config(served: Served, name: str, options: TritonOptions) -> Config:
     fields["input"] = [_tensor(served, tensor, size) for tensor in served.io.inputs]
     fields["output"] = [_tensor(served, tensor, size) for tensor in served.io.outputs]
     fields["instance_group"] = [_instances(served, options)]
-    if options.policy:
-        fields["version_policy"] = options.policy
+    if options.version_policy:
+        fields["version_policy"] = _version_policy(options)
     batching = _dynamic_batching(options, size)
     if batching is not None:
         fields["dynamic_batching"] = batching
@@ -109,6 +109,13 @@ def _tensor(served: Served, tensor: TensorInfo, size: int) -> Message:
     if tensor.name in served.non_linear:
         fields["is_non_linear_format_io"] = True
     return fields
+
+
+def _version_policy(options: TritonOptions) -> Message:
+    kind, _, number = options.version_policy.partition(":")
+    if kind == "latest":
+        return {"latest": {"num_versions": int(number or 1)}}
+    return {"all": {}} if kind == "all" else {"specific": {"versions": list(options.specific_versions)}}
 
 
 def _instances(served: Served, options: TritonOptions) -> Message:

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from ..errors import UsageError
-from ..tensors import parse_shapes
-from .decode import Checked, Refused, changed
+from .decode import Checked, Refused, changed, read_shapes
 from .option import COMMA, SHAPES, argument, fields_of, option
 from .tensorrt import TensorRTOptions
 from .words import (
@@ -23,13 +21,13 @@ from .words import (
     BuildPrecision,
     Calibrator,
     FloatPrecision,
-    Form,
     GraphPrecision,
     GraphTarget,
+    Isa,
     LayerPrecision,
     Mode,
     Precision,
-    Processor,
+    QuantFormat,
     Rounding,
     Target,
     WeightType,
@@ -61,8 +59,9 @@ class PrecisionOptions(Checked):
             pairs="=",
         ),
     ] = ()
-    rest: Annotated[
-        FloatPrecision, option("Precision of the layers that INT8 and FP8 leave in floating point.")
+    float_precision: Annotated[
+        FloatPrecision,
+        option("Precision of the layers that INT8 and FP8 leave in floating point.", formerly="rest"),
     ] = "fp32"
     allow_loss: Annotated[
         bool, option("Keep an INT8 model whose outputs on the data differ by more than `diff` allows.")
@@ -95,9 +94,10 @@ class QuantizeOptions(PrecisionOptions):
             split=COMMA,
         ),
     ] = ()
-    processor: Annotated[Processor, option("Instruction set that static INT8 for onnxruntime runs on.")] = (
-        "vnni"
-    )
+    isa: Annotated[
+        Isa,
+        option("Instruction set that static INT8 for onnxruntime runs on.", formerly="processor"),
+    ] = "vnni"
     correct_bias: Annotated[
         bool, option("Subtract the mean error of static INT8, measured on the data, from the biases.")
     ] = True
@@ -111,9 +111,12 @@ class QuantizeOptions(PrecisionOptions):
         Rounding,
         option("Rounding of weights: to the nearest value, or to the least error on the data (gptq)."),
     ] = "rtn"
-    form: Annotated[
-        Form,
-        option("Operators of mode weights: ONNX Runtime's or ONNX's; by default what the target supports."),
+    quant_format: Annotated[
+        QuantFormat,
+        option(
+            "Operators of mode weights: ONNX Runtime's or ONNX's; by default what the target supports.",
+            formerly="form",
+        ),
     ] = ""
 
 
@@ -168,9 +171,10 @@ class ArtifactOptions(QuantizeOptions):
     calibrator: Annotated[
         Calibrator,
         option(
-            "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ours), or "
+            "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or "
             "TensorRT's own calibrator on the data.",
             targets=TENSORRT_TARGETS,
+            former_values={"ours": "ranges"},
         ),
     ] = ""
     allow_fallback: Annotated[
@@ -196,10 +200,7 @@ class ArtifactOptions(QuantizeOptions):
 
     def shapes(self, kind: str) -> dict[str, tuple[int, ...]]:
         """Return input to shape of "min_shapes", "opt_shapes" or "max_shapes"."""
-        try:
-            return parse_shapes(getattr(self, kind), option=kind)
-        except UsageError as error:
-            raise Refused(kind, error.message.removeprefix(f"{kind}: "), hint=error.hint) from error
+        return read_shapes(self, kind)
 
     @property
     def one_precision(self) -> Precision:
@@ -210,7 +211,7 @@ class ArtifactOptions(QuantizeOptions):
     @property
     def calibrates_itself(self) -> bool:
         """Whether the runtime finds the scales of INT8 by itself, on the data."""
-        return self.calibrator not in ("", "ours")
+        return self.calibrator not in ("", "ranges")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,11 +236,9 @@ class ArtifactSection(ArtifactOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeCommand(QuantizeOptions):
-    """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert it to FP16 or BF16."""
+class QuantizeSpec(QuantizeOptions):
+    """All that `quantize` is told beside the model and the output."""
 
-    model: Annotated[Path, argument("ONNX file.")]
-    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
     target: Annotated[GraphTarget, option("Runtime that the Q/DQ nodes are placed for.")] = "onnxruntime"
     precision: Annotated[
         GraphPrecision,
@@ -264,6 +263,14 @@ class QuantizeCommand(QuantizeOptions):
         str | None,
         option("Samples to measure the outputs on, and to learn from.", metavar="DATA", place=True),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeCommand(QuantizeSpec):
+    """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert it to FP16 or BF16."""
+
+    model: Annotated[Path, argument("ONNX file.")]
+    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +308,7 @@ class BuildSpec(ArtifactOptions):
             raise Refused(
                 "calibrator", "TensorRT calibrates; give `data` and no `ranges`", found=self.calibrator
             )
-        if self.calibrator == "ours" and (self.ranges is None or self.data is not None):
+        if self.calibrator == "ranges" and (self.ranges is None or self.data is not None):
             raise Refused("calibrator", "give `ranges` and no `data`", found=self.calibrator)
 
 
