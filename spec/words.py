@@ -12,11 +12,9 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 BuildPrecision = Literal[Precision, "best"]
-BUILD_PRECISIONS: tuple[BuildPrecision, ...] = get_args(BuildPrecision)
 
 GraphPrecision = Literal["int8", "fp8", "int4", "fp16", "bf16"]
 """What a float graph is quantized or converted to."""
-GRAPH_PRECISIONS: tuple[GraphPrecision, ...] = get_args(GraphPrecision)
 
 HalfPrecision = Literal["fp16", "bf16"]
 HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
@@ -40,16 +38,13 @@ GraphTarget = Literal["onnxruntime", "openvino", "tensorrt"]
 GRAPH_TARGETS: tuple[GraphTarget, ...] = get_args(GraphTarget)
 
 Mode = Literal["static", "dynamic", "weights"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 
 Isa = Literal["vnni", "avx2", "arm"]
 ISAS: tuple[Isa, ...] = get_args(Isa)
 
 Rounding = Literal["rtn", "gptq"]
-ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
 QuantFormat = Literal["", "nbits", "qdq"]
-QUANT_FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
 
 WeightType = Literal["int8", "uint8"]
 

@@ -118,7 +118,7 @@ def test_a_precision_that_would_be_emulated_is_refused_before_the_build(
             precision=precision,
             float_precision=float_precision,
         )
-    assert f"{'--float-precision' if float_precision == half else '--precision'} fp32" in caught.value.hint
+    assert f"`{'float_precision' if float_precision == half else 'precision'}` fp32" in caught.value.hint
     assert not (tmp_path / "b.onnx").exists()
 
 
