@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from .lowering import LoweredGraph, first_sample, lower
 from .model.pt2_archive import trusting
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec
-from .spec.decode import given, shared
+from .spec.decode import called, current, given
 
 if TYPE_CHECKING:
     from .engines.base import BuildRequest
@@ -45,7 +45,7 @@ def build(
         InvalidOption: If an option is wrong, or the graph has not the precision and cannot be given it.
         EngineUnavailable, BuildError, IntentNotReached: See `engines.build.build_engine`.
     """
-    asked = build_spec(spec, options)
+    asked = called(BuildSpec, spec, options)
     with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
         return build_lowered(model, output, asked, lowered, progress=progress)
 
@@ -60,19 +60,9 @@ def plan(
     """
     from .engines.build import plan_engine
 
-    asked = build_spec(spec, options)
+    asked = called(BuildSpec, spec, options)
     with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
         return plan_engine(request_for(model, asked, lowered, Path("dry-run"), progress))
-
-
-def build_spec(spec: BuildSpec | None, options: Mapping[str, Any]) -> BuildSpec:
-    """Return the spec of a call: its fields, and keyword arguments in place of some.
-
-    Raises:
-        InvalidOption: Naming the field that is wrong.
-    """
-    base = vars(shared(BuildSpec, spec)) if spec is not None else {}
-    return given(BuildSpec, {**base, **options})
 
 
 def build_lowered(
@@ -100,7 +90,7 @@ def request_for(
     return BuildRequest(
         lowered.path,
         output,
-        replace(spec, precision=lowered.precision, rest=lowered.rest, gpus=gpus),
+        replace(spec, precision=lowered.precision, float_precision=lowered.float_precision, gpus=gpus),
         source=str(model),
         layers=lowered.layers,
         tf32=spec.precision == "best",
@@ -142,15 +132,15 @@ def refit(
         raise InvalidOption(
             f"{path}: is for {manifest.target or 'no target'}; an engine of TensorRT is required"
         )
-    told = manifest.options
+    told = current(BuildSpec, manifest.options, silent)  # whichever version wrote it
     # Where the layers' types are in the quantized graph, the model has them already.
     names = ("layers", "exclude", "only") if manifest.precision in ("fp16", "bf16") else ()
-    spec = build_spec(
-        None,
+    spec = given(
+        BuildSpec,
         {
             "target": manifest.target,
             "precision": manifest.precision,
-            **{name: told[name] for name in ("rest", *names) if told.get(name)},
+            **{name: told[name] for name in ("float_precision", *names) if told.get(name)},
             "tensorrt": {name: told[name] for name in ("io_formats",) if told.get(name)},
         },
     )

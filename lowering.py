@@ -41,7 +41,7 @@ class LoweredGraph:
     Attributes:
         path: The ONNX file, the model itself where nothing had to change; or a MODEL spelling.
         precision: What is built: never "best".
-        rest: What INT8 and FP8 leave in float is computed in.
+        float_precision: What INT8 and FP8 leave in float is computed in.
         layers: Name of a node to the precision it must have: constraints for an engine that chooses types.
         planned: Names of the layers that were to be quantized before the engine was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
@@ -50,7 +50,7 @@ class LoweredGraph:
 
     path: str
     precision: Precision
-    rest: FloatPrecision = "fp32"
+    float_precision: FloatPrecision = "fp32"
     layers: Mapping[str, str] = field(default_factory=dict)
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ def lower(
     spec = _decided(model, spec, capabilities, has_ranges=chosen is not None)
     engine(spec.target).check(spec)
     if capabilities.takes != "onnx":
-        return LoweredGraph(str(model), spec.one_precision, spec.rest)
+        return LoweredGraph(str(model), spec.one_precision, spec.float_precision)
     with writing(output) as path:
         return _Lowering(Path(model), spec, chosen, capabilities, path, progress).run(output, keep=keep)
 
@@ -143,7 +143,9 @@ def _decided(
                 option="precision",
             )
         quantized = has_ranges or bool(spec.calibrator) or _precision_of(model) == "int8"
-        return replace(spec, precision="int8" if quantized else "fp16", rest="fp16" if quantized else "fp32")
+        return replace(
+            spec, precision="int8" if quantized else "fp16", float_precision="fp16" if quantized else "fp32"
+        )
     if spec.layers and spec.precision in _FLOATS:
         raise InvalidOption(
             f"`layers`: no precision is higher than {spec.precision}",
@@ -200,7 +202,7 @@ class _Lowering:
         warnings = [*self.manifest.warnings, *self._unlearnt()] if self.manifest else []
         lowered = LoweredGraph(
             str(output if graph == self.path else graph),
-            self.spec.one_precision, self.spec.rest, self._constraints(), planned, left, warnings,
+            self.spec.one_precision, self.spec.float_precision, self._constraints(), planned, left, warnings,
         )  # fmt: skip
         if graph == self.path:
             self._record(lowered)
@@ -245,31 +247,28 @@ class _Lowering:
         """Quantize or cast the model, and fit the graph to the engine."""
         from .compiler.quantize.int8.placement import graph_target
         from .compiler.quantize.quantize import quantize
-        from .compiler.quantize.request import WeightOptions
+        from .spec.artifacts import QuantizeSpec
+        from .spec.decode import shared
 
         spec = self.spec
-        rounding = spec.rounding
-        if self.static and data is None and spec.data is not None:
-            rounding = "rtn"  # GPTQ learns from the data, which comes last
+        waits = self.static and data is None and spec.data is not None  # for the data, which comes last
+        asked = shared(
+            QuantizeSpec,
+            spec,
+            target=graph_target(spec.target),
+            precision=self.needed,
+            float_precision=self.capabilities.in_graph.get(spec.float_precision, spec.float_precision),
+            method=spec.method if self.static else "",
+            rounding="rtn" if waits else spec.rounding,
+            ranges=None,
+            data=data,
+        )
         self.manifest = quantize(
             self.model,
             self.path,
+            asked,
             ranges=self.ranges if self.static else None,
-            target=graph_target(spec.target),
-            precision=self.needed,  # type: ignore[arg-type]  # no graph is made in float32
-            mode=spec.mode,
-            processor=spec.processor,
-            method=spec.method or None if self.static else None,
-            exclude=spec.exclude,
-            only=spec.only,
-            layers=spec.layer_precisions,
             in_float=left,
-            rest=self.capabilities.in_graph.get(spec.rest, spec.rest),
-            correct_bias=spec.correct_bias,
-            search=spec.search,
-            weights=WeightOptions(spec.block_size, rounding, spec.form),
-            data=data,
-            allow_loss=spec.allow_loss,
             progress=self.progress,
         ).manifest
         return self._fitted(self.path)

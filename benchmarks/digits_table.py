@@ -80,10 +80,9 @@ def make(example: Path, folder: Path) -> tuple[dict[str, Path], list[str]]:
     quantized("dynamic INT8, ONNX Runtime", "onnxruntime", "int8", mode="dynamic")
     quantized("static INT8, ONNX Runtime", "onnxruntime", "int8", ranges=ranges)
     quantized("static INT8, OpenVINO", "openvino", "int8", ranges=ranges)
-    weights = qcompile.compiler.quantize.request.WeightOptions  # type: ignore[attr-defined]
     for rounding in ("rtn", "gptq"):
         title = f"INT4 weights, {rounding.upper()}"
-        quantized(title, "tensorrt", "int4", mode="weights", weights=weights(64, rounding))
+        quantized(title, "tensorrt", "int4", mode="weights", rounding=rounding)
     qat = folder / "qat.onnx"
     qcompile.export(trained_again(example), qat, inputs=SHAPE, target="openvino")
     graphs["QAT INT8, OpenVINO"] = (qat, "openvino", "int8")

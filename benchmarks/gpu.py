@@ -36,9 +36,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
     "tf32": {"precision": "tf32"},
     "fp16": {"precision": "fp16"},
-    "int8": {"precision": "int8", "rest": "fp16"},
-    "int8-ours": {"precision": "int8", "rest": "fp16", "calibrator": "ours"},
-    "int8-native": {"precision": "int8", "rest": "fp16", "calibrator": "native"},
+    "int8": {"precision": "int8", "float_precision": "fp16"},
+    "int8-ours": {"precision": "int8", "float_precision": "fp16", "calibrator": "ranges"},
+    "int8-native": {"precision": "int8", "float_precision": "fp16", "calibrator": "native"},
 }
 TORCH: dict[str, dict[str, Any]] = {
     "PyTorch eager FP32": {"mode": "eager"},

@@ -1,7 +1,7 @@
 """Real models down the whole road to TensorRT engines, without a GPU: the table of docs/tensorrt_builds.md.
 
     pip install 'qcompile[benchmarks,tensorrt-rtx]'
-    python benchmarks/rtx_builds.py [MODEL...] [--rest fp16] [--repeats 3] [--only-prepare]
+    python benchmarks/rtx_builds.py [MODEL...] [--float-precision fp16] [--repeats 3] [--only-prepare]
 
 Each model is exported, simplified, calibrated, quantized, and built by TensorRT-RTX in FP32, FP16 and INT8
 for sm80, sm86, sm89 and sm120: one engine for the four, then one for each; batch 1 to 32, and once a fixed
@@ -101,7 +101,7 @@ def main() -> None:
     """Prepare, build and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="; ".join(CASES))
-    parser.add_argument("--rest", default="fp16", help="what INT8 leaves in float is computed in")
+    parser.add_argument("--float-precision", default="fp16", help="what INT8 leaves in float is computed in")
     parser.add_argument("--repeats", type=int, default=3, help="builds whose median time is told")
     parser.add_argument("--only-prepare", action="store_true", help="make the graphs and build nothing")
     options = parser.parse_args()
@@ -110,7 +110,7 @@ def main() -> None:
     for model in chosen:
         for precision in PRECISIONS:
             print(f"prepare {model}, {precision}", file=sys.stderr, flush=True)
-            made = _attempt(lambda m=model, p=precision: graph(CASES[m], p, options.rest))
+            made = _attempt(lambda m=model, p=precision: graph(CASES[m], p, options.float_precision))
             print(f"  {made}", file=sys.stderr, flush=True)
     if options.only_prepare:
         return
@@ -119,11 +119,11 @@ def main() -> None:
     _print(["---"] * len(HEADER))
     for model in chosen:
         for precision in PRECISIONS:
-            _print(measure(model, precision, options.rest, options.repeats).cells())
+            _print(measure(model, precision, options.float_precision, options.repeats).cells())
     print(f"TensorRT-RTX {_version()}; no engine has run on a GPU here", file=sys.stderr)
 
 
-def graph(case: Case, precision: str, rest: str) -> Path:
+def graph(case: Case, precision: str, float_precision: str) -> Path:
     """Return the ONNX file of a model in a precision, made unless it is there."""
     name = case.function + "-length" * bool(case.dynamic)
     model, ranges = FOLDER / f"{name}.onnx", FOLDER / f"{name}.ranges"
@@ -137,20 +137,20 @@ def graph(case: Case, precision: str, rest: str) -> Path:
         return model
     if not ranges.is_file():
         qcompile.calibrate(model, f"{HERE}/samples.py:{case.data}", ranges, samples=8, targets=["tensorrt"])
-    made = FOLDER / f"{name}.{precision}{f'.{rest}' * (precision == 'int8')}.onnx"
+    made = FOLDER / f"{name}.{precision}{f'.{float_precision}' * (precision == 'int8')}.onnx"
     if not made.is_file():
         qcompile.quantize(
             model, made, target="tensorrt", precision=precision,  # type: ignore[arg-type]
-            ranges=ranges, rest=rest if precision == "int8" else "fp32",
+            ranges=ranges, float_precision=float_precision if precision == "int8" else "fp32",
         )  # fmt: skip
     return made
 
 
-def measure(model: str, precision: str, rest: str, repeats: int) -> Row:
+def measure(model: str, precision: str, float_precision: str, repeats: int) -> Row:
     """Build one graph for all GPUs, for each alone, and with a fixed batch."""
-    row = Row(model, f"int8, rest {rest}" if precision == "int8" else precision)
+    row = Row(model, f"int8, float_precision {float_precision}" if precision == "int8" else precision)
     case = CASES[model]
-    made = _attempt(lambda: graph(case, precision, rest))
+    made = _attempt(lambda: graph(case, precision, float_precision))
     if isinstance(made, str):
         row.refused["graph"] = made
         return row

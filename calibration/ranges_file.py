@@ -15,9 +15,10 @@ import numpy as np
 
 from ..artifact import require_file
 from ..errors import CalibrationError
+from ..spec.words import METHODS
 from .histogram import BINS, Histogram
 from .ranges import Portion, Ranges
-from .thresholds import METHODS, Method, amax_by_method
+from .thresholds import Method, amax_by_method
 
 FORMAT_VERSION = 2
 _KEY = "qcompile"

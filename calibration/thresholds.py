@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError, InvalidOption
+from ..spec.words import METHODS, MethodName
 from .histogram import Histogram
 from .quantization_error import amax_mse, squared_errors
-
-MethodName = Literal["minmax", "percentile", "entropy", "mse", "auto"]
-METHODS: tuple[MethodName, ...] = get_args(MethodName)
 
 DEFAULT_PERCENTILE = 99.99
 

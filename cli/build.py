@@ -19,8 +19,8 @@ from .verb import verb
     "qcompile build model.onnx --target tensorrt-rtx --precision fp16 --gpu sm86,sm89 -o model.engine",
     "qcompile build model.onnx --target tensorrt-rtx --precision int8 --ranges model.ranges "
     "--gpu sm86 -o model.engine",
-    "qcompile build model.onnx --target tensorrt --precision int8 --rest fp16 --ranges model.ranges "
-    "--profile x:1x3x224x224..8x3x224x224..32x3x224x224 -o model.engine",
+    "qcompile build model.onnx --target tensorrt --precision int8 --float-precision fp16 "
+    "--ranges model.ranges --profile x:1x3x224x224..8x3x224x224..32x3x224x224 -o model.engine",
     "qcompile build model.onnx --target tensorrt --precision int8 --calibrator native "
     "--data data.py:samples -o model.engine",
     "qcompile build model.onnx --target tensorrt-rtx --gpu sm89 --precision best --ranges model.ranges "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ..spec.looking import TritonCommand
+from ..spec.decode import shared
+from ..spec.looking import TritonCommand, TritonOptions
 from .session import RoadGroup, Session
 from .verb import verb
 
@@ -25,29 +26,14 @@ def package() -> None:
 )
 def triton(session: Session, given: TritonCommand) -> None:
     """Print what was laid out, and how to serve it."""
-    from ..deploy import TritonOptions, package_triton
-    from ..tensors import parse_shapes
+    from ..deploy import package_triton
 
-    options = TritonOptions(
-        max_batch_size=given.max_batch_size,
-        instances=given.instances,
-        gpus=given.gpus,
-        kind=given.kind,
-        preferred_batch=given.preferred_batch,
-        max_queue_delay_us=given.max_queue_delay_us,
-        dynamic_batching=given.dynamic_batching,
-        warm_up=given.warm_up,
-        warm_up_shapes=parse_shapes(given.warm_up_shapes, option="`warm_up_shapes`"),
-        version_policy=given.version_policy,
-        response_cache=given.response_cache,
-        cuda_graph=given.cuda_graph,
-    )
     packaged = package_triton(
         given.artifact,
         given.output,
         name=given.name,
         version=given.version,
-        options=options,
+        options=shared(TritonOptions, given),
         overwrite=given.overwrite,
         progress=session.progress,
     )

@@ -18,36 +18,14 @@ from .verb import verb
     "qcompile quantize model.onnx -o model.int4.onnx --mode weights --precision int4 --data data.npz "
     "--rounding gptq",
     "qcompile quantize model.onnx -o model.fp16.onnx --precision fp16 --data data.npz",
-    "qcompile quantize model.onnx -o mixed.onnx --ranges model.ranges --target tensorrt --rest fp16 "
-    "--layer '/head/*=fp32'",
+    "qcompile quantize model.onnx -o mixed.onnx --ranges model.ranges --target tensorrt "
+    "--float-precision fp16 --layer '/head/*=fp32'",
 )
 def quantize(session: Session, given: QuantizeCommand) -> None:
     """Print what was quantized and what was left in floating point."""
     from ..compiler.quantize.quantize import quantize as quantize_model
-    from ..compiler.quantize.request import WeightOptions
 
-    artifact = quantize_model(
-        given.model,
-        given.output,
-        ranges=given.ranges,
-        target=given.target,
-        precision=given.precision,
-        mode=given.mode,
-        method=given.method or None,
-        processor=given.processor,
-        exclude=given.exclude,
-        only=given.only,
-        layers=given.layer_precisions,
-        rest=given.rest,
-        weights=WeightOptions(given.block_size, given.rounding, given.form),
-        correct_bias=given.correct_bias,
-        balance=given.balance,
-        max_damage=given.max_damage,
-        weight_type=given.weight_type,
-        data=given.data,
-        allow_loss=given.allow_loss,
-        progress=session.progress,
-    )
+    artifact = quantize_model(given.model, given.output, given, progress=session.progress)
     present_artifact(
         session, artifact, *_details(artifact.manifest.proof, given.precision, verbose=session.verbose)
     )

@@ -27,6 +27,7 @@ def run(session: Session, given: RunCommand) -> int:
         return 0
     if given.recipe is None:
         raise click.UsageError("Missing argument 'RECIPE'.")
+    from ..pipeline.recipe import read_recipe
     from ..pipeline.run import run as run_recipe
 
     def listener(stage: str, state: str, seconds: float, /) -> None:
@@ -34,7 +35,7 @@ def run(session: Session, given: RunCommand) -> int:
             session.note(f"{state:>7}  {stage}  {seconds:.1f} s")
 
     report = run_recipe(
-        given.recipe,
+        read_recipe(given.recipe, told=lambda text: session.warn([text])),
         output=given.output,
         again=given.again,
         progress=session.progress,

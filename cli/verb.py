@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import QCompileError
 from ..spec.artifacts import BuildCommand, QuantizeCommand
-from ..spec.decode import decode
+from ..spec.decode import Told, decode, deprecated
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import Option, options_of
@@ -53,7 +53,7 @@ def verb(
         def called(session: Session, /, **values: Any) -> int | None:
             session.spelled = functools.partial(spelled, spec=spec)
             try:
-                return function(session, read(spec, values))
+                return function(session, read(spec, values, told=lambda text: session.warn([text])))
             except QCompileError as error:
                 respell(error, spec)
                 raise
@@ -61,7 +61,7 @@ def verb(
         options = sorted(options_of(spec), key=lambda one: "." in one.key)  # those of tables last
         made = cls(
             function.__name__,
-            params=[*map(parameter, options), *session_options()],
+            params=[*map(parameter, options), *former_parameters(options), *session_options()],
             callback=Session.of(called),
             help=spec.__doc__,
             short_help=short_help,
@@ -71,6 +71,23 @@ def verb(
         return made
 
     return decorate
+
+
+def former_parameters(options: Iterable[Option]) -> list[click.Parameter]:
+    """Return a hidden option for each former name."""
+    found: list[click.Parameter] = []
+    for one in options:
+        if one.spelling.formerly:
+            made = parameter(one)
+            made.name, made.opts, made.default = _former_name(one), [one.former_flag], None
+            assert isinstance(made, click.Option)
+            made.hidden = True
+            found.append(made)
+    return found
+
+
+def _former_name(one: Option) -> str:
+    return one.key.replace(".", "__").removesuffix(one.name) + one.spelling.formerly
 
 
 def parameter(one: Option) -> click.Parameter:
@@ -102,6 +119,17 @@ def parameter(one: Option) -> click.Parameter:
     )  # fmt: skip
 
 
+class _Choice(click.Choice[str]):
+    """The values of an option. Their former names, which help does not show, are for `decode` to read."""
+
+    def __init__(self, one: Option) -> None:
+        super().__init__(one.choices)
+        self._former = one.spelling.former_values
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value in self._former else super().convert(value, param, ctx)
+
+
 def _metavar(one: Option) -> str | None:
     if " " in one.spelling.metavar:  # a sentence of what is required
         return one.name.upper()
@@ -113,7 +141,7 @@ def _type(one: Option) -> click.ParamType[Any]:
     if one.spelling.split or isinstance(kind, msgspec.inspect.StrType):
         return click.STRING
     if one.choices:
-        return click.Choice(one.choices)
+        return _Choice(one)
     if isinstance(kind, msgspec.inspect.IntType):
         return click.IntRange(kind.ge, kind.le) if kind.ge is not None or kind.le is not None else click.INT
     if isinstance(kind, msgspec.inspect.FloatType):
@@ -125,26 +153,32 @@ _NEXT_STEPS = (BuildCommand, QuantizeCommand, ExportCommand, CalibrateCommand, B
 """Commands whose options a message may name beside those of the typed command, in order of precedence."""
 
 
-def read(spec: type[Spec], given: Mapping[str, Any]) -> Spec:
-    """Return the spec of what was typed.
+def read(spec: type[Spec], given: Mapping[str, Any], *, told: Told = deprecated) -> Spec:
+    """Return the spec of what was typed; `told` hears of former names.
 
     Raises:
         InvalidOption: Naming an option by its field.
     """
     values: dict[str, Any] = {}
     for one in options_of(spec):
-        value = given[one.key.replace(".", "__")]
-        if value is None or value == ():
-            continue
-        if one.repeated and one.spelling.split:
-            parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
-            value = [part for part in parts if part]
-        table = values
-        *tables, name = one.key.split(".")
-        for step in tables:
-            table = table.setdefault(step, {})
-        table[name] = list(value) if isinstance(value, tuple) else value
-    return decode(spec, values, strict=False)
+        former = given.get(_former_name(one)) if one.spelling.formerly else None
+        now = given[one.key.replace(".", "__")]
+        if former and now == one.default:
+            now = None  # it was not typed
+        for name, value in ((one.spelling.formerly, former), (one.name, now)):
+            if value is None or value == ():
+                continue
+            if one.repeated and one.spelling.split:
+                parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
+                value = [part for part in parts if part]
+            _table_of(one, values)[name] = list(value) if isinstance(value, tuple) else value
+    return decode(spec, values, strict=False, told=told)
+
+
+def _table_of(one: Option, values: dict[str, Any]) -> dict[str, Any]:
+    for step in one.key.split(".")[:-1]:
+        values = values.setdefault(step, {})
+    return values
 
 
 def spelled(text: str, spec: type) -> str:
@@ -155,6 +189,8 @@ def spelled(text: str, spec: type) -> str:
         flag = one.name.upper() if one.spelling.argument else one.flag
         flags.setdefault(one.name, flag)
         flags.setdefault(one.key, flag)
+        if one.spelling.formerly:
+            flags.setdefault(one.spelling.formerly, one.former_flag)
     return re.sub(r"`([\w.]+)((?:\[\d+\])*)`", lambda match: flags.get(match[1], match[0]), text)
 
 

@@ -1,6 +1,6 @@
 """Package artifacts for the server that runs them."""
 
+from ..spec.looking import TritonOptions
 from .triton import Packaged, package_triton
-from .triton_options import TritonOptions
 
 __all__ = ["Packaged", "TritonOptions", "package_triton"]

@@ -10,10 +10,10 @@ from pathlib import Path
 from ..artifact import Check
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..progress import Progress, silent
+from ..spec.looking import TritonOptions
 from .triton_batching import profile_batches
 from .triton_config import Config, make_config, spelled, tensor_fields
 from .triton_model import TritonModel, read_triton_model
-from .triton_options import TritonOptions
 from .triton_repository import (
     CONFIG,
     beside,

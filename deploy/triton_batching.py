@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import InvalidOption
+from ..spec.looking import TritonOptions
 from ..tensors import format_shape
 from .triton_model import TritonModel
-from .triton_options import TritonOptions
 
 DEFAULT_MAX_BATCH = 4
 """Where nothing limits it: what Triton itself takes (onnxruntime_backend, "Default Max Batch Size")."""

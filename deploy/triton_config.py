@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidOption
+from ..spec.looking import TritonOptions
 from ..tensors import TensorInfo, format_shape
 from .triton_backends import TENSORRT, TYPES
 from .triton_batching import max_batch_size
 from .triton_model import TritonModel
-from .triton_options import TritonOptions
 from .triton_text import Message
 from .triton_warm_up import warm_up
 
@@ -66,8 +66,8 @@ def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config
     fields["input"] = [_tensor(model, tensor, size) for tensor in model.io.inputs]
     fields["output"] = [_tensor(model, tensor, size) for tensor in model.io.outputs]
     fields["instance_group"] = [_instances(model, options)]
-    if options.policy:
-        fields["version_policy"] = options.policy
+    if options.version_policy:
+        fields["version_policy"] = _version_policy(options)
     batching = _dynamic_batching(options, size)
     if batching is not None:
         fields["dynamic_batching"] = batching
@@ -110,6 +110,13 @@ def _tensor(model: TritonModel, tensor: TensorInfo, size: int) -> Message:
     if tensor.name in model.non_linear:
         fields["is_non_linear_format_io"] = True
     return fields
+
+
+def _version_policy(options: TritonOptions) -> Message:
+    kind, _, number = options.version_policy.partition(":")
+    if kind == "latest":
+        return {"latest": {"num_versions": int(number or 1)}}
+    return {"all": {}} if kind == "all" else {"specific": {"versions": list(options.specific_versions)}}
 
 
 def _instances(model: TritonModel, options: TritonOptions) -> Message:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidOption
+from ..spec.looking import TritonOptions
 from ..tensors import format_shape
 from .triton_backends import TYPES
 from .triton_model import TritonModel
-from .triton_options import TritonOptions
 from .triton_text import Message
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -47,7 +47,7 @@ def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list
             if not size or all(item.min[0] <= size for item in ranges.values())
         ]
     else:
-        shapes = [("largest batch" if size else "one request", options.warm_up_shapes)]
+        shapes = [("largest batch" if size else "one request", options.shapes)]
     return [_sample(model, name, given, size) for name, given in shapes], []
 
 
@@ -78,7 +78,7 @@ def _why_not(model: TritonModel, options: TritonOptions, size: int) -> str:
     for tensor in model.io.inputs:
         # The first axis is the batch where Triton forms batches; elsewhere it may be anything.
         open_axes = [axis for axis in tensor.dynamic_axes if not (size and axis == 0)]
-        if open_axes and tensor.name not in options.warm_up_shapes:
+        if open_axes and tensor.name not in options.shapes:
             return f"nothing tells the extents of {tensor.name} {format_shape(tensor.shape)}"
     return ""
 
@@ -95,7 +95,7 @@ def _check_shapes(model: TritonModel, options: TritonOptions, size: int) -> None
             option="warm_up_shapes",
         )
     tensors = {tensor.name: tensor for tensor in model.io.inputs}
-    for name, shape in options.warm_up_shapes.items():
+    for name, shape in options.shapes.items():
         if name not in tensors:
             raise InvalidOption(f"`warm_up_shapes`: no input {name!r}; the inputs are {', '.join(tensors)}")
         if not tensors[name].accepts(shape) or 0 in shape:
@@ -103,7 +103,7 @@ def _check_shapes(model: TritonModel, options: TritonOptions, size: int) -> None
                 f"`warm_up_shapes`: {format_shape(shape)} does not fit "
                 f"{name}:{format_shape(tensors[name].shape)}"
             )
-    batches = {shape[0] for shape in options.warm_up_shapes.values()} if size else set()
+    batches = {shape[0] for shape in options.shapes.values()} if size else set()
     if len(batches) > 1 or any(batch > size for batch in batches):
         raise InvalidOption(
             f"`warm_up_shapes`: batches {', '.join(map(str, sorted(batches)))}; one up to {size} is required"

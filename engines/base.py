@@ -95,7 +95,7 @@ class BuildOutcome:
         packages: Whose versions matter.
         versions: Package to version, where the runtime tells its own better than its package does.
         layers: The planned layers by name; None where the runtime names none.
-        calibration_cache: What TensorRT's own calibrator wrote.
+        calibration_cache: What the runtime's own calibrator wrote.
         checks: Verifications that were carried out.
         warnings: What the user should know.
     """

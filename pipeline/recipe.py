@@ -14,7 +14,7 @@ from ..artifact import require_file
 from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, RecipeError
 from ..spec.artifacts import ArtifactSection
-from ..spec.decode import Refused, decode
+from ..spec.decode import Refused, Told, decode, deprecated
 from ..spec.recipes import RECIPE_VERSION, RecipeFile
 from ..spec.words import BASELINE
 from .recipe_batches import find_contradiction
@@ -44,8 +44,12 @@ class Recipe(RecipeFile):
         return tuple(self.folder / name for name in self.data.depends)
 
 
-def read_recipe(path: str | Path) -> Recipe:
+def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
     """Read and validate a recipe.
+
+    Args:
+        path: TOML file.
+        told: Of every key or value by its former name.
 
     Raises:
         MissingFile: If it is not there.
@@ -57,17 +61,17 @@ def read_recipe(path: str | Path) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not TOML: {error}", file=path) from error
     try:
-        return Recipe(**vars(_decoded(values)), path=path)
+        return Recipe(**vars(_decoded(values, lambda text: told(f"{path}: {text}"))), path=path)
     except Refused as error:
         message = f"{path}: key '{error.key}' {error.sentence}"
         raise RecipeError(message, hint=error.hint, file=path, key=error.key) from error
 
 
-def _decoded(values: dict[str, Any]) -> RecipeFile:
+def _decoded(values: dict[str, Any], told: Told) -> RecipeFile:
     version = values.get("version")
     if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
         raise Refused("version", f"{RECIPE_VERSION} is required", found=version)
-    recipe = decode(RecipeFile, values)
+    recipe = decode(RecipeFile, values, told=told)
     if recipe.bench:
         try:
             parse_devices(recipe.bench.devices)

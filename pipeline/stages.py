@@ -253,7 +253,7 @@ def _spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpe
         one,
         tensorrt=located_options(recipe, one.tensorrt),
         ranges=ranges.path if ranges else None,
-        data=located(recipe, recipe.data.calibration) if one.calibrator != "ours" else None,
+        data=located(recipe, recipe.data.calibration) if one.calibrator != "ranges" else None,
         inputs=recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
     )
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from ..errors import UsageError
-from ..tensors import parse_shapes
-from .decode import Checked, Refused, changed
+from .decode import Checked, Refused, changed, read_shapes
 from .option import COMMA, SHAPES, argument, fields_of, option
 from .tensorrt import TensorRTOptions
 from .words import (
@@ -23,13 +21,13 @@ from .words import (
     BuildPrecision,
     Calibrator,
     FloatPrecision,
-    Form,
     GraphPrecision,
     GraphTarget,
+    Isa,
     LayerPrecision,
     Mode,
     Precision,
-    Processor,
+    QuantFormat,
     Rounding,
     Target,
     WeightType,
@@ -61,7 +59,10 @@ class PrecisionOptions(Checked):
             pairs="=",
         ),
     ] = ()
-    rest: Annotated[FloatPrecision, option("Precision of the layers that stay in floating point.")] = "fp32"
+    float_precision: Annotated[
+        FloatPrecision,
+        option("Precision of the layers that stay in floating point.", formerly="rest"),
+    ] = "fp32"
     allow_loss: Annotated[
         bool, option("Keep an INT8 model whose outputs on the data differ by more than `diff` allows.")
     ] = False
@@ -77,8 +78,7 @@ class QuantizeOptions(PrecisionOptions):
     """How a graph is quantized."""
 
     mode: Annotated[
-        Mode,
-        option("Kind of quantization: calibrated scales, scales computed at run time, or weights only."),
+        Mode, option("Kind of quantization: calibrated scales, scales computed at run time, or weights only.")
     ] = "static"
     exclude: Annotated[
         tuple[str, ...],
@@ -94,14 +94,16 @@ class QuantizeOptions(PrecisionOptions):
             split=COMMA,
         ),
     ] = ()
-    processor: Annotated[
-        Processor, option("Instruction set of the CPU that runs static INT8 on onnxruntime.")
+    isa: Annotated[
+        Isa,
+        option("Instruction set of the CPU that runs static INT8 on onnxruntime.", formerly="processor"),
     ] = "vnni"
     correct_bias: Annotated[
         bool, option("Subtract the mean error of static INT8, measured on the data, from the biases.")
     ] = True
     search: Annotated[
-        bool, option("Quantize static INT8 in several ways, and keep the one with the best outputs.")
+        bool,
+        option("Quantize static INT8 in several ways and keep the graph with the most accurate outputs."),
     ] = True
     block_size: Annotated[
         int,
@@ -114,9 +116,12 @@ class QuantizeOptions(PrecisionOptions):
         Rounding,
         option("Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."),
     ] = "rtn"
-    form: Annotated[
-        Form,
-        option("Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."),
+    quant_format: Annotated[
+        QuantFormat,
+        option(
+            "Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's.",
+            formerly="form",
+        ),
     ] = ""
 
 
@@ -171,9 +176,10 @@ class ArtifactOptions(QuantizeOptions):
     calibrator: Annotated[
         Calibrator,
         option(
-            "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ours), or "
+            "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or "
             "TensorRT's own calibrator on the data.",
             targets=TENSORRT_TARGETS,
+            former_values={"ours": "ranges"},
         ),
     ] = ""
     allow_fallback: Annotated[
@@ -199,10 +205,7 @@ class ArtifactOptions(QuantizeOptions):
 
     def shapes(self, kind: str) -> dict[str, tuple[int, ...]]:
         """Return input to shape of "min_shapes", "opt_shapes" or "max_shapes"."""
-        try:
-            return parse_shapes(getattr(self, kind), option=kind)
-        except UsageError as error:
-            raise Refused(kind, error.message.removeprefix(f"{kind}: "), hint=error.hint) from error
+        return read_shapes(self, kind)
 
     @property
     def one_precision(self) -> Precision:
@@ -213,7 +216,7 @@ class ArtifactOptions(QuantizeOptions):
     @property
     def calibrates_itself(self) -> bool:
         """Whether the runtime finds the scales of INT8 by itself, on the data."""
-        return self.calibrator not in ("", "ours")
+        return self.calibrator not in ("", "ranges")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,11 +241,9 @@ class ArtifactSection(ArtifactOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeCommand(QuantizeOptions):
-    """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert it to FP16 or BF16."""
+class QuantizeSpec(QuantizeOptions):
+    """All that `quantize` is told beside the model and the output."""
 
-    model: Annotated[Path, argument("ONNX file.")]
-    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
     target: Annotated[GraphTarget, option("Runtime that the Q/DQ nodes are placed for.")] = "onnxruntime"
     precision: Annotated[
         GraphPrecision,
@@ -267,6 +268,14 @@ class QuantizeCommand(QuantizeOptions):
         str | None,
         option("Samples to measure output errors on and to fit corrections to.", metavar="DATA", place=True),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeCommand(QuantizeSpec):
+    """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert it to FP16 or BF16."""
+
+    model: Annotated[Path, argument("ONNX file.")]
+    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +314,7 @@ class BuildSpec(ArtifactOptions):
             raise Refused(
                 "calibrator", "TensorRT calibrates; give `data` and no `ranges`", found=self.calibrator
             )
-        if self.calibrator == "ours" and (self.ranges is None or self.data is not None):
+        if self.calibrator == "ranges" and (self.ranges is None or self.data is not None):
             raise Refused("calibrator", "give `ranges` and no `data`", found=self.calibrator)
 
 

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import os
 import re
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from ..errors import InvalidOption
-from ..tensors import format_shape
+from ..errors import InvalidOption, UsageError
+from ..tensors import format_shape, parse_shapes
 from .option import Option, as_path, fields_of
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _NAMES = {
     "str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false",
@@ -79,17 +87,32 @@ class Checked:
         """
 
 
-def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True) -> T:
+Told = Callable[[str], object]
+
+
+def deprecated(text: str) -> None:
+    """Warn the caller of this package of an option's former name."""
+    inside = str(Path(__file__).parents[1]) + os.sep
+    frames = traceback.walk_stack(sys._getframe())
+    level = next(
+        (n for n, (frame, _) in enumerate(frames) if not frame.f_code.co_filename.startswith(inside)), 0
+    )
+    warnings.warn(text, DeprecationWarning, stacklevel=level + 1)
+
+
+def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True, told: Told = deprecated) -> T:
     """Return a spec of these values.
 
     Args:
         kind: Its type.
         values: Key to value, as TOML or JSON has them.
         strict: Whether a text is no number; the command line has nothing but texts.
+        told: Of every former name of an option, or of a value.
 
     Raises:
         Refused: Naming the key, what was found and what is required.
     """
+    values = current(kind, values, told)
     _refuse_unknown(kind, values, "")
     try:
         return msgspec.convert(values, kind, strict=strict, dec_hook=as_path)
@@ -99,6 +122,60 @@ def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True) -> 
         if isinstance(error.__cause__, Refused):
             raise error.__cause__.below(place) from error
         raise _explained(text, place, kind, values) from error
+
+
+def current(kind: Any, values: Mapping[str, Any], told: Told, prefix: str = "") -> dict[str, Any]:
+    """Return values by the names that options and values have now.
+
+    Args:
+        kind: The spec whose fields know their former names.
+        values: As `decode` takes them, or the options of a manifest.
+        told: Of every former name that is found.
+        prefix: Path of the table, with a dot.
+
+    Raises:
+        Refused: If an option is given by both of its names.
+    """
+    options = {one.name: one for one in fields_of(kind)}
+    renamed = {one.spelling.formerly: one for one in options.values() if one.spelling.formerly}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        one = options.get(name) or renamed.get(name)
+        if one is None:
+            found[name] = value
+            continue
+        if name != one.name:
+            told(f"`{prefix}{name}` is now `{one.name}`")
+            if one.name in values:
+                raise Refused(f"{prefix}{one.name}", f"is given twice, by its former name `{name}` too")
+        former = one.spelling.former_values
+        if isinstance(value, str) and value in former:
+            told(f"`{prefix}{one.name}` {value} is now {former[value]}")
+            value = former[value]
+        elif one.table is not None and isinstance(value, Mapping):
+            value = current(one.table, value, told, f"{prefix}{one.name}.")
+        elif one.table is not None and isinstance(value, list):
+            value = [
+                current(one.table, row, told, f"{prefix}{one.name}[{index}].")
+                if isinstance(row, Mapping)
+                else row
+                for index, row in enumerate(value)
+            ]
+        found[one.name] = value
+    return found
+
+
+def with_former_names(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: a function takes the former names of its keyword arguments, which are options."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def called(*arguments: P.args, **keywords: P.kwargs) -> R:
+            return function(*arguments, **current(kind, keywords, deprecated))
+
+        return called
+
+    return decorate
 
 
 def given(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -119,10 +196,32 @@ def given(kind: type[T], values: Mapping[str, Any]) -> T:
     )
 
 
+def called(kind: type[T], spec: T | None, values: Mapping[str, Any]) -> T:
+    """Return the spec of a call: one that is given, with keyword arguments in place of some of its fields.
+
+    Raises:
+        Refused: As `decode`.
+    """
+    base = vars(shared(kind, spec)) if spec is not None else {}
+    return given(kind, {**base, **current(kind, values, deprecated)})
+
+
 def shared(kind: type[T], spec: object, **more: Any) -> T:
     """Return a spec of another type with the options that both have, and more."""
     common = {one.name for one in fields_of(kind)} & {one.name for one in fields_of(type(spec))}
     return kind(**{name: getattr(spec, name) for name in common} | more)
+
+
+def read_shapes(spec: object, name: str) -> dict[str, tuple[int, ...]]:
+    """Return input to shape of an option that holds NAME:SHAPE.
+
+    Raises:
+        Refused: If one of them is no shape of numbers.
+    """
+    try:
+        return parse_shapes(getattr(spec, name), option=name)
+    except UsageError as error:
+        raise Refused(name, error.message.removeprefix(f"{name}: "), hint=error.hint) from error
 
 
 def paired(one: Option, value: object) -> object:

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from .decode import Checked
+from .decode import Checked, Refused, read_shapes
 from .option import COMMA, argument, option
 from .words import Count
 
 _Index = Annotated[int, Meta(ge=0)]
+_POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +33,9 @@ class DoctorCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonCommand(Checked):
-    """Put ARTIFACT (an engine, ONNX or TorchScript file) into a Triton model repository: as version N of
-    model NAME, with config.pbtxt and its manifest."""
+class TritonOptions(Checked):
+    """What Triton is told beside the model. Defaults leave the choice to the artifact or to Triton."""
 
-    artifact: Annotated[Path, argument("Artifact to serve.")]
-    output: Annotated[Path, option("Model repository.", short="-o", metavar="FOLDER")]
-    name: Annotated[str, option("Name of the model in requests.", metavar="NAME")]
-    version: Annotated[int, option("Number of the version to add.", metavar="N")] = 1
     max_batch_size: (
         Annotated[
             int,
@@ -77,17 +73,54 @@ class TritonCommand(Checked):
         option(
             "Shape of an input in the warm-up request, if the artifact leaves it open.",
             metavar="NAME:SHAPE",
+            pairs=":",
         ),
     ] = ()
     version_policy: Annotated[
         str,
         option(
             "Versions to serve: latest, latest:2, all or specific:1,3; default: Triton's, which is latest.",
-            metavar="POLICY",
+            metavar="latest[:N], all or specific:N,N",
+            pattern=_POLICY,
         ),
     ] = ""
     response_cache: Annotated[bool, option("Cache responses, if the server has a response cache.")] = False
     cuda_graph: Annotated[bool, option("Execute an engine with CUDA graphs.")] = False
+
+    def check(self) -> None:
+        """Read the shapes, and refuse options that contradict each other."""
+        _ = self.shapes
+        if len(set(self.gpus)) < len(self.gpus):
+            raise Refused("gpus", "a GPU is given twice")
+        if self.kind == "cpu" and self.gpus:
+            raise Refused("gpus", "belongs to `kind` gpu; `kind` cpu is given")
+        if not self.dynamic_batching and (self.preferred_batch or self.max_queue_delay_us):
+            name = "preferred_batch" if self.preferred_batch else "max_queue_delay_us"
+            raise Refused(name, "`dynamic_batching` is off, which excludes it")
+        if self.warm_up is False and self.warm_up_shapes:
+            raise Refused("warm_up_shapes", "`warm_up` is off, which excludes them")
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Input to shape, of the inputs that `warm_up_shapes` names."""
+        return read_shapes(self, "warm_up_shapes")
+
+    @property
+    def specific_versions(self) -> tuple[int, ...]:
+        """The versions of "specific:1,3"; empty for other policies."""
+        kind, _, numbers = self.version_policy.partition(":")
+        return tuple(sorted(map(int, numbers.split(",")))) if kind == "specific" else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonCommand(TritonOptions):
+    """Put ARTIFACT (an engine, ONNX or TorchScript file) into a Triton model repository: as version N of
+    model NAME, with config.pbtxt and its manifest."""
+
+    artifact: Annotated[Path, argument("Artifact to serve.")]
+    output: Annotated[Path, option("Model repository.", short="-o", metavar="FOLDER")]
+    name: Annotated[str, option("Name of the model in requests.", metavar="NAME")]
+    version: Annotated[int, option("Number of the version to add.", metavar="N")] = 1
     overwrite: Annotated[bool, option("Replace an existing version and a config.pbtxt that was edited.")] = (
         False
     )

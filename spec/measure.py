@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from .decode import Checked
 from .option import COMMA, argument, option
-from .words import BASELINE, METRIC, METRIC_PATTERN, Count
+from .words import BASELINE, METRIC, METRIC_PATTERN, Count, TorchMode
 
 _INPUTS = Annotated[
     tuple[str, ...],
@@ -52,7 +52,7 @@ class BenchOptions(Checked):
         ),
     ] = ()
     torch_modes: Annotated[
-        tuple[Literal["trace", "script", "freeze", "compile"], ...],
+        tuple[TorchMode, ...],
         option("Additional execution mode of each PyTorch MODEL.", flag="--torch"),
     ] = ()
     devices: Annotated[

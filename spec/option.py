@@ -1,6 +1,6 @@
 """How an option is declared, once: a field of a frozen dataclass whose annotation holds `option(...)`.
 
-    rest: Annotated[FloatPrecision, option("Precision of the layers that stay in floating point.")] = "fp32"
+    isa: Annotated[Isa, option("Instruction set that static INT8 for onnxruntime runs on.")] = "vnni"
 
 The type and the constraints are msgspec's, which decodes and checks; the sentence and the spelling are what
 the command line, the recipe's schema and the reference pages are made from.
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Spelling:
         place: Whether it only says where a file lies. What the file holds decides, so keys and manifests have
             digests in place of the option.
         targets: The targets that have a use for it; empty for all.
+        formerly: Its name before, which is still understood, with a warning.
+        former_values: Values by the names they had before.
     """
 
     flag: str = ""
@@ -52,6 +54,8 @@ class Spelling:
     argument: bool = False
     place: bool = False
     targets: tuple[str, ...] = ()
+    formerly: str = ""
+    former_values: Mapping[str, str] = field(default_factory=dict)
 
 
 def option(
@@ -65,6 +69,8 @@ def option(
     off: bool = False,
     place: bool = False,
     targets: tuple[str, ...] = (),
+    formerly: str = "",
+    former_values: Mapping[str, str] | None = None,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -81,7 +87,10 @@ def option(
         "pattern": pattern,
         "min_length": min_length,
     }
-    spelling = Spelling(flag, short, metavar, split, pairs, off, place=place, targets=targets)
+    spelling = Spelling(
+        flag, short, metavar, split, pairs, off, place=place, targets=targets, formerly=formerly,
+        former_values=former_values or {},
+    )  # fmt: skip
     return Meta(description=sentence, extra={_SPELLING: spelling}, **about)
 
 
@@ -129,6 +138,11 @@ class Option:
     def flag(self) -> str:
         """How the command line spells it."""
         return self.spelling.flag or "--" + self.name.replace("_", "-")
+
+    @property
+    def former_flag(self) -> str:
+        """How the command line spelled it; empty where it has always had its name."""
+        return self.spelling.formerly and "--" + self.spelling.formerly.replace("_", "-")
 
 
 def fields_of(kind: Any) -> tuple[Option, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,8 +13,8 @@ from .artifacts import PLAIN_NAME, ArtifactSection
 from .decode import Checked, Refused
 from .measure import BenchSection
 from .models import CalibrateSection, ModelSection
-from .option import COMMA, argument, option
-from .words import BASELINE, METHOD, METHOD_PATTERN
+from .option import COMMA, argument, fields_of, option
+from .words import BASELINE, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
 
 RECIPE_VERSION = 1
 
@@ -73,13 +74,34 @@ class RecipeFile(Checked):
 def recipe_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recipe, for editors."""
     schema = msgspec.json.schema(RecipeFile)
-    for table in schema["$defs"].values():
-        table["additionalProperties"] = False
+    for kind in _tables(RecipeFile):
+        _describe(schema["$defs"][kind.__name__], kind)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "qcompile recipe",
         **schema,
     }
+
+
+def _tables(kind: type) -> Iterator[type]:
+    yield kind
+    for one in fields_of(kind):
+        if one.table is not None:
+            yield from _tables(one.table)
+
+
+def _describe(table: dict[str, Any], kind: type) -> None:
+    """Say what msgspec does not know: that keys are all, and which names options and values had before."""
+    table["additionalProperties"] = False
+    properties = table["properties"]
+    for one in fields_of(kind):
+        former = [*one.spelling.former_values]
+        if former:
+            properties[one.name]["anyOf"] = [
+                {"enum": properties[one.name].pop("enum")}, {"enum": former, "deprecated": True}
+            ]  # fmt: skip
+        if one.spelling.formerly:
+            properties[one.spelling.formerly] = {**properties[one.name], "deprecated": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +131,9 @@ class TuneCommand(Checked):
     calibration: Annotated[
         str | None, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
     ] = None
-    metric: Annotated[
-        str, option("Accuracy metric: top1, top5, cosine, or file.py:function.", metavar="METRIC")
-    ] = "top1"
+    metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
+        "top1"
+    )
     targets: Annotated[
         tuple[str, ...],
         option(

@@ -12,11 +12,9 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 BuildPrecision = Literal[Precision, "best"]
-BUILD_PRECISIONS: tuple[BuildPrecision, ...] = get_args(BuildPrecision)
 
 GraphPrecision = Literal["int8", "fp8", "int4", "fp16", "bf16"]
 """What a float graph is quantized or converted to."""
-GRAPH_PRECISIONS: tuple[GraphPrecision, ...] = get_args(GraphPrecision)
 
 HalfPrecision = Literal["fp16", "bf16"]
 HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
@@ -40,24 +38,29 @@ GraphTarget = Literal["onnxruntime", "openvino", "tensorrt"]
 GRAPH_TARGETS: tuple[GraphTarget, ...] = get_args(GraphTarget)
 
 Mode = Literal["static", "dynamic", "weights"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 
-Processor = Literal["vnni", "avx2", "arm"]
-PROCESSORS: tuple[Processor, ...] = get_args(Processor)
+Isa = Literal["vnni", "avx2", "arm"]
+ISAS: tuple[Isa, ...] = get_args(Isa)
 
 Rounding = Literal["rtn", "gptq"]
-ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
-Form = Literal["", "nbits", "qdq"]
-FORMS: tuple[Form, ...] = get_args(Form)
+QuantFormat = Literal["", "nbits", "qdq"]
 
 WeightType = Literal["int8", "uint8"]
 
-Calibrator = Literal["", "ours", "native", "entropy", "minmax"]
+Calibrator = Literal["", "ranges", "native", "entropy", "minmax"]
 
 METRICS = ("top1", "top5", "miou", "cosine", "mse")
-METHOD = "minmax, percentile[:NUMBER], entropy, mse or auto"
-METHOD_PATTERN = r"^(minmax|entropy|mse|auto|percentile(:\d*\.?\d+)?)$"
+
+MethodName = Literal["minmax", "percentile", "entropy", "mse", "auto"]
+METHODS: tuple[MethodName, ...] = get_args(MethodName)
+_SPELLED = [f"{name}[:NUMBER]" if name == "percentile" else name for name in METHODS]
+METHOD = f"{', '.join(_SPELLED[:-1])} or {_SPELLED[-1]}"
+METHOD_PATTERN = rf"^({'|'.join(METHODS)}|percentile:\d*\.?\d+)$"
+
+TorchMode = Literal["trace", "script", "freeze", "compile"]
+TORCH_MODES: tuple[TorchMode, ...] = get_args(TorchMode)
+"""What PyTorch makes of a module before it runs: TorchScript of three kinds, or `torch.compile`'s code."""
 METRIC = f"{', '.join(METRICS)} or file.py:function"
 METRIC_PATTERN = rf"^({'|'.join(METRICS)}|.+:[^\W\d]\w*)$"
 

@@ -48,12 +48,12 @@ MakeFile = Callable[..., Path]
 EVERY: dict[str, Wishes] = {
     **{name: {"precision": name} for name in (*PRECISIONS, "best") if name != "int4"},
     "int4": {"precision": "int4", "mode": "weights", "block_size": 16},
-    "w8": {"precision": "int8", "mode": "weights", "block_size": 32, "form": "qdq"},
+    "w8": {"precision": "int8", "mode": "weights", "block_size": 32, "quant_format": "qdq"},
     "dynamic": {"precision": "int8", "mode": "dynamic"},
     "excluded": {"precision": "int8", "exclude": ["conv1"], "method": "percentile:99"},
     "only": {"precision": "int8", "only": ["Conv"], "correct_bias": False},
-    "layers": {"precision": "int8", "layers": ["gemm=fp32"], "processor": "avx2", "strict": True},
-    "rest": {"precision": "int8", "rest": "fp16"},
+    "layers": {"precision": "int8", "layers": ["gemm=fp32"], "isa": "avx2", "strict": True},
+    "float_precision": {"precision": "int8", "float_precision": "fp16"},
     "gptq": {"precision": "int8", "rounding": "gptq", "search": False},
     "mixed": {"precision": "fp16", "layers": ["conv1=fp32"], "exclude": ["gemm"]},
     "typed": {"precision": "fp16", "io_formats": ["x=float16"]},
@@ -200,7 +200,17 @@ def test_build_and_run_make_the_same_for_tensorrt_rtx(folder: Path) -> None:
     found = both_roads(folder, wishes_for("tensorrt-rtx", gpus=["sm86"]))
     for roads in found.values():
         assert_equal(*roads, nothing_more)
-    assert reached(found) >= {"fp32", "tf32", "fp16", "bf16", "int4", "best", "rest", "mixed", *STATIC}
+    assert reached(found) >= {
+        "fp32",
+        "tf32",
+        "fp16",
+        "bf16",
+        "int4",
+        "best",
+        "float_precision",
+        "mixed",
+        *STATIC,
+    }
 
 
 @pytest.mark.parametrize("version", [name for name in VERSIONS if name != "rtx"])
@@ -211,7 +221,7 @@ def test_build_and_run_make_the_same_for_every_tensorrt(
     found = both_roads(folder, wishes_for("tensorrt"))
     for roads in found.values():
         assert_equal(*roads)
-    weak = {"fp32", "tf32", "fp16", "best", "rest", "mixed", "typed", *STATIC}
+    weak = {"fp32", "tf32", "fp16", "best", "float_precision", "mixed", "typed", *STATIC}
     assert reached(found) == weak if version == "8.5.3" else weak | {"bf16", "int4"}
 
 

@@ -42,8 +42,8 @@ def recipe_text(
         f"target = {_text(best.target)}",
         f"precision = {_text(best.precision)}",
     ]
-    if best.rest != "fp32":
-        lines.append(f"rest = {_text(best.rest)}")
+    if best.float_precision != "fp32":
+        lines.append(f"float_precision = {_text(best.float_precision)}")
     if best.precision == "int8":
         lines += ["correct_bias = false # as it was measured", "search = false", "allow_loss = true"]
     left = [*exclude, *sorted(best.in_float)] if best.precision == "int8" else []

@@ -35,7 +35,7 @@ class Trial:
         target: Name of the engine.
         precision: "fp32", "bf16" or "int8".
         in_float: Layers that were left in float, for INT8.
-        rest: What they are computed in.
+        float_precision: What they are computed in.
         path: The artifact.
         value: Of the metric: a share for metrics in points, the metric's own units otherwise.
         drop: What it lost against the float model, in the metric's unit.
@@ -54,7 +54,7 @@ class Trial:
     latency_ms: float = 0.0
     speedup: dict[str, Any] = field(default_factory=dict)
     size_bytes: int = 0
-    rest: FloatPrecision = "fp32"
+    float_precision: FloatPrecision = "fp32"
 
     def as_json(self) -> dict[str, Any]:
         """Return the `--json` form."""
@@ -63,7 +63,7 @@ class Trial:
             "target": self.target,
             "precision": self.precision,
             "in_float": sorted(self.in_float),
-            "rest": self.rest,
+            "float_precision": self.float_precision,
             "file": str(self.path),
             "value": self.value,
             "drop": self.drop,
@@ -115,22 +115,30 @@ class Workbench:
         return self._trial(f"{target}-{precision}", self._spec(target=target, precision=precision))
 
     def int8(
-        self, target: Target, in_float: frozenset[str] = frozenset(), *, rest: FloatPrecision = "fp32"
+        self,
+        target: Target,
+        in_float: frozenset[str] = frozenset(),
+        *,
+        float_precision: FloatPrecision = "fp32",
     ) -> Trial:
-        """INT8 for a target with some layers left in float, computed in `rest`; made once.
+        """INT8 for a target with some layers left in float, computed in `float_precision`; made once.
 
         Raises:
             QuantizationError: If nothing is left to quantize.
         """
         for known in self.trials.values():
-            same = (known.target, known.precision, known.in_float, known.rest)
-            if same == (target, "int8", in_float, rest):
+            same = (known.target, known.precision, known.in_float, known.float_precision)
+            if same == (target, "int8", in_float, float_precision):
                 return known
         number = sum(trial.target == target and trial.precision == "int8" for trial in self.trials.values())
-        name = f"{target}-int8" + (f"-mix{number}" if in_float else "") + (f"-{rest}" * (rest != "fp32"))
+        name = (
+            f"{target}-int8"
+            + (f"-mix{number}" if in_float else "")
+            + (f"-{float_precision}" * (float_precision != "fp32"))
+        )
         self.progress(f"quantize {name}: {len(in_float)} layers in float" if in_float else f"quantize {name}")
         spec = self._spec(
-            target=target, precision="int8", rest=rest, method=self.method,
+            target=target, precision="int8", float_precision=float_precision, method=self.method,
             exclude=(*self.exclude, *sorted(in_float)), correct_bias=False,
         )  # fmt: skip
         return self._trial(name, spec, in_float)
@@ -179,7 +187,7 @@ class Workbench:
         drop = float(self.metric.drop(self.float_value, value)) + 0.0
         trial = Trial(
             name, spec.target, spec.precision, in_float, path, value, drop,
-            size_bytes=size_bytes(path), rest=spec.rest,
+            size_bytes=size_bytes(path), float_precision=spec.float_precision,
         )  # fmt: skip
         self.trials[name] = trial
         return trial

@@ -203,7 +203,7 @@ class _Run:
         if left is None or len(left) == len(order):
             self.notes.append(f"{target}: no mix keeps the budget; only float does")
         elif left and has_bfloat16:
-            self._int8(target, left, rest="bf16")
+            self._int8(target, left, float_precision="bf16")
 
     def choose(self) -> Trial:
         """Time what keeps the budget, take out layers that cost time, and return the fastest."""
@@ -221,7 +221,9 @@ class _Run:
                 break
             self.slow_layers += [layer for layer in new if layer not in self.slow_layers]
             try:
-                self.bench.int8(best_int8.target, best_int8.in_float | set(new), rest=best_int8.rest)
+                self.bench.int8(
+                    best_int8.target, best_int8.in_float | set(new), float_precision=best_int8.float_precision
+                )
             except QuantizationError:
                 break  # every layer is slower in INT8
             self._time()
@@ -238,11 +240,11 @@ class _Run:
         return [timed[index].name for index in pareto([(one.latency_ms, -one.drop) for one in timed])]
 
     def _int8(
-        self, target: Target, in_float: frozenset[str], *, rest: FloatPrecision = "fp32"
+        self, target: Target, in_float: frozenset[str], *, float_precision: FloatPrecision = "fp32"
     ) -> Trial | None:
         """One mix; None, noted once, where the runtime does not execute it as planned or outputs are NaN."""
         try:
-            return self.bench.int8(target, in_float, rest=rest)
+            return self.bench.int8(target, in_float, float_precision=float_precision)
         except (QuantizationError, IntentNotReached, DataError) as error:
             note = f"{target}: some mixes cannot be made"
             if not any(known.startswith(note) for known in self.notes):

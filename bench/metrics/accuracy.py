@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, InvalidOption
+from ...spec.words import METRICS
 from ..results.row import Accuracy, ClassChange, Interval
 from ..statistics.bootstrap import paired_interval
 from .classes import MeanIoU, TopK
@@ -28,7 +29,6 @@ from .metric import Metric, Scored, Truth
 from .values import OwnMetric, Similarity, cosine, mean_squared_error
 
 TOP_K = {"top1": 1, "top5": 5}
-METRICS = (*TOP_K, "miou", "cosine", "mse")
 MOST_CLASSES_LISTED = 50
 
 

@@ -18,8 +18,8 @@ from ...model.pt2_archive import trusting
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
 from ...model.source import Source, parse_source
 from ...progress import Progress, silent
+from ...spec.words import GraphTarget
 from ...tensors import TensorInfo
-from ..quantize.int8.placement import Target
 from ..quantize.qat.onnx_translations import TRAINED_FOR, register_operators
 from .axes import rename_axes
 from .capture import require_axes
@@ -43,7 +43,7 @@ def export(
     outputs: Sequence[str] = (),
     dynamic: Sequence[str] = (),
     opset_version: int = DEFAULT_OPSET,
-    target: Target | None = None,
+    target: GraphTarget | None = None,
     data: str | None = None,
     freeze_branches: bool = False,
     trust: bool = False,
@@ -111,7 +111,7 @@ def _export(
     names: Sequence[str],
     output: Path,
     opset_version: int,
-    target: Target,
+    target: GraphTarget,
     progress: Progress,
     *,
     freeze_branches: bool,

@@ -15,8 +15,8 @@ from ...model.onnx_file import load_onnx, opset, save_onnx
 from ...model.outputs import flat_tensors
 from ...model.pytorch import import_torch
 from ...progress import quiet
+from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
-from ..quantize.int8.placement import Target
 from ..quantize.qat.finish_qdq import finish_qdq
 from ..quantize.qat.onnx_translations import onnx_translations
 from .axes import Axes, plain_axes
@@ -143,7 +143,7 @@ def lower_to(path: Path, opset_version: int, label: str) -> None:
         ) from error
 
 
-def finish(path: Path, target: Target) -> None:
+def finish(path: Path, target: GraphTarget) -> None:
     """Complete the Q/DQ of a model that was trained with it."""
     proto = load_onnx(path)
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):

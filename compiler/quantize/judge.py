@@ -33,8 +33,8 @@ def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
     for another runtime are not optimized: casts between kernels would go, and the rounding with them. Nor is
     FP8: its optimizer computes what is stored wrongly (1.31.1).
     """
-    optimize = request.target == "onnxruntime"
-    kinds = {request.precision, request.rest, *request.layers.values()}
+    optimize = request.spec.target == "onnxruntime"
+    kinds = {request.spec.precision, request.spec.float_precision, *request.spec.layer_precisions.values()}
     if not kinds & {"bf16", "fp16"}:
         return OnnxReference(path, optimize="fp8" not in kinds, integers=optimize)
     model = load_onnx(path)
@@ -83,7 +83,7 @@ class Judge:
     def __init__(self, request: QuantizeRequest) -> None:
         self._request = request
         expected = OnnxReference(request.path)
-        if request.data is None:
+        if request.spec.data is None:
             feeds, outputs = run_on(request.model, None, expected)
             self._feeds, batches = [feeds], [outputs]
         else:

@@ -13,6 +13,7 @@ from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.onnx_file import load_onnx, save_onnx
+from ...spec.words import HALVES
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from ..opset.upgrade import in_newer_opset
 from .half.precision import to_half
@@ -28,7 +29,7 @@ from .int8.static import activation_limits, quantize_static
 from .int8.tables import large_tables, quantize_tables
 from .match_nodes import exactly, match_nodes
 from .prepare import prepare_graph
-from .request import HALVES, Outcome, QuantizeRequest
+from .request import Outcome, QuantizeRequest
 from .search import best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import gptq_inputs, quantize_weights
@@ -48,31 +49,31 @@ def quantize_graph(request: QuantizeRequest) -> Outcome:
         QuantizationError: If there is nothing to do, or less was reached than planned.
         CalibrationError, InvalidOption: If ranges or patterns do not fit.
     """
-    if request.precision in HALVES:
+    if request.spec.precision in HALVES:
         return _half(request)
     by_mode: dict[str, Callable[[QuantizeRequest], Outcome]] = {
         "static": lambda asked: best_static(asked, _static),
         "dynamic": _dynamic,
         "weights": _weights,
     }
-    return by_mode[request.mode](request)
+    return by_mode[request.spec.mode](request)
 
 
 def _half(request: QuantizeRequest) -> Outcome:
     ranges, warnings = request.ranges, []
-    if request.precision == "bf16":
+    if request.spec.precision == "bf16":
         pass  # it reaches as far as float32
     elif ranges is not None:
         warnings = _unobserved(request.model, ranges)
-    elif request.data is not None:
+    elif request.spec.data is not None:
         request.progress("look for values beyond float16")
         ranges = observe(request.path, request.samples(_LOOKED_AT), infinite=True)
     else:
         warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
-    dtype = HALVES[request.precision]
+    dtype = HALVES[request.spec.precision]
     named = without_weights(request.model)
     name_nodes(named.graph)  # as `to_half` will
-    left = match_nodes(named.graph, request.exclude, only=request.only)
+    left = match_nodes(named.graph, request.spec.exclude, only=request.spec.only)
     layers = _layers(request, named.graph)
     left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
     half, kept = to_half(request.model, dtype, block=map(exactly, left), ranges=ranges)
@@ -84,34 +85,34 @@ def _half(request: QuantizeRequest) -> Outcome:
 
 
 def _weights(request: QuantizeRequest) -> Outcome:
-    options = request.weights
-    form = options.form or ("nbits" if request.target == "onnxruntime" else "qdq")
+    options = request.spec
+    quant_format = options.quant_format or ("nbits" if options.target == "onnxruntime" else "qdq")
     ready = prepare_graph(request.model)
-    if form == "nbits" and request.target == "tensorrt":
+    if quant_format == "nbits" and options.target == "tensorrt":
         raise InvalidOption(
-            "`form` 'nbits' needs ONNX Runtime's own operators; `target` is tensorrt",
-            hint="leave `form` out",
-            option="form",
+            "`quant_format` 'nbits' needs ONNX Runtime's own operators; `target` is tensorrt",
+            hint="leave `quant_format` out",
+            option="quant_format",
         )
-    excluded = match_nodes(ready.graph, request.exclude, only=request.only)
+    excluded = match_nodes(ready.graph, options.exclude, only=options.only)
     left = [exactly(name) for name in excluded]
     hessians = None
     if options.rounding == "gptq":
-        inputs = gptq_inputs(ready, form=form, exclude=left)
+        inputs = gptq_inputs(ready, quant_format=quant_format, exclude=left)
         samples = request.samples(_LEARNT_ON)
         hessians = collect_hessians(request.path, inputs, samples, _LEARNT_ON, request.progress)
         request.progress("round the weights")
     model, proof = quantize_weights(
         ready,
-        bits=4 if request.precision == "int4" else 8,
+        bits=4 if request.spec.precision == "int4" else 8,
         block_size=options.block_size,
         method=options.rounding,
-        form=form,
+        quant_format=quant_format,
         exclude=left,
         hessians=hessians,
     )
     proof["left_in_float"] = _told(proof["left_in_float"], excluded)
-    return Outcome(lambda path: save_onnx(model, path), {**proof, "form": form})
+    return Outcome(lambda path: save_onnx(model, path), {**proof, "quant_format": quant_format})
 
 
 def _dynamic(request: QuantizeRequest) -> Outcome:
@@ -119,10 +120,10 @@ def _dynamic(request: QuantizeRequest) -> Outcome:
 
     def write(path: Path) -> None:
         model = prepare_graph(request.model)
-        left = match_nodes(model.graph, request.exclude, only=request.only)
+        left = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
         tables = large_tables(model, left)
         planned, reached = quantize_dynamic(
-            model, path, exclude=tuple(map(exactly, left)), weight_type=request.weight_type
+            model, path, exclude=tuple(map(exactly, left)), weight_type=request.spec.weight_type
         )
         made = load_onnx(path)
         quantize_tables(made, tables)
@@ -135,20 +136,22 @@ def _dynamic(request: QuantizeRequest) -> Outcome:
 
 def _static(request: QuantizeRequest) -> Outcome:
     assert request.ranges is not None, "check_ranges comes first"
-    chosen = parse_method(request.method) if request.method else None
-    float8 = request.precision == "fp8"
+    chosen = parse_method(request.spec.method) if request.spec.method else None
+    float8 = request.spec.precision == "fp8"
     model = request.model
     if float8:
-        model = in_newer_opset(model, request.path, LOWEST_OPSET, data=request.data)
+        model = in_newer_opset(model, request.path, LOWEST_OPSET, data=request.spec.data)
     ready = prepare_graph(model)
     layers = _layers(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
-    left |= {**match_nodes(ready.graph, request.exclude), **request.in_float}
-    if request.target == "onnxruntime":
+    left |= {**match_nodes(ready.graph, request.spec.exclude), **request.in_float}
+    if request.spec.target == "onnxruntime":
         join_biases(ready, exclude=left)
-    opens = request.target == "tensorrt" and request.precision == "int8"
+    opens = request.spec.target == "tensorrt" and request.spec.precision == "int8"
     opened = open_lstms(ready, exclude=left) if opens else []
-    placement = plan(ready, request.target, exclude=map(exactly, left), only=request.only, float8=float8)
+    placement = plan(
+        ready, request.spec.target, exclude=map(exactly, left), only=request.spec.only, float8=float8
+    )
     floats = {**placement.left_in_float, **(closed_lstms(ready) if opens else {})}
     placement = replace(placement, left_in_float=_told(floats, left))
     operators = {node.name: node.op_type for node in ready.graph.node}
@@ -156,21 +159,24 @@ def _static(request: QuantizeRequest) -> Outcome:
     if not planned:
         raise _nothing_to_quantize(placement)
     limits = activation_limits(ready, placement, request.ranges, chosen)
-    result = quantize_static(ready, placement, limits, processor=request.processor)
+    result = quantize_static(ready, placement, limits, isa=request.spec.isa)
     states = quantize_states(result) if opened else 0
     if float8:
-        to_float8(result, half_scales="fp16" in (request.rest, *request.layers.values()))
-    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.precision, ())])
+        to_float8(
+            result,
+            half_scales="fp16" in (request.spec.float_precision, *request.spec.layer_precisions.values()),
+        )
+    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     rounded = 0
-    if request.weights.rounding == "gptq":
+    if request.spec.rounding == "gptq":
         samples = request.samples(_LEARNT_ON)
         rounded = round_weights(request.path, result, samples, _LEARNT_ON, request.progress)
     corrected = 0
-    if request.correct_bias and request.data is not None:
+    if request.spec.correct_bias and request.spec.data is not None:
         samples = request.samples(_CORRECTED_ON)
         result, corrected = correct_biases(request.path, result, samples, progress=request.progress)
     result, kept, missed = _mixed(request, result, layers)
-    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.precision, ())])
+    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),
         "left_in_float": dict(placement.left_in_float),
@@ -185,10 +191,10 @@ def _static(request: QuantizeRequest) -> Outcome:
 
     def write(path: Path) -> None:
         save_onnx(result, path)
-        if request.target != "onnxruntime":
+        if request.spec.target != "onnxruntime":
             return
         request.progress("look at what ONNX Runtime executes")
-        counts, in_float = executed(path, planned, signed=request.processor == "arm")
+        counts, in_float = executed(path, planned, signed=request.spec.isa == "arm")
         if in_float.keys() - request.in_float.keys():
             # As they are they only cost conversions: plan without them. What fed them may then miss, too.
             again = _static(replace(request, in_float={**request.in_float, **in_float}))
@@ -214,7 +220,7 @@ def _layers(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[str, _Laye
     """Node name to what it was asked to be: the last pattern that names a node decides."""
     return {
         name: _Layer(kind, reason)
-        for pattern, kind in request.layers.items()
+        for pattern, kind in request.spec.layer_precisions.items()
         for name, reason in match_nodes(graph, [pattern]).items()
     }
 
@@ -231,20 +237,24 @@ def _mixed(
     """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
     what of that was to be half by name.
     """
-    halves = {kind for kind in (request.rest, *request.layers.values()) if kind in HALVES}
+    halves = {
+        kind
+        for kind in (request.spec.float_precision, *request.spec.layer_precisions.values())
+        if kind in HALVES
+    }
     if not halves:
         return model, {}, []
     (half,) = halves
     names = [node.name for node in model.graph.node]
     asked = {name for name, layer in layers.items() if layer.kind == half}
-    if request.rest == half:
+    if request.spec.float_precision == half:
         block = {
             name: layers[name].reason for name in names if name in layers and layers[name].kind == "fp32"
         }
     else:
         block = {name: "not among the layers" for name in names if name not in asked}
     mixed, kept = to_half(model, HALVES[half], block=map(exactly, block), ranges=request.ranges)
-    expected = asked if request.rest != half else kept.keys()
+    expected = asked if request.spec.float_precision != half else kept.keys()
     kept = {name: block.get(name, reason) for name, reason in kept.items() if name in expected}
     missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
     return mixed, kept, missed

@@ -106,13 +106,13 @@ def best_static(request: QuantizeRequest, once: Once) -> Outcome:
         InvalidOption: If `max_damage` is asked for without data or without `search`.
         QuantizationError: If `max_damage` cannot be met, or `once` raises it.
     """
-    if request.max_damage is not None and request.data is None:
+    if request.spec.max_damage is not None and request.spec.data is None:
         raise InvalidOption("`max_damage` is measured on samples", hint="give `data`", option="data")
-    if request.max_damage is not None and not request.search:
+    if request.spec.max_damage is not None and not request.spec.search:
         raise InvalidOption("`max_damage` needs a search; `search` is off", option="max_damage")
-    if request.data is None or request.ranges is None or request.ranges.fixed:
+    if request.spec.data is None or request.ranges is None or request.ranges.fixed:
         return once(request)
-    if request.precision != "int8" or not request.search:
+    if request.spec.precision != "int8" or not request.spec.search:
         return once(request)
     with tempfile.TemporaryDirectory(prefix="qcompile-search-") as folder:
         return _searched(request, once, Path(folder))
@@ -120,17 +120,17 @@ def best_static(request: QuantizeRequest, once: Once) -> Outcome:
 
 def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:
     request.progress("quantize, and compare")
-    plain = replace(request, correct_bias=False)
+    plain = request.asking(correct_bias=False)
     judge, outcome = Judge(request), once(plain)
     judged = judge.written(outcome.write)
     search = _Search(request.path, judge, once, _Candidate(plain, outcome, judged))
     chosen = _method(request)
     search.tried.append({"tried": str(chosen), "snr_db": round(judged.snr_db, 2)})
-    balancing = _balance(search, folder) if request.balance else {}
-    if request.correct_bias:
-        search.offer("corrected biases", replace(search.request, correct_bias=True), least_db=0.0)
+    balancing = _balance(search, folder) if request.spec.balance else {}
+    if request.spec.correct_bias:
+        search.offer("corrected biases", search.request.asking(correct_bias=True), least_db=0.0)
     for method in _others(chosen):
-        search.offer(str(method), replace(search.request, method=str(method)))
+        search.offer(str(method), search.request.asking(method=str(method)))
     kept = _kept_in_float(search)
     outcome = search.best.outcome
     left = outcome.proof.get("left_in_float")
@@ -150,10 +150,10 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
 
     Without it half of the layers at most: beyond that INT8 is not for this model, and the caller refuses it.
     """
-    least_db, whole = search.request.max_damage, search.best
+    least_db, whole = search.request.spec.max_damage, search.best
     if least_db is not None:
         return _take_back(search, lambda judged: judged.snr_db >= least_db, f"{least_db:g} dB")
-    if search.request.allow_loss:
+    if search.request.spec.allow_loss:
         return {}
     try:
         return _take_back(search, _passes, f"{_ENOUGH_DB:g} dB", most=0.5)
@@ -169,7 +169,7 @@ def _passes(judged: Judged) -> bool:
 
 def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
     """A warning where layers stay in float that nobody named."""
-    if not kept or search.request.max_damage is not None:
+    if not kept or search.request.spec.max_damage is not None:
         return []
     named = ", ".join(list(kept)[:_NAMED]) + (f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else "")
     return [f"left in float, because `diff` would not let the outputs pass otherwise: {named}"]
@@ -177,7 +177,7 @@ def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
 
 def _method(request: QuantizeRequest) -> Method:
     assert request.ranges is not None, "best_static asks"
-    return parse_method(request.method) if request.method else request.ranges.method
+    return parse_method(request.spec.method) if request.spec.method else request.ranges.method
 
 
 def _others(chosen: Method) -> list[Method]:
@@ -198,7 +198,7 @@ def _balance(search: _Search, folder: Path) -> dict[str, object]:
         told["equalized_pairs"] = pairs if kept else 0
     request = search.request
     request.progress("smooth channels")
-    symmetric = request.target == "tensorrt"
+    symmetric = request.spec.target == "tensorrt"
     floats, done = smoothed(_floats(request), data, folder / "smoothed.onnx", symmetric=symmetric)
     if done.rescaled:
         kept = search.offer("smoothed", _on(request, floats))
@@ -244,8 +244,8 @@ def _take_back(
         return {}
     request.progress("damage of each layer")
     ranked = rank_layers(
-        request.model, request.target, request.ranges, request.samples(_RANKED_ON),
-        method=_method(request), exclude=[*request.exclude, *_floats_by_name(request)],
+        request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON),
+        method=_method(request), exclude=[*request.spec.exclude, *_floats_by_name(request)],
     )  # fmt: skip
     names = [damage.layer for damage in ranked]
     limit = min(int(most * len(names)) + 1, len(names))  # so many are too many
@@ -253,8 +253,8 @@ def _take_back(
     most_db, kept = search.best.judged.snr_db, None
     while high - low > 1:
         middle = (low + high) // 2
-        exclude = [*request.exclude, *map(exactly, names[:middle])]
-        tried = replace(request, exclude=exclude)
+        exclude = [*request.spec.exclude, *map(exactly, names[:middle])]
+        tried = request.asking(exclude=tuple(exclude))
         made = search.offer(f"{middle} layers in float", tried, least_db=-float("inf"))
         most_db = max(most_db, search.best.judged.snr_db)
         if made and enough(search.best.judged):
@@ -275,4 +275,4 @@ def _take_back(
 
 
 def _floats_by_name(request: QuantizeRequest) -> list[str]:
-    return [pattern for pattern, kind in request.layers.items() if kind != "int8"]
+    return [pattern for pattern, kind in request.spec.layer_precisions.items() if kind != "int8"]

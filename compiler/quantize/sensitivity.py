@@ -25,7 +25,8 @@ from ...model.graph_edits import set_nodes, store
 from ...model.onnx_file import copy_model, save_onnx
 from ...model.session import make_session, run_session, session_options
 from ...progress import Progress, silent
-from .int8.placement import WRITES_FLOAT, Placement, Target, plan
+from ...spec.words import GraphTarget
+from .int8.placement import WRITES_FLOAT, Placement, plan
 from .int8.static import activation_limits
 from .prepare import prepare_graph
 
@@ -58,7 +59,7 @@ class Damage:
 
 def rank_layers(
     model: onnx.ModelProto,
-    target: Target,
+    target: GraphTarget,
     ranges: Ranges,
     data: Data,
     *,
@@ -161,7 +162,7 @@ def _with_errors(
     model: onnx.ModelProto,
     layers: Sequence[onnx.NodeProto],
     limits: Limits,
-    target: Target,
+    target: GraphTarget,
     written: Mapping[str, str],
 ) -> onnx.ModelProto:
     """The model with each layer's error as an output: on quantized operands, less the float result."""
@@ -189,7 +190,7 @@ def _with_errors(
 class _Operands:
     """Quantized and dequantized again: activations by Q/DQ nodes, weights once and for all."""
 
-    def __init__(self, graph: onnx.GraphProto, limits: Limits, target: Target) -> None:
+    def __init__(self, graph: onnx.GraphProto, limits: Limits, target: GraphTarget) -> None:
         self.graph, self.limits, self.target = graph, limits, target
         self.stored = {tensor.name: tensor for tensor in graph.initializer}
         self.made: set[str] = set()

@@ -13,7 +13,9 @@ from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
+from ...progress import silent
 from ...spec.artifacts import BuildSpec
+from ...spec.decode import current
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
@@ -50,13 +52,13 @@ class OpenVino(Engine):
         return precision if precision in ("int8", "int4") else "fp32"
 
     def check(self, spec: BuildSpec) -> None:
-        computed_in = _computed_in(spec.precision, spec.rest)
+        computed_in = _computed_in(spec.precision, spec.float_precision)
         emulated = why_emulated(computed_in)
         if emulated:
+            option = "precision" if computed_in == spec.precision else "float_precision"
             raise IntentNotReached(
                 f"{computed_in} for openvino: {emulated}; OpenVINO would emulate it, slower than fp32",
-                hint=f"choose `{'rest' if computed_in != spec.precision else 'precision'}` fp32, "
-                "or build on a processor that has it",
+                hint=f"choose `{option}` fp32, or build on a processor that has it",
                 proof={},
             )
 
@@ -131,7 +133,7 @@ class OpenVino(Engine):
     def _ask(self, model: onnx.ModelProto, path: Path, request: BuildRequest) -> dict[str, Computed]:
         """Compile a file, run it once, and return name to what computes each of its products."""
         nodes = [node for kind in weighted_nodes(model).values() for node in kind]
-        precision = _computed_in(request.precision, request.spec.rest)
+        precision = _computed_in(request.precision, request.spec.float_precision)
         runner = self._compiled(path, precision, request.spec.threads, request.source or request.model)
         with runner:
             run_on(model, request.sample, runner.infer, inputs=runner.io.inputs)
@@ -176,8 +178,9 @@ def _as_built(path: Path) -> str:
     manifest = read_manifest(path)
     if manifest is None:
         return "fp32"
-    return _computed_in(manifest.precision, str(manifest.options.get("rest") or "fp32"))
+    options = current(BuildSpec, manifest.options, silent)  # whichever version wrote it
+    return _computed_in(manifest.precision, str(options.get("float_precision") or "fp32"))
 
 
-def _computed_in(precision: str, rest: str) -> str:
-    return rest if precision == "int8" else precision
+def _computed_in(precision: str, float_precision: str) -> str:
+    return float_precision if precision == "int8" else precision

@@ -12,11 +12,12 @@ from ...model.example import Example, flat_outputs, in_order, name_outputs, take
 from ...model.output_error import output_error
 from ...model.pytorch import import_torch
 from ...progress import quiet
+from ...spec.words import TORCH_MODES, TorchMode
 from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner
 
-Mode = Literal["eager", "trace", "script", "freeze", "compile"]
-MODES: tuple[Mode, ...] = ("eager", "trace", "script", "freeze", "compile")
+Mode = Literal["eager", TorchMode]
+MODES: tuple[Mode, ...] = ("eager", *TORCH_MODES)
 """How PyTorch runs a module: as it is, as TorchScript of three kinds, or by `torch.compile`."""
 
 _MADE = {"trace": "traced", "script": "scripted", "freeze": "traced and frozen", "compile": "torch.compile"}

@@ -136,7 +136,13 @@ class Adapter:
         return value
 
     def set_precision(
-        self, config: Any, precision: str, *, weak: bool = False, rest: str = "fp32", tf32: bool = False
+        self,
+        config: Any,
+        precision: str,
+        *,
+        weak: bool = False,
+        float_precision: str = "fp32",
+        tf32: bool = False,
     ) -> None:
         """Permit TF32 or not, and set the weak-typing flags for an intent; strong types need none.
 
@@ -148,10 +154,12 @@ class Adapter:
         """
         flags = self.module.BuilderFlag
         (config.set_flag if tf32 or precision == "tf32" else config.clear_flag)(flags.TF32)
-        for flag in self.permitting_flags(precision, weak=weak, rest=rest):
+        for flag in self.permitting_flags(precision, weak=weak, float_precision=float_precision):
             config.set_flag(flag)
 
-    def permitting_flags(self, precision: str, *, weak: bool = False, rest: str = "fp32") -> list[Any]:
+    def permitting_flags(
+        self, precision: str, *, weak: bool = False, float_precision: str = "fp32"
+    ) -> list[Any]:
         """Return the builder flags that permit a precision; none where types are strong.
 
         Raises:
@@ -165,7 +173,7 @@ class Adapter:
                 hint="use TensorRT 10 or newer, or another precision",
                 option="precision",
             )
-        also = _WEAK_FLAGS[rest] if precision == "int8" else ()
+        also = _WEAK_FLAGS[float_precision] if precision == "int8" else ()
         return [self.flag(name, f"`precision` {precision}") for name in (*_WEAK_FLAGS[precision], *also)]
 
     def graph_precision(self, precision: str) -> str:

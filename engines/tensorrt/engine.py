@@ -53,7 +53,7 @@ class TensorRT(Engine):
         adapter = load_adapter(self.name)
         if spec.calibrator:
             adapter.require_calibrators()
-        adapter.permitting_flags(spec.precision, rest=spec.rest)
+        adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
 
     def highest_opset(self) -> int | None:
         return load_adapter(self.name).highest_opset

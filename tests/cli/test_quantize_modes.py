@@ -1,4 +1,4 @@
-"""`qcompile quantize` by its options: which nodes, which types, which form."""
+"""`qcompile quantize` by its options: which nodes, which types, which quant_format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(
     samples: Callable[..., Path],
     tmp_path: Path,
 ) -> Run:
-    """`run("--rest", "fp16")` quantizes the tiny residual model to `q.onnx`; exit code, output, error."""
+    """`run("--isa", "arm")` quantizes the tiny residual model to `q.onnx`; exit code, output, error."""
     model = tiny_file("residual")
     targets = ["onnxruntime", "openvino", "tensorrt"]
     qcompile.calibrate(model, str(samples("residual")), tmp_path / "m.ranges", targets=targets)
@@ -75,7 +75,7 @@ def test_layers_and_the_rest_make_a_mixed_graph(run: Run, ranges: tuple[str, Pat
     options = (
         "--target",
         "tensorrt",
-        "--rest",
+        "--float-precision",
         "fp16",
         "--layer",
         "conv1=fp32,pool=fp16",
@@ -83,8 +83,8 @@ def test_layers_and_the_rest_make_a_mixed_graph(run: Run, ranges: tuple[str, Pat
         "gemm=fp16",
     )
     made = succeeded(run(*ranges, *options, "--json"))
-    assert made["options"]["layers"] == {"conv1": "fp32", "pool": "fp16", "gemm": "fp16"}
-    assert made["options"]["rest"] == "fp16"
+    assert made["options"]["layers"] == ["conv1=fp32", "pool=fp16", "gemm=fp16"]
+    assert made["options"]["float_precision"] == "fp16"
     assert made["proof"]["nodes_by_precision"] == {
         "int8": {"Conv": 1},
         "fp16": {"Gemm": 1},
@@ -94,12 +94,12 @@ def test_layers_and_the_rest_make_a_mixed_graph(run: Run, ranges: tuple[str, Pat
 
 
 def test_rest_is_refused_where_nothing_would_run_it(run: Run, ranges: tuple[str, Path]) -> None:
-    code, _, error = run(*ranges, "--rest", "fp16")
-    assert (code, "--rest fp16 for onnxruntime" in error) == (2, True)
-    code, _, error = run("--mode", "dynamic", "--rest", "fp16")
+    code, _, error = run(*ranges, "--float-precision", "fp16")
+    assert (code, "--float-precision fp16 for onnxruntime" in error) == (2, True)
+    code, _, error = run("--mode", "dynamic", "--float-precision", "fp16")
     assert (code, "mixes precisions in --mode static" in error) == (2, True)
-    code, _, error = run(*ranges, "--rest", "int8")
-    assert (code, "'--rest'" in error) == (2, True)
+    code, _, error = run(*ranges, "--float-precision", "int8")
+    assert (code, "'--float-precision'" in error) == (2, True)
 
 
 def test_only_takes_names_and_globs_separated_by_commas(run: Run, ranges: tuple[str, Path]) -> None:
@@ -115,12 +115,14 @@ def test_only_that_matches_nothing_is_a_usage_error(run: Run, ranges: tuple[str,
     assert "--only 'con1': no node of that name, glob or operator type" in error
 
 
-@pytest.mark.parametrize(("form", "operator"), [("nbits", "MatMulNBits"), ("qdq", "DequantizeLinear")])
-def test_the_form_of_weights_is_chosen(form: str, operator: str, run: Run, tmp_path: Path) -> None:
-    options = ("--mode", "weights", "--precision", "int4", "--block-size", 16, "--form", form)
+@pytest.mark.parametrize(
+    ("quant_format", "operator"), [("nbits", "MatMulNBits"), ("qdq", "DequantizeLinear")]
+)
+def test_the_form_of_weights_is_chosen(quant_format: str, operator: str, run: Run, tmp_path: Path) -> None:
+    options = ("--mode", "weights", "--precision", "int4", "--block-size", 16, "--quant-format", quant_format)
     made = succeeded(run(*options, "--json"))
-    assert made["proof"]["form"] == form
-    assert made["options"]["weights"]["block_size"] == 16
+    assert made["proof"]["quant_format"] == quant_format
+    assert made["options"]["block_size"] == 16
     assert operator in {node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node}
 
 
@@ -132,10 +134,10 @@ def test_what_is_printed_names_the_bits_of_the_weights(run: Run) -> None:
 
 
 def test_onnx_runtimes_form_for_tensorrt_is_a_usage_error(run: Run) -> None:
-    options = ("--mode", "weights", "--precision", "int4", "--form", "nbits", "--target", "tensorrt")
+    options = ("--mode", "weights", "--precision", "int4", "--quant-format", "nbits", "--target", "tensorrt")
     code, _, error = run(*options)
     assert code == 2
-    assert "--form 'nbits' needs ONNX Runtime's own operators" in error
+    assert "--quant-format 'nbits' needs ONNX Runtime's own operators" in error
 
 
 def test_int4_without_its_mode_is_told_the_mode(run: Run) -> None:
@@ -155,13 +157,13 @@ def test_biases_are_left_alone_when_told_so(run: Run, ranges: tuple[str, Path], 
 def test_a_build_is_told_the_rest(
     ranges: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = ("--target", "tensorrt-rtx", "--precision", "int8", "--gpu", "sm86", "--rest", "fp16")
+    target = ("--target", "tensorrt-rtx", "--precision", "int8", "--gpu", "sm86", "--float-precision", "fp16")
     with pytest.raises(SystemExit) as done:
         main(["build", str(tmp_path / "residual.onnx"), "-o", str(tmp_path / "m.engine"), *target,
               *map(str, ranges), "--json"])  # fmt: skip
     said = capsys.readouterr()
     assert not done.value.code, said.err
-    assert json.loads(said.out)["options"]["rest"] == "fp16"
+    assert json.loads(said.out)["options"]["float_precision"] == "fp16"
 
 
 @pytest.mark.parametrize("seed", ["1", "2", "3"])

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging_engines import make_engine
 
+from qcompile.deploy import TritonOptions
 from qcompile.deploy.triton_config import Config, make_config
 from qcompile.deploy.triton_model import read_triton_model
-from qcompile.deploy.triton_options import TritonOptions
 from qcompile.deploy.triton_text import format_config
 from qcompile.errors import InvalidOption, QCompileError
 
@@ -189,7 +189,6 @@ def test_every_option_comes_back(configured: Make) -> None:
     ],
 )
 def test_version_policies_are_read(configured: Make, policy: str, expected: dict[str, Any]) -> None:
-    assert TritonOptions(version_policy=policy).policy == expected
     found, _ = configured(TritonOptions(version_policy=policy))
     assert found.version_policy.WhichOneof("policy_choice") == next(iter(expected))
 
@@ -239,15 +238,15 @@ def test_options_that_an_engine_cannot_follow_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"instances": 0}, "`instances` 0: 1 or more"),
-        ({"max_batch_size": -1}, "`max_batch_size` -1: 0 or more"),
+        ({"instances": 0}, "`instances` 0: at least 1"),
+        ({"max_batch_size": -1}, "`max_batch_size` -1: at least 0"),
         ({"max_queue_delay_us": -1}, "`max_queue_delay_us`"),
         ({"gpus": (0, 0)}, "given twice"),
-        ({"gpus": (-1,)}, "`gpus` -1"),
+        ({"gpus": (-1,)}, "`gpus\\[0\\]` -1"),
         ({"kind": "cpu", "gpus": (0,)}, "belongs to `kind` gpu"),
-        ({"kind": "tpu"}, "gpu or cpu is required"),
-        ({"preferred_batch": (0,)}, "`preferred_batch` 0"),
-        ({"dynamic_batching": False, "preferred_batch": (4,)}, "excludes them"),
+        ({"kind": "tpu"}, "gpu, cpu is required"),
+        ({"preferred_batch": (0,)}, "`preferred_batch\\[0\\]` 0"),
+        ({"dynamic_batching": False, "preferred_batch": (4,)}, "excludes it"),
         ({"warm_up": False, "warm_up_shapes": {"x": (1,)}}, "`warm_up` is off, which excludes"),
         *(
             ({"version_policy": text}, "is required")

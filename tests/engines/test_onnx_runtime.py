@@ -14,7 +14,6 @@ from onnx import parser
 
 from qcompile.artifact import Artifact
 from qcompile.calibration import calibrate
-from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
@@ -24,7 +23,7 @@ from qcompile.model.onnx_file import count_operators, load_onnx
 from qcompile.model.output_error import output_error
 from qcompile.model.weightless import fingerprint
 from qcompile.spec.artifacts import BuildSpec
-from qcompile.spec.words import Precision
+from qcompile.spec.words import GraphTarget, Precision
 
 MakeFile = Callable[..., Path]
 
@@ -43,10 +42,10 @@ def normal(*shape: int) -> NDArray[np.float32]:
 
 
 @pytest.fixture
-def quantized(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Callable[[Target], Path]:
+def quantized(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Callable[[GraphTarget], Path]:
     """`quantized("tensorrt")` returns the tiny residual model with Q/DQ for a target."""
 
-    def make(target: Target) -> Path:
+    def make(target: GraphTarget) -> Path:
         model = tiny_file("residual")
         ranges = calibrate(model, str(samples("residual")), tmp_path / "r.ranges", method="minmax").path
         return quantize(model, tmp_path / f"{target}.onnx", ranges=ranges, target=target).path
@@ -70,7 +69,7 @@ def test_the_proof_of_fp32_counts_every_layer_that_computes(tiny_file: MakeFile)
     assert manifest.checks[0].passed
 
 
-def test_the_proof_of_int8_counts_integer_kernels(quantized: Callable[[Target], Path]) -> None:
+def test_the_proof_of_int8_counts_integer_kernels(quantized: Callable[[GraphTarget], Path]) -> None:
     manifest = build(quantized("onnxruntime"), "int8").manifest
     assert manifest.proof["layers_by_precision"] == {
         "int8": {"QLinearConv": 2, "QGemm": 1},
@@ -82,7 +81,7 @@ def test_the_proof_of_int8_counts_integer_kernels(quantized: Callable[[Target], 
 
 
 def test_the_integer_kernels_compute_what_the_float_model_does(
-    quantized: Callable[[Target], Path], tiny_file: MakeFile
+    quantized: Callable[[GraphTarget], Path], tiny_file: MakeFile
 ) -> None:
     x = normal(8, 4, 8, 8)
     with load(build(quantized("onnxruntime"), "int8").path) as int8, load(tiny_file("residual")) as fp32:
@@ -90,7 +89,7 @@ def test_the_integer_kernels_compute_what_the_float_model_does(
 
 
 def test_a_graph_quantized_for_tensorrt_computes_in_float_here_and_is_not_called_int8(
-    quantized: Callable[[Target], Path],
+    quantized: Callable[[GraphTarget], Path],
 ) -> None:
     model = quantized("tensorrt")
     with pytest.raises(IntentNotReached, match="int8 was asked for"):

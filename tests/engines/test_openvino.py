@@ -95,17 +95,30 @@ def test_a_float_graph_does_not_become_int8(tiny_file: MakePath, tmp_path: Path)
     assert not (tmp_path / "b.onnx").exists()
 
 
-@pytest.mark.parametrize(("precision", "rest"), [("bf16", "fp32"), ("fp16", "fp32"), ("int8", "bf16")])
+@pytest.mark.parametrize(
+    ("precision", "float_precision"), [("bf16", "fp32"), ("fp16", "fp32"), ("int8", "bf16")]
+)
 def test_a_precision_that_would_be_emulated_is_refused_before_the_build(
-    precision: str, rest: str, int8: Path, tiny_file: MakePath, tmp_path: Path, on_processor: OnProcessor
+    precision: str,
+    float_precision: str,
+    int8: Path,
+    tiny_file: MakePath,
+    tmp_path: Path,
+    on_processor: OnProcessor,
 ) -> None:
     """Without BF16 OpenVINO 2026.4 emulates it, reports bf16, and is 3.5 times slower than float32."""
     on_processor("avx512_vnni")
     model = int8 if precision == "int8" else tiny_file("residual")
-    half = rest if precision == "int8" else precision
+    half = float_precision if precision == "int8" else precision
     with pytest.raises(IntentNotReached, match=f"Some CPU does not multiply in {half}") as caught:
-        qcompile.build(model, tmp_path / "b.onnx", target="openvino", precision=precision, rest=rest)
-    assert f"`{'rest' if rest == half else 'precision'}` fp32" in caught.value.hint
+        qcompile.build(
+            model,
+            tmp_path / "b.onnx",
+            target="openvino",
+            precision=precision,
+            float_precision=float_precision,
+        )
+    assert f"`{'float_precision' if float_precision == half else 'precision'}` fp32" in caught.value.hint
     assert not (tmp_path / "b.onnx").exists()
 
 

@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 
 import qcompile
-from qcompile.compiler.quantize.request import WeightOptions
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompileError
 
 MakePath = Callable[..., Path]
@@ -24,7 +23,7 @@ def int4(tiny_file: MakePath, tmp_path: Path) -> Callable[..., Path]:
     def make(target: str = "onnxruntime", **options: object) -> Path:
         return qcompile.quantize(
             tiny_file("mlp"), tmp_path / f"{target}.int4.onnx", precision="int4", mode="weights",
-            target=target, weights=WeightOptions(block_size=16), **options,
+            target=target, block_size=16, **options,
         ).path  # type: ignore[arg-type]  # fmt: skip
 
     return make

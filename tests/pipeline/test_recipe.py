@@ -238,9 +238,15 @@ def test_static_int8_without_calibration_data_is_refused(tmp_path: Path) -> None
 
 
 def test_a_recipe_of_the_version_before_is_read_with_every_key() -> None:
-    recipe = read_recipe(Path(__file__).parents[1] / "samples/recipe-0.1.0.toml")
+    renamed: list[str] = []
+    recipe = read_recipe(Path(__file__).parents[1] / "samples/recipe-0.1.0.toml", told=renamed.append)
+    assert [text.partition("`")[2] for text in renamed] == [
+        "artifact[0].rest` is now `float_precision`",
+        "artifact[0].processor` is now `isa`",
+        "artifact[0].form` is now `quant_format`",
+    ]
     (one,) = recipe.artifact
-    assert (one.name, one.precision, one.rest, one.processor, one.form) == (
+    assert (one.name, one.precision, one.float_precision, one.isa, one.quant_format) == (
         "cpu-int8",
         "int8",
         "fp32",

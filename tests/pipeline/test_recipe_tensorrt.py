@@ -50,14 +50,16 @@ def built(path: Path) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("precision", "reached", "rest"),
+    ("precision", "reached", "float_precision"),
     [("fp32", "fp32", None), ("tf32", "tf32", None), ("best", "int8", "fp16")],
 )
-def test_precisions_of_tensorrt(precision: str, reached: str, rest: str | None, recipe: WriteRecipe) -> None:
+def test_precisions_of_tensorrt(
+    precision: str, reached: str, float_precision: str | None, recipe: WriteRecipe
+) -> None:
     manifest = built(recipe(f'{RTX}precision = "{precision}"'))
     assert manifest.precision == reached
     assert manifest.proof["layers_by_precision"] == {reached: {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}}
-    assert manifest.options.get("rest") == rest
+    assert manifest.options.get("float_precision") == float_precision
 
 
 def test_options_of_the_table_reach_the_engine_and_a_change_builds_it_again(recipe: WriteRecipe) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,13 +22,13 @@ from ....model.graph import attribute, consumers
 from ....model.graph_edits import drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import load_onnx, save_onnx
 from ....progress import quiet
+from ....spec.words import WeightType
 from ..match_nodes import match_nodes
 
 if TYPE_CHECKING:
     import onnx
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "Attention", "GRU")
-WeightType = Literal["int8", "uint8"]
 
 _WEIGHTS_ONLY = "GRU (weights only)"
 _INTEGER = (

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ....errors import InvalidOption
 from ....model.graph import WEIGHTED, constant_names, consumers, producers
+from ....spec.words import GRAPH_TARGETS, GraphTarget
 from ..match_nodes import match_nodes
 from .float8 import unfit_for_float8
 from .tables import is_table
@@ -30,11 +31,8 @@ from .tables import is_table
 if TYPE_CHECKING:
     import onnx
 
-Target = Literal["onnxruntime", "openvino", "tensorrt"]
-TARGETS: tuple[Target, ...] = ("onnxruntime", "openvino", "tensorrt")
 
-
-def graph_target(engine: str) -> Target:
+def graph_target(engine: str) -> GraphTarget:
     """Return what a graph for an engine is placed for: TensorRT and TensorRT-RTX take the same."""
     return "onnxruntime" if engine == "onnxruntime" else "openvino" if engine == "openvino" else "tensorrt"
 
@@ -73,7 +71,7 @@ class Placement:
         tables: Names of Gather nodes whose stored table of floats (an embedding) becomes int8.
     """
 
-    target: Target
+    target: GraphTarget
     nodes: tuple[str, ...]
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
@@ -81,7 +79,7 @@ class Placement:
 
 def plan(
     model: onnx.ModelProto,
-    target: Target,
+    target: GraphTarget,
     *,
     exclude: Iterable[str] = (),
     only: Iterable[str] = (),
@@ -99,8 +97,8 @@ def plan(
     Raises:
         InvalidOption: If a pattern matches nothing, or the target is unknown.
     """
-    if target not in TARGETS:
-        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(TARGETS)}")
+    if target not in GRAPH_TARGETS:
+        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
     excluded = match_nodes(model.graph, exclude)
     weighted_excluded = match_nodes(model.graph, (), only=only) | excluded
     return _Planner(model, target, excluded, weighted_excluded, float8=float8).run()
@@ -112,7 +110,7 @@ class _Planner:
     def __init__(
         self,
         model: onnx.ModelProto,
-        target: Target,
+        target: GraphTarget,
         excluded: Mapping[str, str],
         weighted_excluded: Mapping[str, str],
         *,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from ....errors import CalibrationError, QuantizationError, first_line
 from ....model.graph import producers
 from ....model.graph_edits import drop_unused_initializers, sort_nodes
 from ....progress import quiet
+from ....spec.words import GraphTarget, Isa
 from .gathers import gather_by_vectors
 from .gemms import keep_adds_apart
-from .placement import SAME_SCALE, WRITES_FLOAT, Placement, Target, scaled_tensors
+from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
 from .qdq_cleanup import keep_norms_apart, read_floats
 from .tables import quantize_tables
 from .weights import all_channels_at_once
@@ -23,16 +24,12 @@ if TYPE_CHECKING:
     import onnx
 
 
-Processor = Literal["vnni", "avx2", "arm"]
-PROCESSORS: tuple[Processor, ...] = ("vnni", "avx2", "arm")
-
-
 def quantize_static(
     model: onnx.ModelProto,
     placement: Placement,
     ranges: Mapping[str, tuple[float, float]],
     *,
-    processor: Processor = "vnni",
+    isa: Isa = "vnni",
 ) -> onnx.ModelProto:
     """Return the prepared model with Q/DQ pairs.
 
@@ -40,7 +37,7 @@ def quantize_static(
         model: From `prepare.prepared`; it is changed.
         placement: From `placement.plan`.
         ranges: Tensor name to (min, max) in real units.
-        processor: What an artifact for ONNX Runtime will run on. "vnni": x86 that multiplies uint8 by int8
+        isa: What an artifact for ONNX Runtime will run on. "vnni": x86 that multiplies uint8 by int8
             into int32. "avx2": x86 that sums two products in int16, which overflows unless weights have
             7 bits. "arm": its kernels take int8 activations.
 
@@ -70,9 +67,9 @@ def quantize_static(
             quantizer = quantizer_class(
                 model,
                 per_channel=True,
-                reduce_range=processor == "avx2",
+                reduce_range=isa == "avx2",
                 weight_qType=QuantType.QInt8,
-                activation_qType=_activation_type(placement.target, processor),
+                activation_qType=_activation_type(placement.target, isa),
                 tensors_range=TensorsData(CalibrationMethod.MinMax, values),
                 nodes_to_quantize=list(placement.nodes),
                 nodes_to_exclude=[],
@@ -97,15 +94,15 @@ def quantize_static(
     return quantized
 
 
-def _activation_type(target: Target, processor: Processor) -> Any:
+def _activation_type(target: GraphTarget, isa: Isa) -> Any:
     from onnxruntime.quantization import QuantType
 
-    signed = target == "tensorrt" or (target == "onnxruntime" and processor == "arm")
+    signed = target == "tensorrt" or (target == "onnxruntime" and isa == "arm")
     return QuantType.QInt8 if signed else QuantType.QUInt8
 
 
 def _options(
-    target: Target, operators: list[str], ranges: Mapping[str, tuple[float, float]]
+    target: GraphTarget, operators: list[str], ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any]:
     """What ONNX Runtime's quantizer is told about a target."""
     from onnxruntime.quantization import QuantType

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 from ....errors import CalibrationError
 from ....model.graph_edits import name_nodes, store_constants
 from ....model.weightless import WeightlessModel
+from ....spec.words import GRAPH_TARGETS, GraphTarget
 from ...opset.lstm_products import lstm_inputs
 from ..prepare import sum_to_add
-from .placement import TARGETS, Target, plan, scaled_tensors
+from .placement import plan, scaled_tensors
 
 if TYPE_CHECKING:
     import onnx
 
 
-def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[Target] = TARGETS) -> set[str]:
+def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[GraphTarget] = GRAPH_TARGETS) -> set[str]:
     """Return the tensors that get a scale when a float model is quantized for the targets.
 
     The plan depends on the shapes of weights, not on their values.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ....calibration.qparams import ASYMMETRIC_INT8, INT8, UINT8, Scheme, per_channel, scale_and_zero_point
-from ..int8.placement import Target
-from ..int8.static import Processor
+from ....spec.words import GraphTarget, Isa
 
 SLOWEST_AVERAGE = 0.01
 """Least weight of the newest batch in the moving averages of low and high."""
@@ -25,7 +24,7 @@ class FakeQuantize(nn.Module):
 
     Args:
         target: What the model is for: see `placement`.
-        processor: What an artifact for ONNX Runtime will run on.
+        isa: What an artifact for ONNX Runtime will run on.
         device: Where the range is kept.
     """
 
@@ -33,9 +32,9 @@ class FakeQuantize(nn.Module):
     high: Tensor
     batches: Tensor
 
-    def __init__(self, target: Target, processor: Processor, device: torch.device) -> None:
+    def __init__(self, target: GraphTarget, isa: Isa, device: torch.device) -> None:
         super().__init__()
-        self.target, self.processor = target, processor
+        self.target, self.isa = target, isa
         self.observing = True
         self.register_buffer("low", torch.zeros((), device=device))
         self.register_buffer("high", torch.zeros((), device=device))
@@ -75,7 +74,7 @@ class FakeQuantize(nn.Module):
         """
         if self.target == "tensorrt":
             return INT8
-        arm = self.processor == "arm" and self.target == "onnxruntime"
+        arm = self.isa == "arm" and self.target == "onnxruntime"
         return ASYMMETRIC_INT8 if arm else UINT8
 
     def extra_repr(self) -> str:

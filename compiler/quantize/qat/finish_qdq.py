@@ -30,7 +30,7 @@ from ....model.graph_edits import (
     store_constants,
 )
 from ....model.onnx_file import copy_model
-from ..int8.placement import TARGETS, Target
+from ....spec.words import GRAPH_TARGETS, GraphTarget
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +41,7 @@ _FOLDED = frozenset(
 _LARGEST_INT32 = 2**31 - 1
 
 
-def finish_qdq(model: onnx.ModelProto, target: Target) -> onnx.ModelProto:
+def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
     """Return a copy of a model that was exported with its Q/DQ, complete for a target.
 
     Args:
@@ -53,8 +53,8 @@ def finish_qdq(model: onnx.ModelProto, target: Target) -> onnx.ModelProto:
         QuantizationError: If a stored scale is not positive and finite, or a zero point is not 0 where
             TensorRT reads it.
     """
-    if target not in TARGETS:
-        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(TARGETS)}")
+    if target not in GRAPH_TARGETS:
+        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
     model = fold_weights(model)
     graph = model.graph
     _check_scales(graph, target)
@@ -309,7 +309,7 @@ def _unfold_weights(graph: onnx.GraphProto) -> None:
         node.input[0] = quantized
 
 
-def _check_scales(graph: onnx.GraphProto, target: Target) -> None:
+def _check_scales(graph: onnx.GraphProto, target: GraphTarget) -> None:
     from onnx import numpy_helper
 
     stored = {tensor.name: tensor for tensor in graph.initializer}

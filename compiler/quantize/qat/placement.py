@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ....errors import InvalidOption
-from ..int8.placement import Target
+from ....spec.words import GraphTarget
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def weight_axis(node: torch.fx.Node) -> int:
     return 1 if operator(node) in _TRANSPOSED else 0
 
 
-def find_spots(graph: torch.fx.Graph, target: Target, exclude: Sequence[str]) -> Spots:
+def find_spots(graph: torch.fx.Graph, target: GraphTarget, exclude: Sequence[str]) -> Spots:
     """Decide where fake quantization goes.
 
     Args:
@@ -108,7 +108,7 @@ def find_spots(graph: torch.fx.Graph, target: Target, exclude: Sequence[str]) ->
     return spots
 
 
-def _take_weighted(node: torch.fx.Node, target: Target, spots: Spots) -> None:
+def _take_weighted(node: torch.fx.Node, target: GraphTarget, spots: Spots) -> None:
     spots.weighted.append(node)
     value = node.all_input_nodes[0]
     if value not in spots.results:
@@ -144,7 +144,7 @@ def _values(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [value for value in node.all_input_nodes if not operator(value).startswith("sym_")]
 
 
-def _unfit(node: torch.fx.Node, target: Target) -> str | None:
+def _unfit(node: torch.fx.Node, target: GraphTarget) -> str | None:
     name, weight = operator(node), node.args[1]
     if name in _TRANSPOSED and target == "onnxruntime":
         return "onnxruntime has no integer kernel for it"

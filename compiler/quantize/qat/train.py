@@ -28,8 +28,9 @@ from ....calibration.qparams import per_channel
 from ....errors import ExportError, InvalidOption, QuantizationError, first_line
 from ....model.pytorch import import_torch
 from ....progress import quiet
-from ..int8.placement import TARGETS, Target
-from ..int8.static import PROCESSORS, Processor
+from ....spec.artifacts import QuantizeOptions
+from ....spec.decode import with_former_names
+from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
 from .onnx_translations import TRAINED_FOR, onnx_translations, register_operators
 from .placement import Spots, find_spots, operator, weight_axis
 
@@ -53,12 +54,13 @@ _VIEWS = frozenset(
 )
 
 
+@with_former_names(QuantizeOptions)
 def prepare(
     model: torch.nn.Module,
     example_inputs: Any,
-    target: Target = "onnxruntime",
+    target: GraphTarget = "onnxruntime",
     *,
-    processor: Processor = "vnni",
+    isa: Isa = "vnni",
     exclude: Sequence[str] = (),
     dynamic_shapes: Any = None,
 ) -> torch.fx.GraphModule:
@@ -72,7 +74,7 @@ def prepare(
         model: The trained float model; it is not changed.
         example_inputs: A tensor, a tuple of positional, or a dict of keyword arguments of `forward`.
         target: "onnxruntime", "openvino" or "tensorrt" (also TensorRT-RTX): decides grids and places.
-        processor: What an artifact for ONNX Runtime will run on, as in `quantize_static`.
+        isa: What an artifact for ONNX Runtime will run on, as in `quantize_static`.
         exclude: Globs of names of modules (`fc`, `stages.0.*`) that stay in float.
         dynamic_shapes: For `torch.export.export`; by default the first axis of every input may vary.
 
@@ -81,10 +83,10 @@ def prepare(
         InvalidOption: If the target is unknown, or a pattern of `exclude` matches nothing.
         QuantizationError: If nothing in the model can be quantized.
     """
-    if target not in TARGETS:
-        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(TARGETS)}")
-    if processor not in PROCESSORS:
-        raise InvalidOption(f"processor {processor!r} is unknown; known are {', '.join(PROCESSORS)}")
+    if target not in GRAPH_TARGETS:
+        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
+    if isa not in ISAS:
+        raise InvalidOption(f"isa {isa!r} is unknown; known are {', '.join(ISAS)}")
     captured = _capture(model, example_inputs, dynamic_shapes)
     _without_mutation(captured.graph)
     spots = find_spots(captured.graph, target, exclude)
@@ -95,8 +97,8 @@ def prepare(
             hint="choose another target, or leave the model in float",
             reasons=dict(spots.left_in_float),
         )
-    _insert_weights(captured, spots, 63 if processor == "avx2" and target == "onnxruntime" else 127)
-    _insert_activations(captured, spots, target, processor)
+    _insert_weights(captured, spots, 63 if isa == "avx2" and target == "onnxruntime" else 127)
+    _insert_activations(captured, spots, target, isa)
     _follow_mode(captured)
     prepared = _rebuilt(captured, type(model).__name__)
     prepared.meta[TRAINED_FOR] = target
@@ -231,9 +233,7 @@ def _insert_weights(model: torch.fx.GraphModule, spots: Spots, qmax: int) -> Non
         node.replace_input_with(weight, rounded)  # type: ignore[arg-type]
 
 
-def _insert_activations(
-    model: torch.fx.GraphModule, spots: Spots, target: Target, processor: Processor
-) -> None:
+def _insert_activations(model: torch.fx.GraphModule, spots: Spots, target: GraphTarget, isa: Isa) -> None:
     from .fake_quantize import FakeQuantize, SameScale
 
     graph = model.graph
@@ -247,7 +247,7 @@ def _insert_activations(
         name = f"fake_quantize_{len(made)}"
         if source is value:
             names[source] = name
-            model.add_submodule(name, FakeQuantize(target, processor, device))
+            model.add_submodule(name, FakeQuantize(target, isa, device))
         else:
             model.add_submodule(name, SameScale(names[source]))
         with graph.inserting_after(value):

@@ -77,7 +77,7 @@ def quantize_weights(
     bits: int,
     block_size: int = DEFAULT_BLOCK,
     method: str = "rtn",
-    form: str = "nbits",
+    quant_format: str = "nbits",
     exclude: Sequence[str] = (),
     hessians: Mapping[str, NDArray[Any]] | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, object]]:
@@ -90,9 +90,9 @@ def quantize_weights(
             scale per output channel.
         method: "rtn" rounds to nearest, with a search over clipping; "gptq" makes up for the errors where
             a product is computed (grouped Conv and tables that only Gather reads are rounded to nearest).
-        form: "nbits" or "qdq", as in the table above.
+        quant_format: "nbits" or "qdq", as in the table above.
         exclude: Names, globs or operator types of nodes that stay in float.
-        hessians: For "gptq": what `hessians.collect_hessians` found for `gptq_inputs(model, form=form)`.
+        hessians: For "gptq": what `hessians.collect_hessians` found for the tensors of `gptq_inputs`.
 
     Returns:
         The model, and the proof: "planned" and "quantized" (operator to number of nodes), "left_in_float"
@@ -103,8 +103,8 @@ def quantize_weights(
         CalibrationError: If the Hessian of a tensor is missing.
         QuantizationError: If nothing can be quantized, a weight holds NaN, or less was reached than planned.
     """
-    _check_options(bits, block_size, method, form, hessians)
-    planned, left = _plan(model, exclude, form=form, bits=bits, block_size=block_size)
+    _check_options(bits, block_size, method, quant_format, hessians)
+    planned, left = _plan(model, exclude, form=quant_format, bits=bits, block_size=block_size)
     if not planned:
         name, reason = next(iter(left.items()), ("", "no MatMul, Gemm, Conv or Gather reads a stored weight"))
         reason = f"node {name!r}: {reason}" if name else reason
@@ -114,17 +114,17 @@ def quantize_weights(
     result = without_weights(model)  # protobuf and ONNX's converter stop at 2 GB
     result.metadata_props.extend(model.metadata_props)
     result.graph.sparse_initializer.extend(model.graph.sparse_initializer)
-    if form == "qdq":
+    if quant_format == "qdq":
         result = upgrade_opset(result, _QDQ_OPSET)
         result.ir_version = max(result.ir_version, _QDQ_IR)
         name_nodes(result.graph)  # the converter's own have none
-    writer: _NBits | _Qdq = (_NBits if form == "nbits" else _Qdq)(result, model)
+    writer: _NBits | _Qdq = (_NBits if quant_format == "nbits" else _Qdq)(result, model)
     for weight in dict.fromkeys(planned.values()):
         readers = [nodes[name] for name, read in planned.items() if read == weight]
         hessian = hessian_of(readers, hessians or {}) if method == "gptq" else None
         array = _rows(stored[weight.name], weight)
-        size = dividing_block(array.shape[1], block_size) if form == "qdq" else block_size
-        options: Any = {"bits": bits, "block_size": size, "symmetric": form == "qdq"}
+        size = dividing_block(array.shape[1], block_size) if quant_format == "qdq" else block_size
+        options: Any = {"bits": bits, "block_size": size, "symmetric": quant_format == "qdq"}
         if hessian is None:
             rounded = round_to_nearest(array, **options)
         else:
@@ -152,18 +152,20 @@ def quantize_weights(
     }
 
 
-def gptq_inputs(model: onnx.ModelProto, *, form: str = "nbits", exclude: Sequence[str] = ()) -> set[str]:
+def gptq_inputs(
+    model: onnx.ModelProto, *, quant_format: str = "nbits", exclude: Sequence[str] = ()
+) -> set[str]:
     """Return what `hessians.collect_hessians` is to collect for the method "gptq".
 
     Args:
         model: From `prepare.prepared`.
-        form, exclude: As of `quantize_weights`.
+        quant_format, exclude: As of `quantize_weights`.
 
     Returns:
         The inputs of MatMul and Gemm by the tensor's name, those of Conv as `hessians.patches_of` names them.
     """
     # What one width refuses, the other may take.
-    plans = [_plan(model, exclude, form=form, bits=bits, block_size=0)[0] for bits in (4, 8)]
+    plans = [_plan(model, exclude, form=quant_format, bits=bits, block_size=0)[0] for bits in (4, 8)]
     planned = plans[0].keys() | plans[1].keys()
     keys = (hessian_key(node) for node in model.graph.node if node.name in planned)
     return {key for key in keys if key}

@@ -147,7 +147,13 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     parser = parse(adapter, network, log, path, shown=request.source)
     set_formats(adapter, network, log, options.tensor_formats)
     config = builder.create_builder_config()
-    adapter.set_precision(config, request.precision, weak=fed is not None, rest=spec.rest, tf32=request.tf32)
+    adapter.set_precision(
+        config,
+        request.precision,
+        weak=fed is not None,
+        float_precision=spec.float_precision,
+        tf32=request.tf32,
+    )
     adapter.set_gpus(config, spec.gpus)
     profiles = make_profiles(io.inputs, spec, shape_tensors(network), notes)
     add_profiles(builder, config, profiles)

@@ -83,7 +83,7 @@ class Feeder:
             raise DataError(
                 f"{batch.where}: input {name!r} has shape {format_shape(array.shape)}; TensorRT calibrates "
                 f"at one shape, which is the first batch's, {format_shape(self.shapes[name])}",
-                hint="give samples of one shape, or let it read our scales: `calibrator` ours",
+                hint="give samples of one shape, or let it read our scales: `calibrator` ranges",
                 tensor=name,
                 sample=batch.where,
             )

@@ -69,21 +69,29 @@ def operand_types(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("options", "integers", "types"),
     [
-        ({"rest": "fp16"}, 3, dict.fromkeys(["conv1", "relu1", "conv2", "add", "pool", "gemm"], "FLOAT16")),
         (
-            {"rest": "fp16", "layers": {"gemm": "fp32", "pool": "fp16"}},
+            {"float_precision": "fp16"},
+            3,
+            dict.fromkeys(["conv1", "relu1", "conv2", "add", "pool", "gemm"], "FLOAT16"),
+        ),
+        (
+            {"float_precision": "fp16", "layers": {"gemm": "fp32", "pool": "fp16"}},
             2,
             {"conv2": "FLOAT16", "pool": "FLOAT16", "gemm": "FLOAT"},
         ),
         (
-            {"rest": "fp32", "layers": {"gemm": "fp16"}},
+            {"float_precision": "fp32", "layers": {"gemm": "fp16"}},
             2,
             {"conv1": "FLOAT", "pool": "FLOAT", "gemm": "FLOAT16"},
         ),
-        ({"rest": "bf16", "layers": {"conv[1]": "fp32"}}, 2, {"conv1": "FLOAT", "gemm": "BFLOAT16"}),
+        (
+            {"float_precision": "bf16", "layers": {"conv[1]": "fp32"}},
+            2,
+            {"conv1": "FLOAT", "gemm": "BFLOAT16"},
+        ),
         ({"layers": {"Conv": "fp32", "conv2": "int8"}}, 2, {"conv1": "FLOAT", "conv2": "FLOAT"}),
         (
-            {"layers": {"*": "fp32", "conv2": "int8", "gemm": "int8"}, "rest": "fp16"},
+            {"layers": {"*": "fp32", "conv2": "int8", "gemm": "int8"}, "float_precision": "fp16"},
             2,
             {"conv1": "FLOAT", "conv2": "FLOAT16", "add": "FLOAT", "pool": "FLOAT"},
         ),
@@ -97,7 +105,7 @@ def test_layers_and_the_rest_have_the_types_that_were_asked_for(
     assert {name: found[name] for name in types} == types
     counts = artifact.manifest.proof["nodes_by_precision"]
     assert sum(counts["int8"].values()) == integers  # type: ignore[index]
-    if options.get("rest") != "bf16":  # which ONNX Runtime cannot run
+    if options.get("float_precision") != "bf16":  # which ONNX Runtime cannot run
         x = np.load(tmp_path / "x.npz")["x"]
         assert snr_db(run(residual, x=x), run(artifact.path, optimize=False, x=x)) > 25
 
@@ -108,7 +116,9 @@ def test_a_layer_that_cannot_have_its_type_is_said(residual: Path, tmp_path: Pat
     assert any("'gemm' was to be fp16: 'f_DequantizeLinear'" in text for text in artifact.manifest.warnings)
 
 
-@pytest.mark.parametrize("options", [{"rest": "fp16"}, {"rest": "bf16"}, {"layers": {"gemm": "bf16"}}])
+@pytest.mark.parametrize(
+    "options", [{"float_precision": "fp16"}, {"float_precision": "bf16"}, {"layers": {"gemm": "bf16"}}]
+)
 def test_halves_that_onnx_runtime_cannot_run_beside_integers_are_refused(
     options: dict[str, Any], residual: Path, tmp_path: Path
 ) -> None:
@@ -117,12 +127,12 @@ def test_halves_that_onnx_runtime_cannot_run_beside_integers_are_refused(
 
 
 def test_a_mixed_graph_is_built_by_tensorrt_rtx(residual: Path, tmp_path: Path) -> None:
-    path = static(residual, tmp_path, target="tensorrt", rest="fp16", layers={"gemm": "fp32"}).path
+    path = static(residual, tmp_path, target="tensorrt", float_precision="fp16", layers={"gemm": "fp32"}).path
     spec = BuildSpec(target="tensorrt-rtx", precision="int8", gpus=("sm86",))
     request = BuildRequest(str(path), tmp_path / "m.engine", spec)
     proof = build_engine(request).manifest.proof
     assert proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 2}, "fp32": {"MATRIX_MULTIPLY": 1}}
-    path = static(residual, tmp_path, "h", target="tensorrt", rest="fp16", exclude=["gemm"]).path
+    path = static(residual, tmp_path, "h", target="tensorrt", float_precision="fp16", exclude=["gemm"]).path
     request = BuildRequest(str(path), tmp_path / "h.engine", spec)
     proof = build_engine(request).manifest.proof
     assert proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 2}, "fp16": {"MATRIX_MULTIPLY": 1}}

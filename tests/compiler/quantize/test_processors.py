@@ -20,7 +20,7 @@ from qcompile.errors import QuantizationError
 def test_avx2_gets_weights_of_seven_bits_that_run(residual: Path, tmp_path: Path) -> None:
     largest = {}
     for name in ("vnni", "avx2"):
-        artifact = static(residual, tmp_path, name, processor=name)
+        artifact = static(residual, tmp_path, name, isa=name)
         weights = [a for a in stored(artifact.path).values() if a.dtype == np.int8 and a.ndim > 1]
         assert len(weights) == 3
         largest[name] = max(int(np.abs(a.astype(int)).max()) for a in weights)
@@ -30,7 +30,7 @@ def test_avx2_gets_weights_of_seven_bits_that_run(residual: Path, tmp_path: Path
 
 
 def test_arm_gets_int8_activations_that_run(residual: Path, tmp_path: Path) -> None:
-    artifact = static(residual, tmp_path, processor="arm")
+    artifact = static(residual, tmp_path, isa="arm")
     points = {n.input[2] for n in onnx.load(artifact.path).graph.node if n.op_type == "QuantizeLinear"}
     values = stored(artifact.path)
     assert {values[name].dtype.name for name in points} == {"int8"}
@@ -41,7 +41,7 @@ def test_arm_gets_int8_activations_that_run(residual: Path, tmp_path: Path) -> N
 
 @pytest.mark.skipif("aarch64" in str(processor()).lower(), reason="ONNX Runtime fuses int8 activations there")
 def test_what_onnx_runtime_does_not_fuse_is_named(residual: Path, tmp_path: Path) -> None:
-    path = static(residual, tmp_path, processor="arm").path
+    path = static(residual, tmp_path, isa="arm").path
     planned = ["conv1", "conv2", "gemm"]
     _, missed = executed(path, planned)
     assert missed == dict.fromkeys(["conv1", "conv2"], "ONNX Runtime computes it in fp32")

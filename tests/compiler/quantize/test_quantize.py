@@ -15,12 +15,12 @@ from onnx.reference import ReferenceEvaluator
 import qcompile
 from qcompile.artifact import load_artifact
 from qcompile.calibration import calibrate
-from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.errors import CalibrationError, InvalidOption, QCompileError, QuantizationError
 from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
 from qcompile.model.random_input import random_feeds
 from qcompile.model.weightless import fingerprint
+from qcompile.spec.words import GraphTarget
 
 # What others get wrong, each behind a plain product; weights without values are filled with normal ones.
 GRAPHS = {
@@ -82,7 +82,7 @@ def residual(tiny_file: Callable[..., Path], samples: Callable[..., Path]) -> tu
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 def test_the_manifest_says_what_was_done_and_how_well(
-    target: Target, residual: tuple[Path, Path, Path], tmp_path: Path
+    target: GraphTarget, residual: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
     model, ranges, data = residual
     artifact = quantize(
@@ -90,17 +90,8 @@ def test_the_manifest_says_what_was_done_and_how_well(
     )
     manifest = artifact.manifest
     assert (manifest.target, manifest.precision, manifest.stage) == (target, "int8", "quantize")
-    given = {name: value for name, value in manifest.options.items() if value}
-    expected = {
-        "mode": "static",
-        "method": "minmax",
-        "exclude": ["conv2"],
-        "rest": "fp32",
-        "correct_bias": True,
-        "search": True,
-        "balance": True,
-    }
-    assert given == expected | ({"processor": "vnni"} if target == "onnxruntime" else {})
+    assert manifest.options == {"exclude": ["conv2"]}  # what differs from the defaults
+    assert manifest.proof["method"] == "minmax"
     assert manifest.sources["model"] == fingerprint(model)
     assert manifest.proof["nodes_by_precision"] == {
         "int8": {"Conv": 1, "Gemm": 1},
@@ -117,7 +108,7 @@ def test_the_manifest_says_what_was_done_and_how_well(
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 @pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
 def test_a_quantized_graph_computes_what_the_float_one_does(
-    text: str, target: Target, tmp_path: Path
+    text: str, target: GraphTarget, tmp_path: Path
 ) -> None:
     model = write(text, tmp_path / "m.onnx")
     ranges, data = calibrated(model)
@@ -126,7 +117,9 @@ def test_a_quantized_graph_computes_what_the_float_one_does(
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-def test_a_weight_in_a_constant_node_is_quantized_like_a_stored_one(target: Target, tmp_path: Path) -> None:
+def test_a_weight_in_a_constant_node_is_quantized_like_a_stored_one(
+    target: GraphTarget, tmp_path: Path
+) -> None:
     text = """(float[n,2] x) => (float[n,2] y) {
         w = Constant <value = float[2,2] {1.0, 2.0, -3.0, 0.5}> () y = MatMul(x, w) }"""
     model = write(text, tmp_path / "m.onnx")
@@ -136,7 +129,7 @@ def test_a_weight_in_a_constant_node_is_quantized_like_a_stored_one(target: Targ
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 def test_ranges_of_the_default_method_keep_the_signal(
-    target: Target, residual: tuple[Path, Path, Path], tmp_path: Path
+    target: GraphTarget, residual: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
     model, _, data = residual
     ranges = calibrate(model, str(data), tmp_path / "default.ranges").path
@@ -186,7 +179,7 @@ def test_ranges_of_another_model_are_refused(
         ({"mode": "dynamic", "target": "tensorrt"}, "only ONNX Runtime has such a mode"),
         ({"mode": "dynamic", "target": "openvino"}, "only ONNX Runtime has such a mode"),
         ({"precision": "int4"}, "int4 is for weights alone"),
-        ({"precision": "int3"}, "known are int8, fp8, int4, fp16, bf16"),
+        ({"precision": "int3"}, "one of int8, fp8, int4, fp16, bf16 is required"),
         ({"precision": "fp8"}, "fp8 with `target` onnxruntime: only TensorRT multiplies FP8"),
         (
             {"precision": "fp8", "target": "openvino"},
@@ -198,10 +191,13 @@ def test_ranges_of_another_model_are_refused(
             {"precision": "fp8", "target": "tensorrt", "layers": {"*": "int8"}},
             "`layers` int8 is for static INT8",
         ),
-        ({"mode": "dynamic", "rest": "fp16"}, "`rest` mixes precisions in `mode` static; `mode` is dynamic"),
-        ({"layers": {"*": "fp16"}, "rest": "bf16"}, "fp16 and bf16 in one graph"),
-        ({"layers": {"*": "fp8"}}, "layer .* unknown; known are fp32, fp16, bf16, int8"),
-        ({"mode": "other"}, "known are static, dynamic, weights"),
+        (
+            {"mode": "dynamic", "float_precision": "fp16"},
+            "`float_precision` mixes precisions in `mode` static; `mode` is dynamic",
+        ),
+        ({"layers": {"*": "fp16"}, "float_precision": "bf16"}, "fp16 and bf16 in one graph"),
+        ({"layers": {"*": "fp8"}}, "PATTERN=PRECISION is required\\n.*fp32, fp16, bf16 or int8"),
+        ({"mode": "other"}, "one of static, dynamic, weights is required"),
     ],
 )
 def test_contradictory_options_are_refused_before_the_work(

@@ -15,16 +15,16 @@ from written_models import model_of, outputs_of
 
 import qcompile
 from qcompile.calibration import Ranges, load_ranges
-from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.compiler.quantize.sensitivity import Damage, rank_layers
 from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
+from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]
 Feeds = dict[str, Floats]
 named_model = partial(model_of, named=True)
-TARGETS: tuple[Target, ...] = ("onnxruntime", "openvino", "tensorrt")
+TARGETS: tuple[GraphTarget, ...] = ("onnxruntime", "openvino", "tensorrt")
 
 
 def normal(*shape: int, seed: int = 0) -> Floats:
@@ -52,7 +52,7 @@ def rounded_weight(weight: Floats, axis: int) -> Floats:
 
 
 def by_hand(
-    model: onnx.ModelProto, layer: str, axis: int, ranges: Ranges, target: Target, samples: list[Feeds]
+    model: onnx.ModelProto, layer: str, axis: int, ranges: Ranges, target: GraphTarget, samples: list[Feeds]
 ) -> float:
     """The noise of the outputs with one layer quantized: run up to it, round, run it, run on from it."""
     node = next(node for node in model.graph.node if node.name == layer)
@@ -109,11 +109,11 @@ class Bench:
         )
         self.ranges = load_ranges(made.path)
 
-    def rank(self, target: Target, *, exclude: tuple[str, ...] = ()) -> list[Damage]:
+    def rank(self, target: GraphTarget, *, exclude: tuple[str, ...] = ()) -> list[Damage]:
         data = Data(str(self.data), model_io(self.model).inputs, batch_size=1)
         return rank_layers(self.model, target, self.ranges, data, exclude=exclude)
 
-    def check(self, target: Target, axes: dict[str, int]) -> list[Damage]:
+    def check(self, target: GraphTarget, axes: dict[str, int]) -> list[Damage]:
         """Rank, and compare every layer with what was done by hand."""
         ranked = self.rank(target)
         assert {one.layer for one in ranked} == set(axes)
@@ -141,7 +141,7 @@ AXES = {"conv0": 0, "conv2": 0, "conv4": 0, "gemm8": 0}
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_damage_is_that_of_one_layer_quantized_by_hand(target: Target, tmp_path: Path) -> None:
+def test_damage_is_that_of_one_layer_quantized_by_hand(target: GraphTarget, tmp_path: Path) -> None:
     Bench(tmp_path, convolutions(), {"x": normal(6, 4, 6, 6)}).check(target, AXES)
 
 
@@ -151,7 +151,7 @@ def test_a_fixed_batch_is_fed_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["openvino", "tensorrt"])
-def test_transposed_convolutions_are_rounded_by_output_channel(target: Target, tmp_path: Path) -> None:
+def test_transposed_convolutions_are_rounded_by_output_channel(target: GraphTarget, tmp_path: Path) -> None:
     model = named_model(
         """(float[N,3,4,4] x) => (float[N,2,9,9] y) {
         c = Conv(x, w1) y = ConvTranspose<strides=[2,2]>(c, w2) }""",
@@ -162,7 +162,7 @@ def test_transposed_convolutions_are_rounded_by_output_channel(target: Target, t
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_several_inputs_and_outputs_and_shared_weights(target: Target, tmp_path: Path) -> None:
+def test_several_inputs_and_outputs_and_shared_weights(target: GraphTarget, tmp_path: Path) -> None:
     model = named_model(
         """(float[N,8] x, float[N,8] z) => (float[N,8] y, float[N,8] v) {
         a = MatMul(x, w) b = Gemm<transB=1>(z, w) s = Add(a, b) r = Relu(s)
@@ -174,7 +174,7 @@ def test_several_inputs_and_outputs_and_shared_weights(target: Target, tmp_path:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_layer_that_reads_an_outlier_channel_comes_first(target: Target, tmp_path: Path) -> None:
+def test_the_layer_that_reads_an_outlier_channel_comes_first(target: GraphTarget, tmp_path: Path) -> None:
     w2, w3 = normal(16, 16, seed=2), normal(16, 16, seed=3)
     scale = np.ones(16, np.float32)
     scale[5] = 2000
@@ -203,7 +203,7 @@ def products() -> onnx.ModelProto:
     ("make", "shape"), [(products, (32, 16)), (convolutions, (12, 4, 6, 6))], ids=["products", "convolutions"]
 )
 def test_the_real_quantizer_does_the_same_damage(
-    make: Callable[[], onnx.ModelProto], shape: tuple[int, ...], target: Target, tmp_path: Path
+    make: Callable[[], onnx.ModelProto], shape: tuple[int, ...], target: GraphTarget, tmp_path: Path
 ) -> None:
     bench = Bench(tmp_path, make(), {"x": normal(*shape)})
     ranked = bench.rank(target)
@@ -267,7 +267,7 @@ def test_a_layer_that_loses_nothing_has_no_noise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["openvino"])
-def test_products_of_two_activations_are_ranked_too(target: Target, tmp_path: Path) -> None:
+def test_products_of_two_activations_are_ranked_too(target: GraphTarget, tmp_path: Path) -> None:
     model = named_model(
         """(float[N,5,8] x) => (float[N,5,5] y) { q = MatMul(x, w1) k = MatMul(x, w2)
         t = Transpose<perm=[0,2,1]>(k) y = MatMul(q, t) }""",

@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from qcompile.compiler.quantize.quantize import quantize
-from qcompile.compiler.quantize.request import WeightOptions
 from qcompile.errors import InvalidOption
 
 
-def dequantized(path: Path, name: str, shape: tuple[int, int], *, bits: int, form: str, block: int) -> Floats:
+def dequantized(
+    path: Path, name: str, shape: tuple[int, int], *, bits: int, quant_format: str, block: int
+) -> Floats:
     """The weight [K, N], or [N, K] for w4, that the file's integers stand for."""
     tensors = {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
     axis = 1 if name == "w4" else 0
     prefix = f"{name}/axis{axis}"
     rows, columns = shape[:: 1 if axis else -1]
     scales = numpy_helper.to_array(tensors[f"{prefix}/scale"])
-    if form == "qdq":
+    if quant_format == "qdq":
         codes = numpy_helper.to_array(tensors[f"{prefix}/int{bits}"]).astype(np.float32)
         scales = np.expand_dims(scales, axis) if scales.ndim == 1 else scales
         scales = np.repeat(scales, codes.shape[axis] // scales.shape[axis], axis)
@@ -43,30 +44,30 @@ def dequantized(path: Path, name: str, shape: tuple[int, int], *, bits: int, for
     return np.asarray(array if axis else array.T, np.float32)
 
 
-@pytest.mark.parametrize(("target", "form"), [("onnxruntime", "nbits"), ("tensorrt", "qdq")])
+@pytest.mark.parametrize(("target", "quant_format"), [("onnxruntime", "nbits"), ("tensorrt", "qdq")])
 @pytest.mark.parametrize("rounding", ["rtn", "gptq"])
 @pytest.mark.parametrize(("precision", "block"), [("int4", 16), ("int4", 32), ("int8", 64)])
 def test_weights_alone_are_what_onnx_runtime_multiplies_by(
-    precision: str, block: int, rounding: str, target: str, form: str, layers: Any, tmp_path: Path
+    precision: str, block: int, rounding: str, target: str, quant_format: str, layers: Any, tmp_path: Path
 ) -> None:
     model, weights, data, x = layers
     artifact = quantize(
         model, tmp_path / "q.onnx", mode="weights", precision=precision, target=target,  # type: ignore[arg-type]
-        weights=WeightOptions(block, rounding), data=str(data), allow_loss=True,
+        block_size=block, rounding=rounding, data=str(data), allow_loss=True,
     )  # fmt: skip
     proof = artifact.manifest.proof
     assert proof["quantized"] == proof["planned"] == {"MatMul": 3, "Gemm": 1}
-    assert (proof["form"], proof["left_in_float"]) == (form, {})
+    assert (proof["quant_format"], proof["left_in_float"]) == (quant_format, {})
     bits = int(precision.removeprefix("int"))
     read = {
-        name: dequantized(artifact.path, name, w.shape, bits=bits, form=form, block=block)
+        name: dequantized(artifact.path, name, w.shape, bits=bits, quant_format=quant_format, block=block)
         for name, w in weights.items()
     }
     for name, weight in weights.items():
         assert read[name].shape == weight.shape
         assert snr_db(weight, read[name]) > (12 if bits == 4 else 38)
     np.testing.assert_allclose(run(artifact.path, x=x), forward(read, x), rtol=1e-3, atol=1e-4)
-    if form == "qdq":
+    if quant_format == "qdq":
         types = {t.name: t.data_type for t in onnx.load(artifact.path).graph.initializer}
         kind = onnx.TensorProto.INT4 if bits == 4 else onnx.TensorProto.INT8
         assert sum(found == kind for found in types.values()) == 4
@@ -80,27 +81,27 @@ def test_gptq_loses_less_of_the_first_product_on_its_samples_than_rounding(
     for rounding in ("rtn", "gptq"):
         path = quantize(
             model, tmp_path / f"{rounding}.onnx", mode="weights", precision="int4", data=str(data),
-            weights=WeightOptions(64, rounding), allow_loss=True,
+            rounding=rounding, allow_loss=True,
         ).path  # fmt: skip
-        read = dequantized(path, "w1", (WIDTH, WIDTH), bits=4, form="nbits", block=64)
+        read = dequantized(path, "w1", (WIDTH, WIDTH), bits=4, quant_format="nbits", block=64)
         found[rounding] = snr_db(x @ weights["w1"], x @ read)
     assert found["gptq"] > found["rtn"] + 1
 
 
 def test_gptq_without_samples_is_refused(layers: Any, tmp_path: Path) -> None:
-    options = WeightOptions(64, "gptq")
+    options = {"rounding": "gptq"}
     with pytest.raises(InvalidOption, match="needs samples"):
-        quantize(layers[0], tmp_path / "q.onnx", mode="weights", precision="int4", weights=options)
+        quantize(layers[0], tmp_path / "q.onnx", mode="weights", precision="int4", **options)
 
 
 def test_onnx_runtimes_own_form_is_refused_for_tensorrt(layers: Any, tmp_path: Path) -> None:
-    options = WeightOptions(form="nbits")
-    with pytest.raises(InvalidOption, match="`form` 'nbits' needs ONNX Runtime's own operators"):
+    options = {"quant_format": "nbits"}
+    with pytest.raises(InvalidOption, match="`quant_format` 'nbits' needs ONNX Runtime's own operators"):
         quantize(
             layers[0],
             tmp_path / "q.onnx",
             mode="weights",
             precision="int4",
             target="tensorrt",
-            weights=options,
+            **options,
         )

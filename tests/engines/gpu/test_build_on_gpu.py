@@ -77,7 +77,7 @@ def test_an_engine_computes_what_the_model_does(
     assert artifact.manifest.device["gpu"]
 
 
-@pytest.mark.parametrize("calibrator", ["", "ours", "native", "minmax"])
+@pytest.mark.parametrize("calibrator", ["", "ranges", "native", "minmax"])
 def test_int8_by_every_way_there_is(
     calibrator: str, build: Build, model: Path, samples: MakeFile, tmp_path: Path
 ) -> None:

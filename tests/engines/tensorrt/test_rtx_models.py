@@ -79,7 +79,8 @@ class Road:
             else:
                 done = qcompile.quantize(
                     self.graph("fp32"), path, target="tensorrt", precision=precision,  # type: ignore[arg-type]
-                    ranges=self.folder / "m.ranges", rest="fp16" if precision == "int8" else "fp32",
+                    ranges=self.folder / "m.ranges",
+                    float_precision="fp16" if precision == "int8" else "fp32",
                     data=str(self.data), correct_bias=False,
                 )  # fmt: skip
                 assert float(done.manifest.checks[0].detail.split(" dB")[0]) > LEAST_DB

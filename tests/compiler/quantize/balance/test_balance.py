@@ -14,9 +14,9 @@ from onnx import numpy_helper, parser
 
 import qcompile
 from qcompile.artifact import load_artifact
-from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, QuantizationError
 from qcompile.model.output_error import output_error
+from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]
 MakePath = Callable[..., Path]
@@ -67,7 +67,7 @@ def outputs(model: Path, x: Floats) -> Floats:
     return found
 
 
-def snr_of_int8(model: Path, spec: str, target: Target) -> float:
+def snr_of_int8(model: Path, spec: str, target: GraphTarget) -> float:
     """Calibrated and quantized: the ratio at the outputs, in dB."""
     ranges = qcompile.calibrate(model, spec, model.with_suffix(".ranges"), targets=[target], method="minmax")
     made = qcompile.quantize(model, model.with_suffix(".q.onnx"), ranges=ranges.path, target=target)
@@ -76,7 +76,7 @@ def snr_of_int8(model: Path, spec: str, target: Target) -> float:
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino", "tensorrt"])
-def test_a_hostile_network_loses_far_less_in_int8(target: Target, tmp_path: Path) -> None:
+def test_a_hostile_network_loses_far_less_in_int8(target: GraphTarget, tmp_path: Path) -> None:
     model, spec = hostile(tmp_path)
     even = qcompile.balance(model, tmp_path / "even.onnx", data=spec).path
     assert snr_of_int8(model, spec, target) < 12

@@ -12,10 +12,9 @@ from onnx import numpy_helper
 from written_models import model_of, outputs_of
 
 import qcompile
-from qcompile.compiler.quantize.int8.placement import Target
-from qcompile.compiler.quantize.request import WeightOptions
 from qcompile.compiler.quantize.weights.rounding import gptq
 from qcompile.errors import InvalidOption
+from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]
 
@@ -47,7 +46,7 @@ def weights(path: Path) -> dict[str, NDArray[np.float32]]:
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
-def test_the_layer_errs_less_and_scales_stay(target: Target, tmp_path: Path) -> None:
+def test_the_layer_errs_less_and_scales_stay(target: GraphTarget, tmp_path: Path) -> None:
     path, x = model(tmp_path)
     common = {"ranges": tmp_path / "r", "data": str(tmp_path / "d.npz"), "target": target}
     common |= {"balance": False, "correct_bias": False, "exclude": ["Gemm", "MatMul"]}
@@ -56,7 +55,7 @@ def test_the_layer_errs_less_and_scales_stay(target: Target, tmp_path: Path) -> 
     float_model = onnx.load(path)
     (expected,) = outputs_of(float_model, x, "c")
     for rounding in ("rtn", "gptq"):
-        made = qcompile.quantize(path, tmp_path / "q.onnx", weights=WeightOptions(0, rounding), **common)  # type: ignore[arg-type]
+        made = qcompile.quantize(path, tmp_path / "q.onnx", block_size=0, rounding=rounding, **common)  # type: ignore[arg-type]
         assert made.manifest.proof["rounded_weights"] == (rounding == "gptq")
         found[rounding] = weights(made.path)
         # The convolution by itself: float inputs, the weights that were stored.
@@ -76,7 +75,7 @@ def test_a_stored_float_weight_is_already_on_the_steps(tmp_path: Path) -> None:
     path, _ = model(tmp_path)
     made = qcompile.quantize(
         path, tmp_path / "q.onnx", ranges=tmp_path / "r", data=str(tmp_path / "d.npz"), target="tensorrt",
-        weights=WeightOptions(0, "gptq"), balance=False,
+        block_size=0, rounding="gptq", balance=False,
     )  # fmt: skip
     found = weights(made.path)
     steps = found["w1"] / found["w1_scale"].reshape(-1, 1, 1, 1)
@@ -108,4 +107,4 @@ def test_given_scales_are_kept_and_no_worse_than_any_neighbour() -> None:
 def test_it_needs_samples(tmp_path: Path) -> None:
     path, _ = model(tmp_path)
     with pytest.raises(InvalidOption, match="needs samples"):
-        qcompile.quantize(path, tmp_path / "q.onnx", ranges=tmp_path / "r", weights=WeightOptions(0, "gptq"))
+        qcompile.quantize(path, tmp_path / "q.onnx", ranges=tmp_path / "r", block_size=0, rounding="gptq")

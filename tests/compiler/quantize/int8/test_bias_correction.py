@@ -13,20 +13,21 @@ from onnx import numpy_helper
 from written_models import model_of, outputs_of
 
 from qcompile.compiler.quantize.int8.bias_correction import correct_biases
-from qcompile.compiler.quantize.int8.placement import Target, plan
+from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.data.batches import Data
 from qcompile.model.onnx_file import model_io
+from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]
-TARGETS: tuple[Target, ...] = ("onnxruntime", "tensorrt", "openvino")
+TARGETS: tuple[GraphTarget, ...] = ("onnxruntime", "tensorrt", "openvino")
 
 
 class Case:
     """A float model, its samples, and what quantization makes of it."""
 
-    def __init__(self, folder: Path, model: onnx.ModelProto, x: Floats, target: Target) -> None:
+    def __init__(self, folder: Path, model: onnx.ModelProto, x: Floats, target: GraphTarget) -> None:
         self.model, self.x, self.path = model, x, folder / "model.onnx"
         onnx.save(model, self.path)
         np.savez(folder / "data.npz", x=x)
@@ -92,7 +93,7 @@ LAYERS = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_mean_of_a_layer_becomes_that_of_the_float_layer(
-    name: str, target: Target, tmp_path: Path
+    name: str, target: GraphTarget, tmp_path: Path
 ) -> None:
     text, w, x = LAYERS[name]
     model = model_of(text, w=skewed(1, *w) - np.float32(0.7), b=skewed(2, 4))
@@ -122,7 +123,7 @@ def test_the_correction_is_what_integers_by_hand_give(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_layer_is_measured_on_the_activations_of_the_float_model(
-    target: Target, tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+    target: GraphTarget, tiny: Callable[..., onnx.ModelProto], tmp_path: Path
 ) -> None:
     model = tiny("residual")
     case = Case(tmp_path, model, skewed(0, 48, 4, 8, 8), target)
@@ -138,7 +139,7 @@ def test_each_layer_is_measured_on_the_activations_of_the_float_model(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_layers_without_a_bias_of_their_own_are_left_alone(target: Target, tmp_path: Path) -> None:
+def test_layers_without_a_bias_of_their_own_are_left_alone(target: GraphTarget, tmp_path: Path) -> None:
     model = model_of(
         """(float[N,4] x) => (float[N,4] y) {
         a = MatMul(x, w1) r = Relu(a) c = MatMul(r, w2) d = Add(c, b) e = Add(r, b) y = Mul(d, e) }""",
@@ -155,7 +156,9 @@ def test_layers_without_a_bias_of_their_own_are_left_alone(target: Target, tmp_p
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(1, 5, 4), (5, 1), (5, 4)])
-def test_what_differs_by_position_is_no_bias(target: Target, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_what_differs_by_position_is_no_bias(
+    target: GraphTarget, shape: tuple[int, ...], tmp_path: Path
+) -> None:
     model = model_of(
         "(float[N,5,4] x) => (float[N,5,4] y) { a = MatMul(x, w) y = Add(a, b) }",
         w=skewed(1, 4, 4),

@@ -195,12 +195,12 @@ def test_biases_are_corrected_where_there_are_samples(network: Path) -> None:
     assert np.abs((corrected - expected).mean(0)).max() < np.abs((plain - expected).mean(0)).max()
 
 
-@pytest.mark.parametrize("rest", ["fp16", "bf16"])
-def test_what_fp8_leaves_in_float_may_be_half(network: Path, rest: str) -> None:
-    artifact = fp8(network, rest=rest)
+@pytest.mark.parametrize("float_precision", ["fp16", "bf16"])
+def test_what_fp8_leaves_in_float_may_be_half(network: Path, float_precision: str) -> None:
+    artifact = fp8(network, float_precision=float_precision)
     counts = artifact.manifest.proof["nodes_by_precision"]
     assert counts["fp8"] == {"Conv": 2, "Gemm": 1, "MatMul": 1}  # type: ignore[index]
-    assert counts[rest] == {"Conv": 1}  # type: ignore[index]
+    assert counts[float_precision] == {"Conv": 1}  # type: ignore[index]
     assert float(artifact.manifest.checks[0].detail.split()[0]) > 20
 
 
@@ -216,7 +216,7 @@ def test_small_weights_and_activations_keep_their_scales_beside_float16(
             tensor.CopyFrom(numpy_helper.from_array(small, tensor.name))
     onnx.save(model, network)
     qcompile.calibrate(network, str(network.with_name("x.npz")), network.with_suffix(".ranges"))
-    artifact = fp8(network, rest="fp16")
+    artifact = fp8(network, float_precision="fp16")
     assert artifact.manifest.proof["left_in_fp32"] == {}
     assert float(artifact.manifest.checks[0].detail.split()[0]) > 15
 
@@ -229,7 +229,7 @@ def test_activations_beyond_float16_stay_in_float32_beside_it(network: Path) -> 
             tensor.CopyFrom(numpy_helper.from_array(large, tensor.name))
     onnx.save(model, network)
     qcompile.calibrate(network, str(network.with_name("x.npz")), network.with_suffix(".ranges"))
-    artifact = fp8(network, rest="fp16")
+    artifact = fp8(network, float_precision="fp16")
     assert np.isfinite(run(onnx.load(artifact.path), normal(2, 3, 8, 8, seed=3, scale=1.0))[0]).all()
     left = artifact.manifest.proof["left_in_fp32"]
     assert isinstance(left, dict)
@@ -285,10 +285,12 @@ def test_int8_is_placed_as_ever_where_fp8_is_not_asked_for(network: Path) -> Non
     assert "first" not in plan(ready, "tensorrt", float8=True).nodes
 
 
-@pytest.mark.parametrize("rest", ["fp32", "fp16", "bf16"])
-def test_tensorrt_rtx_builds_it_for_gpus_that_have_fp8_and_refuses_others(network: Path, rest: str) -> None:
+@pytest.mark.parametrize("float_precision", ["fp32", "fp16", "bf16"])
+def test_tensorrt_rtx_builds_it_for_gpus_that_have_fp8_and_refuses_others(
+    network: Path, float_precision: str
+) -> None:
     trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    path = fp8(network, rest=rest).path
+    path = fp8(network, float_precision=float_precision).path
     built = {gpu: built_bytes(trt, path, gpu) for gpu in ("SM89", "SM120", "SM86")}
     assert built["SM89"] > 10_000
     assert built["SM120"] > 10_000

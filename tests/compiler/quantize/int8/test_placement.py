@@ -9,10 +9,11 @@ import onnx
 import pytest
 from onnx import parser
 
-from qcompile.compiler.quantize.int8.placement import TARGETS, Target, plan
+from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.match_nodes import match_nodes
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import InvalidOption
+from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 
 ADDS = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -98,8 +99,8 @@ def test_onnxruntime_leaves_what_follows_a_float_operator_in_float() -> None:
     assert plan(read(ADDS), "onnxruntime").nodes == ("conv",)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_node_of_constants_only_is_left_in_float_with_the_reason(target: Target) -> None:
+@pytest.mark.parametrize("target", GRAPH_TARGETS)
+def test_a_node_of_constants_only_is_left_in_float_with_the_reason(target: GraphTarget) -> None:
     placement = plan(read(WEIGHTS), target)
     assert "constant" not in placement.nodes
     assert placement.left_in_float["constant"] == "all its inputs are constant"
@@ -108,7 +109,7 @@ def test_a_node_of_constants_only_is_left_in_float_with_the_reason(target: Targe
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-def test_a_weight_made_by_a_node_is_left_in_float_with_the_reason(target: Target) -> None:
+def test_a_weight_made_by_a_node_is_left_in_float_with_the_reason(target: GraphTarget) -> None:
     placement = plan(read(WEIGHTS), target)
     assert "made" not in placement.nodes
     assert "made" in placement.left_in_float
@@ -197,7 +198,9 @@ branches (float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
-def test_what_lies_between_is_quantized_where_integer_kernels_made_all_that_it_reads(target: Target) -> None:
+def test_what_lies_between_is_quantized_where_integer_kernels_made_all_that_it_reads(
+    target: GraphTarget,
+) -> None:
     model = parser.parse_model(BRANCHES)
     between = ("both", "pool", "joined") if target == "onnxruntime" else ()  # nobody needs its integers
     assert plan(prepare_graph(model), target).nodes == ("left", "right", *between)
@@ -233,8 +236,8 @@ def test_only_restricts_what_computes_and_says_so() -> None:
         plan(model, "onnxruntime", only=["nothing"])
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_large_table_is_quantized_for_runtimes_that_gather_integers(target: Target) -> None:
+@pytest.mark.parametrize("target", GRAPH_TARGETS)
+def test_a_large_table_is_quantized_for_runtimes_that_gather_integers(target: GraphTarget) -> None:
     model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (int64[n] ids) => (float[n,4] y) <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}>
         { [words] a = Gather(table, ids) [few] b = Gather(w, ids) c = Add(a, b) [fc] y = MatMul(c, w) }""")

@@ -15,10 +15,11 @@ from written_models import model_of
 
 import qcompile
 from qcompile.calibration import load_ranges
-from qcompile.compiler.quantize.int8.placement import Target, plan
+from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import activation_limits, quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import CalibrationError, QuantizationError
+from qcompile.spec.words import GraphTarget
 
 Limits = Mapping[str, tuple[float, float]]
 
@@ -58,7 +59,7 @@ def run(model: onnx.ModelProto, **feeds: NDArray[np.float32]) -> NDArray[np.floa
     return output
 
 
-def quantized(model: onnx.ModelProto, target: Target, ranges: Limits = RANGES) -> Graph:
+def quantized(model: onnx.ModelProto, target: GraphTarget, ranges: Limits = RANGES) -> Graph:
     """Prepare, plan and quantize a model."""
     ready = prepare_graph(model)
     return Graph(quantize_static(ready, plan(ready, target), ranges))
@@ -148,7 +149,7 @@ def test_symmetric_scales_are_amax_by_127(name: str, amax: float, residual: onnx
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 @pytest.mark.parametrize("name", ["conv1", "conv2", "gemm"])
 def test_weight_scales_are_the_largest_magnitude_of_each_output_channel_by_127(
-    name: str, target: Target, residual: onnx.ModelProto
+    name: str, target: GraphTarget, residual: onnx.ModelProto
 ) -> None:
     weights = {node.name: node.input[1] for node in residual.graph.node if len(node.input) > 1}
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in residual.graph.initializer}
@@ -186,7 +187,7 @@ def test_weights_are_per_output_channel_wherever_the_operator_has_that_axis(
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-def test_a_gemm_computes_what_integers_by_hand_give(target: Target) -> None:
+def test_a_gemm_computes_what_integers_by_hand_give(target: GraphTarget) -> None:
     x, w, b = normal(6, 8, seed=1), normal(8, 5, seed=2), normal(5, seed=3)
     node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")
     graph = quantized(one_node(node, [6, 8], [6, 5], w=w, b=b), target, {"x": (-2.0, 3.0), "y": (-9, 9)})
@@ -199,7 +200,7 @@ def test_a_gemm_computes_what_integers_by_hand_give(target: Target) -> None:
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 @pytest.mark.parametrize("name", ["x", "r1", "c2"])
-def test_a_missing_range_names_the_tensor(name: str, target: Target, residual: onnx.ModelProto) -> None:
+def test_a_missing_range_names_the_tensor(name: str, target: GraphTarget, residual: onnx.ModelProto) -> None:
     ranges = {tensor: limits for tensor, limits in RANGES.items() if tensor != name}
     with pytest.raises(CalibrationError, match=f"tensor '{name}' needs a scale and has no range") as caught:
         quantized(residual, target, ranges)
@@ -209,14 +210,16 @@ def test_a_missing_range_names_the_tensor(name: str, target: Target, residual: o
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 @pytest.mark.parametrize("limits", [(-1.0, float("inf")), (float("nan"), 1.0)])
 def test_a_range_that_is_not_finite_names_the_tensor(
-    limits: tuple[float, float], target: Target, residual: onnx.ModelProto
+    limits: tuple[float, float], target: GraphTarget, residual: onnx.ModelProto
 ) -> None:
     with pytest.raises(QuantizationError, match="'x'"):
         quantized(residual, target, {**RANGES, "x": limits})
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-def test_a_tensor_that_is_always_zero_gets_a_usable_scale(target: Target, residual: onnx.ModelProto) -> None:
+def test_a_tensor_that_is_always_zero_gets_a_usable_scale(
+    target: GraphTarget, residual: onnx.ModelProto
+) -> None:
     graph = quantized(residual, target, {**RANGES, "x": (0.0, 0.0)})
     assert np.isfinite(run(graph.model, x=np.zeros((1, 4, 8, 8), np.float32))).all()
 

@@ -22,7 +22,7 @@ def test_a_range_is_the_mean_of_the_first_batches_and_then_moves_slowly() -> Non
 
 
 @pytest.mark.parametrize(
-    ("target", "processor", "low", "expected"),
+    ("target", "isa", "low", "expected"),
     [
         ("onnxruntime", "vnni", -1.0, UINT8),
         ("onnxruntime", "arm", 0.0, ASYMMETRIC_INT8),
@@ -31,8 +31,8 @@ def test_a_range_is_the_mean_of_the_first_batches_and_then_moves_slowly() -> Non
         ("tensorrt", "vnni", 0.0, INT8),
     ],
 )
-def test_each_target_has_its_integers(target: str, processor: str, low: float, expected: Scheme) -> None:
-    fake = FakeQuantize(target, processor, torch.device("cpu"))  # type: ignore[arg-type]
+def test_each_target_has_its_integers(target: str, isa: str, low: float, expected: Scheme) -> None:
+    fake = FakeQuantize(target, isa, torch.device("cpu"))  # type: ignore[arg-type]
     fake(torch.tensor([low, 2.0]))
     assert fake.scheme() == expected
 

@@ -52,7 +52,7 @@ def nibbles(content: bytes) -> list[int]:
 
 
 def unpacked(model: onnx.ModelProto, bits: int, rows: int, columns: int, block: int, kind: str) -> Floats:
-    """The weight [rows, columns] that the initializers of the form "nbits" stand for, value by value."""
+    """The weight [rows, columns] that the initializers of "nbits" stand for, value by value."""
     stored = {tensor.name.rpartition("/")[2]: tensor for tensor in model.graph.initializer}
     count = -(-columns // block)
     read = nibbles if bits == 4 else list
@@ -87,25 +87,25 @@ def test_matmulnbits_computes_with_what_is_stored(k: int, n: int, block: int, bi
     assert model.graph.node[0].op_type == "MatMul"  # the given model is left as it is
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("quant_format", FORMS)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block", [0, 32])
 @pytest.mark.parametrize("bias", ["b", "row", "made"])
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_a_gemm_keeps_its_bias(transposed: int, bias: str, block: int, bits: int, form: str) -> None:
+def test_a_gemm_keeps_its_bias(transposed: int, bias: str, block: int, bits: int, quant_format: str) -> None:
     weight = normal(72, 6)
     body = (
         f"(float[4,72] x) => (float[4,6] y) {{ made = Relu(b) y = Gemm<transB={transposed}>(x, w, {bias}) }}"
     )
     stored = weight.T.copy() if transposed else weight
     model = build(body, w=stored, b=normal(6), row=normal(4, 6))
-    found, _ = quantize_weights(model, bits=bits, block_size=block, form=form)
+    found, _ = quantize_weights(model, bits=bits, block_size=block, quant_format=quant_format)
     x = normal(4, 72)
     close = 0.35 if bits == 4 else 0.02
     lost = run(found, x=x) - run(model, x=x)
     assert 0 < np.abs(lost).max() < close * np.sqrt(72)
     assert np.sqrt((lost**2).mean()) < close * 0.5 * np.sqrt(72)
-    wanted = "MatMulNBits" if form == "nbits" else "DequantizeLinear"
+    wanted = "MatMulNBits" if quant_format == "nbits" else "DequantizeLinear"
     assert wanted in [node.op_type for node in found.graph.node]
 
 
@@ -130,7 +130,7 @@ def test_a_conv_reads_dequantized_blocks_of_its_flattened_weight(block: int, bit
     weight = normal(6, 24, 3, 2)
     body = "(float[2,24,8,8] x) => (float[2,6,h,v] y) { y = Conv<strides=[2,1]>(x, w) }"
     model = build(body, w=weight)
-    found, _ = quantize_weights(model, bits=bits, block_size=block, form="qdq")
+    found, _ = quantize_weights(model, bits=bits, block_size=block, quant_format="qdq")
     onnx.checker.check_model(found, full_check=True)
     # 144 values a channel: TensorRT takes only blocks that divide them.
     by_hand = dequantized(found, bits, {0: 144, 16: 16, 64: 48}[block]).reshape(weight.shape)
@@ -152,21 +152,21 @@ def test_an_embedding_is_looked_up_in_blocks(width: int, block: int, bits: int) 
     by_hand = unpacked(found, bits, 30, width, block if width > block else 16, "rows")
     np.testing.assert_array_equal(run(found, i=indices), by_hand[indices])
     assert np.abs(by_hand - table).max() < (0.8 if bits == 4 else 0.04)
-    found, _ = quantize_weights(model, bits=bits, block_size=block, form="qdq")
+    found, _ = quantize_weights(model, bits=bits, block_size=block, quant_format="qdq")
     np.testing.assert_array_equal(run(found, i=indices), dequantized(found, bits, block)[indices])
     assert np.abs(dequantized(found, bits, block) - table).max() < (0.8 if bits == 4 else 0.04)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_four_bits_by_default_are_six_and_a_half_times_smaller_than_float32(form: str) -> None:
+@pytest.mark.parametrize("quant_format", FORMS)
+def test_four_bits_by_default_are_six_and_a_half_times_smaller_than_float32(quant_format: str) -> None:
     model = build("(float[m,768] x) => (float[m,3072] y) { y = MatMul(x, w) }", w=normal(768, 3072))
-    found, proof = quantize_weights(model, bits=4, form=form)
+    found, proof = quantize_weights(model, bits=4, quant_format=quant_format)
     sizes: Any = proof["weight_bytes"]
     assert sizes["before"] == 768 * 3072 * 4
     assert sizes["after"] == sum(len(tensor.raw_data) for tensor in found.graph.initializer)
     assert len(model.SerializeToString()) / len(found.SerializeToString()) >= 6.5
     assert sizes["before"] / sizes["after"] >= 6.5
-    _, finer = quantize_weights(model, bits=4, form=form, block_size=32)
+    _, finer = quantize_weights(model, bits=4, quant_format=quant_format, block_size=32)
     finer_sizes: Any = finer["weight_bytes"]
     assert finer_sizes["before"] / finer_sizes["after"] < 6.5  # why 32 is not the default
 
@@ -175,25 +175,25 @@ TIED = """(int64[m] i) => (float[m,40] y, float[m,50] z) {
     e = Gather(t, i) h = MatMul(e, w) y = MatMul(h, w) z = Gemm<transB=1>(y, t) }"""
 
 
-@pytest.mark.parametrize(("form", "wide"), [("nbits", 7), ("qdq", 4)])
-def test_a_weight_that_several_nodes_read_is_quantized_once(form: str, wide: int) -> None:
+@pytest.mark.parametrize(("quant_format", "wide"), [("nbits", 7), ("qdq", 4)])
+def test_a_weight_that_several_nodes_read_is_quantized_once(quant_format: str, wide: int) -> None:
     model = build(TIED, w=normal(40, 40) * 0.2, t=normal(50, 40))
-    found, proof = quantize_weights(model, bits=8, form=form)
+    found, proof = quantize_weights(model, bits=8, quant_format=quant_format)
     assert proof["quantized"] == {"Gather": 1, "MatMul": 2, "Gemm": 1}
     assert len(found.graph.initializer) == wide  # "nbits" packs a table's rows otherwise than a product's
     feeds = {"i": np.arange(5)}
     np.testing.assert_allclose(run(found, **feeds), run(model, **feeds), atol=0.15)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_stays_in_float_has_its_reason_and_its_weight(form: str) -> None:
+@pytest.mark.parametrize("quant_format", FORMS)
+def test_what_stays_in_float_has_its_reason_and_its_weight(quant_format: str) -> None:
     body = """(float[8,40] x, float[40,8] v) => (float[8,8] y) {
         [shared] a = MatMul(x, w) [kept] b = MatMul(a, w) [two] c = MatMul(b, v)
         [left] d = MatMul(u, c) [tiny] e = MatMul(d, s) f = MatMul(e, u)
         [over] g = Gemm<transA=1>(f, u) [times] h = MatMul(g, u) sum = Add(h, w2) y = MatMul(sum, u) }"""
     weights = {"w": normal(40, 40), "w2": normal(8, 8), "u": normal(8, 8), "s": normal(8, 8)[:, :8]}
     model = build(body, **weights)
-    found, proof = quantize_weights(model, bits=8, form=form, exclude=["kept"], block_size=16)
+    found, proof = quantize_weights(model, bits=8, quant_format=quant_format, exclude=["kept"], block_size=16)
     left: Any = proof["left_in_float"]
     reasons = {"kept": "excluded by", "two": "run time", "left": "left operand", "over": "transposed"}
     assert all(text in left[name] for name, text in reasons.items())
@@ -272,7 +272,7 @@ def test_the_hessian_of_a_conv_is_that_of_its_patches(settings: str, tmp_path: P
     body = f"(float[n,3,7,6] x) => (float[n,18,h,v] y) {{ [conv] y = Conv<{settings}>(x, w) }}"
     units = np.eye(18, dtype=np.float32).reshape(18, 3, 3, 2)
     model = build(body, w=units)
-    (name,) = gptq_inputs(model, form="qdq")
+    (name,) = gptq_inputs(model, quant_format="qdq")
     assert gptq_inputs(model) == set()
     path, npz = tmp_path / "m.onnx", tmp_path / "x.npz"
     save_onnx(model, path)
@@ -301,9 +301,9 @@ def test_values_that_are_not_finite_are_named_with_their_sample(tmp_path: Path) 
         collect_hessians(path, ["gone"], data_of(path, npz), 100)
 
 
-@pytest.mark.parametrize(("form", "name"), [("nbits", "mlp"), ("qdq", "mlp"), ("qdq", "residual")])
+@pytest.mark.parametrize(("quant_format", "name"), [("nbits", "mlp"), ("qdq", "mlp"), ("qdq", "residual")])
 def test_gptq_loses_less_of_a_models_output_than_rounding(
-    form: str, name: str, tiny_file: Callable[..., Path], tmp_path: Path
+    quant_format: str, name: str, tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     path, npz = tiny_file(name), tmp_path / "correlated.npz"
     model = prepare_graph(load_onnx(path))
@@ -311,10 +311,12 @@ def test_gptq_loses_less_of_a_models_output_than_rounding(
     features = normal(64, 3) @ mixing + 0.05 * normal(64, mixing.shape[1])
     x = features.reshape(64, 4, 8, 8) if name == "residual" else features
     np.savez(npz, x=x[:48])
-    hessians = collect_hessians(path, gptq_inputs(model, form=form), data_of(path, npz), 48)
+    hessians = collect_hessians(path, gptq_inputs(model, quant_format=quant_format), data_of(path, npz), 48)
     expected, lost = run(model, x=x[48:]), {}
     for method in ("rtn", "gptq"):
-        found, _ = quantize_weights(model, bits=4, block_size=16, method=method, form=form, hessians=hessians)
+        found, _ = quantize_weights(
+            model, bits=4, block_size=16, method=method, quant_format=quant_format, hessians=hessians
+        )
         lost[method] = float(((run(found, x=x[48:]) - expected) ** 2).sum())
     assert lost["gptq"] < 0.8 * lost["rtn"]
 
@@ -324,7 +326,7 @@ def test_an_old_opset_becomes_21_for_blocks_and_the_weights_are_kept() -> None:
         [first] a = MatMul(x, w) [second] b = MatMul(a, v) s = Constant<value = int64[1] {1}>()
         r = ReduceMean<axes=[1]>(b) y = Add(b, r) }"""
     model = build(body, opset=13, w=normal(80, 80), v=normal(80, 80))
-    found, _ = quantize_weights(model, bits=8, form="qdq", exclude=["second"])
+    found, _ = quantize_weights(model, bits=8, quant_format="qdq", exclude=["second"])
     onnx.checker.check_model(found, full_check=True)
     assert [item.version for item in found.opset_import if item.domain == ""] == [21]
     assert [value.name for value in found.graph.input] == ["x"]
@@ -341,9 +343,9 @@ def test_a_trained_network_keeps_its_accuracy_in_four_bits(tmp_path: Path) -> No
     qcompile.simplify(raw, path)
     model = prepare_graph(load_onnx(path))
     data = Data(f"{example}/data.py:calibration", model_io(model).inputs)
-    hessians = collect_hessians(path, gptq_inputs(model, form="qdq"), data, 64)
+    hessians = collect_hessians(path, gptq_inputs(model, quant_format="qdq"), data, 64)
     batches = list(Data(f"{example}/data.py:evaluation", model_io(model).inputs))
-    found, proof = quantize_weights(model, bits=4, method="gptq", form="qdq", hessians=hessians)
+    found, proof = quantize_weights(model, bits=4, method="gptq", quant_format="qdq", hessians=hessians)
     assert proof["quantized"] == {"Conv": 21, "Gemm": 1}
     hits = [[np.mean(run(m, **b.feeds).argmax(1) == b.labels) for b in batches] for m in (model, found)]
     assert np.mean(hits[1]) >= np.mean(hits[0]) - 0.01

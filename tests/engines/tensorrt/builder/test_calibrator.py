@@ -175,7 +175,7 @@ def test_calibration_makes_types_weak_where_they_could_be_strong(adapter: Adapte
     config = Config()
     adapter.set_precision(config, "int8", weak=True)
     assert config.flags == [1]
-    adapter.set_precision(config, "int8", weak=True, rest="fp16")
+    adapter.set_precision(config, "int8", weak=True, float_precision="fp16")
     assert config.flags == [1, 1, 2]
 
 
@@ -190,7 +190,7 @@ def test_tensorrt_rtx_refuses_calibrators_and_names_the_way_that_is_left() -> No
     ("options", "said"),
     [
         ({"calibrator": "entropy", "data": "x.npz"}, "has no INT8 calibrators"),
-        ({"calibrator": "kl"}, "one of ours, native, entropy, minmax"),
+        ({"calibrator": "kl"}, "one of ranges, native, entropy, minmax"),
         ({"calibrator": "entropy", "precision": "fp16"}, "is for `precision` int8"),
         ({"calibration_cache": "c.txt"}, "is for `calibrator`"),
     ],

@@ -16,7 +16,6 @@ from onnx import parser
 
 from qcompile.artifact import Artifact, load_artifact
 from qcompile.calibration import calibrate
-from qcompile.compiler.quantize.int8.placement import Target
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.compiler.simplify.simplify import simplify
 from qcompile.engines.base import BuildRequest
@@ -25,13 +24,13 @@ from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
 from qcompile.model.weightless import fingerprint
 from qcompile.spec.artifacts import BuildSpec
-from qcompile.spec.words import Precision
+from qcompile.spec.words import GraphTarget, Precision
 
 MakeFile = Callable[..., Path]
 GPUS = ["sm86", "sm89"]
 LAYERS = {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}
 
-Graph = Callable[[Precision, Target], Path]
+Graph = Callable[[Precision, GraphTarget], Path]
 
 COLLECT_WHILE_TENSORRT_LOGS = """
 import faulthandler, gc, sys
@@ -42,6 +41,7 @@ from qcompile.engines.build import build_engine
 from qcompile.engines.tensorrt.builder import builder
 from qcompile.errors import QCompileError
 from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.words import GraphTarget
 
 def collecting(module, make_log=builder.make_log):
     log = make_log(module)
@@ -86,7 +86,7 @@ def nothing_built(model: Path) -> bool:
 def graph(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Graph:
     """`graph("int8", "tensorrt")` returns the tiny residual model in a precision."""
 
-    def make(precision: Precision, target: Target) -> Path:
+    def make(precision: Precision, target: GraphTarget) -> Path:
         model = tiny_file("residual")
         if precision == "fp32":
             return model

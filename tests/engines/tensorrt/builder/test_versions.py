@@ -136,7 +136,7 @@ def test_int8_beside_fp16_sets_both_flags_where_types_are_weak(
     machine: OnMachine, model: Path, ranges: Path
 ) -> None:
     here = machine("8.5.3")
-    here.build(model, "int8", ranges=ranges, rest="fp16")
+    here.build(model, "int8", ranges=ranges, float_precision="fp16")
     assert here.flags() == {"INT8", "FP16"}
 
 
@@ -148,7 +148,7 @@ def test_our_scales_reach_tensorrts_calibrator(
 
     monkeypatch.setattr(builder, "Device", _NoDevice)  # scales need no batches
     here = machine(version)
-    manifest = here.build(model, "int8", ranges=ranges, calibrator="ours").manifest
+    manifest = here.build(model, "int8", ranges=ranges, calibrator="ranges").manifest
     assert manifest.proof["layers_by_precision"] == {"int8": NETWORK}
     assert manifest.proof["calibration_batches"] == 0
     assert manifest.proof["typing"] == "weak"
@@ -166,7 +166,7 @@ def test_tensorrt_11_has_no_calibrators_and_says_what_is_left(
     machine: OnMachine, model: Path, ranges: Path
 ) -> None:
     with pytest.raises(InvalidOption, match="has no INT8 calibrators") as caught:
-        machine("11.4").build(model, "int8", ranges=ranges, calibrator="ours")
+        machine("11.4").build(model, "int8", ranges=ranges, calibrator="ranges")
     assert "leave `calibrator` out" in caught.value.hint
 
 
@@ -185,7 +185,7 @@ def test_best_is_int8_with_fp16_where_there_are_ranges_and_fp16_elsewhere(
     here = machine("8.5.3")
     assert here.build(model, "best").manifest.precision == "fp16"
     manifest = here.build(model, "best", ranges=ranges).manifest
-    assert (manifest.precision, manifest.options["rest"]) == ("int8", "fp16")
+    assert (manifest.precision, manifest.options["float_precision"]) == ("int8", "fp16")
     assert here.flags() == {"INT8", "FP16", "TF32"}
 
 

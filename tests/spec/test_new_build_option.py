@@ -1,0 +1,141 @@
+"""A field added to the specs reaches the engine, the keys of stages and the manifest by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from click.testing import CliRunner
+
+import qcompile
+from qcompile import building
+from qcompile.artifact import read_manifest
+from qcompile.cli.session import Session
+from qcompile.cli.verb import verb
+from qcompile.engines.base import BuildOutcome, BuildRequest
+from qcompile.engines.capabilities import capabilities
+from qcompile.engines.onnx_runtime import OnnxRuntime
+from qcompile.engines.registry import engine
+from qcompile.errors import InvalidOption
+from qcompile.pipeline import stages
+from qcompile.pipeline.recipe import Recipe, read_recipe
+from qcompile.pipeline.stages import Made, build_stage, lower_stage
+from qcompile.progress import silent
+from qcompile.spec.artifacts import ArtifactSection, BuildCommand, BuildSpec
+from qcompile.spec.decode import shared
+from qcompile.spec.option import option
+
+MakeFile = Callable[..., Path]
+Colour = Annotated[Literal["red", "blue"], option("Colour of the artifact.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColouredSpec(BuildSpec):
+    """What `build` is told, with one more option."""
+
+    colour: Colour = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColouredSection(ArtifactSection):
+    """`[[artifact]]` with it."""
+
+    colour: Colour = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColouredCommand(BuildCommand):
+    """Build a coloured artifact."""
+
+    colour: Colour = "red"
+
+
+@pytest.fixture
+def colours(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The colours that ONNX Runtime's builder was asked for, of specs with the field."""
+    seen: list[str] = []
+    builds = OnnxRuntime.build
+
+    def build(self: OnnxRuntime, request: BuildRequest) -> BuildOutcome:
+        assert isinstance(request.spec, ColouredSpec)
+        seen.append(request.spec.colour)
+        return builds(self, request)
+
+    monkeypatch.setattr(OnnxRuntime, "build", build)
+    for module in (building, stages):
+        monkeypatch.setattr(module, "BuildSpec", ColouredSpec)
+    return seen
+
+
+@pytest.fixture
+def recipe(tiny_file: MakeFile, tmp_path: Path) -> Recipe:
+    """A recipe of one artifact."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        f'version = 1\nname = "net"\n[model]\nsource = "{tiny_file("mlp")}"\n'
+        '[[artifact]]\nname = "cpu"\ntarget = "onnxruntime"\n'
+    )
+    return read_recipe(path)
+
+
+def test_it_reaches_the_engine_and_the_manifest_of_a_build(
+    colours: list[str], tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    model = tiny_file("mlp")
+    plain = qcompile.build(model, tmp_path / "a.onnx", target="onnxruntime").manifest
+    blue = qcompile.build(model, tmp_path / "b.onnx", target="onnxruntime", colour="blue").manifest
+    assert colours == ["red", "blue"]
+    assert (plain.options, blue.options) == ({}, {"colour": "blue"})
+    with pytest.raises(InvalidOption, match="`colour` 'green': one of red, blue is required"):
+        qcompile.build(model, tmp_path / "c.onnx", target="onnxruntime", colour="green")
+
+
+def test_it_reaches_the_engine_from_the_command_line(
+    colours: list[str], tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    @verb(ColouredCommand, "build")
+    def build(_: Session, given: ColouredCommand) -> None:
+        building.build(given.model, given.output, given)
+
+    typed = [tiny_file("mlp"), "--target", "onnxruntime", "-o", tmp_path / "a.onnx", "--colour", "blue"]
+    done = CliRunner().invoke(build, [str(word) for word in typed])
+    assert done.exit_code == 0, done.output
+    assert colours == ["blue"]
+
+
+def test_it_reaches_the_engine_the_keys_and_the_manifest_of_a_run(
+    colours: list[str], recipe: Recipe, tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    model = tiny_file("mlp")
+    red, blue = (shared(ColouredSection, recipe.artifact[0], colour=colour) for colour in ("red", "blue"))
+    keys = [build_stage(recipe, one, str(model), "sha256:0").key for one in (red, blue)]
+    assert [key["options"]["colour"] for key in keys] == ["red", "blue"]
+    build_stage(recipe, blue, str(model), "sha256:0").work(tmp_path / "built.onnx", silent)
+    manifest = read_manifest(tmp_path / "built.onnx")
+    assert manifest is not None
+    assert manifest.options == {"colour": "blue"}
+    assert colours == ["blue"]
+
+
+def test_it_is_part_of_the_key_of_a_graph(colours: list[str], recipe: Recipe, tiny_file: MakeFile) -> None:
+    dynamic = shared(ColouredSection, recipe.artifact[0], precision="int8", mode="dynamic", colour="blue")
+    made = Made(tiny_file("mlp"), "sha256:0")
+    stage = lower_stage(recipe, dynamic, made, None, capabilities(engine("onnxruntime")))
+    assert stage is not None
+    assert stage.key["options"]["colour"] == "blue"
+    assert colours == []
+
+
+@pytest.mark.parametrize("name", [one for one in BuildSpec.__dataclass_fields__ if one != "target"])
+def test_every_option_of_a_build_that_runs_know_is_in_its_key(name: str, recipe: Recipe) -> None:
+    key = build_stage(recipe, recipe.artifact[0], "m.onnx", "sha256:0").key
+    of_the_machine = {"ranges", "data", "calibration_cache"}  # digests stand for them
+    elsewhere = {
+        "inputs",
+        "threads",
+        "trust",
+    }  # of [model]; threads are the bench's
+    assert name in {**key["options"], **dict.fromkeys(of_the_machine | elsewhere)}
