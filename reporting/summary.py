@@ -184,7 +184,7 @@ def _reasons(
     if chosen.is_baseline:
         slow = [s.label for s in kept if not s.is_baseline]
         if slow:
-            sentences.append(f"No loss of accuracy, but not surely faster: {_listed(slow)}.")
+            sentences.append(f"No loss of accuracy, but no significant speed-up: {_listed(slow)}.")
         return sentences
     if equals:
         told = _listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
@@ -247,7 +247,7 @@ def _slow_int8(measured: Sequence[ReportedArtifact]) -> list[str]:
         if ratio is not None and ratio.verdict == "slower":
             cautions.append(
                 f"{quantized.label} is slower than {plain.label} "
-                f"({' '.join(speedup_text(ratio))}): hand out the float artifact."
+                f"({' '.join(speedup_text(ratio))}): use the float artifact."
             )
     return cautions
 

@@ -165,8 +165,8 @@ def check_options(
         what = "`rest`" if rest in HALVES else "`layers`"
         kind = rest if rest in HALVES else "bf16"
         raise InvalidOption(
-            f"{what} {kind} for onnxruntime: its integer kernels stand between float32, and its CPU has none "
-            "for bfloat16",
+            f"{what} {kind} for onnxruntime: its integer kernels read and write float32, and its CPU kernels "
+            "do not support bfloat16",
             hint="leave it out, or choose `target` openvino or tensorrt",
             option=what,
         )

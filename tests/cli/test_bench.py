@@ -80,7 +80,7 @@ def test_compare_has_the_exit_codes_of_a_gate(qc: Run, tmp_path: Path) -> None:
     assert "a: fails slower:5%" in err
     code, _, err = qc("bench", "compare", old, new, "--fail-if", "slow")
     assert code == 2
-    assert "--fail-if slower:5%" in err
+    assert "hint: write for instance slower:5%" in err
     assert qc("bench", "compare", old, tmp_path / "none.json")[0] == 2
 
 
