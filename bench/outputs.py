@@ -246,7 +246,7 @@ def collect_outputs(
 def start(
     worker: Worker, runnable: RunnableArtifact, runnables: Sequence[RunnableArtifact], threads: int
 ) -> dict[str, Any]:
-    """Load an artifact in its worker; a MODEL without declared outputs is told those of the others."""
+    """Load an artifact in its worker; a MODEL without declared outputs gets those of the others."""
     io = runnable.io or next((other.io for other in runnables if other.io), None)
     return worker.ask(
         "load",

@@ -187,7 +187,7 @@ def _method(method: str | None, ranges: Ranges | None) -> str:
 
 
 def _compare(request: QuantizeRequest, path: Path) -> tuple[Check, str]:
-    """Signal-to-noise ratio against the float model, and what `diff` would not let pass, in words.
+    """Return the SNR check against the float model, and the outputs that `diff` would reject, as text.
 
     Raises:
         QuantizationError: On NaN or infinity that was not there before.
