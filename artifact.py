@@ -223,10 +223,10 @@ def load_artifact(path: Path) -> Artifact:
     manifest = read_manifest(path)
     if manifest is None:
         raise ArtifactError(f"{path}: has no manifest ({manifest_path(path).name})", file=path)
-    found = digest_artifact(path)
-    if found != manifest.digest:
+    digest = digest_artifact(path)
+    if digest != manifest.digest:
         raise ArtifactError(
-            f"{path}: digest {found[:19]}… differs from its manifest's {manifest.digest[:19]}…",
+            f"{path}: digest {digest[:19]}… differs from its manifest's {manifest.digest[:19]}…",
             hint="the file was changed after it was made; make it again",
             file=path,
         )

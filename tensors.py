@@ -219,25 +219,27 @@ def _between_commas(body: str) -> list[str] | None:
 
 def _axis_extents(axis: int, match: re.Match[str], subject: str) -> AxisExtents:
     name, least, middle, most, only = match.groups()
-    found = AxisExtents(
+    extents = AxisExtents(
         axis,
         int(least) if least else 1,
         int(most) if most else None,
         int(only) if only else int(middle) if middle else None,
     )
-    highest = found.maximum
-    if found.minimum < 1 or (highest is not None and highest < max(found.minimum, 2)):
+    highest = extents.maximum
+    if extents.minimum < 1 or (highest is not None and highest < max(extents.minimum, 2)):
         raise InvalidOption(
-            f"{subject}: axis {name!r} from {found.minimum} to {highest} is no range",
+            f"{subject}: axis {name!r} from {extents.minimum} to {highest} is no range",
             hint=f"give the least extent first, for instance {name}=32..512",
         )
-    if found.traced is not None and not max(found.minimum, 2) <= found.traced <= (highest or found.traced):
+    if extents.traced is not None and not max(extents.minimum, 2) <= extents.traced <= (
+        highest or extents.traced
+    ):
         raise InvalidOption(
-            f"{subject}: axis {name!r} cannot be traced with {found.traced}; an extent of the range, "
+            f"{subject}: axis {name!r} cannot be traced with {extents.traced}; an extent of the range, "
             "and 2 or more, is required",
-            hint="PyTorch takes an axis of extent 1 for a fixed one" if found.traced < 2 else "",
+            hint="PyTorch takes an axis of extent 1 for a fixed one" if extents.traced < 2 else "",
         )
-    return found
+    return extents
 
 
 def parse_shapes(texts: Iterable[str], *, option: str) -> dict[str, tuple[int, ...]]:

@@ -29,8 +29,8 @@ from .recorder import Recorder
 from .results.history import earlier_runs
 from .results.results import BenchInterrupted, Results, now, save_results
 from .results.row import Memory, Row
+from .runnables import choose_runnables, row_of
 from .statistics.speedup import CONFIDENCE
-from .subjects import choose_subjects, row_of
 from .workers.interpreters import parse_interpreters
 from .workers.pool import WorkerPool
 from .workers.process import DEFAULT_TIMEOUT_S, Worker
@@ -110,16 +110,16 @@ def benchmark(
     check_counts(clients, "`clients`")
     numbers = parse_devices(devices)
     gpu = next((number for number in numbers if number is not None), 0)
-    subjects, base = choose_subjects(
+    runnables, base = choose_runnables(
         artifacts, baseline, trust=trust, pythons=parse_interpreters(pythons), torch_modes=torch_modes,
         devices=numbers,
     )  # fmt: skip
     threads = threads or usable_cores()
     with trusting(trust):
-        io = shared_io(subjects, inputs)
-    feeds = timing_feeds(io, data, subjects=subjects, batch_size=batch_size)
-    swept = {size: timing_feeds(io, data, subjects=subjects, batch_size=size) for size in batch_sizes}
-    recorder = Recorder([row_of(subject) for subject in subjects], base)
+        io = shared_io(runnables, inputs)
+    feeds = timing_feeds(io, data, runnables=runnables, batch_size=batch_size)
+    swept = {size: timing_feeds(io, data, runnables=runnables, batch_size=size) for size in batch_sizes}
+    recorder = Recorder([row_of(runnable) for runnable in runnables], base)
     timed: dict[str, TimingSeries] = {}
     surroundings = {**environment(threads, gpu), "before": state(gpu)}
     stopped: KeyboardInterrupt | None = None
@@ -128,7 +128,7 @@ def benchmark(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcompile-bench-")))
             save_feeds(feeds, folder / "feeds.npz")
             pool = stack.enter_context(
-                WorkerPool(subjects, recorder, folder / "feeds.npz", threads=threads, timeout_s=timeout_s,
+                WorkerPool(runnables, recorder, folder / "feeds.npz", threads=threads, timeout_s=timeout_s,
                            progress=progress)
             )  # fmt: skip
             launch_s = pool.start()

@@ -125,18 +125,18 @@ def _why_not(runtime: str, pythons: Interpreters | None) -> str:
     return engine(runtime).why_not_run() if runtime.startswith("tensorrt") else ""
 
 
-def shared_io(subjects: Sequence[RunnableArtifact], inputs: Sequence[str] = ()) -> ModelIO:
-    """Return the inputs and outputs that all subjects are run with: the first that are declared.
+def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ()) -> ModelIO:
+    """Return the inputs and outputs that all artifacts are run with: the first that are declared.
 
     Raises:
         DataError: If nobody declares them and none are given.
     """
     if inputs:
         return ModelIO(tuple(parse_input(text) for text in inputs), ())
-    for subject in subjects:
-        if subject.io is not None and subject.io.inputs:
-            return subject.io
-    example = _example_io(subjects)
+    for runnable in runnables:
+        if runnable.io is not None and runnable.io.inputs:
+            return runnable.io
+    example = _example_io(runnables)
     if example is None:
         raise DataError(
             "the inputs are not known: no artifact declares them",
@@ -149,11 +149,11 @@ def feeds_for(
     io: ModelIO,
     data: str | None,
     *,
-    subjects: Sequence[RunnableArtifact] = (),
+    runnables: Sequence[RunnableArtifact] = (),
     samples: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[Feeds]:
-    """Yield the batches that every subject is given: from the data, or one made batch.
+    """Yield the batches that every artifact is given: from the data, or one made batch.
 
     Raises:
         DataError: If the data does not fit.
@@ -164,12 +164,12 @@ def feeds_for(
             yield batch.feeds
         return
     size = batch_size or min(samples or 8, 8)
-    subject = next((one for one in subjects if one.made and one.made.inputs == io.inputs), None)
-    if subject is None or subject.made is None:
+    runnable = next((one for one in runnables if one.made and one.made.inputs == io.inputs), None)
+    if runnable is None or runnable.made is None:
         yield random_feeds(io.inputs, extent=size)
         return
-    try_extents(subject.made, Path(subject.artifact))
-    yield subject.made.feeds(size)
+    try_extents(runnable.made, Path(runnable.artifact))
+    yield runnable.made.feeds(size)
 
 
 def try_extents(made: RandomInput, path: Path) -> None:
@@ -186,7 +186,11 @@ def try_extents(made: RandomInput, path: Path) -> None:
 
 
 def timing_feeds(
-    io: ModelIO, data: str | None, *, subjects: Sequence[RunnableArtifact] = (), batch_size: int | None = None
+    io: ModelIO,
+    data: str | None,
+    *,
+    runnables: Sequence[RunnableArtifact] = (),
+    batch_size: int | None = None,
 ) -> Feeds:
     """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches.
 
@@ -201,7 +205,7 @@ def timing_feeds(
             hint="leave `batch_size` out, or export with a dynamic batch: `inputs` 'x:[batch,...]'",
             option="batch_size",
         )
-    batches = feeds_for(io, data, subjects=subjects, batch_size=batch_size)
+    batches = feeds_for(io, data, runnables=runnables, batch_size=batch_size)
     if batch_size is None or data is None:
         return next(batches)
     parts: list[Feeds] = []
@@ -220,37 +224,37 @@ def timing_feeds(
 
 
 def collect_outputs(
-    subject: RunnableArtifact, feeds: Sequence[Feeds], subjects: Sequence[RunnableArtifact], *, threads: int
+    runnable: RunnableArtifact, feeds: Sequence[Feeds], runnables: Sequence[RunnableArtifact], *, threads: int
 ) -> list[dict[str, np.ndarray[Any, Any]]]:
     """Return the outputs of every batch, from a worker of its own.
 
     Raises:
-        EngineUnavailable: If the subject cannot run here.
+        EngineUnavailable: If the artifact cannot run here.
         WorkerError: If its process dies.
     """
-    if subject.why_not:
+    if runnable.why_not:
         raise EngineUnavailable(
-            f"{subject.artifact}: cannot run here: {subject.why_not}",
-            hint=engine(subject.engine).fix(),
-            engine=subject.engine,
+            f"{runnable.artifact}: cannot run here: {runnable.why_not}",
+            hint=engine(runnable.engine).fix(),
+            engine=runnable.engine,
         )
-    with Worker(subject.name, threads=threads, python=subject.python) as worker:
-        start(worker, subject, subjects, threads)
+    with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
+        start(worker, runnable, runnables, threads)
         return list(infer_all(worker, feeds))
 
 
 def start(
-    worker: Worker, subject: RunnableArtifact, subjects: Sequence[RunnableArtifact], threads: int
+    worker: Worker, runnable: RunnableArtifact, runnables: Sequence[RunnableArtifact], threads: int
 ) -> dict[str, Any]:
-    """Load a subject in its worker; a MODEL without declared outputs is told those of the others."""
-    io = subject.io or next((other.io for other in subjects if other.io), None)
+    """Load an artifact in its worker; a MODEL without declared outputs gets those of the others."""
+    io = runnable.io or next((other.io for other in runnables if other.io), None)
     return worker.ask(
         "load",
-        artifact=subject.artifact,
+        artifact=runnable.artifact,
         threads=threads,
         io=io.as_json() if io else None,
-        mode=subject.mode,
-        device=subject.device,
+        mode=runnable.mode,
+        device=runnable.device,
     )
 
 
@@ -286,14 +290,14 @@ def save_feeds(feeds: Feeds, path: Path) -> None:
     save_arrays(path, feeds)
 
 
-def _example_io(subjects: Sequence[RunnableArtifact]) -> ModelIO | None:
+def _example_io(runnables: Sequence[RunnableArtifact]) -> ModelIO | None:
     """The example that a MODEL's function returns; loads the model, so it is asked last."""
     from ..model.example import make_example
     from ..model.pytorch import load_torch
 
-    for subject in subjects:
-        if subject.engine == "pytorch":
-            loaded = load_torch(parse_source(subject.artifact))
+    for runnable in runnables:
+        if runnable.engine == "pytorch":
+            loaded = load_torch(parse_source(runnable.artifact))
             if loaded.example is not None:
                 tensors: tuple[TensorInfo, ...] = make_example(loaded, [], []).inputs
                 return ModelIO(tensors, ())

@@ -191,7 +191,7 @@ class Recorder:
                 "measure longer (max time)",
             )
         if self._rows[name].precision == "int8" and ratio.verdict == "slower":
-            self.warn(name, "INT8 is slower than the baseline; hand out the float artifact")
+            self.warn(name, "INT8 is slower than the baseline; use the float artifact")
 
 
 def latency_of(latencies_ms: Sequence[float]) -> Latency:

@@ -60,7 +60,7 @@ class WorkerSession:
         self.feeds: dict[str, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one request."""
+        """Answer one request."""
         handler = getattr(self, f"do_{request['do']}")
         return handler(request) or {}
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..model.output_error import decibels
 from .histogram import BINS, Histogram
 from .qparams import INT8, UINT8, scale_and_zero_point
 
@@ -59,7 +60,7 @@ def loss(histogram: Histogram, amax: float, *, symmetric: bool) -> Loss:
     error = float(squared_errors(histogram, np.array([amax / width]), symmetric=symmetric)[0])
     nearest = np.concatenate([np.arange(BINS - 1, -1, -1), np.arange(BINS)])  # of each bin to zero, in bins
     beyond = 0 if amax >= histogram.largest else int(histogram.counts[nearest >= amax / width].sum())
-    return Loss(10 * math.log10(power / error) if error else math.inf, beyond / total)
+    return Loss(decibels(power, error), beyond / total)
 
 
 def amax_mse(histogram: Histogram, *, symmetric: bool) -> float:

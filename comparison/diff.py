@@ -71,17 +71,17 @@ def diff(
     Raises:
         DataError, WorkerError, EngineUnavailable: If one side cannot run.
     """
-    subjects = [describe(one, trust=trust) for one in (reference, artifact)]
+    runnables = [describe(one, trust=trust) for one in (reference, artifact)]
     with trusting(trust):
-        io = shared_io(subjects, inputs)
-    feeds = list(feeds_for(io, data, subjects=subjects, samples=samples))
+        io = shared_io(runnables, inputs)
+    feeds = list(feeds_for(io, data, runnables=runnables, samples=samples))
     outputs_by_side = []
-    for subject in subjects:
-        progress(f"run {subject.name}")
-        outputs_by_side.append(collect_outputs(subject, feeds, subjects, threads=threads))
+    for runnable in runnables:
+        progress(f"run {runnable.name}")
+        outputs_by_side.append(collect_outputs(runnable, feeds, runnables, threads=threads))
     count = sum(samples_in(batch) for batch in feeds)
-    outputs = judge(outputs_by_side[0], outputs_by_side[1], _precision(subjects), tolerances, rules)
-    return Comparison(reference, artifact, _precision(subjects), count, outputs)
+    outputs = judge(outputs_by_side[0], outputs_by_side[1], _precision(runnables), tolerances, rules)
+    return Comparison(reference, artifact, _precision(runnables), count, outputs)
 
 
 def parse_rules(texts: Sequence[str], *, option: str) -> dict[str, Rule]:
@@ -121,6 +121,6 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
     return limits
 
 
-def _precision(subjects: Sequence[RunnableArtifact]) -> str:
+def _precision(runnables: Sequence[RunnableArtifact]) -> str:
     """The coarser precision of the two sides decides what can be asked."""
-    return max((subject.precision for subject in subjects), key=_COARSER.index)
+    return max((runnable.precision for runnable in runnables), key=_COARSER.index)

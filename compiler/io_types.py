@@ -48,7 +48,7 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
         _require_kind(name, current, asked)
         if name in inputs and name in outputs:
             raise InvalidOption(
-                f"{name!r} is an input that the model returns as it is: its type is both or none"
+                f"{name!r} is both an input and an output of the model: its type cannot change"
             )
         if "bfloat16" in (asked, current) and opset(copy) < _BFLOAT16_SINCE:
             raise InvalidOption(

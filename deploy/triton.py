@@ -40,7 +40,7 @@ class Packaged:
         max_batch_size: Largest batch that Triton forms; 0 for none.
         config: The text of `config.pbtxt`.
         files: What was written for the version, below its folder.
-        checks: Verifications that were carried out.
+        checks: Verifications that ran.
         warnings: What the user should know.
         server: The command that serves the repository.
     """

@@ -53,7 +53,7 @@ def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config
         notes.append("response_cache needs a cache in the server, here of 100 MiB")
     if options.cuda_graph and backend is not TENSORRT:
         raise InvalidOption(
-            f"`cuda_graph`: of Triton's backends tensorrt alone runs CUDA graphs; this is for {backend.name}",
+            f"`cuda_graph`: only Triton's tensorrt backend runs CUDA graphs; the backend is {backend.name}",
             hint="leave it out",
             option="cuda_graph",
         )
@@ -94,7 +94,7 @@ def _tensor(model: TritonModel, tensor: TensorInfo, size: int) -> Message:
         )
     if not tensor.shape and model.backend.name != "onnxruntime":
         raise InvalidOption(
-            f"{model.path}: {tensor.name!r} is a scalar; of Triton's backends onnxruntime alone takes one",
+            f"{model.path}: {tensor.name!r} is a scalar; only Triton's onnxruntime backend takes scalars",
             hint="export the model with an axis of extent 1 there",
         )
     dims = [extent if isinstance(extent, int) else -1 for extent in shape]
@@ -124,7 +124,7 @@ def _instances(model: TritonModel, options: TritonOptions) -> Message:
     if kind and kind not in model.backend.kinds:
         raise InvalidOption(
             f"{'`gpus`' if options.gpus else f'`kind` {kind}'}: Triton's {model.backend.name} backend "
-            f"runs on {' or '.join(model.backend.kinds)} alone",
+            f"runs only on {' or '.join(model.backend.kinds)}",
             hint="leave it out",
             option="kind",
         )

@@ -60,7 +60,7 @@ class TritonModel:
 
 
 def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
-    """Return what Triton is to be told of an artifact.
+    """Return an artifact as a Triton model.
 
     Args:
         path: An engine, ONNX or TorchScript file; all but ONNX need their manifest.
@@ -224,7 +224,7 @@ def _non_linear(manifest: Manifest) -> frozenset[str]:
 
 
 def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
-    """What the server must be and be told, by how the engine was built."""
+    """Notes on the server, and its options, that follow from how the engine was built."""
     version = manifest.tools.get("tensorrt", "")
     device = ", ".join(f"{key} {value}" for key, value in manifest.device.items())
     notes, options = [], []

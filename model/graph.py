@@ -193,7 +193,7 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
 
     Args:
         model: A graph before or after ONNX Runtime's optimizer.
-        as_executed: The graph is what runs: a DequantizeLinear left in it is carried out, and the node
+        as_executed: The graph is what runs: a DequantizeLinear left in it is executed, and the node
             behind it computes in float.
     """
     made_by = producers(model.graph)

@@ -100,7 +100,7 @@ class RowAgreement:
         return self.cosines / self.rows if self.rule == "embedding" else None
 
     def verdict(self, *, loud: bool, snr_db: float = SNR_DB) -> tuple[bool, str]:
-        """Return whether the output passes, and what was required in words.
+        """Return whether the output passes, and the criterion as text.
 
         Args:
             loud: Whether it has the signal-to-noise ratio that is required.
@@ -127,7 +127,7 @@ class Judgement:
 
     @property
     def measured(self) -> str:
-        """The measured figures, in words."""
+        """The measured figures as text."""
         more = "" if self.agreement is None else f", same argmax in {self.agreement:.0%} of rows"
         return f"{self.snr_db:.1f} dB{more if self.cosine is None else f', cosine {self.cosine:.3f}'}"
 

@@ -54,7 +54,9 @@ def _kind(path: Path) -> str:
             raise InvalidOption(
                 f"{path}: a manifest", hint=f"inspect the artifact: {path.name.removesuffix('.json')}"
             )
-    raise InvalidOption(f"{path}: is none of .onnx, .engine, .ranges, TorchScript (.pt), results (.json)")
+    raise InvalidOption(
+        f"{path}: unknown file type; required: .onnx, .engine, .ranges, .pt (TorchScript) or .json (results)"
+    )
 
 
 def _onnx(path: Path, *, nodes: bool) -> dict[str, Any]:

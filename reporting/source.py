@@ -64,7 +64,7 @@ class ReportedArtifact:
 
     @property
     def text(self) -> RowText:
-        """Its figures in words."""
+        """Its figures as text."""
         return render(self.row, self.row.name if self.is_baseline else "")
 
     @property

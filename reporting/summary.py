@@ -102,7 +102,7 @@ def faster(one: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
 def _smallest_of_fastest(
     kept: Sequence[ReportedArtifact],
 ) -> tuple[ReportedArtifact | None, list[ReportedArtifact]]:
-    """The fastest, or the smallest of those that cannot be told from it; and the others of these."""
+    """The fastest artifact, or the smallest of those without a significant difference; and those others."""
     if not kept:
         return None, []
     fastest = max(kept, key=_speed)
@@ -184,13 +184,13 @@ def _reasons(
     if chosen.is_baseline:
         slow = [s.label for s in kept if not s.is_baseline]
         if slow:
-            sentences.append(f"No loss of accuracy, but not surely faster: {_listed(slow)}.")
+            sentences.append(f"No loss of accuracy, but no significant speed-up: {_listed(slow)}.")
         return sentences
     if equals:
         told = _listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
         smallest = any((s.size_bytes or 0.0) > (chosen.size_bytes or 0.0) for s in equals)
         better = f"it is smaller ({bytes_text(chosen.size_bytes)})" if smallest else "its median is the best"
-        sentences.append(f"Round by round its speed cannot be told from that of {told}; {better}.")
+        sentences.append(f"Its speed does not differ significantly from that of {told}; {better}.")
     elif others > 1:
         kind = "" if len(kept) == others + 1 else f" of the {len(kept)} that kept their accuracy"
         sentences.append(f"Faster than every other{kind}.")
@@ -247,7 +247,7 @@ def _slow_int8(measured: Sequence[ReportedArtifact]) -> list[str]:
         if ratio is not None and ratio.verdict == "slower":
             cautions.append(
                 f"{quantized.label} is slower than {plain.label} "
-                f"({' '.join(speedup_text(ratio))}): hand out the float artifact."
+                f"({' '.join(speedup_text(ratio))}): use the float artifact."
             )
     return cautions
 

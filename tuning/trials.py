@@ -99,7 +99,7 @@ class Workbench:
                 hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
             )
         if not batches:
-            raise DataError("the data is empty: there is nothing to measure accuracy on")
+            raise DataError("the data is empty; accuracy needs at least one sample")
         progress("run the float model")
         with engine("onnxruntime").open(str(model), threads=threads) as runner:
             self.reference: list[Outputs] = [runner.infer(batch.feeds) for batch in batches]

@@ -230,8 +230,11 @@ class _Run:
         int8, in_float = self._fastest("int8"), self._fastest("fp32", "bf16")
         if int8 is not None and int8.latency_ms < in_float.latency_ms:
             return int8
-        why = "is not faster than" if int8 is not None else "within the budget does not exist; the best is"
-        self.notes.append(f"INT8 {why} {in_float.name}, which is handed out")
+        best = f"The best model is {in_float.name}."
+        if int8 is not None:
+            self.notes.append(f"INT8 is not faster than float. {best}")
+        else:
+            self.notes.append(f"No INT8 model meets the budget. {best}")
         return in_float
 
     def front(self) -> list[str]:

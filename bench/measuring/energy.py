@@ -40,7 +40,7 @@ def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int 
 def rapl_counter(folder: Path = POWERCAP) -> tuple[Callable[[], float] | None, str, str]:
     """Return a counter of millijoules over all processor packages, its source, and why there is none.
 
-    https://docs.kernel.org/power/powercap/powercap.html. A counter that wrapped around is carried on.
+    https://docs.kernel.org/power/powercap/powercap.html. Counters that wrap around are unwrapped.
     """
     packages = sorted(
         path for path in folder.glob("intel-rapl:*") if path.name.count(":") == 1 and _is_package(path)

@@ -46,7 +46,7 @@ _GROUPS = {
 
 @dataclass(frozen=True)
 class RowText:
-    """The figures of a row in words; a dash where nothing was measured, nothing where nothing is to be said.
+    """The figures of a row as text: a dash where nothing was measured, empty where a figure does not apply.
 
     Attributes:
         name: With "(baseline)" behind that of the baseline.

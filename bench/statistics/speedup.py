@@ -94,7 +94,7 @@ def logarithms(launches_ms: Launches) -> list[list[float]]:
         InvalidOption: If one is not above 0.
     """
     if any(value <= 0.0 for launch in launches_ms for value in launch):
-        raise InvalidOption("a latency of 0 ms or less is none: the results are damaged")
+        raise InvalidOption("latency must be positive: the results are damaged")
     return [[math.log(value) for value in launch] for launch in launches_ms]
 
 

@@ -18,10 +18,10 @@ from .process import Worker
 
 
 class WorkerPool:
-    """The workers of all subjects that can run here. A context manager; leaving it ends them.
+    """The workers of all artifacts that can run here. A context manager; leaving it ends them.
 
     Args:
-        subjects: What is measured.
+        runnables: What is measured.
         recorder: The rows.
         feeds: File that every worker is fed.
         threads: Of every worker.
@@ -31,7 +31,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        subjects: Sequence[RunnableArtifact],
+        runnables: Sequence[RunnableArtifact],
         recorder: Recorder,
         feeds: Path,
         *,
@@ -39,7 +39,7 @@ class WorkerPool:
         timeout_s: float,
         progress: Progress,
     ) -> None:
-        self._subjects, self._recorder, self._feeds = subjects, recorder, feeds
+        self._runnables, self._recorder, self._feeds = runnables, recorder, feeds
         self._threads, self._timeout_s, self._progress = threads, timeout_s, progress
         self._stack = contextlib.ExitStack()
         self._used: dict[str, tuple[float, int]] = {}
@@ -50,8 +50,8 @@ class WorkerPool:
         """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
 
     def device(self, name: str) -> str:
-        """Return where a subject runs: "cpu" or "cuda:0"."""
-        return next(subject.device for subject in self._subjects if subject.name == name)
+        """Return where an artifact runs: "cpu" or "cuda:0"."""
+        return next(runnable.device for runnable in self._runnables if runnable.name == name)
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -74,9 +74,9 @@ class WorkerPool:
             QCompileError: If the baseline does not start; the failure of another is its row's.
         """
         began = time.monotonic()
-        for subject in self._subjects:
-            if self._recorder.is_measured(subject.name):
-                self._start(subject)
+        for runnable in self._runnables:
+            if self._recorder.is_measured(runnable.name):
+                self._start(runnable)
         self.timed = {name: TimingSeries() for name in self.workers}
         return time.monotonic() - began
 
@@ -86,11 +86,11 @@ class WorkerPool:
         self._stack.close()
         self.workers.clear()
         self._launches += 1
-        for subject in self._subjects:
-            timed = self.timed.get(subject.name)
+        for runnable in self._runnables:
+            timed = self.timed.get(runnable.name)
             if timed is not None and timed.failure is None:
                 try:
-                    self._start(subject)
+                    self._start(runnable)
                 except QCompileError as error:
                     timed.failure = error
         self._used = dict.fromkeys(self.workers, (0.0, 0))  # their start was ours too
@@ -114,26 +114,26 @@ class WorkerPool:
                     self.switches += answer["involuntary_switches"] - switches
         self._used = {}
 
-    def _start(self, subject: RunnableArtifact) -> None:
+    def _start(self, runnable: RunnableArtifact) -> None:
         again = f" again ({self._launches + 1})" if self._launches else ""
-        self._progress(f"load {subject.name}{again}")
+        self._progress(f"load {runnable.name}{again}")
         worker = self._stack.enter_context(
-            Worker(subject.name, threads=self._threads, python=subject.python, timeout_s=self._timeout_s)
+            Worker(runnable.name, threads=self._threads, python=runnable.python, timeout_s=self._timeout_s)
         )
         try:
             began = worker.hello()["started_ms"]
-            answer = start(worker, subject, self._subjects, self._threads)
+            answer = start(worker, runnable, self._runnables, self._threads)
             fed = worker.ask("feed", path=str(self._feeds))
         except QCompileError as error:
             worker.kill()
-            if self._launches or subject.name == self._recorder.base:
+            if self._launches or runnable.name == self._recorder.base:
                 raise
-            self._recorder.failed(subject.name, error)
+            self._recorder.failed(runnable.name, error)
             return
         if not fed["at_rest"]:
             worker.freeze()
         if not self._launches:
             cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
-            self._recorder.started(subject.name, cold_start, answer["contains"], answer["packages"])
-            self._recorder.warn(subject.name, *answer["notes"])
-        self.workers[subject.name] = worker
+            self._recorder.started(runnable.name, cold_start, answer["contains"], answer["packages"])
+            self._recorder.warn(runnable.name, *answer["notes"])
+        self.workers[runnable.name] = worker

@@ -97,12 +97,12 @@ def _pairs(reference: Side, artifact: Side) -> Pairs:
     if artifact.weightless is None:
         pairs = pair_outputs(reference.weightless.model, [tensor.name for tensor in artifact.io.outputs])
         if not pairs.pairs:
-            raise InvalidOption(f"{artifact.path}: none of its outputs is a tensor of {reference.path}")
+            raise InvalidOption(f"{artifact.path}: no output pairs with a tensor of {reference.path}")
         return pairs
     pairs = pair_tensors(reference.weightless.model, artifact.weightless.model)
     if not pairs.pairs:
         raise InvalidOption(
-            f"{artifact.path}: none of its tensors is one of {reference.path}, by name or by structure",
+            f"{artifact.path}: no tensor pairs with one of {reference.path}, by name or by structure",
             hint="compare an artifact with the ONNX file that it was made from",
         )
     return pairs

@@ -76,7 +76,7 @@ class Form:
         return values.astype(np.float16) if self.dtype == "float16" else values
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form in which a worker is told."""
+        """Return the form that a worker reads."""
         return {**vars(self), "scale": list(self.scale), "zero_point": list(self.zero_point)}
 
     @staticmethod

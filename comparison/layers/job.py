@@ -59,7 +59,7 @@ class Job:
 
 
 def run_job(job: Mapping[str, Any], told: Callable[[int], None]) -> dict[str, Any]:
-    """Carry out a job; its keys are those of `Job`. `told` is called with the number of batches done."""
+    """Run a job; its keys are those of `Job`. `told` is called with the number of batches done."""
     from ...bench.worker import peak_memory_bytes
     from ...tensors import ModelIO
     from .tapped import open_tapped

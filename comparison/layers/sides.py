@@ -101,7 +101,7 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
 def _engine_side(path: Path, runtime: str, manifest: Manifest | None) -> Side:
     if manifest is None or manifest.io is None:
         raise ModelError(
-            f"{path}: {manifest_path(path).name} does not say what goes in and comes out",
+            f"{path}: {manifest_path(path).name} names no inputs and outputs",
             hint=_LOOK,
             file=path,
         )

@@ -140,14 +140,14 @@ class LayerRuns:
             np.save(folder / f"{number}.npy", self.samples.read(number, name), allow_pickle=False)
 
     def _compared(self, chosen: Sequence[int], written: str) -> dict[str, Any]:
-        """What a run of the artifact is told so that it compares; an engine has its outputs and no taps."""
+        """Job of a run of the artifact that compares; an engine has its outputs and no taps."""
         if self.artifact.weightless is not None:
             return {"taps": self._artifact_taps(chosen), "reference": written}
         files = {self.pairs.pairs[index].artifact: self.tap_file(index) for index in chosen}
         return {"outputs": files, "reference_outputs": written}
 
     def _written(self, chosen: Sequence[int]) -> dict[str, Any]:
-        """What a run of the artifact is told so that it writes."""
+        """Job of a run of the artifact that writes its tensors."""
         if self.artifact.weightless is not None:
             return {"taps": self._artifact_taps(chosen)}
         return {"own": {self.pairs.pairs[index].artifact: self.tap_file(index) for index in chosen}}

@@ -63,7 +63,7 @@ def capture(module: Any, example: Example) -> Captured:
 
 
 def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
-    """Return what `torch.export` is told of the axes; None where nothing is dynamic.
+    """Return the `dynamic_shapes` of `torch.export`; None where nothing is dynamic.
 
     Args:
         module: The model.

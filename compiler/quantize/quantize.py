@@ -132,7 +132,7 @@ def _method(request: QuantizeRequest) -> dict[str, str]:
 
 
 def _compare(request: QuantizeRequest, path: Path) -> tuple[Check, str]:
-    """Signal-to-noise ratio against the float model, and what `diff` would not let pass, in words.
+    """Return the SNR check against the float model, and the outputs that `diff` would reject, as text.
 
     Raises:
         QuantizationError: On NaN or infinity that was not there before.

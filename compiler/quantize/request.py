@@ -107,8 +107,8 @@ def check_options(spec: QuantizeSpec) -> None:
         what = "`float_precision`" if float_precision in HALVES else "`layers`"
         kind = float_precision if float_precision in HALVES else "bf16"
         raise InvalidOption(
-            f"{what} {kind} for onnxruntime: its integer kernels stand between float32, and its CPU has none "
-            "for bfloat16",
+            f"{what} {kind} for onnxruntime: its integer kernels read and write float32, and its CPU kernels "
+            "do not support bfloat16",
             hint="leave it out, or choose `target` openvino or tensorrt",
             option=what,
         )

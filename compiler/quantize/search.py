@@ -99,8 +99,8 @@ def best_static(request: QuantizeRequest, once: Once) -> Outcome:
 
     Args:
         request: Of static INT8, with ranges. Without `search`, without data, or with fixed scales, it is
-            carried out as it is.
-        once: Carries a request out.
+            quantized as it is.
+        once: Quantizes once, as a request says.
 
     Raises:
         InvalidOption: If `max_damage` is asked for without data or without `search`.

@@ -23,6 +23,7 @@ from ...data.batches import Data
 from ...model.graph import WEIGHTED, attribute, consumers
 from ...model.graph_edits import set_nodes, store
 from ...model.onnx_file import copy_model, save_onnx
+from ...model.output_error import ErrorSums, decibels
 from ...model.session import make_session, run_session, session_options
 from ...progress import Progress, silent
 from ...spec.words import GraphTarget
@@ -54,7 +55,7 @@ class Damage:
     @property
     def snr_db(self) -> float:
         """The same as a signal-to-noise ratio; infinite without noise."""
-        return float(-10 * np.log10(self.noise)) if self.noise > 0 else float("inf")
+        return decibels(1.0, self.noise)
 
 
 def rank_layers(
@@ -122,9 +123,9 @@ def _noise(clean: Sequence[NDArray[Any]], noisy: Sequence[NDArray[Any]]) -> floa
     for expected, actual in zip(clean, noisy, strict=True):
         if expected.dtype.kind != "f":
             continue
-        signal = float(np.square(expected, dtype=np.float64).sum())
-        error = float(np.square(actual.astype(np.float64) - expected).sum())
-        shares.append(error / signal if signal > 0 else float(error > 0))
+        sums = ErrorSums()
+        sums.add(expected, actual)
+        shares.append(sums.noise / sums.signal if sums.signal > 0 else float(sums.noise > 0))
     return float(np.mean(shares)) if shares else 0.0
 
 

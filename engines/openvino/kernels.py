@@ -72,7 +72,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Computed:
-    """What became of a node: its precision ("unreported" where OpenVINO tells none), and that in words."""
+    """How a node is computed: its precision ("unreported" where OpenVINO reports none), and a description."""
 
     precision: str
     detail: str

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import InvalidOption
 
 _IGNORED = ("unsupported", "not supported", "will not be used", "is disabled", "no-op")
-"""What TensorRT says, as a warning alone, when it ignores what it was told."""
+"""Texts of TensorRT's warnings that mean it ignored a setting."""
 
 _NO_DEVICE = "catchCudaError"
 """Follows each error of a configuration where no GPU is: about the message's own bookkeeping."""

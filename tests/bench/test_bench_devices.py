@@ -12,8 +12,8 @@ import pytest
 import qcompile
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.row import Row
+from qcompile.bench.runnables import choose_runnables
 from qcompile.bench.statistics.speedup import Speedup
-from qcompile.bench.subjects import choose_subjects
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
 
@@ -23,14 +23,14 @@ without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
 
 
 def placed(artifacts: dict[str, str], *devices: int | None, modes: tuple[str, ...] = ()) -> dict[str, str]:
-    """Name of each subject to its device."""
+    """Name of each artifact to its device."""
     from qcompile.bench.workers.interpreters import Interpreters
 
-    subjects, _ = choose_subjects(
+    runnables, _ = choose_runnables(
         artifacts, next(iter(artifacts)), trust=False, pythons=Interpreters(), torch_modes=modes,
         devices=devices,
     )  # fmt: skip
-    return {subject.name: subject.device for subject in subjects}
+    return {runnable.name: runnable.device for runnable in runnables}
 
 
 def test_every_artifact_runs_on_each_device_that_can_run_it(

@@ -65,7 +65,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(run: Run, tiny_file: MakeF
         (["--profile", "x:1x4x8x8..2x4x8x8"], "is not NAME:MIN..OPT..MAX"),
         (["--profile", "y:1x3..1x3..1x3"], "gives no shapes for x"),
         (["--timing-cache", "t.cache"], "has no use for one"),
-        (["--layer", "Conv=fp16"], "no precision is higher than fp32"),
+        (["--layer", "Conv=fp16"], "--layer: no precision is higher than fp32"),
         (["--layer", "Conv"], "PATTERN=PRECISION is required"),
         (["--precision", "int8", "--calibrator", "native", "--data", "x.npz"], "has no INT8 calibrators"),
         (["--precision", "int8"], "holds no quantized layer"),

@@ -224,7 +224,7 @@ def test_formats_that_are_not_linear_are_marked(tmp_path: Path) -> None:
         ({"max_batch_size": 17}, "the profiles of .* end at 16"),
         ({"preferred_batch": (4, 32)}, "`preferred_batch` 32: max_batch_size is 16"),
         ({"max_batch_size": 1, "preferred_batch": (1,)}, "there are no batches to form"),
-        ({"kind": "cpu"}, "runs on gpu alone"),
+        ({"kind": "cpu"}, "runs only on gpu"),
         ({"warm_up_shapes": {"x": (1, 3, 8, 8)}}, "at the optimum of its profiles"),
     ],
 )

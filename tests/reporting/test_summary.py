@@ -75,7 +75,7 @@ def test_of_equally_fast_artifacts_the_smallest_is_recommended(tmp_path: Path) -
     assert found.chosen is not None
     assert found.chosen.name == "small"
     assert any(
-        "cannot be told from that of large (9.00 kB); it is smaller (3.00 kB)" in text
+        "does not differ significantly from that of large (9.00 kB); it is smaller (3.00 kB)" in text
         for text in found.reasons
     )
     assert any("tiny is the smallest (10 B)" in text for text in found.reasons)

@@ -104,7 +104,7 @@ def _activation_type(target: GraphTarget, isa: Isa) -> Any:
 def _options(
     target: GraphTarget, operators: list[str], ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any]:
-    """What ONNX Runtime's quantizer is told about a target."""
+    """Extra options of ONNX Runtime's quantizer for a target."""
     from onnxruntime.quantization import QuantType
 
     options: dict[str, Any] = {"ActivationSymmetric": target == "tensorrt", "WeightSymmetric": True}

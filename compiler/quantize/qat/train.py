@@ -183,7 +183,7 @@ def _capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) -
     except Exception as error:
         raise ExportError(
             f"{type(model).__name__}: PyTorch cannot capture it: {first_line(error)}",
-            hint="qcompile export says more; Python branches on values of tensors are what it cannot take",
+            hint="`qcompile export` gives details; PyTorch cannot capture Python branches on tensor values",
         ) from error
     return captured  # type: ignore[no-any-return]
 

@@ -56,7 +56,7 @@ class EngineLayer:
 
     @property
     def is_block(self) -> bool:
-        """Whether it is a block whose layers are not told one by one."""
+        """Whether it is a fused block whose layers the inspector does not list."""
         return "ForeignNode" in self.name or self.kind.lower() in ("myelin", "kgen")
 
 

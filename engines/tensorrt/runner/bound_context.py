@@ -119,7 +119,7 @@ class BoundContext:
         for tensor in self._loaded.outputs:
             if tensor.on_host:
                 raise ModelError(
-                    f"output {tensor.name!r} is computed on the host; none on the device can be had",
+                    f"output {tensor.name!r} is computed on the host and is not available on the device",
                     hint="leave on_device off",
                     tensor=tensor.name,
                 )

@@ -30,7 +30,7 @@ class CudaDriver:
         self._library = load_library()
 
     def wait(self, stream: int, producer: int) -> None:
-        """Let a stream wait for what another one was told so far; the host does not wait.
+        """Let a stream wait for the work enqueued on another one so far; the host does not wait.
 
         Args:
             stream: Handle of the stream that waits.
@@ -70,11 +70,11 @@ class CudaDriver:
             self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(top))
 
     def begin_capture(self, stream: int) -> None:
-        """Record what a stream is told from now on in place of doing it."""
+        """Begin to capture the work enqueued on a stream instead of executing it."""
         self._call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), ctypes.c_int(_THREAD_LOCAL))
 
     def end_capture(self, stream: int) -> int:
-        """Return the graph of what the stream was told; to be destroyed.
+        """Return the captured graph of the stream; the caller destroys it.
 
         Raises:
             DriverError: If something was done meanwhile that cannot be captured.

@@ -13,7 +13,7 @@ from .cuda_driver import CudaDriver, DriverError
 
 
 class CudaGraph:
-    """What `enqueue` told a stream, captured.
+    """The work that `enqueue` puts on a stream, captured as a graph.
 
     Args:
         driver: The driver; its context is active.

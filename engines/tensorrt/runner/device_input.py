@@ -126,14 +126,14 @@ def _by_interface(name: str, value: Any, context: PrimaryContext, stream: int) -
         strides = tuple(stride / dtype.itemsize for stride in strides)
     _check_dense(name, shape, strides)
     if interface.get("mask") is not None:
-        raise DataError(f"feeds: input {name!r} has a mask; none is required", tensor=name)
+        raise DataError(f"feeds: input {name!r} has a mask; an array without a mask is required", tensor=name)
     address = int(interface["data"][0])
     if address:
         try:
             _check_device(name, context.driver.device_of(address), context)
         except DriverError as error:
             raise DataError(
-                f"feeds: input {name!r} lies at {address:#x}, which is no memory of a CUDA device ({error})",
+                f"feeds: input {name!r} lies at {address:#x}, outside the memory of CUDA devices ({error})",
                 tensor=name,
             ) from error
     if interface["version"] >= 3 and interface.get("stream") is not None:

@@ -94,7 +94,7 @@ def _dtype(kind: str, name: str, path: Path) -> np.dtype[Any]:
         return np.dtype(_NUMPY[kind])
     if kind not in _ML_DTYPES:
         raise ModelError(
-            f"{path}: tensor {name!r} is {kind}, which no array holds element by element",
+            f"{path}: tensor {name!r} is {kind}, a type that numpy arrays do not have",
             hint="build a model whose inputs and outputs are of another type",
             tensor=name,
         )

@@ -121,7 +121,7 @@ def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> li
             raise _outside(f"input {name!r} holds {', '.join(map(str, values))}", ranges, name)
     given = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in feed_shapes.shapes.items())
     raise DataError(
-        f"feeds: each input fits some optimization profile, and none fits all of {given}; "
+        f"feeds: each input fits an optimization profile, but no profile fits all of {given}; "
         f"required: {'; or '.join(_spelled(profile) for profile in profiles)}",
         hint="build with a profile for these shapes together",
     )

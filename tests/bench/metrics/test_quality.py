@@ -25,12 +25,12 @@ from qcompile.model.onnx_file import load_onnx, model_io
 def workers_of(artifacts: dict[str, str]) -> Iterator[tuple[dict[str, Worker], Recorder]]:
     """A loaded worker and a row of each artifact."""
     with contextlib.ExitStack() as stack:
-        subjects = [describe(artifact, name=name) for name, artifact in artifacts.items()]
+        runnables = [describe(artifact, name=name) for name, artifact in artifacts.items()]
         workers = {}
-        for subject in subjects:
-            workers[subject.name] = stack.enter_context(Worker(subject.name, threads=1))
-            start(workers[subject.name], subject, subjects, 1)
-        rows = [Row(one.name, one.artifact, one.engine) for one in subjects]
+        for runnable in runnables:
+            workers[runnable.name] = stack.enter_context(Worker(runnable.name, threads=1))
+            start(workers[runnable.name], runnable, runnables, 1)
+        rows = [Row(one.name, one.artifact, one.engine) for one in runnables]
         yield workers, Recorder(rows, "base")
 
 

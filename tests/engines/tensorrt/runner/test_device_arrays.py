@@ -84,7 +84,10 @@ def test_a_capsule_is_given_back_when_its_memory_is_no_longer_used(newest: Simul
         (lambda gpu: InterfaceArray(gpu, values(3, 4), offset=16), "requires a multiple of 256"),
         (lambda gpu: DlpackArray(gpu, values(3, 4), byte_offset=16), "requires a multiple of 256"),
         (lambda gpu: InterfaceArray(gpu, values(3, 4), mask=object()), "has a mask"),
-        (lambda gpu: InterfaceArray(gpu, values(3, 4), data=(256, False)), "is no memory of a CUDA device"),
+        (
+            lambda gpu: InterfaceArray(gpu, values(3, 4), data=(256, False)),
+            "outside the memory of CUDA devices",
+        ),
         (lambda gpu: InterfaceArray(gpu, values(3, 4).astype(np.float16)), "float16; float32 is required"),
         (lambda gpu: DlpackArray(gpu, values(3, 5)), r"has shape 3x5; \[\?,4\] is required"),
     ],

@@ -48,7 +48,7 @@ def test_profiles_change_back_and_forth(simulation: Simulation) -> None:
         ((1, 9), "input 'b' has shape 9x4, outside .*; required: 1x4 or 5x4 to 6x4\n"),
         (
             (1, 6),
-            "each input fits some .* none fits all of a:1x4, b:6x4; required: a 1x4 to 2x4, b 1x4; or a",
+            "each input fits an .* no profile fits all of a:1x4, b:6x4; required: a 1x4 to 2x4, b 1x4; or a",
         ),
     ],
 )

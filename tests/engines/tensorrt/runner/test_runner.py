@@ -108,7 +108,7 @@ def test_bfloat16_is_taken_from_ml_dtypes(newest: Simulation, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"types": {"y": "INT4"}}, "tensor 'y' is INT4, which no array holds element by element"),
+        ({"types": {"y": "INT4"}}, "tensor 'y' is INT4, a type that numpy arrays do not have"),
         ({"types": {"x": "FP4"}}, "tensor 'x' is FP4"),
         ({"formats": {"x": "CHW32"}}, r"tensor 'x' is in format CHW32; row-major \(LINEAR\) is required"),
     ],

@@ -12,7 +12,7 @@ from .results.row import Row
 from .workers.interpreters import Interpreters
 
 
-def choose_subjects(
+def choose_runnables(
     artifacts: Sequence[str] | Mapping[str, str],
     baseline: str,
     *,
@@ -23,7 +23,7 @@ def choose_subjects(
 ) -> tuple[list[RunnableArtifact], str]:
     """Return what is measured, the baseline first, and the baseline's name.
 
-    Every MODEL comes once more in each of `torch_modes`, and every subject once more on each further one of
+    Every MODEL comes once more in each of `torch_modes`, and every artifact once more on each further one of
     `devices` that its engine runs on. Other arguments are those of `benchmark`.
 
     Raises:
@@ -46,47 +46,47 @@ def choose_subjects(
     described = [
         describe(artifact, name=name, trust=trust, pythons=pythons) for name, artifact in named.items()
     ]
-    subjects = [placed for subject in described for placed in _on_devices(subject, devices)]
-    chosen = next(subject for subject in subjects if subject.name == base)
+    runnables = [placed for runnable in described for placed in _on_devices(runnable, devices)]
+    chosen = next(runnable for runnable in runnables if runnable.name == base)
     if chosen.why_not:
         raise InvalidOption(f"baseline {baseline}: cannot run here: {chosen.why_not}")
-    models = [subject for subject in subjects if subject.engine == "pytorch"]
+    models = [runnable for runnable in runnables if runnable.engine == "pytorch"]
     if torch_modes and not models:
         raise InvalidOption("`torch_modes`: no artifact is a PyTorch MODEL", option="torch_modes")
     for mode in dict.fromkeys(torch_modes):
-        subjects += [
+        runnables += [
             replace(one, name=f"{one.name} ({mode})", mode=mode) for one in models if mode != "eager"
         ]
-    return sorted(subjects, key=lambda subject: subject is not chosen), base
+    return sorted(runnables, key=lambda runnable: runnable is not chosen), base
 
 
-def _on_devices(subject: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
-    """The subject on each device where it runs; where it does by itself if that is none of them."""
+def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
+    """The artifact on each device where it runs; where it does by itself if that is none of them."""
     names = [
-        device_text(number) for number in devices if ("cpu" if number is None else "cuda") in subject.places
+        device_text(number) for number in devices if ("cpu" if number is None else "cuda") in runnable.places
     ]
     placed = [
-        replace(subject, device=device, name=f"{subject.name} ({device})" if index else subject.name)
+        replace(runnable, device=device, name=f"{runnable.name} ({device})" if index else runnable.name)
         for index, device in enumerate(names)
-    ] or [subject]
+    ] or [runnable]
     return [
         replace(one, runs_on="GPU") if one.device != "cpu" and one.runs_on == "CPU" else one for one in placed
     ]
 
 
-def row_of(subject: RunnableArtifact) -> Row:
-    """Return the row of a subject, before anything is measured."""
+def row_of(runnable: RunnableArtifact) -> Row:
+    """Return the row of an artifact, before anything is measured."""
     return Row(
-        name=subject.name,
-        artifact=subject.artifact,
-        engine=subject.engine,
-        precision=subject.precision,
-        runs_on=subject.runs_on,
-        status="not run" if subject.why_not else "measured",
-        reason=subject.why_not,
-        size_bytes=subject.size_bytes,
-        mode=subject.mode,
-        device=subject.device,
-        interpreter=subject.python,
-        layers_by_precision=subject.layers_by_precision,
+        name=runnable.name,
+        artifact=runnable.artifact,
+        engine=runnable.engine,
+        precision=runnable.precision,
+        runs_on=runnable.runs_on,
+        status="not run" if runnable.why_not else "measured",
+        reason=runnable.why_not,
+        size_bytes=runnable.size_bytes,
+        mode=runnable.mode,
+        device=runnable.device,
+        interpreter=runnable.python,
+        layers_by_precision=runnable.layers_by_precision,
     )
