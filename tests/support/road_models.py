@@ -304,7 +304,7 @@ COMPACT = _recipes(
         "lstm": lambda: Tagger(2000, 128, 2, 20),
     },
     sides=(64, 64),
-    text=(8, 2000),
+    text=(32, 2000),
 )
 FULL = _recipes(
     {
