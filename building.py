@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .artifact import Artifact
 from .lowering import LoweredGraph, first_sample, lower
@@ -17,7 +17,10 @@ from .spec.artifacts import BuildSpec
 from .spec.decode import called, current, given
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .engines.base import BuildRequest
+    from .spec.keywords import BuildKeywords
 
 
 def build(
@@ -27,7 +30,7 @@ def build(
     /,
     *,
     progress: Progress = silent,
-    **options: Any,
+    **options: Unpack[BuildKeywords],
 ) -> Artifact:
     """Build an artifact for a target and prove that its precision was reached.
 
@@ -51,7 +54,12 @@ def build(
 
 
 def plan(
-    model: str | Path, spec: BuildSpec | None = None, /, *, progress: Progress = silent, **options: Any
+    model: str | Path,
+    spec: BuildSpec | None = None,
+    /,
+    *,
+    progress: Progress = silent,
+    **options: Unpack[BuildKeywords],
 ) -> dict[str, object]:
     """Prepare, parse and check everything that `build` would, and return what would be built.
 

@@ -15,6 +15,7 @@ import msgspec
 from ..spec.option import Option, fields_of, options_of
 from ..spec.recipes import RecipeFile, recipe_schema
 from .main import group
+from .signatures import FILE, signatures
 from .verb import Verb
 
 FOLDER = Path(__file__).parents[1] / "docs"
@@ -152,3 +153,4 @@ if __name__ == "__main__":
     (FOLDER / "reference").mkdir(exist_ok=True)
     for file, content in pages().items():
         (FOLDER / file).write_text(content, encoding="utf-8")
+    FILE.write_text(signatures(), encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writing
 from ...calibration import Ranges, load_ranges
@@ -27,6 +27,11 @@ from .judge import Judge
 from .methods import quantize_graph
 from .request import QuantizeRequest, check_options, check_ranges
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import QuantizeKeywords
+
 
 def quantize(
     model: str | Path,
@@ -37,7 +42,7 @@ def quantize(
     ranges: str | Path | Ranges | None = None,
     in_float: Mapping[str, str] | None = None,
     progress: Progress = silent,
-    **options: Any,
+    **options: Unpack[QuantizeKeywords],
 ) -> Artifact:
     """Quantize an ONNX file for a target, or convert it to FP16 or BF16.
 
@@ -62,9 +67,10 @@ def quantize(
         InvalidOption: If the options contradict each other.
     """
     model, output = Path(model), Path(output)
+    told: dict[str, object] = {**options}
     if isinstance(ranges, str | Path):
-        options["ranges"], ranges = ranges, None
-    spec = called(QuantizeSpec, spec, options)
+        told["ranges"], ranges = ranges, None
+    spec = called(QuantizeSpec, spec, told)
     check_options(spec)
     loaded = _open_ranges(spec.ranges, model) if ranges is None and spec.ranges is not None else ranges
     proto = load_onnx(model, external_data=False)

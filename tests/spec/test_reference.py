@@ -6,7 +6,7 @@ import ast
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +14,10 @@ from jsonschema import Draft202012Validator
 
 from qcompile.cli.main import group
 from qcompile.cli.reference import FOLDER, pages, verbs
-from qcompile.spec.option import options_of
+from qcompile.cli.signatures import FILE, signatures
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.keywords import BuildKeywords, QuantizeKeywords
+from qcompile.spec.option import fields_of, options_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,6 +32,15 @@ SCHEMA = json.loads((ROOT / "docs/recipe.schema.json").read_text(encoding="utf-8
 def test_the_pages_are_what_the_fields_say(name: str) -> None:
     written = (FOLDER / name).read_text(encoding="utf-8")
     assert written == pages()[name], "python -m qcompile.cli.reference writes it again"
+
+
+def test_the_keyword_arguments_are_what_the_fields_say() -> None:
+    assert FILE.read_text(encoding="utf-8") == signatures(), (
+        "python -m qcompile.cli.reference writes it again"
+    )
+    keywords = get_type_hints(BuildKeywords)
+    assert [*keywords] == [one.name for one in fields_of(BuildSpec)]
+    assert "ranges" not in get_type_hints(QuantizeKeywords)  # a parameter of its own, as it may be in memory
 
 
 def test_every_option_says_what_it_does_in_one_sentence() -> None:

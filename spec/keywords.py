@@ -1,0 +1,119 @@
+"""Keyword arguments of `build` and `quantize`. Written by python -m qcompile.cli.reference from spec/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from .tensorrt import TensorRTOptions
+
+
+class BuildKeywords(TypedDict, total=False):
+    """Options of `build`, by name."""
+
+    target: Literal["onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript"]
+    """Runtime that the artifact is for."""
+    method: str
+    """Method that chooses the thresholds: minmax, percentile[:NUMBER], entropy, mse or auto; default: the
+    method of the ranges."""
+    layers: Sequence[str] | Mapping[str, object]
+    """Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8."""
+    float_precision: Literal["fp32", "fp16", "bf16"]
+    """Precision of the layers that stay in floating point."""
+    allow_loss: bool
+    """Keep an INT8 model whose outputs on the data differ by more than `diff` allows."""
+    mode: Literal["static", "dynamic", "weights"]
+    """Kind of quantization: calibrated scales, scales computed at run time, or weights only."""
+    exclude: Sequence[str]
+    """Layers that stay in floating point: name, glob or operator type."""
+    only: Sequence[str]
+    """The only layers to quantize: name, glob or operator type."""
+    isa: Literal["vnni", "avx2", "arm"]
+    """Instruction set of the CPU that runs static INT8 on onnxruntime."""
+    correct_bias: bool
+    """Subtract the mean error of static INT8, measured on the data, from the biases."""
+    search: bool
+    """Quantize static INT8 in several ways and keep the graph with the most accurate outputs."""
+    block_size: int
+    """Number of weights that share a scale in mode weights; 0 means one scale per output channel."""
+    rounding: Literal["rtn", "gptq"]
+    """Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."""
+    quant_format: Literal["", "nbits", "qdq"]
+    """Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."""
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "best"]
+    """Precision that the layers must reach, or the build fails."""
+    gpus: Sequence[str]
+    """Compute capability to build for, such as sm86; default: this machine's GPU."""
+    min_shapes: Sequence[str] | Mapping[str, object]
+    """Smallest shape of an input."""
+    opt_shapes: Sequence[str] | Mapping[str, object]
+    """Shape of an input to optimize for."""
+    max_shapes: Sequence[str] | Mapping[str, object]
+    """Largest shape of an input."""
+    calibrator: Literal["", "ranges", "native", "entropy", "minmax"]
+    """Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or
+    TensorRT's own calibrator on the data."""
+    allow_fallback: bool
+    """Keep an artifact that does not reach its precision, with a warning."""
+    strict: bool
+    """Fail if a single layer does not reach the precision."""
+    tensorrt: TensorRTOptions | Mapping[str, object]
+    """TensorRT's own options."""
+    ranges: str | Path | None
+    """Ranges file to quantize the model with before the build."""
+    inputs: Sequence[str]
+    """Input of a PyTorch MODEL."""
+    threads: int
+    """Threads of a CPU runtime; 0 means the runtime's default."""
+    data: str | None
+    """Samples for the INT8 accuracy check, the artifact check and the calibrator."""
+    calibration_cache: str | Path | None
+    """File for the scales that TensorRT's calibrator computes."""
+    trust: bool
+    """Load a .pt2 file that runs code when it is loaded."""
+
+
+class QuantizeKeywords(TypedDict, total=False):
+    """Options of `quantize`, by name."""
+
+    method: str
+    """Method that chooses the thresholds: minmax, percentile[:NUMBER], entropy, mse or auto; default: the
+    method of the ranges."""
+    layers: Sequence[str] | Mapping[str, object]
+    """Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8."""
+    float_precision: Literal["fp32", "fp16", "bf16"]
+    """Precision of the layers that stay in floating point."""
+    allow_loss: bool
+    """Keep an INT8 model whose outputs on the data differ by more than `diff` allows."""
+    mode: Literal["static", "dynamic", "weights"]
+    """Kind of quantization: calibrated scales, scales computed at run time, or weights only."""
+    exclude: Sequence[str]
+    """Layers that stay in floating point: name, glob or operator type."""
+    only: Sequence[str]
+    """The only layers to quantize: name, glob or operator type."""
+    isa: Literal["vnni", "avx2", "arm"]
+    """Instruction set of the CPU that runs static INT8 on onnxruntime."""
+    correct_bias: bool
+    """Subtract the mean error of static INT8, measured on the data, from the biases."""
+    search: bool
+    """Quantize static INT8 in several ways and keep the graph with the most accurate outputs."""
+    block_size: int
+    """Number of weights that share a scale in mode weights; 0 means one scale per output channel."""
+    rounding: Literal["rtn", "gptq"]
+    """Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."""
+    quant_format: Literal["", "nbits", "qdq"]
+    """Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."""
+    target: Literal["onnxruntime", "openvino", "tensorrt"]
+    """Runtime that the Q/DQ nodes are placed for."""
+    precision: Literal["int8", "fp8", "int4", "fp16", "bf16"]
+    """Precision of the graph to write; fp8 is E4M3, for TensorRT from compute capability 8.9."""
+    weight_type: Literal["int8", "uint8"]
+    """Type of the weights in mode dynamic."""
+    balance: bool
+    """Equalize the channels of static INT8 where that improves the outputs on the data."""
+    max_damage: float | None
+    """Leave the most sensitive layers of static INT8 in floating point until the outputs on the data reach
+    this signal-to-noise ratio."""
+    data: str | None
+    """Samples to measure output errors on and to fit corrections to."""
