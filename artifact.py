@@ -1,28 +1,20 @@
 """An artifact and its manifest: what it is, made from what, by what, for what, and verified how.
 
-`model.engine` lies beside `model.engine.json`. Files appear under their final names only when they are
-whole: everything is written into a hidden folder beside the target and moved in at the end, side files
-first, the manifest last.
+`model.engine` lies beside `model.engine.json`; `files` writes both as one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError
+from .errors import ArtifactError, InvalidOption
+from .files import digest_files, manifest_path, require_file, side_files, write_json
 from .tensors import ModelIO
 
 SCHEMA_VERSION = 1
-_TEMPORARY = ".qcompile-tmp-"
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -99,49 +91,6 @@ class Artifact:
     manifest: Manifest
 
 
-def manifest_path(path: Path) -> Path:
-    """Return where the manifest of an artifact lies."""
-    return path.with_name(path.name + ".json")
-
-
-@contextmanager
-def writing(final: Path) -> Iterator[Path]:
-    """Yield a path to write to; on success move it, and what was written beside it, into place.
-
-    The path has the final name inside a temporary folder on the same file system, so that formats with
-    side files (external data) can name them. On an error nothing appears under a final name.
-
-    Raises:
-        InvalidOption: If the folder cannot be made or the target is a folder.
-    """
-    folder = final.parent
-    check_output(final)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{os.getpid()}-", dir=folder))
-    except OSError as error:
-        raise InvalidOption(f"output {final}: {error.strerror} ({error.filename})") from error
-    try:
-        yield temporary / final.name
-        _move_in(temporary, final)
-    except QCompileError as error:
-        # Where it was being written is no place a user can go to.
-        error.message = error.message.replace(str(temporary / final.name), str(final))
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def check_output(final: Path) -> None:
-    """Refuse an output that could not be written, before any work.
-
-    Raises:
-        InvalidOption: If it is a folder.
-    """
-    if final.is_dir():
-        raise InvalidOption(f"output {final} is a folder; a file name is required")
-
-
 def commit(written: Path, manifest: Manifest) -> Manifest:
     """Complete the manifest of the freshly `written` file and write it beside it; return it.
 
@@ -159,17 +108,6 @@ def commit(written: Path, manifest: Manifest) -> Manifest:
     )
     write_json(manifest_path(written), complete.as_json())
     return complete
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with writing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write JSON for people and machines: indented, keys in the given order, atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_manifest(path: Path) -> Manifest | None:
@@ -233,64 +171,14 @@ def load_artifact(path: Path) -> Artifact:
     return Artifact(path, manifest)
 
 
-def require_file(path: Path, *, what: str = "file") -> Path:
-    """Return the path of an existing file.
-
-    Raises:
-        MissingFile: If there is none, naming the nearest file that is there.
-    """
-    if path.is_file():
-        return path
-    if path.is_dir():
-        raise MissingFile(f"{what} {path} is a folder; a file is required", file=path)
-    raise MissingFile(f"{what} {path} does not exist", hint=nearest_name(path), file=path)
-
-
-def nearest_name(path: Path) -> str:
-    """Return "did you mean ...?" for a path that is not there, or an empty text."""
-    import difflib
-
-    if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist either"
-    near = difflib.get_close_matches(path.name, [item.name for item in path.parent.iterdir()], n=1)
-    return f"did you mean {path.parent / near[0]}?" if near else ""
-
-
-def digest_files(paths: Sequence[Path]) -> str:
-    """Return "sha256:..." over the contents of files, in the given order."""
-    total = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                total.update(chunk)
-    return f"sha256:{total.hexdigest()}"
-
-
 def digest_artifact(path: Path) -> str:
     """Return the digest of a file with its external data (`NAME.data`), as `commit` computes it."""
     return digest_files([path, *side_files(path)])
 
 
-def side_files(path: Path) -> list[Path]:
-    """Return the files that belong to an artifact beside its main file."""
-    data = path.with_name(path.name + ".data")
-    return [data] if data.is_file() else []
-
-
 def size_bytes(path: Path) -> int:
     """Return the size of an artifact with its side files."""
     return sum(item.stat().st_size for item in (path, *side_files(path)))
-
-
-def remove_stale(folder: Path, prefix: str = _TEMPORARY) -> None:
-    """Remove files and folders named PREFIX, pid, "-..." that processes left in `folder` when killed."""
-    for path in folder.glob(f"{prefix}*"):
-        pid = path.name.removeprefix(prefix).split("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
 
 def tool_versions(*packages: str) -> dict[str, str]:
@@ -306,25 +194,3 @@ def tool_versions(*packages: str) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
-
-
-def _move_in(temporary: Path, final: Path) -> None:
-    written = sorted(temporary.iterdir())
-    last = {temporary / final.name: 1, manifest_path(temporary / final.name): 2}
-    for path in sorted(written, key=lambda path: last.get(path, 0)):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(path, final.with_name(path.name))
-    data = final.with_name(final.name + ".data")
-    if manifest_path(temporary / final.name) in written and temporary / data.name not in written:
-        data.unlink(missing_ok=True)  # of the artifact that this one replaces
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -18,8 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from .artifact import Manifest, commit, read_manifest, writing
+from .artifact import Manifest, commit, read_manifest
 from .errors import ArtifactError, InvalidOption
+from .files import writing
 from .progress import Progress, silent
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import load_artifact, manifest_path, read_manifest, size_bytes
+from ..artifact import load_artifact, read_manifest, size_bytes
 from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, InvalidOption
+from ..files import manifest_path
 from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
 from ..model.pt2_archive import check_program

@@ -8,9 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artifact import Artifact, check_output, commit, tool_versions, writing
+from ..artifact import Artifact, commit, tool_versions
 from ..data.batches import Data
 from ..errors import CalibrationError, InvalidOption, QCompileError
+from ..files import check_output, writing
 from ..model.weightless import WeightlessModel, read_weightless
 from ..progress import Progress, silent
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..artifact import writing
+from ..files import writing
 from .histogram import BINS, Histogram
 
 _KEY = "qcompile"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..artifact import Artifact, commit, load_artifact, manifest_path, writing
+from ..artifact import Artifact, commit, load_artifact
 from ..errors import CalibrationError, InvalidOption
+from ..files import manifest_path, writing
 from ..progress import Progress, silent
 from .manifest import ranges_manifest
 from .ranges_file import load_ranges, save_ranges

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifact import remove_stale
 from ..errors import DataError, first_line
+from ..files import remove_stale
 from ..model.graph import attribute, captured_names, holds_half
 from ..model.onnx_file import load_onnx
 from ..model.session import make_session, session_options

@@ -24,7 +24,7 @@ _COLOURS = {
 
 
 def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) -> None:
-    """Draw tensors, in the given order, to `path` (inside `artifact.writing`).
+    """Draw tensors, in the given order, to `path` (inside `files.writing`).
 
     Raises:
         InvalidOption: If the file is neither .svg nor .png, or there is no tensor.

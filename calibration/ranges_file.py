@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..artifact import require_file
 from ..errors import CalibrationError
+from ..files import require_file
 from ..spec.words import METHODS
 from .histogram import BINS, Histogram
 from .ranges import Portion, Ranges
@@ -25,7 +25,7 @@ _KEY = "qcompile"
 
 
 def save_ranges(ranges: Ranges, path: Path) -> None:
-    """Write a ranges file to `path` (inside `artifact.writing`)."""
+    """Write a ranges file to `path` (inside `files.writing`)."""
     from safetensors.numpy import save
 
     observed = {

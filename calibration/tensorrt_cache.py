@@ -14,8 +14,8 @@ import re
 import struct
 from pathlib import Path
 
-from ..artifact import require_file
 from ..errors import CalibrationError, InvalidOption
+from ..files import require_file
 from ..model.weightless import read_weightless
 from .qparams import INT8
 from .ranges import Portion, Ranges

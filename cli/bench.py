@@ -103,9 +103,9 @@ def measure(session: Session, given: BenchCommand) -> int:
 )
 def compare(session: Session, given: CompareCommand) -> int:
     """Print the table of changes, and which limits they break."""
-    from ..artifact import write_json
     from ..bench.results.regress import compare_results, parse_limit
     from ..bench.results.results import load_results
+    from ..files import write_json
 
     found = compare_results(
         load_results(given.old),

@@ -52,8 +52,8 @@ def diff(session: Session, given: DiffCommand) -> int:
 
 
 def _layers(session: Session, given: DiffCommand) -> int:
-    from ..artifact import check_output
     from ..comparison.layers import layer_diff
+    from ..files import check_output
     from . import layers_table as shown
 
     written = [path for path in (given.output, given.save_results) if path is not None]

@@ -32,10 +32,10 @@ def ranges() -> None:
 def show(session: Session, given: ShowRangesCommand) -> None:
     """Print the table of tensors."""
     file, plot, tensors = given.file, given.plot, given.tensors
-    from ..artifact import writing
     from ..calibration import load_ranges, parse_method
     from ..calibration.plot import SUFFIXES, plot_ranges
     from ..calibration.summary import summarize
+    from ..files import writing
 
     if plot is not None and plot.suffix not in SUFFIXES:
         raise Refused("plot", f"{' or '.join(SUFFIXES)} is required", found=str(plot))
@@ -111,9 +111,9 @@ def merge(session: Session, given: MergeRangesCommand) -> None:
 )
 def cache(session: Session, given: RangesCacheCommand) -> None:
     """Print the header of the cache."""
-    from ..artifact import write_text
     from ..calibration import load_ranges, parse_method
     from ..calibration.tensorrt_cache import format_cache
+    from ..files import write_text
 
     loaded = load_ranges(given.file)
     method = parse_method(given.method) if given.method else None

@@ -59,9 +59,9 @@ def tune(session: Session, given: TuneCommand) -> None:
 
 
 def _picture(session: Session, tuned: Tuned, output: Path, max_drop: float, metric: str) -> Path | None:
-    from ..artifact import writing
     from ..bench.results.row import unit_of
     from ..errors import EngineUnavailable
+    from ..files import writing
     from ..tuning.pareto_plot import plot_front
 
     path = output / "front.svg"

@@ -16,8 +16,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..artifact import digest_files, nearest_name
 from ..errors import DataError, InvalidOption, MissingFile
+from ..files import digest_files, nearest_name
 from ..model.source import Source, digest_source, parse_source
 from ..tensors import TensorInfo, check_feeds
 from .readers import Batch, read_folder, read_function, read_npz, sample_files, samples_in_file

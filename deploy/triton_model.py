@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from ..artifact import Check, Manifest, load_artifact, manifest_path, read_manifest, require_file
+from ..artifact import Check, Manifest, load_artifact, read_manifest
 from ..errors import ArtifactError, InvalidOption
+from ..files import manifest_path, require_file
 from ..tensors import ModelIO, TensorInfo
 from .triton_backends import ONNX_RUNTIME, OPENVINO, PYTORCH, TENSORRT, Backend
 from .triton_model_onnx import onnx_io, onnx_side_files

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..artifact import digest_files, remove_stale
 from ..errors import ArtifactError, InvalidOption
+from ..files import TEMPORARY, digest_files, remove_stale
 
 CONFIG = "config.pbtxt"
 
-_TEMPORARY = ".qcompile-tmp-"
 _HEADER = re.compile(r"# Written by qcompile package triton; what follows is sha256:([0-9a-f]{64})\n")
 _NAME = re.compile(r"[^\s/\\.][^\s/\\]*")
 _NAME_BYTES = 255
@@ -96,7 +95,7 @@ def _temporary(repository: Path) -> Path:
     same = outside.stat().st_dev == repository.stat().st_dev and os.access(outside, os.W_OK | os.X_OK)
     parent = outside if same else repository
     remove_stale(parent)
-    return Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{os.getpid()}-", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-", dir=parent))
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:

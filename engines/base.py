@@ -31,7 +31,7 @@ class BuildRequest:
 
     Attributes:
         model: The file to build from (ONNX), or a MODEL spelling where the engine takes PyTorch.
-        output: Where to write, inside `artifact.writing`.
+        output: Where to write, inside `files.writing`.
         spec: What was asked for; its precision is never "best".
         source: What the user gave, where `model` was made from it; for messages and the manifest.
         layers: Name of a node to the precision it must have, where the runtime chooses types.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..artifact import Artifact, Manifest, commit, tool_versions, write_text, writing
+from ..artifact import Artifact, Manifest, commit, tool_versions
 from ..errors import EngineUnavailable, IntentNotReached
+from ..files import write_text, writing
 from ..model.multiply_adds import multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
 from ..model.source import digest_source, parse_source

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..artifact import load_artifact, manifest_path, read_manifest, require_file
+from ..artifact import load_artifact, read_manifest
 from ..errors import ArtifactError, InvalidOption
+from ..files import manifest_path, require_file
 from ..model.pt2_archive import trusting
 from ..model.source import parse_source
 from ..tensors import ModelIO

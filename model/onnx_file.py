@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifact import digest_files, require_file
 from ..errors import ModelError, first_line
+from ..files import digest_files, require_file
 from ..tensors import Dim, ModelIO, TensorInfo
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> None:
-    """Write the model to `path` (inside `artifact.writing`), with external data from 2 GB on."""
+    """Write the model to `path` (inside `files.writing`), with external data from 2 GB on."""
     import onnx
 
     external = is_large(model)

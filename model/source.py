@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..artifact import digest_files, is_manifest, nearest_name, require_file
+from ..artifact import is_manifest
 from ..errors import InvalidOption, MissingFile
+from ..files import digest_files, nearest_name, require_file
 
 SourceKind = Literal["file", "module", "pt2", "torchscript", "onnx"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..artifact import require_file
 from ..errors import ModelError
+from ..files import require_file
 from ..tensors import ModelIO
 from .graph_edits import fix_initializers
 from .onnx_file import digest_model, model_io, parse_onnx

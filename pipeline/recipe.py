@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifact import require_file
 from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, RecipeError
+from ..files import require_file
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused, Told, decode, deprecated
 from ..spec.recipes import RECIPE_VERSION, RecipeFile

@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ..artifact import digest_files, remove_stale, write_json
 from ..errors import InvalidOption
+from ..files import TEMPORARY, digest_files, lock, remove_stale, write_json
 
 FOLDER = ".qcompile"
 _RECORD = "stage.json"
@@ -59,11 +59,11 @@ class Store:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "lock").open("w")
+            held = (self.folder / "lock").open("w")
         except OSError as error:
             raise InvalidOption(f"output {self.output}: {error.strerror}") from error
-        with lock:
-            _lock(lock, self.output)
+        with held:
+            lock(held, self.output)
             remove_stale(self.folder)
             remove_stale(self.output)
             yield
@@ -129,7 +129,7 @@ class Store:
             source, public = final / name, self.output / name
             if public.exists() and os.path.samefile(source, public):
                 continue
-            temporary = self.output / f".qcompile-tmp-{os.getpid()}-{name}"
+            temporary = self.output / f"{TEMPORARY}{os.getpid()}-{name}"
             temporary.unlink(missing_ok=True)
             try:
                 os.link(source, temporary)
@@ -141,16 +141,3 @@ class Store:
 def _stat(path: Path) -> list[int]:
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
-
-
-def _lock(file: IO[str], output: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # not POSIX: the rename of whole folders still keeps every file whole
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise InvalidOption(
-            f"`output` {output}: another run is using it", hint="wait for it, or give another `output`"
-        ) from error

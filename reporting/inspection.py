@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..artifact import digest_artifact, read_manifest, require_file, size_bytes
+from ..artifact import digest_artifact, read_manifest, size_bytes
 from ..errors import InvalidOption
+from ..files import require_file
 
 
 def inspect(path: str | Path, *, nodes: bool = False) -> dict[str, Any]:

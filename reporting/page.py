@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifact import check_output, write_text
 from ..bench.measuring.environment import machine_text
 from ..errors import EngineUnavailable, InvalidOption
 from ..figures import words
+from ..files import check_output, write_text
 from ..version import __version__
 from .canvas import require_matplotlib
 from .sections import sections

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..artifact import require_file
 from ..bench.results.render import RowText, render
 from ..bench.results.results import Results, load_results, read_results
 from ..bench.results.row import Interval, Row, Unit
 from ..bench.statistics.speedup import Speedup
 from ..errors import ArtifactError
 from ..figures import clean, shortened
+from ..files import require_file
 
 if TYPE_CHECKING:
     from ..calibration.ranges import Ranges

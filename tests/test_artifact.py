@@ -14,19 +14,21 @@ from qcompile.artifact import (
     Check,
     Manifest,
     commit,
-    digest_files,
     load_artifact,
-    manifest_path,
     read_manifest,
-    remove_stale,
-    require_file,
     size_bytes,
     tool_versions,
+)
+from qcompile.errors import ArtifactError, InvalidOption, MissingFile
+from qcompile.files import (
+    digest_files,
+    manifest_path,
+    remove_stale,
+    require_file,
     write_json,
     write_text,
     writing,
 )
-from qcompile.errors import ArtifactError, InvalidOption, MissingFile
 from qcompile.tensors import ModelIO, TensorInfo
 
 MANIFEST = Manifest(

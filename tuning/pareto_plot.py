@@ -12,7 +12,7 @@ _COLOURS = {"int8": "#2166ac", "bf16": "#1b7837", "fp32": "#b2182b"}
 
 
 def plot_front(tuned: Tuned, path: Path, *, max_drop: float, unit: str) -> None:
-    """Draw to `path` (.svg or .png, inside `artifact.writing`).
+    """Draw to `path` (.svg or .png, inside `files.writing`).
 
     Raises:
         EngineUnavailable: If matplotlib is missing.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifact import write_json, write_text
 from ..bench.metrics.accuracy import read_metric
 from ..calibration import Ranges, load_ranges, parse_method
 from ..compiler.export import export
@@ -20,6 +19,7 @@ from ..data.readers import Batch
 from ..engines.build import require_builder
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
+from ..files import write_json, write_text
 from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
 from ..model.source import parse_source

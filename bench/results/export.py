@@ -6,8 +6,8 @@ import csv
 import io
 from pathlib import Path
 
-from ...artifact import write_text
 from ...figures import DASH
+from ...files import write_text
 from ..measuring.environment import machine_text
 from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from .render import RowText, csv_columns, csv_row, interval_words, render

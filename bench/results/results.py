@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ...artifact import require_file, write_json
 from ...errors import ArtifactError
+from ...files import require_file, write_json
 from .row import Row
 from .row_json import read_row, row_json
 

@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...artifact import remove_stale
 from ...errors import InvalidOption
+from ...files import remove_stale
 from ...model.output_error import ErrorSums
 from ...progress import Progress, silent
 from .outcome import CAP_DB, THRESHOLD_DB, Layer, LayerDiff, Neighbour

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...artifact import writing
+from ...files import writing
 
 SCHEMA_VERSION = 1
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...artifact import writing
 from ...errors import EngineUnavailable
+from ...files import writing
 from ...progress import quiet
 
 if TYPE_CHECKING:

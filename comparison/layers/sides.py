@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...artifact import Manifest, load_artifact, manifest_path, read_manifest, require_file
+from ...artifact import Manifest, load_artifact, read_manifest
 from ...engines.load import engine_of
 from ...engines.registry import engine
 from ...errors import EngineUnavailable, InvalidOption, ModelError
+from ...files import manifest_path, require_file
 from ...model.graph import graph_precision, weighted_nodes
 from ...model.weightless import WeightlessModel, read_weightless
 from ...tensors import ModelIO, TensorInfo

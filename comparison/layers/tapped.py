@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ...artifact import manifest_path, read_manifest
+from ...artifact import read_manifest
 from ...engines.load import load
 from ...engines.registry import engine
 from ...errors import DataError, first_line
+from ...files import manifest_path
 from ...model.graph import holds_half, infer_types
 from ...model.session import make_session, session_options
 from ...model.weightless import WeightlessModel, read_weightless

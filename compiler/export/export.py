@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ...artifact import Artifact, Check, commit, writing
+from ...artifact import Artifact, Check, commit
 from ...errors import ExportError, InvalidOption
+from ...files import writing
 from ...model.example import Example, name_outputs
 from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, write_notes

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ...artifact import Artifact, Check, commit, writing
+from ...artifact import Artifact, Check, commit
 from ...data.batches import Data
+from ...files import writing
 from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
 from ...model.random_input import run_on
 from ...model.source import Source

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...data.batches import Data
 from ...errors import ModelError
+from ...files import writing
 from ...model.graph import graph_precision
 from ...model.onnx_file import (
     check_onnx,

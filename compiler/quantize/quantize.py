@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...calibration import Ranges, load_ranges
 from ...calibration.tensorrt_cache import is_cache, read_cache
 from ...data.batches import Data
 from ...errors import InvalidOption, QuantizationError
+from ...files import writing
 from ...model.graph import graph_precision
 from ...model.onnx_file import (
     add_external_data,

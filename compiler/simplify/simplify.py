@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions, writing
+from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...data.batches import Data
 from ...errors import EngineUnavailable, first_line
+from ...files import writing
 from ...model.graph import graph_precision
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
 from ...model.random_input import RandomInput

@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.thresholds import (
-    amax_entropy,
-    amax_minmax,
-    entropy_divergences,
-)
+from qcompile.calibration.thresholds import amax_entropy, amax_minmax, entropy_divergences
 
 
 def divergence(counts: list[float], kept: int, levels: int) -> float:

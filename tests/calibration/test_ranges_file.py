@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from written_ranges import NONE, full, make, saved, tensors
 
-from qcompile.artifact import Artifact, commit, load_artifact, writing
+from qcompile.artifact import Artifact, commit, load_artifact
 from qcompile.calibration import Method, Ranges, load_ranges, save_ranges
 from qcompile.calibration.histogram import BINS
 from qcompile.calibration.manifest import ranges_manifest
@@ -23,6 +23,7 @@ from qcompile.calibration.ranges import Portion
 from qcompile.calibration.ranges_file import FORMAT_VERSION
 from qcompile.calibration.thresholds import METHODS
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, MissingFile
+from qcompile.files import writing
 
 
 def test_a_file_reads_back(tmp_path: Path) -> None:

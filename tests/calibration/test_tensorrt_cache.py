@@ -16,12 +16,7 @@ from tensorrt_caches import CACHE, HEADER, float_of
 from qcompile.calibration import Method, Ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.ranges import Portion
-from qcompile.calibration.tensorrt_cache import (
-    CALIBRATORS,
-    format_cache,
-    parse_cache,
-    version_code,
-)
+from qcompile.calibration.tensorrt_cache import CALIBRATORS, format_cache, parse_cache, version_code
 from qcompile.calibration.thresholds import METHODS
 from qcompile.errors import CalibrationError, InvalidOption
 

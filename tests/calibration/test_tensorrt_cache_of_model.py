@@ -10,17 +10,12 @@ import pytest
 from onnx import numpy_helper
 from tensorrt_caches import CACHE, HEADER, float_of
 
-from qcompile.artifact import write_text
 from qcompile.calibration import Ranges, load_ranges
-from qcompile.calibration.tensorrt_cache import (
-    format_cache,
-    is_cache,
-    parse_cache,
-    read_cache,
-)
+from qcompile.calibration.tensorrt_cache import format_cache, is_cache, parse_cache, read_cache
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError
+from qcompile.files import write_text
 from qcompile.model.weightless import fingerprint
 
 MakePath = Callable[..., Path]

@@ -13,10 +13,11 @@ from onnx import TensorProto, helper
 from packaging_engines import make_engine
 
 import qcompile
-from qcompile.artifact import Manifest, commit, load_artifact, writing
+from qcompile.artifact import Manifest, commit, load_artifact
 from qcompile.deploy import TritonOptions, package_triton
 from qcompile.deploy.triton_model import read_triton_model
 from qcompile.errors import ArtifactError, InvalidOption, ModelError
+from qcompile.files import writing
 
 
 def onnx_file(path: Path, outputs: list[onnx.ValueInfoProto], *, shape: list[int | str]) -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qcompile.artifact import manifest_path
 from qcompile.building import build
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
@@ -17,6 +16,7 @@ from qcompile.engines.build import build_engine
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.load import engine_of
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
+from qcompile.files import manifest_path
 from qcompile.spec.artifacts import BuildSpec
 
 Feeds = dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 import qcompile
-from qcompile.artifact import digest_artifact, manifest_path, read_manifest
+from qcompile.artifact import digest_artifact, read_manifest
 from qcompile.errors import InvalidOption
+from qcompile.files import manifest_path
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 

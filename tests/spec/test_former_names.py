@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 import qcompile
-from qcompile.artifact import manifest_path
 from qcompile.building import build
 from qcompile.cli.reference import pages, verbs
 from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
 from qcompile.errors import InvalidOption
+from qcompile.files import manifest_path
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.spec.artifacts import ArtifactSection, BuildSpec
 from qcompile.spec.decode import Refused, current, given

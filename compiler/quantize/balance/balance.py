@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ....artifact import Artifact, Manifest, commit, tool_versions, writing
+from ....artifact import Artifact, Manifest, commit, tool_versions
 from ....data.batches import Data
 from ....errors import InvalidOption, QuantizationError
+from ....files import writing
 from ....model.graph import graph_precision
 from ....model.graph_edits import fix_initializers
 from ....model.onnx_file import add_external_data, check_onnx, digest_model, load_onnx, model_io, save_onnx

@@ -47,7 +47,7 @@ def quantize_dynamic(
 
     Args:
         model: From `prepare.prepared`; it is changed.
-        path: File to write, inside `artifact.writing`.
+        path: File to write, inside `files.writing`.
         exclude: Names, globs or operator types that stay in float.
         weight_type: "int8": symmetric, with a scale per output channel. "uint8": with a zero point too;
             x86 processors without VNNI sum two products of uint8 by int8 in int16, which overflows, and

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ....artifact import require_file
 from ....errors import BuildError, InvalidOption
+from ....files import require_file
 from ....spec.tensorrt import TensorRTOptions
 from ....tensors import format_shape
 from ..adapter import Adapter

@@ -9,8 +9,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ....artifact import Artifact, Manifest, commit, load_artifact, tool_versions, writing
+from ....artifact import Artifact, Manifest, commit, load_artifact, tool_versions
 from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
+from ....files import writing
 from ....model.onnx_file import load_onnx, model_io
 from ....model.weightless import fingerprint
 from ....progress import Progress

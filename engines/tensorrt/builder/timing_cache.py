@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....artifact import writing
 from ....errors import InvalidOption
+from ....files import writing
 from ....spec.tensorrt import AUTO, OFF
 from ...gpu import Gpu
 from ..adapter import Adapter

@@ -16,12 +16,7 @@ from written_models import model_of, outputs_of
 
 from qcompile.compiler.quantize.activations import channel_amax
 from qcompile.compiler.quantize.balance.rows import Rows, observe_rows
-from qcompile.compiler.quantize.balance.smooth import (
-    best_factors,
-    smooth,
-    smoothable,
-    smoothing_factors,
-)
+from qcompile.compiler.quantize.balance.smooth import best_factors, smooth, smoothable, smoothing_factors
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
