@@ -101,7 +101,10 @@ def test_quiet_prints_nothing_but_warnings(qc: Qc, arguments: list[object]) -> N
         (["--max-drop", -1], "--max-drop -1: at least 0 is required"),
         (["--max-drop", "x"], "'x' is not a valid float"),
         ([], "Missing option '--max-drop'"),
-        (["--max-drop", 1, "--metric", "f1"], "metric 'f1' is unknown"),
+        (
+            ["--max-drop", 1, "--metric", "f1"],
+            "--metric 'f1': top1, top5, miou, cosine, mse or file.py:function is required",
+        ),
         (["--max-drop", 1, "--target", "onnx"], "target 'onnx' is unknown"),
     ],
 )
