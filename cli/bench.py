@@ -33,7 +33,7 @@ class MeasureVerb(Verb):
         formatter.write_usage(program, " ".join(self.collect_usage_pieces(ctx)))
 
 
-@click.group(cls=BenchGroup, short_help="measure against a baseline; compare two results")
+@click.group(cls=BenchGroup, short_help="measure artifacts against a baseline, or compare two results files")
 def bench() -> None:
     """Measure artifacts, or compare what was measured."""
 
@@ -48,7 +48,7 @@ def bench() -> None:
     "qcompile bench model.onnx --baseline model.py:build --torch compile --batch-sizes 1,2,4,8",
     "qcompile bench compare old.json new.json --fail-if slower:5%",
     cls=MeasureVerb,
-    short_help="measure against a baseline",
+    short_help="measure artifacts against a baseline",
 )
 def measure(session: Session, given: BenchCommand) -> int:
     """Print the table of what was measured."""
@@ -99,7 +99,7 @@ def measure(session: Session, given: BenchCommand) -> int:
     "qcompile bench compare old.json new.json",
     "qcompile bench compare old.json new.json --fail-if slower:5% --fail-if accuracy:0.5",
     "qcompile bench compare laptop.json server.json --across-machines",
-    short_help="new results against old ones",
+    short_help="compare new results with old ones",
 )
 def compare(session: Session, given: CompareCommand) -> int:
     """Print the table of changes, and which limits they break."""

@@ -12,32 +12,32 @@ from ..errors import QCompileError
 from ..version import __version__
 
 _VERBS = {
-    "export": "PyTorch model to checked ONNX",
-    "simplify": "fold and fuse, outputs stay equal",
-    "balance": "even out channels before INT8",
-    "calibrate": "observe activations over samples",
-    "ranges": "look at ranges, merge shards, write TensorRT's cache",
-    "quantize": "INT8, FP8, INT4, FP16 or BF16, for a target",
-    "tune": "the fastest INT8 within an accuracy budget",
-    "build": "build for a target, prove the precision",
-    "refit": "new weights for a built engine",
-    "bench": "measure against a baseline; compare two results",
-    "diff": "compare outputs by Polygraphy",
-    "report": "one HTML file of results",
-    "run": "all of it, from one recipe",
-    "package": "lay an artifact out for a server",
-    "inspect": "say what a file is",
-    "doctor": "what works here, why not, the fix",
+    "export": "export a PyTorch model to ONNX and check it",
+    "simplify": "fold and fuse nodes; outputs stay equal",
+    "balance": "balance channels before INT8",
+    "calibrate": "observe activations on samples",
+    "ranges": "show ranges, merge shards, write TensorRT's cache",
+    "quantize": "convert to INT8, FP8, INT4, FP16 or BF16 for a target",
+    "tune": "find the fastest INT8 model within an accuracy budget",
+    "build": "build for a target and prove the precision",
+    "refit": "give a built engine new weights",
+    "bench": "measure artifacts against a baseline, or compare results",
+    "diff": "compare outputs with Polygraphy",
+    "report": "write one HTML file of results",
+    "run": "run all stages of a recipe",
+    "package": "package an artifact for a server",
+    "inspect": "show what a file contains",
+    "doctor": "check what works on this machine",
 }
-"""Verb to what the list of verbs says, in the order of the road. Its module is imported when it is called."""
+"""Help of each verb, in the order of the road. A verb's module is imported when the verb is called."""
 
 _HELP = """\
-From a trained PyTorch model to measured, verified artifacts.
+Turn a trained PyTorch model into measured, verified artifacts.
 
 \b
   PyTorch ─ export ─ simplify ─ calibrate ─ quantize ─ build ─ bench, diff, report
 
-Each verb works alone on files from anywhere; `run` does them all from one recipe.
+Each verb also takes files of other tools; `run` does all of them from one recipe.
 
 \b
 Examples:

@@ -10,7 +10,7 @@ from .session import RoadGroup, Session
 from .verb import verb
 
 
-@click.group(cls=RoadGroup, short_help="lay an artifact out for a server")
+@click.group(cls=RoadGroup, short_help="package an artifact for a server")
 def package() -> None:
     """Lay an artifact out for what will serve it."""
 
@@ -22,7 +22,7 @@ def package() -> None:
     "--version-policy latest:2 --instances 2 --gpus 0,1 --preferred-batch 4,8 --max-queue-delay-us 100",
     "qcompile package triton bert.onnx --name bert -o model_repository --max-batch-size 8 "
     "--warm-up-shapes input_ids:8x128",
-    short_help="a model repository for Triton Inference Server",
+    short_help="write a model repository for Triton Inference Server",
 )
 def triton(session: Session, given: TritonCommand) -> None:
     """Print what was laid out, and how to serve it."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..calibration.summary import TensorSummary
 
 
-@click.group(cls=RoadGroup, short_help="look at ranges, merge shards, write TensorRT's cache")
+@click.group(cls=RoadGroup, short_help="show ranges, merge shards, write TensorRT's cache")
 def ranges() -> None:
     """Work with the ranges files that `qcompile calibrate` writes."""
 
@@ -27,7 +27,7 @@ def ranges() -> None:
     ShowRangesCommand,
     "qcompile ranges show model.ranges",
     "qcompile ranges show model.ranges --method mse --top 10 --plot worst.svg",
-    short_help="tensors with their thresholds, the worst first",
+    short_help="show tensors with their thresholds, the largest error first",
 )
 def show(session: Session, given: ShowRangesCommand) -> None:
     """Print the table of tensors."""
@@ -92,7 +92,7 @@ def _table(session: Session, found: list[TensorSummary]) -> None:
 @verb(
     MergeRangesCommand,
     "qcompile ranges merge part1.ranges part2.ranges -o model.ranges",
-    short_help="put the shards of one calibration together",
+    short_help="merge the shards of one calibration",
 )
 def merge(session: Session, given: MergeRangesCommand) -> None:
     """Print the merged file."""

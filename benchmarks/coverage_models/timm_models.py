@@ -79,7 +79,7 @@ _MODELS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("coat_lite_tiny", 64, {"img_size": 64}),
     ("coatnet_pico_rw_224", 64, {"img_size": 64}),
     ("maxvit_rmlp_pico_rw_256", 64, {"img_size": 64}),
-    ("nest_tiny", 64, {"img_size": 64, "depths": (1, 1, 2), "embed_dims": (48, 96, 192)}),
+    ("nest_tiny", 64, {"img_size": 64}),
     ("hiera_tiny_224", 64, {"img_size": (64, 64), "stages": (1, 1, 2, 1)}),
     ("swin_tiny_patch4_window7_224", 64, {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4),
                                          "embed_dim": 32}),
