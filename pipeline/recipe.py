@@ -76,7 +76,8 @@ def _decoded(values: dict[str, Any], told: Told) -> RecipeFile:
         try:
             parse_devices(recipe.bench.devices)
         except InvalidOption as error:
-            raise Refused("bench.devices", f"holds {error.message}", hint=error.hint) from error
+            problem = error.message.removeprefix("`devices` ")
+            raise Refused("bench.devices", f"holds {problem}", hint=error.hint) from error
     contradiction = find_contradiction(recipe.model, recipe.artifact, recipe.bench)
     if contradiction:
         key, problem, hint = contradiction

@@ -200,7 +200,7 @@ def test_a_checkpoint_of_something_else_is_not_gone_on_from(network: Path, data:
         (tmp_path / "other.onnx", data, {}),
         (network, data, {"shard": Shard(1, 2)}),
         (network, data, {"limit": 9}),
-        (network, data, {"wanted": {"x", "y"}}),
+        (network, data, {"tensors": {"x", "y"}}),
     ]
     for model, spec, options in cases:
         checkpoint.unlink(missing_ok=True)

@@ -56,7 +56,7 @@ def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
         ("batch_sizes = [1, 0]", r"bench\.batch_sizes\[1\]"),
         ("clients = [0]", r"bench\.clients\[0\]"),
         ('torch_modes = ["fast"]', r"bench\.torch_modes\[0\]"),
-        ('devices = ["gpu"]', r"'bench\.devices' holds device 'gpu'"),
+        ('devices = ["gpu"]', r"'bench\.devices' holds 'gpu': cpu, cuda"),
         ('devices = ["cuda:0", "cuda:1"]', r"'bench\.devices' holds .*: the processor and one GPU"),
         ("batch_sizes = 8", r"bench\.batch_sizes"),
     ],

@@ -11,7 +11,8 @@ import pytest
 from written_models import model_of
 
 from qcompile.compiler.quantize.judge import Judge
-from qcompile.compiler.quantize.request import Request
+from qcompile.compiler.quantize.request import QuantizeRequest
+from qcompile.spec.artifacts import QuantizeSpec
 
 FLOAT = "(float[N,64] x) => (float[N,64] y, float[N,64] z) { y = Add(x, a) z = Add(x, b) }"
 
@@ -26,7 +27,9 @@ def test_a_graph_is_worth_as_much_as_its_worst_output(tmp_path: Path, worse: str
 
     path = tmp_path / "m.onnx"
     onnx.save(model(), path)
-    judge = Judge(Request(path, onnx.load(path), "sha256:00", data=str(tmp_path / "x.npz")))
+    judge = Judge(
+        QuantizeRequest(path, onnx.load(path), "sha256:00", QuantizeSpec(data=str(tmp_path / "x.npz")))
+    )
     better = "a" if worse == "b" else "b"
     judged = judge.written(lambda candidate: onnx.save(model(**{worse: 0.5, better: 0.1}), candidate))
     assert judged.snr_db == pytest.approx(10 * math.log10(1 / 0.25), abs=1e-3)

@@ -8,8 +8,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from qcompile.engines.base import BuildRequest, Precision
+from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.words import Precision
 
 CHANNELS = 32
 SCALE = np.float32(0.01)
@@ -42,8 +44,8 @@ def convolution(path: Path, *, quantized: bool) -> Path:
 
 
 def built(model: Path, precision: Precision) -> bytes:
-    request = BuildRequest(str(model), model.with_suffix(".engine"), precision, gpus=["sm86"])
-    return build_engine("tensorrt-rtx", request).path.read_bytes()
+    spec = BuildSpec(target="tensorrt-rtx", precision=precision, gpus=("sm86",))
+    return build_engine(BuildRequest(str(model), model.with_suffix(".engine"), spec)).path.read_bytes()
 
 
 def times_stored(weight: np.ndarray, engine: bytes) -> int:
