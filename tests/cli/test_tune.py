@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+from commands import MakePath, Qc
 
 import qcompile
-from qcompile.cli import main
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
-
-MakePath = Callable[..., Path]
-
-
-class Said(NamedTuple):
-    """How a command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-
-Qc = Callable[..., Said]
-
-
-@pytest.fixture
-def qc(capsys: pytest.CaptureFixture[str]) -> Qc:
-    def call(*arguments: object) -> Said:
-        with pytest.raises(SystemExit) as done:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        assert "defect of qcompile" not in err
-        return Said(int(done.value.code or 0), out, err)
-
-    return call
 
 
 @pytest.fixture
