@@ -219,14 +219,14 @@ class _Lowering:
         if spec.calibrator:
             return False
         named = [*spec.layer_precisions, *spec.exclude, *spec.only] if needed != "fp32" else []
-        found = _precision_of(model)
-        if found == needed and not named:
+        present = _precision_of(model)
+        if present == needed and not named:
             return False
-        if found != "fp32":
+        if present != "fp32":
             asked = f"{needed} with {', '.join(named)} in another" if named else needed
             raise InvalidOption(
-                f"{model}: its graph is {found} already; {asked} was asked for",
-                hint=f"give `precision` {found}, or build from the float model",
+                f"{model}: its graph is {present} already; {asked} was asked for",
+                hint=f"give `precision` {present}, or build from the float model",
             )
         if needed == "int4" and spec.mode != "weights":
             raise InvalidOption(

@@ -107,7 +107,7 @@ def compare(session: Session, given: CompareCommand) -> int:
     from ..bench.results.results import load_results
     from ..files import write_json
 
-    found = compare_results(
+    comparison = compare_results(
         load_results(given.old),
         load_results(given.new),
         [parse_limit(text) for text in given.limits],
@@ -115,15 +115,15 @@ def compare(session: Session, given: CompareCommand) -> int:
         across_machines=given.across_machines,
     )
     if given.output is not None:
-        write_json(given.output, found.as_json())
-    session.json(found.as_json())
-    session.table(regression_table(found))
-    for change in found.changes:
+        write_json(given.output, comparison.as_json())
+    session.json(comparison.as_json())
+    session.table(regression_table(comparison))
+    for change in comparison.changes:
         if change.reason:
             session.note(f"{change.name}: {change.reason}")
         for limit in change.broken:
             session.note(f"{change.name}: fails {limit}")
-    return 0 if found else 1
+    return 0 if comparison else 1
 
 
 for _command in (measure, compare):

@@ -59,7 +59,7 @@ def _layers(session: Session, given: DiffCommand) -> int:
     written = [path for path in (given.output, given.save_results) if path is not None]
     for path in written:
         check_output(path)
-    found = layer_diff(
+    layers = layer_diff(
         given.reference,
         given.artifact,
         data=given.data,
@@ -72,18 +72,18 @@ def _layers(session: Session, given: DiffCommand) -> int:
         progress=session.progress,
     )
     if given.output is not None:
-        found.save(given.output)
-    session.json(found.as_json())
+        layers.save(given.output)
+    session.json(layers.as_json())
     if not session.quiet:
-        session.table(shown.layers_table(found))
-        for line in (shown.verdict(found), *shown.neighbourhood(found), shown.unpaired(found)):
+        session.table(shown.layers_table(layers))
+        for line in (shown.verdict(layers), *shown.neighbourhood(layers), shown.unpaired(layers)):
             if line:
                 session.say(line)
-        session.say(shown.footer(found))
+        session.say(shown.footer(layers))
         for path in written:
             session.say(f"written: {path}")
-    session.warn(found.warnings)
-    return 0 if found else 1
+    session.warn(layers.warnings)
+    return 0 if layers else 1
 
 
 def _refuse(given: DiffCommand, names: tuple[str, ...], why: str, hint: str) -> None:

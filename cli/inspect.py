@@ -89,8 +89,8 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     executed = proof.get("as_executed") or proof.get("layers_by_precision") or {}
     for precision, kinds in executed.items():
         if kinds:
-            found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            session.say(f"  {precision} {label}: {found}")
+            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            session.say(f"  {precision} {label}: {counts}")
     left = proof.get("left_in_float", {})
     for name, reason in list(left.items())[:_LEFT_SHOWN]:
         session.say(f"  left in float: {name} ({reason})")

@@ -36,11 +36,11 @@ def _details(proof: object, precision: str, *, verbose: bool) -> list[str]:
     lines = _searched(proof, verbose=verbose)
     for kind, operators in proof.get("nodes_by_precision", {}).items():
         if operators:
-            found = ", ".join(f"{count} {operator}" for operator, count in operators.items())
-            lines.append(f"{kind}: {found}")
+            counts = ", ".join(f"{count} {operator}" for operator, count in operators.items())
+            lines.append(f"{kind}: {counts}")
     if "quantized" in proof:
-        found = ", ".join(f"{count} {operator}" for operator, count in proof["quantized"].items())
-        lines.append(f"{precision}: {found}")
+        counts = ", ".join(f"{count} {operator}" for operator, count in proof["quantized"].items())
+        lines.append(f"{precision}: {counts}")
     left = proof.get("left_in_float", {})
     lines += [f"left in float: {name} ({reason})" for name, reason in list(left.items())[:10]]
     if len(left) > 10:

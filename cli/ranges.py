@@ -38,22 +38,22 @@ def show(session: Session, given: ShowRangesCommand) -> None:
     from ..files import writing
 
     if plot is not None and plot.suffix not in SUFFIXES:
-        raise Refused("plot", f"{' or '.join(SUFFIXES)} is required", found=str(plot))
+        raise Refused("plot", f"{' or '.join(SUFFIXES)} is required", value=str(plot))
     loaded = load_ranges(file)
     chosen = parse_method(given.method) if given.method else loaded.method
     if chosen.name != "percentile":
         chosen = replace(chosen, percentile=loaded.method.percentile)
     loaded.method = chosen
     session.progress("choose thresholds")
-    found = summarize(loaded, symmetric=given.target == "tensorrt")
+    summaries = summarize(loaded, symmetric=given.target == "tensorrt")
     for name in tensors:
         if name in loaded.shared:
             shared = ", ".join(loaded.shared[name])
-            raise Refused("tensors", f"takes its range from {shared}", found=name, hint=f"`tensors` {shared}")
+            raise Refused("tensors", f"takes its range from {shared}", value=name, hint=f"`tensors` {shared}")
         if name not in loaded.histograms:
-            raise Refused("tensors", "was not observed", found=name, hint="leave it out to see all")
-    found = [one for one in found if not tensors or one.tensor in tensors]
-    listed = found[: given.top] if given.top else found
+            raise Refused("tensors", "was not observed", value=name, hint="leave it out to see all")
+    summaries = [one for one in summaries if not tensors or one.tensor in tensors]
+    listed = summaries[: given.top] if given.top else summaries
     session.json(
         {
             "model": loaded.model,
@@ -65,24 +65,24 @@ def show(session: Session, given: ShowRangesCommand) -> None:
             "skipped": dict(loaded.skipped),
         }
     )
-    session.say(f"{file}  {loaded.samples} samples, {len(found)} tensors, {chosen} for {given.target}")
+    session.say(f"{file}  {loaded.samples} samples, {len(summaries)} tensors, {chosen} for {given.target}")
     _table(session, listed)
     for name, reason in loaded.skipped.items():
         session.say(f"  skipped {name}: {reason}")
     if plot is not None:
         session.progress("draw")
         with writing(plot) as path:
-            plot_ranges(loaded, found[: given.top or 12], path)
+            plot_ranges(loaded, summaries[: given.top or 12], path)
         session.say(f"{plot}")
 
 
-def _table(session: Session, found: list[TensorSummary]) -> None:
-    if not found:
+def _table(session: Session, summaries: list[TensorSummary]) -> None:
+    if not summaries:
         return
-    methods = list(found[0].amax)
+    methods = list(summaries[0].amax)
     columns = [f"amax\n{name}" for name in methods]
     table = make_table("", "tensor", "min", "max", *columns, "clipped", "SNR")
-    for one in found:
+    for one in summaries:
         values = (one.min, one.max, *one.amax.values())
         snr = "exact" if one.snr_db == float("inf") else f"{one.snr_db:.1f} dB"
         add_row(table, one.tensor, *(f"{value:.4g}" for value in values), f"{one.clipped:.3%}", snr)

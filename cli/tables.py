@@ -128,18 +128,18 @@ def curve_table(results: Results, curve: Literal["batches", "concurrency"]) -> T
     return table
 
 
-def regression_table(found: Regression) -> Table:
+def regression_table(regression: Regression) -> Table:
     """Return the table of two runs, one row per artifact; without verdicts across machines."""
     from ..bench.statistics.speedup import CONFIDENCE
 
-    old, new = found.machines
-    what = "speed-up against the own baseline" if found.relative else "latency"
+    old, new = regression.machines
+    what = "speed-up against the own baseline" if regression.relative else "latency"
     title = f"{what}, new against old, with its {CONFIDENCE:.0%} interval"
     table = make_table(
-        title if found.same_machine else f"{old} | {new}",
+        title if regression.same_machine else f"{old} | {new}",
         "artifact", "old ms", "new ms", "speed-up", "verdict", "size", "accuracy gain",
     )  # fmt: skip
-    for change in found.changes:
+    for change in regression.changes:
         add_row(table, *_change_cells(change))
     return table
 

@@ -10,7 +10,7 @@ from .session import Session
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..tuning import Tuned
+    from ..tuning import TuneResult
 
 _SHOWN = 10
 
@@ -58,7 +58,7 @@ def tune(session: Session, given: TuneCommand) -> None:
     session.say(f"recipe: {tuned.recipe}" + (f"  picture: {picture}" if picture else ""))
 
 
-def _picture(session: Session, tuned: Tuned, output: Path, max_drop: float, metric: str) -> Path | None:
+def _picture(session: Session, tuned: TuneResult, output: Path, max_drop: float, metric: str) -> Path | None:
     from ..bench.results.row import unit_of
     from ..errors import EngineUnavailable
     from ..files import writing
@@ -74,7 +74,7 @@ def _picture(session: Session, tuned: Tuned, output: Path, max_drop: float, metr
     return path
 
 
-def _show(session: Session, tuned: Tuned, metric: str) -> None:
+def _show(session: Session, tuned: TuneResult, metric: str) -> None:
     from rich.table import Table
 
     for target, ranked in tuned.damage.items():

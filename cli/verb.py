@@ -75,15 +75,15 @@ def verb(
 
 def former_parameters(options: Iterable[Option]) -> list[click.Parameter]:
     """Return a hidden option for each former name."""
-    found: list[click.Parameter] = []
+    parameters: list[click.Parameter] = []
     for one in options:
         if one.spelling.formerly:
             made = parameter(one)
             made.name, made.opts, made.default = _former_name(one), [one.former_flag], None
             assert isinstance(made, click.Option)
             made.hidden = True
-            found.append(made)
-    return found
+            parameters.append(made)
+    return parameters
 
 
 def _former_name(one: Option) -> str:

@@ -70,7 +70,7 @@ def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
 def _decoded(values: dict[str, Any], told: Told) -> RecipeFile:
     version = values.get("version")
     if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
-        raise Refused("version", f"{RECIPE_VERSION} is required", found=version)
+        raise Refused("version", f"{RECIPE_VERSION} is required", value=version)
     recipe = decode(RecipeFile, values, told=told)
     if recipe.bench:
         try:

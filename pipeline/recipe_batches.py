@@ -114,8 +114,8 @@ def _profiles(one: ArtifactSection, where: str) -> Iterator[tuple[str, list[Rang
 
 def _read_profile(text: str) -> Ranges:
     """`image:1x3x32x32..8x3x32x32..32x3x32x32,...`; what cannot be read is refused by the build."""
-    found = re.findall(r"([^,\[\]]+):\[?(\d+)[^.:]*\.\.[^.:]*\.\.\[?(\d+)", text)
-    return {name.strip(): (int(low), int(high)) for name, low, high in found}
+    extents = re.findall(r"([^,\[\]]+):\[?(\d+)[^.:]*\.\.[^.:]*\.\.\[?(\d+)", text)
+    return {name.strip(): (int(low), int(high)) for name, low, high in extents}
 
 
 def _outside(ranges: Ranges, batch: int, fixed: dict[str, int]) -> str:

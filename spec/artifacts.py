@@ -231,7 +231,7 @@ class ArtifactSection(ArtifactOptions):
         """Refuse INT4 in another mode than weights: a recipe begins with the float model."""
         super().check()
         if (self.precision == "int4") != (self.mode == "weights" and self.precision != "int8"):
-            raise Refused("mode", "int4 is for weights alone", found=self.mode, hint='mode = "weights"')
+            raise Refused("mode", "int4 is for weights alone", value=self.mode, hint='mode = "weights"')
 
     @property
     def needs_ranges(self) -> bool:
@@ -312,10 +312,10 @@ class BuildSpec(ArtifactOptions):
             raise Refused("calibration_cache", "is for `calibrator` native, entropy or minmax")
         if self.calibrates_itself and (self.data is None or self.ranges is not None):
             raise Refused(
-                "calibrator", "TensorRT calibrates; give `data` and no `ranges`", found=self.calibrator
+                "calibrator", "TensorRT calibrates; give `data` and no `ranges`", value=self.calibrator
             )
         if self.calibrator == "ranges" and (self.ranges is None or self.data is not None):
-            raise Refused("calibrator", "give `ranges` and no `data`", found=self.calibrator)
+            raise Refused("calibrator", "give `ranges` and no `data`", value=self.calibrator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,31 +42,31 @@ class Refused(InvalidOption, ValueError):
     Args:
         key: Field of the option, or its path.
         problem: What is required, or what it contradicts; other options stand between backticks.
-        found: The value; left out where the option alone is wrong.
+        value: The value; left out where the option alone is wrong.
         hint: The way out.
         by_type: Whether the value is of another type than the option.
     """
 
     def __init__(
-        self, key: str, problem: str, *, found: object = msgspec.UNSET, hint: str = "", by_type: bool = False
+        self, key: str, problem: str, *, value: object = msgspec.UNSET, hint: str = "", by_type: bool = False
     ) -> None:
-        self.key, self.problem, self.found, self.by_type = key, problem, found, by_type
-        shown = "" if found is msgspec.UNSET else f" {found!r}"
+        self.key, self.problem, self.value, self.by_type = key, problem, value, by_type
+        shown = "" if value is msgspec.UNSET else f" {value!r}"
         super().__init__(f"`{key}`{shown}: {problem}", hint=hint, option=key)
 
     def below(self, prefix: str) -> Refused:
         """Return the same with the path of the table that it was raised in."""
         if not prefix:
             return self
-        found, by_type = self.found, self.by_type
-        return Refused(f"{prefix}.{self.key}", self.problem, found=found, hint=self.hint, by_type=by_type)
+        value, by_type = self.value, self.by_type
+        return Refused(f"{prefix}.{self.key}", self.problem, value=value, hint=self.hint, by_type=by_type)
 
     @property
     def sentence(self) -> str:
         """What is wrong with the key."""
-        if self.found is msgspec.UNSET:
+        if self.value is msgspec.UNSET:
             return self.problem
-        return f"is {_shown(self.found) if self.by_type else repr(self.found)}; {self.problem}"
+        return f"is {_shown(self.value) if self.by_type else repr(self.value)}; {self.problem}"
 
 
 class Checked:
@@ -138,11 +138,11 @@ def current(kind: Any, values: Mapping[str, Any], told: Told, prefix: str = "") 
     """
     options = {one.name: one for one in fields_of(kind)}
     renamed = {one.spelling.formerly: one for one in options.values() if one.spelling.formerly}
-    found: dict[str, Any] = {}
+    renewed: dict[str, Any] = {}
     for name, value in values.items():
         one = options.get(name) or renamed.get(name)
         if one is None:
-            found[name] = value
+            renewed[name] = value
             continue
         if name != one.name:
             told(f"`{prefix}{name}` is now `{one.name}`")
@@ -161,8 +161,8 @@ def current(kind: Any, values: Mapping[str, Any], told: Told, prefix: str = "") 
                 else row
                 for index, row in enumerate(value)
             ]
-        found[one.name] = value
-    return found
+        renewed[one.name] = value
+    return renewed
 
 
 def with_former_names(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -251,24 +251,24 @@ def _explained(text: str, place: str, kind: type, values: Mapping[str, Any]) -> 
     return _worded(text, place, _option_at(kind, place), _at(place, values))
 
 
-def _worded(text: str, key: str, one: Option, found: object) -> Refused:
+def _worded(text: str, key: str, one: Option, value: object) -> Refused:
     """Put an error of msgspec into words."""
     if text.startswith("Invalid enum value"):
-        near = difflib.get_close_matches(str(found), one.choices, n=1)
+        near = difflib.get_close_matches(str(value), one.choices, n=1)
         hint = f"did you mean {near[0]!r}?" if near else ""
         least = "one of " if len(one.choices) > 1 else ""
-        return Refused(key, f"{least}{', '.join(one.choices)} is required", found=found, hint=hint)
+        return Refused(key, f"{least}{', '.join(one.choices)} is required", value=value, hint=hint)
     expected = re.fullmatch(r"Expected `([\w |]+)`(.*)", text)
     name, rest = (expected[1].removesuffix(" | null"), expected[2]) if expected else ("", "")
     bound = re.search(r"^ (of length )?([<>]=?) (\S+)$", rest)
     if bound and bound[1]:
         return Refused(key, f"is empty; at least one {one.spelling.metavar} is required")
     if bound:
-        return Refused(key, f"{_BOUNDS[bound[2]]} {bound[3]} is required", found=found)
+        return Refused(key, f"{_BOUNDS[bound[2]]} {bound[3]} is required", value=value)
     if "regex" in rest:
         required = one.spelling.metavar or "another form"
-        return Refused(key, f"{required} is required", found=found, hint=one.sentence)
-    return Refused(key, f"{_NAMES.get(name, name or text)} is required", found=found, by_type=True)
+        return Refused(key, f"{required} is required", value=value, hint=one.sentence)
+    return Refused(key, f"{_NAMES.get(name, name or text)} is required", value=value, by_type=True)
 
 
 def _refuse_unknown(kind: type, values: Mapping[str, Any], prefix: str) -> None:
@@ -315,13 +315,13 @@ def changed(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]
 
     Options of tables stand among the others, as on the command line. Places of files are left out.
     """
-    found: dict[str, object] = {}
+    changes: dict[str, object] = {}
     for one in fields_of(type(spec)):
         value = getattr(spec, one.name)
         if one.name in without or one.spelling.place or value == one.default:
             continue
-        found |= changed(value) if one.table is not None and not one.repeated else {one.name: _plain(value)}
-    return found
+        changes |= changed(value) if one.table is not None and not one.repeated else {one.name: _plain(value)}
+    return changes
 
 
 def key(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:

@@ -56,7 +56,7 @@ class RecipeFile(Checked):
         for index, one in enumerate(self.artifact):
             if one.name in taken:
                 raise Refused(
-                    f"artifact[{index}].name", "another name is required: it is taken", found=one.name
+                    f"artifact[{index}].name", "another name is required: it is taken", value=one.name
                 )
             taken.add(one.name)
             if one.needs_ranges and not self.data.calibration:
@@ -68,7 +68,7 @@ class RecipeFile(Checked):
         names = (BASELINE, *sorted(one.name for one in self.artifact))
         if self.bench and self.bench.baseline not in names:
             problem = f"one of {', '.join(names)} is required"
-            raise Refused("bench.baseline", problem, found=self.bench.baseline)
+            raise Refused("bench.baseline", problem, value=self.bench.baseline)
 
 
 def recipe_schema() -> dict[str, Any]:

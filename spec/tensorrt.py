@@ -118,25 +118,25 @@ class TensorRTOptions(Checked):
             name, equals, size = text.partition("=")
             if not (name and equals):
                 hint = "for instance tactic-shared-memory=64K"
-                raise Refused("memory_pools", "NAME=SIZE is required", found=text, hint=hint)
+                raise Refused("memory_pools", "NAME=SIZE is required", value=text, hint=hint)
             try:
                 sizes[name] = parse_bytes(size, option="memory_pools")
             except Refused as error:
-                raise Refused("memory_pools", error.problem, found=text) from error
+                raise Refused("memory_pools", error.problem, value=text) from error
         return sizes
 
     @property
     def tensor_formats(self) -> dict[str, tuple[str, str]]:
         """Input or output to (dtype, format), either of which may be empty."""
-        found = {}
+        formats = {}
         for text in self.io_formats:
             name, equals, rest = text.rpartition("=")
             match = re.fullmatch(r"([a-z]+\d*)?(?::([a-z]+\d*))?", rest)
             if not (name and equals and rest and match):
                 hint = "for instance x=float16:chw32, or y=float16"
-                raise Refused("io_formats", "NAME=[DTYPE][:FORMAT] is required", found=text, hint=hint)
-            found[name] = (match[1] or "", match[2] or "")
-        return found
+                raise Refused("io_formats", "NAME=[DTYPE][:FORMAT] is required", value=text, hint=hint)
+            formats[name] = (match[1] or "", match[2] or "")
+        return formats
 
     def as_json(self) -> dict[str, object]:
         """Return what differs from the defaults, for manifests."""
@@ -152,5 +152,5 @@ def parse_bytes(text: str, *, option: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(Fraction(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise Refused(option, "a size such as 512M or 4G is required", found=text)
+        raise Refused(option, "a size such as 512M or 4G is required", value=text)
     return size

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from ..errors import EngineUnavailable
 from ..progress import quiet
-from .tune import Tuned
+from .tune import TuneResult
 
 _COLOURS = {"int8": "#2166ac", "bf16": "#1b7837", "fp32": "#b2182b"}
 
 
-def plot_front(tuned: Tuned, path: Path, *, max_drop: float, unit: str) -> None:
+def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> None:
     """Draw to `path` (.svg or .png, inside `files.writing`).
 
     Raises:

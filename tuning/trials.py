@@ -73,7 +73,7 @@ class Trial:
         }
 
 
-class Workbench:
+class TrialRunner:
     """Makes trials of one float model in one folder, and remembers them."""
 
     def __init__(

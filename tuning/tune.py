@@ -12,7 +12,7 @@ from ..calibration import Ranges, load_ranges, parse_method
 from ..compiler.export import export
 from ..compiler.quantize.calibrate import calibrate
 from ..compiler.quantize.int8.placement import graph_target
-from ..compiler.quantize.sensitivity import Damage, rank_layers
+from ..compiler.quantize.sensitivity import LayerSensitivity, rank_layers
 from ..compiler.simplify.simplify import simplify
 from ..data.batches import Data
 from ..data.readers import Batch
@@ -29,14 +29,14 @@ from ..tensors import TensorInfo
 from .costs import slower_layers
 from .recipe_file import recipe_text
 from .search import fewest_in_float, pareto
-from .trials import Trial, Workbench, as_table
+from .trials import Trial, TrialRunner, as_table
 
 _LOOKED_AT = 8  # samples that rank the layers
 _TRIED_SLOWER = 2  # times that slow layers are taken out
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """What `tune` found.
 
     Attributes:
@@ -53,7 +53,7 @@ class Tuned:
     best: Trial
     trials: dict[str, Trial]
     front: list[str]
-    damage: dict[str, list[Damage]]
+    damage: dict[str, list[LayerSensitivity]]
     float_value: float
     slow_layers: list[str]
     recipe: Path
@@ -110,7 +110,7 @@ def tune(
     threads: int = 0,
     max_time_s: float = 60.0,
     progress: Progress = silent,
-) -> Tuned:
+) -> TuneResult:
     """Find the fastest mix of INT8 and float that loses no more than `max_drop`, and write it down.
 
     Args:
@@ -151,13 +151,13 @@ def tune(
     io = model_io(proto)
     batches: list[Batch] = list(Data(data, io.inputs, limit=samples))
     ranges = _ranges(path, calibration or data, folder, method, chosen_targets, progress)
-    bench = Workbench(
+    bench = TrialRunner(
         path, ranges, batches, chosen_metric, folder,
         method=method, exclude=exclude, threads=threads, progress=progress,
     )  # fmt: skip
     budget = Budget(max_drop, max_time_s, batch_size)
     run = _Run(bench, budget, data, progress)
-    damage: dict[str, list[Damage]] = {}
+    damage: dict[str, list[LayerSensitivity]] = {}
     for target in chosen_targets:
         few = Data(data, io.inputs, batch_size=1, limit=_looked_at(io.inputs))
         damage[target] = rank_layers(
@@ -168,7 +168,7 @@ def tune(
     best = run.choose()
     recipe = folder / "recipe.toml"
     write_text(recipe, recipe_text(best, path, calibration or data, data, method, exclude, folder))
-    tuned = Tuned(
+    tuned = TuneResult(
         best, bench.trials, run.front(), damage, bench.float_value, run.slow_layers, recipe, run.notes
     )
     write_json(folder / "tune.json", tuned.as_json())
@@ -178,13 +178,13 @@ def tune(
 class _Run:
     """The trials of one tuning, in order: float, whole INT8, the least that must stay in float, the time."""
 
-    def __init__(self, bench: Workbench, budget: Budget, data: str, progress: Progress) -> None:
+    def __init__(self, bench: TrialRunner, budget: Budget, data: str, progress: Progress) -> None:
         self.bench, self.budget, self.data, self.progress = bench, budget, data, progress
         self.slow_layers: list[str] = []
         self.layers: dict[str, list[str]] = {}
         self.notes: list[str] = []
 
-    def try_target(self, target: Target, damage: Sequence[Damage]) -> None:
+    def try_target(self, target: Target, damage: Sequence[LayerSensitivity]) -> None:
         """Float and INT8 for one target; then the mix that keeps the budget, if the whole does not."""
         self.bench.in_float(target, "fp32")
         has_bfloat16 = target == "openvino" and self._in_bfloat16(target)

@@ -39,7 +39,7 @@ _TOGETHER = 32  # layers whose errors are held at once
 
 
 @dataclass(frozen=True)
-class Damage:
+class LayerSensitivity:
     """What one layer does to the outputs when it alone is quantized.
 
     Attributes:
@@ -67,7 +67,7 @@ def rank_layers(
     method: Method | None = None,
     exclude: Sequence[str] = (),
     progress: Progress = silent,
-) -> list[Damage]:
+) -> list[LayerSensitivity]:
     """Return the damage of every layer that would be quantized, the most damaging first.
 
     Args:
@@ -112,7 +112,7 @@ def rank_layers(
                     total[index] += _noise(clean, noisy)
             samples += 1
     found_damage = [
-        Damage(layer.name, layer.op_type, float(value) / max(samples, 1))
+        LayerSensitivity(layer.name, layer.op_type, float(value) / max(samples, 1))
         for layer, value in zip(layers, total, strict=True)
     ]
     return sorted(found_damage, key=lambda one: -one.noise)

@@ -292,8 +292,8 @@ class Adapter:
         Raises:
             InvalidOption: If this version cannot strip weights (8.x).
         """
-        found = [self.flag("REFIT", "`refit`")] if refit or strip else []
-        return found + ([self.flag("STRIP_PLAN", "`strip_weights`")] if strip else [])
+        flags = [self.flag("REFIT", "`refit`")] if refit or strip else []
+        return flags + ([self.flag("STRIP_PLAN", "`strip_weights`")] if strip else [])
 
     @property
     def refits_from_onnx(self) -> bool:

@@ -27,16 +27,16 @@ def calibration_for(adapter: Adapter, request: BuildRequest) -> Calibration | No
         return None
     adapter.require_calibrators()
     model = Path(request.source or request.model)
-    outline = read_weightless(model)
-    found = graph_precision(outline.model)
-    if found != "fp32":
-        raise InvalidOption(f"{model}: its graph is {found} already; a calibrator takes the float graph")
+    weightless = read_weightless(model)
+    present = graph_precision(weightless.model)
+    if present != "fp32":
+        raise InvalidOption(f"{model}: its graph is {present} already; a calibrator takes the float graph")
     if spec.ranges is None:
         assert spec.data is not None, "the spec requires one of them"
-        batches = Data(spec.data, outline.io.inputs, batch_size=1)
+        batches = Data(spec.data, weightless.io.inputs, batch_size=1)
         return Calibration("minmax" if spec.calibrator == "minmax" else "entropy", batches)
     ranges = load_ranges(spec.ranges)
-    ranges.require_model(model, outline.fingerprint())
+    ranges.require_model(model, weightless.fingerprint())
     method = parse_method(spec.method) if spec.method else None
     scales = format_cache(ranges, version=adapter.version, method=method)
     return Calibration("entropy", scales=scales.encode())

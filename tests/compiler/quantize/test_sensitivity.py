@@ -15,7 +15,7 @@ from written_models import model_of, outputs_of
 
 import qcompile
 from qcompile.calibration import Ranges, load_ranges
-from qcompile.compiler.quantize.sensitivity import Damage, rank_layers
+from qcompile.compiler.quantize.sensitivity import LayerSensitivity, rank_layers
 from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
@@ -109,11 +109,11 @@ class Bench:
         )
         self.ranges = load_ranges(made.path)
 
-    def rank(self, target: GraphTarget, *, exclude: tuple[str, ...] = ()) -> list[Damage]:
+    def rank(self, target: GraphTarget, *, exclude: tuple[str, ...] = ()) -> list[LayerSensitivity]:
         data = Data(str(self.data), model_io(self.model).inputs, batch_size=1)
         return rank_layers(self.model, target, self.ranges, data, exclude=exclude)
 
-    def check(self, target: GraphTarget, axes: dict[str, int]) -> list[Damage]:
+    def check(self, target: GraphTarget, axes: dict[str, int]) -> list[LayerSensitivity]:
         """Rank, and compare every layer with what was done by hand."""
         ranked = self.rank(target)
         assert {one.layer for one in ranked} == set(axes)
