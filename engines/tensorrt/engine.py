@@ -15,6 +15,7 @@ from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
 
 if TYPE_CHECKING:
+    from .plan import PlanNeeds
     from .runner.runner import TensorRTRunner
 
 
@@ -60,12 +61,17 @@ class TensorRT(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
+        from .plan import PlanNeeds
         from .verify import verified
 
         outcome = build_plan(load_adapter(self.name), request)
         if request.spec.gpus:
             return outcome  # for GPUs that need not be here
-        return verified(outcome, request, lambda: self._opened(request.output, DeviceRun(), outcome.io))
+        options = request.spec.tensorrt
+        needs = PlanNeeds(options.plugins, host_code=options.version_compatible)
+        return verified(
+            outcome, request, lambda: self._opened(request.output, DeviceRun(), outcome.io, needs)
+        )
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         from .builder.builder import dry_run
@@ -88,13 +94,16 @@ class TensorRT(Engine):
                 reason=reason,
             )
         from .compatibility import check_loadable
+        from .plan import needs_of
 
         manifest = read_manifest(path)
         if manifest is not None:
             check_loadable(path, manifest, load_adapter(self.name), gpu)
-        return self._opened(path, run, manifest.io if manifest else None)
+        return self._opened(path, run, manifest.io if manifest else None, needs_of(manifest))
 
-    def _opened(self, path: Path, run: DeviceRun, declared: ModelIO | None) -> TensorRTRunner:
+    def _opened(
+        self, path: Path, run: DeviceRun, declared: ModelIO | None, needs: PlanNeeds
+    ) -> TensorRTRunner:
         from .runner.runner import TensorRTRunner
 
         return TensorRTRunner(
@@ -104,6 +113,7 @@ class TensorRT(Engine):
             streams=run.streams,
             cuda_graph=run.cuda_graph,
             declared=declared,
+            needs=needs,
         )
 
     def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:

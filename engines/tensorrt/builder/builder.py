@@ -19,9 +19,10 @@ from ....tensors import ModelIO
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
-from ..log import make_log
+from ..log import Log, make_log
+from ..plan import PlanNeeds, register_plugins
 from .calibrator import Calibration, Device, Feeder, first_and_all, make_calibrator
-from .configure import add_profiles, configure, load_plugins, set_calibration_profile
+from .configure import add_profiles, configure, set_calibration_profile
 from .failure import build_failure
 from .inspector import inspect_plan
 from .monitor import make_monitor
@@ -51,7 +52,7 @@ class Prepared:
     network: Any
     parser: Any
     config: Any
-    log: Any
+    log: Log
     layers: list[ComputeLayer]
     profiles: list[list[InputRange]]
     monitor: Any
@@ -140,8 +141,8 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     if not _may_hold_shapes(io):  # else only the parsed network tells what a range is of
         make_profiles(io.inputs, spec, notes=notes)
     log = make_log(adapter.module)
-    builder = adapter.module.Builder(log)
-    load_plugins(adapter, builder, log, options)
+    builder = adapter.module.Builder(log.logger)
+    register_plugins(adapter, builder, log, options.plugins)
     network = builder.create_network(adapter.network_flags(weak=fed is not None))
     request.progress("parse")
     parser = parse(adapter, network, log, path, shown=request.source)
@@ -175,7 +176,7 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
     prepared = _prepare(adapter, request, fed)
     request.progress("build")
     plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
-    for watcher in (prepared.monitor, fed.feeder if fed is not None else None):
+    for watcher in (prepared.monitor, fed.feeder if fed is not None else None, prepared.log):
         if watcher is not None and watcher.raised is not None:
             raise watcher.raised
     if plan is None:
@@ -195,7 +196,9 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
     inspections = []
     if prepared.gpu is not None:
         request.progress("inspect")
-        inspections = inspect_plan(adapter, prepared.log, plan, prepared.profiles)
+        options = request.spec.tensorrt
+        needs = PlanNeeds(options.plugins, host_code=options.version_compatible)
+        inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
     proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
     proof = {
         **proven.proof,

@@ -22,6 +22,7 @@ from ....errors import DataError, InvalidOption, ModelError
 from ....tensors import Feeds, ModelIO, check_feeds
 from ...base import Runner
 from ..adapter import Adapter
+from ..plan import PlanNeeds
 from .bound_context import BoundContext, Values
 from .cuda_context import PrimaryContext
 from .device_array import DeviceArray
@@ -53,6 +54,7 @@ class TensorRTRunner(Runner):
             replay it. The graphs of the last four shapes are kept.
         declared: The model's inputs and outputs, where known: 64-bit integers that the engine has with 32
             are narrowed if they fit. Outputs on the device stay as the engine has them.
+        needs: What it needs besides TensorRT: plugins, host code; nothing by default.
 
     Raises:
         EngineUnavailable: If PyCUDA finds no such device, or its memory does not suffice.
@@ -70,6 +72,7 @@ class TensorRTRunner(Runner):
         streams: int = 1,
         cuda_graph: bool = False,
         declared: ModelIO | None = None,
+        needs: PlanNeeds | None = None,
     ) -> None:
         self._path = path
         enqueued = "a CUDA graph of execute_async_v3" if cuda_graph else "execute_async_v3"
@@ -82,7 +85,7 @@ class TensorRTRunner(Runner):
         self._context = PrimaryContext(device, str(path), engine=adapter.target)
         try:
             with self._context.active("loading the engine"):
-                self._loaded = load_engine(adapter, self._context, path)
+                self._loaded = load_engine(adapter, self._context, path, needs or PlanNeeds())
                 self._slots = StreamSlots(self._loaded, streams, cuda_graph=cuda_graph)
                 self._intake = self._context.cuda.Stream(_NON_BLOCKING)
             self._integers = WideIntegers(model_io(self._loaded.tensors), declared)
