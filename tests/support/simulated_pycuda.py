@@ -258,7 +258,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
 
     @native
     def memcpy_dtod_async(dest: int, src: int, size: int, stream: PyStream) -> None:
-        # Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp, `py_memcpy_dtod_async(dest, src, size, stream)`.
+        # Source: PyCUDA's documentation, pycuda.driver.memcpy_dtod_async(dest, src, size, stream=None).
         gpu.require_context()
         gpu.check("memcpy_dtod_async")
         stream._stream.tell(

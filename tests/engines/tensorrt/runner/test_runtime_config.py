@@ -1,4 +1,4 @@
-"""TensorRT-RTX's runtime configuration: CUDA graphs of its own, and what it compiled kept beside the engine."""
+"""TensorRT-RTX's runtime configuration: its own CUDA graphs, and compiled kernels kept beside the engine."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_folder_that_takes_no_file_is_no_error(rtx: Simulation, monkeypatch: p
 def test_nothing_is_left_of_a_cache_that_was_not_written_whole(
     rtx: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Path, content: bytes) -> int:
+    def full(self: Path, _: bytes) -> int:
         self.open("wb").close()
         raise OSError(28, "No space left on device")
 
