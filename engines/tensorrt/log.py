@@ -115,6 +115,14 @@ def _make_logger(module: Any) -> Any:
 
 
 @contextmanager
+def listening(log: Log) -> Iterator[Log]:
+    """Hear in the block what is said in it; the outer log hears it too."""
+    heard = Log(log.logger)
+    log.logger.listen(heard)
+    yield heard
+
+
+@contextmanager
 def setting(log: Log, option: str, name: str) -> Iterator[None]:
     """Tell TensorRT an option in the block; what it then only complains about is an error.
 
@@ -128,10 +136,9 @@ def setting(log: Log, option: str, name: str) -> Iterator[None]:
     Raises:
         InvalidOption: With TensorRT's words.
     """
-    heard = Log(log.logger)
-    log.logger.listen(heard)
     try:
-        yield
+        with listening(log) as heard:
+            yield
     except (ValueError, TypeError, RuntimeError) as error:
         raise InvalidOption(f"{option}: {name} refuses it: {error}", option=option.split()[0]) from error
     said = [text for text in heard.errors if not any(word in text for word in _NO_ERRORS)]

@@ -76,6 +76,7 @@ class Circumstances:
         no_kernel_for: Network layer without any implementation.
         needed_workspace: Bytes of workspace without which there is no implementation.
         plugins: Library that can be loaded to the operators it adds.
+        reads_no_caches: Whether no timing cache can be read, as 8.5 without cuDNN reads none.
         dla_cores: Deep learning accelerators of this machine.
         measured: Tactics that builds measured, since no timing cache knew them; tests read it.
     """
@@ -88,6 +89,7 @@ class Circumstances:
     no_kernel_for: str = ""
     needed_workspace: int = 0
     plugins: Mapping[str, set[str]] = field(default_factory=dict)
+    reads_no_caches: bool = False
     dla_cores: int = 0
     measured: list[str] = field(default_factory=list)
 

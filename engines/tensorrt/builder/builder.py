@@ -11,7 +11,6 @@ from typing import Any
 
 from ....artifact import Check
 from ....data.readers import Batch
-from ....errors import InvalidOption
 from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
 from ....spec.decode import changed
@@ -31,7 +30,7 @@ from .outcome import prove
 from .profiles import InputRange, make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers
 from .scales import calibration_for
-from .timing_cache import cache_file, merge_cache, use_cache
+from .timing_cache import CacheFile, cache_file, merge_cache, use_cache
 
 
 @dataclass
@@ -45,6 +44,7 @@ class Prepared:
         profiles: Optimization profiles.
         monitor: Told of the build's progress; None where TensorRT has none.
         timing_cache: Its file; None for none.
+        warnings: What the build was not given.
         gpu: The device here; None where there is none.
     """
 
@@ -56,7 +56,8 @@ class Prepared:
     layers: list[ComputeLayer]
     profiles: list[list[InputRange]]
     monitor: Any
-    timing_cache: Path | None
+    timing_cache: CacheFile | None
+    warnings: tuple[str, ...]
     gpu: Gpu | None
 
 
@@ -88,7 +89,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "network_layers": int(prepared.network.num_layers),
             "profiles": _profiles_json(prepared.profiles),
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
-            "timing_cache": str(prepared.timing_cache or ""),
+            "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
             "options": changed(request.spec.tensorrt),
         }
 
@@ -159,7 +160,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     profiles = make_profiles(io.inputs, spec, shape_tensors(network), notes)
     add_profiles(builder, config, profiles)
     configure(adapter, builder, config, log, options)
-    use_cache(adapter, config, log, timing_cache)
+    warnings = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
     keep_layers(adapter, network, config, log, request.layers)
     if fed is not None:
@@ -169,7 +170,9 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
-    return Prepared(builder, network, parser, config, log, layers, profiles, monitor, timing_cache, gpu)
+    return Prepared(
+        builder, network, parser, config, log, layers, profiles, monitor, timing_cache, warnings, gpu
+    )
 
 
 def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOutcome:
@@ -186,13 +189,9 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
             f"{request.source or request.model}: {adapter.name}",
             f"{request.precision}, GPUs {gpus}",
         )
-    unkept: tuple[str, ...] = ()
-    try:
-        merge_cache(adapter, prepared.config, prepared.timing_cache)
-    except InvalidOption as error:  # the engine is worth more than what it was measured with
-        unkept = (f"what was measured is not kept: {error.message}",)
-    with request.output.open("wb") as file:
+    with request.output.open("wb") as file:  # first of all: nothing after it may cost the engine
         file.write(memoryview(plan))
+    unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
     inspections = []
     if prepared.gpu is not None:
         request.progress("inspect")
@@ -219,7 +218,7 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*prepared.log.warnings, *proven.warnings, *unkept),
+        warnings=(*prepared.warnings, *prepared.log.warnings, *proven.warnings, *unkept),
         calibration_cache=fed.feeder.cache if fed is not None else b"",
         layers=proven.layers,
     )
