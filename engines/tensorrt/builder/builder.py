@@ -196,7 +196,14 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
     if prepared.gpu is not None:
         request.progress("inspect")
         inspections = inspect_plan(adapter, prepared.log, plan, prepared.profiles)
-    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
+    proven = prove(
+        adapter,
+        request,
+        prepared.layers,
+        inspections,
+        weak=_weak(adapter, request),
+        plan_bytes=memoryview(plan).nbytes,
+    )
     proof = {
         **proven.proof,
         "network_layers": int(prepared.network.num_layers),
