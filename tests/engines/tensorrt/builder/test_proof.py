@@ -13,7 +13,8 @@ import pytest
 from onnx import helper, numpy_helper
 from simulated_machine import Machine, install
 
-from qcompile.errors import IntentNotReached
+from qcompile.artifact import load_artifact
+from qcompile.errors import BuildError, IntentNotReached
 
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
@@ -153,3 +154,28 @@ def test_layers_inside_a_block_are_unreported_not_reached(machine: OnMachine, ti
 def test_a_manifest_is_json_whatever_is_unknown(machine: OnMachine, tmp_path: Path) -> None:
     made = silenced(machine("10.16"), single="{").build(chain(tmp_path / "m.onnx"), "fp16")
     assert json.loads(json.dumps(made.manifest.as_json()))
+
+
+def test_an_engine_that_fails_the_proof_is_kept_under_another_name(
+    machine: OnMachine, tmp_path: Path
+) -> None:
+    here, model = machine("8.5.3", **missed(6)), chain(tmp_path / "m.onnx")
+    with pytest.raises(IntentNotReached, match="48 of 54 layers") as caught:
+        here.build(model, "fp16")
+    assert here.nothing_built
+    assert caught.value.hint.endswith("; what was built is kept as m.rejected.engine")
+    kept = load_artifact(tmp_path / "built" / "m.rejected.engine")
+    assert kept.manifest.precision == "fp16"
+    assert kept.manifest.proof["missed_share"] == pytest.approx(6 / LAYERS, abs=1e-4)
+    assert any("48 of 54 layers" in text for text in kept.manifest.warnings)
+
+
+def test_an_engine_that_cannot_be_loaded_after_its_build_is_kept_without_a_manifest(
+    machine: OnMachine, tmp_path: Path
+) -> None:
+    here = machine("10.16")
+    here.module.Runtime.deserialize_cuda_engine = lambda *_: None
+    with pytest.raises(BuildError, match="the engine just built cannot be loaded") as caught:
+        here.build(chain(tmp_path / "m.onnx"), "fp16")
+    assert caught.value.hint == "what was built is kept as m.rejected.engine"
+    assert [path.name for path in (tmp_path / "built").iterdir()] == ["m.rejected.engine"]
