@@ -198,7 +198,14 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
         options = request.spec.tensorrt
         needs = PlanNeeds(options.plugins, host_code=options.version_compatible)
         inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
-    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
+    proven = prove(
+        adapter,
+        request,
+        prepared.layers,
+        inspections,
+        weak=_weak(adapter, request),
+        plan_bytes=memoryview(plan).nbytes,
+    )
     proof = {
         **proven.proof,
         "network_layers": int(prepared.network.num_layers),

@@ -57,8 +57,8 @@ def test_weak_types_become_what_is_permitted_except_where_they_fall_back(
     bench = Bench(simulated_tensorrt(version, Circumstances(fallback={"conv2"})), model, weak=True)
     bench.add_profile()
     bench.permit(*flags)
-    untold = spelled(bench.layers(), "Format/Datatype")
-    assert set(untold.values()) == {"N/A due to dynamic shapes"}
+    before = spelled(bench.layers(), "Format/Datatype")
+    assert set(before.values()) == {"N/A due to dynamic shapes"}
     told = spelled(bench.layers(shape=(2, 4, 8, 8)), "Format/Datatype")
     assert words in told["conv1"]
     assert "FP32" in told["conv2"]

@@ -111,17 +111,6 @@ def test_what_the_engine_is_made_of_is_recorded(machine: OnMachine, model: Path)
     assert machine("8.5.3").build(model, name="old").manifest.proof["weights_bytes"] is None
 
 
-def test_layers_inside_a_block_are_untold_and_weak_types_warn_of_it(machine: OnMachine, model: Path) -> None:
-    here = machine("8.5.3", blocks={"conv1", "conv2", "gemm"})
-    manifest = here.build(model, "fp16").manifest
-    assert manifest.proof["untold"] == 3
-    assert manifest.proof["layers_by_precision"] == {"untold": NETWORK}
-    assert any("fused blocks TensorRT tells no precision" in text for text in manifest.warnings)
-    strong = machine("10.16", blocks={"conv1", "conv2", "gemm"}).build(model, "fp16", name="strong").manifest
-    assert strong.proof["layers_by_precision"] == {"fp16": NETWORK}
-    assert not any("fused blocks" in text for text in strong.warnings)
-
-
 @pytest.mark.parametrize(("version", "precision"), [("8.5.3", "bf16"), ("8.5.3", "fp8")])
 def test_a_precision_that_a_version_has_in_neither_way_is_refused(
     version: str, precision: str, machine: OnMachine, model: Path, ranges: Path
