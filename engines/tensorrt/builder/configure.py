@@ -103,17 +103,3 @@ def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRan
             raise BuildError(f"TensorRT refuses the optimization profile ({shapes}): {error}") from error
         if not accepted:
             raise BuildError(f"TensorRT refuses the optimization profile ({shapes})")
-
-
-def set_calibration_profile(builder: Any, config: Any, shapes: dict[str, tuple[int, ...]]) -> None:
-    """TensorRT calibrates at the OPT shape of a profile; this one has the shape of the data only.
-
-    Raises:
-        BuildError: If TensorRT refuses it.
-    """
-    profile = builder.create_optimization_profile()
-    for name, shape in shapes.items():
-        profile.set_shape(name, shape, shape, shape)
-    if not config.set_calibration_profile(profile):
-        text = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
-        raise BuildError(f"TensorRT refuses the calibration profile ({text})")
