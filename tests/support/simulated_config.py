@@ -49,6 +49,9 @@ class Profile:
         return self._shapes.get(name, [])
 
     def set_shape_input(self, name: str, min: Any, opt: Any, max: Any) -> None:
+        # Source: tensorrt_rtx 1.7.1.116, tried; python/src/infer/pyCore.cpp, opt_profile_set_shape_input.
+        if not (len(min) == len(opt) == len(max) and all(a <= b for a, b in zip(min, opt, strict=True))):
+            raise RuntimeError("opt input provided for shape tensor is inconsistent with other inputs.")
         self._values[name] = [tuple(min), tuple(opt), tuple(max)]
 
     def get_shape_input(self, name: str) -> list[tuple[int, ...]]:

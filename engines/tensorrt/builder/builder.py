@@ -19,15 +19,8 @@ from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, make_log
 from ..plan import PlanNeeds, register_plugins
-from .calibrator import (
-    Calibrator,
-    Device,
-    Feeder,
-    first_and_all,
-    make_calibrator,
-    set_calibration_profile,
-)
-from .configure import add_profiles, configure
+from .calibrator import Calibrator, Device, Feeder, first_and_all, make_calibrator
+from .configure import add_profiles, configure, set_calibration_profile
 from .failure import build_failure
 from .inspector import inspect_plan
 from .monitor import make_monitor
@@ -176,7 +169,8 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
         scales.feeder.inputs = calibration_inputs(adapter, network, scales.feeder.first)
         config.int8_calibrator = make_calibrator(adapter, scales.calibrator, scales.feeder)
         if profiles:
-            set_calibration_profile(builder, config, scales.feeder.inputs)
+            ranges = [item.as_range() for item in scales.feeder.inputs.values()]
+            set_calibration_profile(builder, config, ranges)
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....data.readers import Batch
-from ....errors import BuildError, DataError
+from ....errors import DataError
 from ....progress import Progress
-from ....tensors import format_shape
 from ..adapter import Adapter
 from ..runner.buffers import DeviceBuffer, raw
 from ..runner.cuda_context import PrimaryContext
@@ -137,25 +136,3 @@ def first_and_all(batches: Iterable[Batch]) -> tuple[Batch, Iterator[Batch]]:
         yield from iterator
 
     return first, every()
-
-
-def set_calibration_profile(builder: Any, config: Any, inputs: Mapping[str, CalibrationInput]) -> None:
-    """TensorRT calibrates at the OPT shape of a profile; this one has the shape of the data only.
-
-    An input whose values are shapes has a range of values (Polygraphy: backend/trt/profile.py, `to_trt`).
-
-    Raises:
-        BuildError: If TensorRT refuses it.
-    """
-    profile = builder.create_optimization_profile()
-    shapes = ", ".join(f"{item.name}:{format_shape(item.values or item.shape)}" for item in inputs.values())
-    try:
-        for item in inputs.values():
-            give = profile.set_shape if item.values is None else profile.set_shape_input
-            extents = item.shape if item.values is None else item.values
-            give(item.name, extents, extents, extents)
-        accepted = config.set_calibration_profile(profile)
-    except (ValueError, RuntimeError) as error:
-        raise BuildError(f"TensorRT refuses the calibration profile ({shapes}): {error}") from error
-    if not accepted:
-        raise BuildError(f"TensorRT refuses the calibration profile ({shapes})")

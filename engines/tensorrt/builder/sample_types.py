@@ -19,6 +19,7 @@ from ....data.readers import Batch
 from ....errors import DataError, InvalidOption
 from ....tensors import format_shape
 from ..adapter import Adapter
+from .profiles import InputRange
 
 _NUMPY = {
     "FLOAT": "float32",
@@ -74,6 +75,14 @@ class CalibrationInput:
                 f"{', '.join(map(str, self.values))}",
             )
         return converted
+
+    def as_range(self) -> InputRange:
+        """Return the one shape, or the one value, of a calibration profile.
+
+        An input whose values are shapes has a range of values (Polygraphy: backend/trt/profile.py, `to_trt`).
+        """
+        extents = self.shape if self.values is None else self.values
+        return InputRange(self.name, extents, extents, extents, of_values=self.values is not None)
 
     def _refused(self, batch: Batch, found: str) -> DataError:
         return DataError(
