@@ -308,19 +308,6 @@ class Adapter:
         config.clear_flag(self.module.SerializationFlag.EXCLUDE_WEIGHTS)
         return engine.serialize_with_config(config)
 
-    def load_plugin(self, builder: Any, path: str) -> None:
-        """Load a library of plugins; from 8.6 on into the builder's registry, which then names its creators.
-
-        Raises:
-            OSError: If the library cannot be loaded.
-        """
-        if hasattr(self.module.Builder, "get_plugin_registry"):
-            builder.get_plugin_registry().load_library(path)
-            return
-        import ctypes
-
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-
     def memory_bytes(self, engine: Any) -> int:
         """Return what an execution context of an engine needs on the device."""
         old, new = "device_memory_size", "device_memory_size_v2"

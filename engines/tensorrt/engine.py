@@ -62,15 +62,20 @@ class TensorRT(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
+        from .plan import PlanNeeds
         from .runner.engine_share import EngineUse
         from .verify import verified
 
         outcome = build_plan(load_adapter(self.name), request)
         if request.spec.gpus:
             return outcome  # for GPUs that need not be here
+        options = request.spec.tensorrt
         profiles = outcome.proof.get("profiles")
-        # What is written beside a file that is being built becomes a part of it.
-        use = EngineUse(profiles=profiles if isinstance(profiles, list) else ())
+        # No runtime cache: what is written beside a file that is being built becomes a part of it.
+        use = EngineUse(
+            profiles=profiles if isinstance(profiles, list) else (),
+            needs=PlanNeeds(options.plugins, host_code=options.version_compatible),
+        )
         return verified(outcome, request, lambda: self._opened(request.output, use, outcome.io))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
@@ -94,10 +99,11 @@ class TensorRT(Engine):
                 reason=reason,
             )
         from .compatibility import check_loadable
+        from .plan import needs_of
         from .runner.engine_share import EngineUse
 
         manifest = read_manifest(path)
-        use = EngineUse(run.device, run.cuda_graph, runtime_cache=run.runtime_cache)
+        use = EngineUse(run.device, run.cuda_graph, runtime_cache=run.runtime_cache, needs=needs_of(manifest))
         if manifest is not None:
             check_loadable(path, manifest, load_adapter(self.name), gpu)
             profiles = manifest.proof.get("profiles")

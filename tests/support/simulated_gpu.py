@@ -18,6 +18,7 @@ import onnx
 from computed_plan import TYPES, PlanTensor, make_kernel
 from recorded_tensorrt import recorded_module
 from simulated_cuda import LogicError, Misuse, SimulatedGpu
+from simulated_process import init_plugins, missing_plugin, registered_logger
 from simulated_runtime_config import RtxKernels
 from simulated_runtime_config import behaviours as runtime_behaviours
 
@@ -28,7 +29,8 @@ CONTEXT_BYTES = 4096
 
 def make_adapter(version: str, gpu: SimulatedGpu) -> Adapter:
     """Return the adapter of one version, on a simulated GPU."""
-    module = recorded_module(version, behaviours(version, gpu))
+    module: Any = recorded_module(version, behaviours(version, gpu))
+    module.init_libnvinfer_plugins = init_plugins(module)
     return Adapter(module, "tensorrt-rtx" if version == "rtx" else "tensorrt")
 
 
@@ -59,7 +61,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
         _counts = "runtime"
 
         def __init__(self, logger: Any) -> None:
-            self._log = logger
+            self._log = registered_logger(self, logger, "Runtime")
             self._begin()
 
         def deserialize_cuda_engine(self, serialized_engine: bytes) -> Any:
@@ -67,6 +69,9 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             about = json.loads(header) if header.startswith(b"{") else {"version": "unknown"}
             if about["version"] != version or gpu.enter("deserialize_cuda_engine"):
                 complain(self._log, "The engine plan file is not compatible with this version of TensorRT")
+                return None
+            if missing := missing_plugin(self, about):
+                complain(self._log, missing)
                 return None
             engine = self._module.ICudaEngine()  # what is given to a call is recorded, and so kept
             engine._open(self, about, onnx.load_from_string(model))

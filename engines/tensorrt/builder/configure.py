@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ....errors import BuildError, InvalidOption, first_line
-from ....files import require_file
 from ....spec.tensorrt import TensorRTOptions
 from ....tensors import format_shape
 from ..adapter import Adapter
-from ..log import setting
+from ..log import Log, setting
 from .profiles import InputRange
 
 
-def configure(adapter: Adapter, builder: Any, config: Any, log: Any, options: TensorRTOptions) -> None:
+def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: TensorRTOptions) -> None:
     """Set everything but precision, GPUs, profiles, calibrator and timing cache.
 
     Raises:
@@ -67,7 +65,7 @@ def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:
     ]
 
 
-def _set(adapter: Adapter, config: Any, log: Any, attribute: str, value: Any, option: str) -> None:
+def _set(adapter: Adapter, config: Any, log: Log, attribute: str, value: Any, option: str) -> None:
     adapter.require_config(attribute, option)
     with setting(log, option, adapter.name):
         setattr(config, attribute, value)
@@ -85,23 +83,6 @@ def _use_dla(adapter: Adapter, builder: Any, config: Any, options: TensorRTOptio
         )
     config.default_device_type = adapter.module.DeviceType.DLA
     config.DLA_core = options.dla_core
-
-
-def load_plugins(adapter: Adapter, builder: Any, log: Any, options: TensorRTOptions) -> None:
-    """Register TensorRT's own plugins and load the user's libraries.
-
-    Raises:
-        MissingFile, InvalidOption: If a library is not there or cannot be loaded.
-    """
-    if hasattr(adapter.module, "init_libnvinfer_plugins"):
-        adapter.module.init_libnvinfer_plugins(log, "")
-    for path in options.plugins:
-        require_file(Path(path), what="plugin")
-        try:
-            with setting(log, f"`plugins` {path}", adapter.name):
-                adapter.load_plugin(builder, path)
-        except OSError as error:
-            raise InvalidOption(f"`plugins` {path}: cannot be loaded ({error})", option="plugins") from error
 
 
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..adapter import Adapter
+from ..plan import PlanNeeds
 from .cuda_context import PrimaryContext
 from .execution_contexts import ExecutionContexts
 from .loaded_engine import LoadedEngine, load_engine
@@ -26,6 +27,7 @@ class EngineUse:
         profiles: The optimization profiles of its manifest, with the values of shape inputs.
         runtime_cache: Whether kernels that TensorRT-RTX compiles are kept beside it.
         digest: Its digest, where it is known and was checked.
+        needs: What it needs beside TensorRT: plugins, host code; nothing by default.
     """
 
     device: int = 0
@@ -33,6 +35,7 @@ class EngineUse:
     profiles: DeclaredProfiles = ()
     runtime_cache: bool = False
     digest: str = ""
+    needs: PlanNeeds = field(default_factory=PlanNeeds)
 
 
 class EngineShare:
@@ -62,7 +65,7 @@ class EngineShare:
         cache = None
         try:
             with self.context.active("loading the engine"):
-                self._loaded = loaded = load_engine(adapter, self.context, path)
+                self._loaded = loaded = load_engine(adapter, self.context, path, use.needs)
                 loaded.profiles = with_declared_values(loaded.profiles, use.profiles, loaded.inputs)
                 if use.runtime_cache and hasattr(adapter.module, "IRuntimeCache"):
                     cache = RuntimeCacheFile(path, adapter.version, use.digest)
