@@ -106,7 +106,7 @@ class _Reference:
     It has no kernels for some types, such as bfloat16's: then the model is computed as it was given.
     """
 
-    def __init__(self, request: BuildRequest, names: Sequence[str]) -> None:
+    def __init__(self, request: BuildRequest, names: list[str]) -> None:
         files = dict.fromkeys([request.model, request.source])
         self._files = [file for file in files if file and Path(file).suffix == ".onnx"]
         self._names = names
