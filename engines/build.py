@@ -174,6 +174,10 @@ def _left_out(request: BuildRequest) -> list[str]:
 
 
 def _way_out(weighed: Weighed) -> str:
+    if not weighed.failure:
+        return (
+            "keep layers in float32 (`layers` NAME=fp32), choose another precision, or give `allow_fallback`"
+        )
     if weighed.proof.get("missed"):
         return (
             "leave the layers that missed in float (`exclude` in quantize, or `layers` NAME=fp32), choose "

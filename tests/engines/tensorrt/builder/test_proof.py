@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from onnx import helper, numpy_helper
 from simulated_machine import Machine, install
 
-from qcompile.artifact import load_artifact
+from qcompile.artifact import Check, load_artifact
+from qcompile.engines.base import BuildOutcome
 from qcompile.errors import BuildError, IntentNotReached
 
 MakeFile = Callable[..., Path]
@@ -175,7 +177,24 @@ def test_an_engine_that_cannot_be_loaded_after_its_build_is_kept_without_a_manif
 ) -> None:
     here = machine("10.16")
     here.module.Runtime.deserialize_cuda_engine = lambda *_: None
-    with pytest.raises(BuildError, match="the engine just built cannot be loaded") as caught:
+    with pytest.raises(BuildError, match="the engine just built: .* cannot load it") as caught:
         here.build(chain(tmp_path / "m.onnx"), "fp16")
     assert caught.value.hint == "what was built is kept as m.rejected.engine"
     assert [path.name for path in (tmp_path / "built").iterdir()] == ["m.rejected.engine"]
+
+
+def test_an_engine_whose_outputs_are_wrong_fails_and_is_kept_with_what_was_seen(
+    machine: OnMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(outcome: BuildOutcome, *_: object) -> BuildOutcome:
+        check = Check("same outputs as ONNX Runtime", False, "12.0 dB")
+        return replace(outcome, checks=(check,), failure="output 'y' has 12.0 dB")
+
+    monkeypatch.setattr("qcompile.engines.tensorrt.verify.verified", found)
+    here, model = machine("10.16"), chain(tmp_path / "m.onnx")
+    with pytest.raises(IntentNotReached, match=r"output 'y' has 12\.0 dB") as caught:
+        here.build(model, "fp32")
+    assert "m.rejected.engine" in caught.value.hint
+    assert not load_artifact(tmp_path / "built" / "m.rejected.engine").manifest.checks[0].passed
+    kept = here.build(model, "fp32", allow_fallback=True, name="kept").manifest
+    assert "output 'y' has 12.0 dB" in kept.warnings
