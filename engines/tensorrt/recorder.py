@@ -9,10 +9,10 @@ qcompile, the GPU and its driver, the date, and every name the module has. Then,
     {"n": 9, "in": 8, "callback": "ILogger.log", "on": 1, "args": [...], "gives": null}
     {"gone": [3]}                                                          objects that Python has let go
 
-A call is written before it is made: where a process dies in TensorRT, the last line says in which call. `in`
-names the call that was under way; `recorded_values` says how values are written. No object is replaced and
-none lives longer: members of the module's classes are wrapped in place, and so are the methods by which
-Python classes implement TensorRT's interfaces.
+A call is written before it is made: where a process dies in TensorRT, the last line says in which call.
+`in` names the call that was under way; `recorded_values` says how values are written. No object is replaced
+and none of pybind11's lives longer: members of the module's classes are wrapped in place, and so are the
+methods by which Python classes implement TensorRT's interfaces.
 
 No file is overwritten: where there is one already, of another process perhaps, FILE.2 is written, and so on.
 """
@@ -117,7 +117,7 @@ class Recorder:
         self._module, self._file = module, file
         self._lock, self._thread = threading.RLock(), threading.local()
         self._counter, self._numbers = itertools.count(1), itertools.count(1)
-        self._objects: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._objects: dict[int, tuple[int, Callable[[], Any]]] = {}
         self._open: list[_Event] = []
         self._gone: deque[int] = deque()
         self._originals: list[tuple[Any, str, Any]] = []
@@ -296,12 +296,15 @@ class Recorder:
                 return known[0]
             number, key = next(self._numbers), id(value)
 
-            def forget(reference: weakref.ref[Any]) -> None:
+            def forget(reference: Callable[[], Any]) -> None:
                 if self._objects.get(key, (0, None))[1] is reference:
                     del self._objects[key]
                 self._gone.append(number)
 
-            self._objects[key] = (number, weakref.ref(value, forget))
+            try:
+                self._objects[key] = (number, weakref.ref(value, forget))
+            except TypeError:  # no object of pybind11's; it is kept, as its address must stay its own
+                self._objects[key] = (number, lambda: value)
             return number
 
 
