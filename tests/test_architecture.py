@@ -170,7 +170,7 @@ def test_the_public_names_are_pinned() -> None:
     assert sorted(qcompile.__all__) == [
         "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__",
         "balance", "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load",
-        "load_artifact", "package_triton", "quantize", "read_recipe", "refit", "report", "run",
+        "load_artifact", "migrate", "package_triton", "quantize", "read_recipe", "refit", "report", "run",
         "simplify", "tune",
     ]  # fmt: skip
     for name in qcompile.__all__:
