@@ -22,6 +22,7 @@ from ..adapter import Adapter
 from ..log import make_log
 from .calibrator import Calibration, Device, Feeder, first_and_all, make_calibrator
 from .configure import add_profiles, configure, load_plugins, set_calibration_profile
+from .debug_marks import mark_debug_tensors
 from .failure import build_failure
 from .inspector import inspect_plan
 from .monitor import make_monitor
@@ -146,6 +147,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     request.progress("parse")
     parser = parse(adapter, network, log, path, shown=request.source)
     set_formats(adapter, network, log, options.tensor_formats)
+    mark_debug_tensors(adapter, network, request.debug_tensors)
     config = builder.create_builder_config()
     adapter.set_precision(
         config,
