@@ -41,6 +41,8 @@ class BuildRequest:
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
         sample: Real input to check the artifact on; random input otherwise.
         warnings: What was found while the graph was made, for the manifest.
+        debug_tensors: Tensors that an engine of TensorRT can show while it runs; None for all that are not
+            fused.
         progress: Told of every step.
     """
 
@@ -54,6 +56,7 @@ class BuildRequest:
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     sample: Feeds | None = None
     warnings: Sequence[str] = ()
+    debug_tensors: Sequence[str] | None = ()
     progress: Progress = silent
 
     @property

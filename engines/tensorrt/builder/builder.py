@@ -21,6 +21,7 @@ from ..log import Log, make_log
 from ..plan import PlanNeeds, register_plugins
 from .calibrator import Calibrator, Device, Feeder, first_and_all, make_calibrator
 from .configure import add_profiles, configure, set_calibration_profile
+from .debug_marks import mark_debug_tensors
 from .failure import build_failure
 from .inspector import inspect_plan
 from .monitor import make_monitor
@@ -148,6 +149,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     request.progress("parse")
     parser = parse(adapter, network, log, path, shown=request.source)
     set_formats(adapter, network, log, options.tensor_formats)
+    mark_debug_tensors(adapter, network, request.debug_tensors)
     config = builder.create_builder_config()
     adapter.set_precision(
         config,
