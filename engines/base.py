@@ -125,11 +125,13 @@ class DeviceRun:
         device: Its number.
         streams: Contexts that can run at once, each on a stream of its own.
         cuda_graph: Whether an inference is captured once and replayed.
+        runtime_cache: Whether kernels that TensorRT-RTX compiles are kept in a file beside the engine.
     """
 
     device: int = 0
     streams: int = 1
     cuda_graph: bool = False
+    runtime_cache: bool = True
 
     def require_plain(self, engine_name: str) -> None:
         """Refuse what an engine that runs one inference at a time has no use for.

@@ -19,9 +19,11 @@ import simulated_config
 import simulated_engine
 import simulated_network
 import simulated_parser
+import simulated_process
 from recorded_tensorrt import recorded_module, stored
 from simulated_network import kind_of, say
-from simulated_plan import COMPUTES, engine_layers, weight_entries, write_plan
+from simulated_plan import COMPUTES, engine_layers, plugins_of, weight_entries, write_plan
+from simulated_process import init_plugins, registered_logger, registry_of
 
 _STEPS = 6
 _MEGABYTE = 1 << 20
@@ -74,6 +76,7 @@ class Circumstances:
         no_kernel_for: Network layer without any implementation.
         needed_workspace: Bytes of workspace without which there is no implementation.
         plugins: Library that can be loaded to the operators it adds.
+        reads_no_caches: Whether no timing cache can be read, as 8.5 without cuDNN reads none.
         dla_cores: Deep learning accelerators of this machine.
         measured: Tactics that builds measured, since no timing cache knew them; tests read it.
     """
@@ -86,6 +89,7 @@ class Circumstances:
     no_kernel_for: str = ""
     needed_workspace: int = 0
     plugins: Mapping[str, set[str]] = field(default_factory=dict)
+    reads_no_caches: bool = False
     dla_cores: int = 0
     measured: list[str] = field(default_factory=list)
 
@@ -102,13 +106,13 @@ def simulated_tensorrt(
         circumstances: What builds meet; all goes well by default.
         behaviours: Classes in place of those here.
     """
-    families = (simulated_network, simulated_parser, simulated_config, simulated_engine)
-    ours: dict[str, Any] = {"Builder": Builder, "init_libnvinfer_plugins": lambda *_: True, "Logger": Logger}
+    families = (simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_process)
+    ours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
     for family in families:
         ours |= family.BEHAVIOURS
     module: Any = recorded_module(version, {**ours, **(behaviours or {})})
     module._circumstances = circumstances or Circumstances()
-    module._plugins = set()
+    module.init_libnvinfer_plugins = init_plugins(module)
     return module  # type: ignore[no-any-return]
 
 
@@ -132,11 +136,12 @@ class Builder:
     platform_has_tf32 = True
 
     def __init__(self, log: Any) -> None:
-        self._log, self._circumstances = log, self._module._circumstances
+        self._given, self._circumstances = log, self._module._circumstances
+        self._log = registered_logger(self, log, "Builder")
 
     @property
     def logger(self) -> Any:
-        return self._log
+        return self._given
 
     @property
     def num_DLA_cores(self) -> int:  # noqa: N802
@@ -152,7 +157,7 @@ class Builder:
         return self._module.IOptimizationProfile(self._log)
 
     def get_plugin_registry(self) -> Any:
-        return self._module.IPluginRegistry(self)
+        return registry_of(self)
 
     def build_serialized_network(self, network: Any, config: Any) -> Any:
         wrong = _wrong_profiles(network, config) or _wrong_flags(network, config)
@@ -322,6 +327,7 @@ def _plan(builder: Any, network: Any, config: Any, precisions: dict[str, str]) -
         "devices": [f"{name[:-1]}.{name[-1]}" for name in built_for] or [circumstances.device],
         "compatible": config._compatible,
         "version_compatible": config._has("VERSION_COMPATIBLE"),
+        "lean_runtime": config._has("VERSION_COMPATIBLE") and not config._has("EXCLUDE_LEAN_RUNTIME"),
         "name": stored(network, "name", "Unnamed Network 0"),
         "verbosity": config._verbosity.name,
         "refittable": any(config._has(name) for name in ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL")),
@@ -333,6 +339,7 @@ def _plan(builder: Any, network: Any, config: Any, precisions: dict[str, str]) -
             for profile in config._profiles
         ],
         "layers": [asdict(layer) for layer in layers],
+        "plugins": plugins_of(network),
         "weights": weight_entries(network),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,14 @@ def listen(module: Any) -> tuple[Any, Said]:
 class Bench:
     """A builder with a parsed network, and a configuration ready to build for one batch size."""
 
-    def __init__(self, module: Any, model: Path | str, *, weak: bool = False) -> None:
+    def __init__(
+        self, module: Any, model: Path | str, *, weak: bool = False, libraries: Sequence[str] = ()
+    ) -> None:
         self.module = module
         self.log, self.said = listen(module)
         self.builder = module.Builder(self.log)
+        for library in libraries:
+            assert self.builder.get_plugin_registry().load_library(library) is not None
         flags = module.NetworkDefinitionCreationFlag.__members__
         name = "STRONGLY_TYPED" if "STRONGLY_TYPED" in flags and not weak else "EXPLICIT_BATCH"
         self.network = self.builder.create_network(1 << int(flags[name]))

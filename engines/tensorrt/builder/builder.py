@@ -11,7 +11,6 @@ from typing import Any
 
 from ....artifact import Check
 from ....data.readers import Batch
-from ....errors import InvalidOption
 from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
 from ....spec.decode import changed
@@ -19,9 +18,10 @@ from ....tensors import ModelIO
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
-from ..log import make_log
+from ..log import Log, make_log
+from ..plan import PlanNeeds, register_plugins
 from .calibrator import Calibration, Device, Feeder, first_and_all, make_calibrator
-from .configure import add_profiles, configure, load_plugins, set_calibration_profile
+from .configure import add_profiles, configure, set_calibration_profile
 from .debug_marks import mark_debug_tensors
 from .failure import build_failure
 from .inspector import inspect_plan
@@ -31,7 +31,7 @@ from .outcome import prove
 from .profiles import InputRange, make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers
 from .scales import calibration_for
-from .timing_cache import cache_file, merge_cache, use_cache
+from .timing_cache import CacheFile, cache_file, merge_cache, use_cache
 
 
 @dataclass
@@ -45,6 +45,7 @@ class Prepared:
         profiles: Optimization profiles.
         monitor: Told of the build's progress; None where TensorRT has none.
         timing_cache: Its file; None for none.
+        warnings: What the build was not given.
         gpu: The device here; None where there is none.
     """
 
@@ -52,11 +53,12 @@ class Prepared:
     network: Any
     parser: Any
     config: Any
-    log: Any
+    log: Log
     layers: list[ComputeLayer]
     profiles: list[list[InputRange]]
     monitor: Any
-    timing_cache: Path | None
+    timing_cache: CacheFile | None
+    warnings: tuple[str, ...]
     gpu: Gpu | None
 
 
@@ -88,7 +90,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "network_layers": int(prepared.network.num_layers),
             "profiles": _profiles_json(prepared.profiles),
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
-            "timing_cache": str(prepared.timing_cache or ""),
+            "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
             "options": changed(request.spec.tensorrt),
         }
 
@@ -141,8 +143,8 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     if not _may_hold_shapes(io):  # else only the parsed network tells what a range is of
         make_profiles(io.inputs, spec, notes=notes)
     log = make_log(adapter.module)
-    builder = adapter.module.Builder(log)
-    load_plugins(adapter, builder, log, options)
+    builder = adapter.module.Builder(log.logger)
+    register_plugins(adapter, builder, log, options.plugins)
     network = builder.create_network(adapter.network_flags(weak=fed is not None))
     request.progress("parse")
     parser = parse(adapter, network, log, path, shown=request.source)
@@ -160,7 +162,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     profiles = make_profiles(io.inputs, spec, shape_tensors(network), notes)
     add_profiles(builder, config, profiles)
     configure(adapter, builder, config, log, options)
-    use_cache(adapter, config, log, timing_cache)
+    warnings = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
     keep_layers(adapter, network, config, log, request.layers)
     if fed is not None:
@@ -170,14 +172,16 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
-    return Prepared(builder, network, parser, config, log, layers, profiles, monitor, timing_cache, gpu)
+    return Prepared(
+        builder, network, parser, config, log, layers, profiles, monitor, timing_cache, warnings, gpu
+    )
 
 
 def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOutcome:
     prepared = _prepare(adapter, request, fed)
     request.progress("build")
     plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
-    for watcher in (prepared.monitor, fed.feeder if fed is not None else None):
+    for watcher in (prepared.monitor, fed.feeder if fed is not None else None, prepared.log):
         if watcher is not None and watcher.raised is not None:
             raise watcher.raised
     if plan is None:
@@ -187,17 +191,15 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
             f"{request.source or request.model}: {adapter.name}",
             f"{request.precision}, GPUs {gpus}",
         )
-    unkept: tuple[str, ...] = ()
-    try:
-        merge_cache(adapter, prepared.config, prepared.timing_cache)
-    except InvalidOption as error:  # the engine is worth more than what it was measured with
-        unkept = (f"what was measured is not kept: {error.message}",)
-    with request.output.open("wb") as file:
+    with request.output.open("wb") as file:  # first of all: nothing after it may cost the engine
         file.write(memoryview(plan))
+    unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
     inspections = []
     if prepared.gpu is not None:
         request.progress("inspect")
-        inspections = inspect_plan(adapter, prepared.log, plan, prepared.profiles)
+        options = request.spec.tensorrt
+        needs = PlanNeeds(options.plugins, host_code=options.version_compatible)
+        inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
     proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
     proof = {
         **proven.proof,
@@ -218,7 +220,7 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*prepared.log.warnings, *proven.warnings, *unkept),
+        warnings=(*prepared.warnings, *prepared.log.warnings, *proven.warnings, *unkept),
         calibration_cache=fed.feeder.cache if fed is not None else b"",
         layers=proven.layers,
     )

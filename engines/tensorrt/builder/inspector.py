@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....errors import BuildError
+from ....errors import ArtifactError, BuildError
 from ..adapter import Adapter
-from ..log import last_error
+from ..plan import PlanNeeds, open_plan
 from .profiles import InputRange
 from .proof import ComputeLayer
 
@@ -108,7 +108,7 @@ class Verdict:
 
 
 def inspect_plan(
-    adapter: Adapter, log: Any, plan: Any, profiles: Sequence[Sequence[InputRange]]
+    adapter: Adapter, plan: Any, needs: PlanNeeds, profiles: Sequence[Sequence[InputRange]]
 ) -> list[Inspection]:
     """Deserialize a plan on the GPU here and read what it is made of, for each profile.
 
@@ -118,15 +118,16 @@ def inspect_plan(
     Raises:
         BuildError: If TensorRT cannot load what it just built, or has no memory to run it.
     """
-    runtime = adapter.module.Runtime(log)
-    engine = runtime.deserialize_cuda_engine(plan)
-    if engine is None:
-        raise BuildError(f"the engine just built cannot be loaded: {last_error(log, 'no reason given')}")
+    try:
+        opened = open_plan(adapter, plan, needs, subject="the engine just built")
+    except ArtifactError as error:
+        raise BuildError(error.message) from error
+    engine = opened.engine
     inspector = engine.create_engine_inspector()
     context = engine.create_execution_context() if profiles else None
     if profiles and context is None:
         raise BuildError(
-            f"the engine just built cannot run here: {last_error(log, 'no reason given')}",
+            f"the engine just built cannot run here: {opened.said()}",
             hint="lower `max_shapes`, or end what else uses the GPU",
         )
     inspections = []

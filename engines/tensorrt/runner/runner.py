@@ -23,13 +23,12 @@ from ....tensors import Feeds, ModelIO, check_feeds
 from ...base import Runner
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
-from .cuda_context import PrimaryContext
 from .debug_tensors import make_listener
 from .device_array import DeviceArray
 from .device_input import DeviceInput, read_device_input
+from .engine_share import EngineShare, EngineUse
 from .gpu_times import GpuTimes, collect
 from .io_tensors import model_io
-from .loaded_engine import LoadedEngine, load_engine
 from .profile_choice import FeedShapes
 from .stream_slots import StreamSlot, StreamSlots
 from .wide_integers import WideIntegers
@@ -47,13 +46,14 @@ class TensorRTRunner(Runner):
     Args:
         adapter: The TensorRT that built the engine.
         path: The engine's file.
-        device: Number of the CUDA device.
+        use: How it is loaded. With `cuda_graph`, `execute_async_v3` is captured once for each input shape,
+            after one ordinary run, and replayed; the graphs of the last four shapes are kept, and inputs on
+            the device are copied to where the graph reads. TensorRT-RTX captures and replays by itself.
         streams: How many inferences of `infer_many` may be under way at once, each with an execution
             context and buffers of its own.
-        cuda_graph: Capture `execute_async_v3` once for each input shape, after one ordinary run, and
-            replay it. The graphs of the last four shapes are kept.
         declared: The model's inputs and outputs, where known: 64-bit integers that the engine has with 32
             are narrowed if they fit. Outputs on the device stay as the engine has them.
+        share: An engine that another runner holds, in place of a file that is loaded again.
 
     Raises:
         EngineUnavailable: If PyCUDA finds no such device, or its memory does not suffice.
@@ -66,31 +66,54 @@ class TensorRTRunner(Runner):
         self,
         adapter: Adapter,
         path: Path,
+        use: EngineUse = EngineUse(),  # noqa: B008 (frozen)
         *,
-        device: int = 0,
         streams: int = 1,
-        cuda_graph: bool = False,
         declared: ModelIO | None = None,
+        share: EngineShare | None = None,
     ) -> None:
-        self._path = path
-        enqueued = "a CUDA graph of execute_async_v3" if cuda_graph else "execute_async_v3"
-        self.contains = (
-            f"host to host, in page-locked memory: copies to the GPU, {enqueued}, copies back, synchronize"
-        )
-        self._loaded: LoadedEngine | None = None
+        self._adapter, self._path, self._use, self._declared = adapter, path, use, declared
+        self._is_open = False
         self._slots: StreamSlots | None = None
         self._intake: Any = None
-        self._context = PrimaryContext(device, str(path), engine=adapter.target)
+        self._share = share.take() if share is not None else EngineShare(adapter, path, use)
+        self._context, self.notes = self._share.context, tuple(self._share.notes)
+        self._is_open = True
+        self.contains = f"host to host, in page-locked memory: {self._contents()}"
         try:
             with self._context.active("loading the engine"):
-                self._loaded = load_engine(adapter, self._context, path)
-                self._slots = StreamSlots(self._loaded, streams, cuda_graph=cuda_graph)
+                self._slots = StreamSlots(self._share.loaded, streams, self._share.contexts)
                 self._intake = self._context.cuda.Stream(_NON_BLOCKING)
-            self._integers = WideIntegers(model_io(self._loaded.tensors), declared)
+            self._integers = WideIntegers(model_io(self._share.loaded.tensors), declared)
             self.io = self._integers.io
         except BaseException:
             self.close()
             raise
+
+    def share(self, *, streams: int = 1) -> TensorRTRunner:
+        """Return another runner of the same engine, such as one for another thread.
+
+        It has streams, execution contexts and buffers of its own; weights are on the device once. Either may
+        be closed first.
+
+        Raises:
+            InvalidOption: If each execution context of the engine needs a profile of its own (8.5).
+        """
+        self._require_open()
+        if not self.can_be_shared:
+            raise InvalidOption(
+                f"{self._path}: before TensorRT 8.6 each execution context of an engine with dynamic shapes "
+                "needs an optimization profile of its own",
+                hint="load the engine again",
+            )
+        return TensorRTRunner(
+            self._adapter, self._path, self._use, streams=streams, declared=self._declared, share=self._share
+        )
+
+    @property
+    def can_be_shared(self) -> bool:
+        """Whether `share` is possible."""
+        return self._share.loaded.contexts_share_profiles
 
     def __enter__(self) -> TensorRTRunner:
         return self
@@ -217,9 +240,8 @@ class TensorRTRunner(Runner):
             DataError, ModelError, EngineUnavailable: As `infer`.
         """
         self._require_open()
-        assert self._loaded is not None
         with self._context.active("reading debug tensors"):
-            listener = make_listener(self._loaded.adapter.module, self._context, names)
+            listener = make_listener(self._adapter.module, self._context, names)
             bound = self._bind(feeds, graph=False)
             bound.run_listened(listener)
             if listener.raised is not None:
@@ -233,30 +255,36 @@ class TensorRTRunner(Runner):
         Without the engine's weights, and without what CUDA itself takes.
         """
         self._require_open()
-        assert self._loaded is not None
         contexts = [bound for slot in self._opened.all for bound in slot.contexts]
-        each = self._loaded.adapter.memory_bytes(self._loaded.engine)
+        each = self._adapter.memory_bytes(self._share.loaded.engine)
         return sum(each + bound.buffer_bytes for bound in contexts)
 
     def close(self) -> None:
-        """Free buffers, execution contexts, engine and runtime, in this order, then the CUDA context."""
-        if not self._context.is_open:
+        """Free buffers and execution contexts, then, unless another runner holds it, the engine."""
+        if not self._is_open:
             return
+        self._is_open = False
         with ExitStack() as stack:
-            stack.callback(self._context.close)
+            stack.callback(self._share.release)
             stack.enter_context(self._context.active("freeing"))
-            stack.callback(self._drop_engine)
+            stack.callback(self._drop_streams)
             if self._slots is not None:
                 stack.callback(self._slots.free)
 
-    def _drop_engine(self) -> None:
-        loaded, self._loaded = self._loaded, None
+    def _drop_streams(self) -> None:
         self._intake = self._slots = None
-        if loaded is not None:
-            loaded.release()
+
+    def _contents(self) -> str:
+        """What one run consists of."""
+        enqueued = "execute_async_v3"
+        if self._share.contexts.captures_itself:
+            enqueued += " with CUDA graphs by TensorRT-RTX"
+        elif self._use.cuda_graph:
+            enqueued = f"a CUDA graph of {enqueued}"
+        return f"copies to the GPU, {enqueued}, copies back, synchronize"
 
     def _require_open(self) -> None:
-        if not self._context.is_open:
+        if not self._is_open:
             raise ModelError(f"{self._path}: its runner is closed", hint="load it again")
 
     @property
@@ -274,12 +302,11 @@ class TensorRTRunner(Runner):
         return bound
 
     def _check(self, feeds: Feeds) -> tuple[Values, FeedShapes]:
-        assert self._loaded is not None
         values = {name: self._value(name, value) for name, value in feeds.items()}
         check_feeds(self.io.inputs, values, "feeds")
         values = self._integers.narrow(values)
         shape_values = {}
-        for tensor in self._loaded.inputs:
+        for tensor in self._share.loaded.inputs:
             value = values[tensor.name]
             if tensor.on_host:
                 if isinstance(value, DeviceInput):
@@ -289,7 +316,7 @@ class TensorRTRunner(Runner):
                         hint="give a numpy array",
                         tensor=tensor.name,
                     )
-                shape_values[tensor.name] = tuple(int(element) for element in value.reshape(-1))
+                shape_values[tensor.name] = tuple(value.reshape(-1).tolist())
         return values, FeedShapes({name: tuple(value.shape) for name, value in values.items()}, shape_values)
 
     def _value(self, name: str, value: Any) -> NDArray[Any] | DeviceInput:
