@@ -41,6 +41,8 @@ class BuildRequest:
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
         sample: Real input to check the artifact on; random input otherwise.
         warnings: What was found while the graph was made, for the manifest.
+        debug_tensors: Tensors that an engine of TensorRT can show while it runs; None for all that are not
+            fused.
         progress: Told of every step.
     """
 
@@ -54,6 +56,7 @@ class BuildRequest:
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     sample: Feeds | None = None
     warnings: Sequence[str] = ()
+    debug_tensors: Sequence[str] | None = ()
     progress: Progress = silent
 
     @property
@@ -75,11 +78,16 @@ class Planned:
         names: All of them.
         missed: Name to what computes it instead, for those that did not reach it.
         unreported: Name to why that is not known, for those of which the runtime does not tell.
+        unproven: Largest share of the unreported ones that can be in another precision, by what else is
+            known: 0 where their types are binding, 1 where nothing is known.
+        evidence: What that share was concluded from, in words.
     """
 
     names: Sequence[str]
     missed: Mapping[str, str] = field(default_factory=dict)
     unreported: Mapping[str, str] = field(default_factory=dict)
+    unproven: float = 1.0
+    evidence: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,7 @@ class BuildOutcome:
         packages: Whose versions matter.
         versions: Package to version, where the runtime tells its own better than its package does.
         layers: The planned layers by name; None where the runtime names none.
+        failure: Why its outputs are not what they should be; empty where they are, or it was not run.
         calibration_cache: What the runtime's own calibrator wrote.
         checks: Verifications that were carried out.
         warnings: What the user should know.
@@ -113,6 +122,7 @@ class BuildOutcome:
     calibration_cache: bytes = b""
     versions: Mapping[str, str] = field(default_factory=dict)
     layers: Planned | None = None
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -231,6 +241,8 @@ class Engine(ABC):
     """Whether single layers can be kept in a precision where it chooses the types."""
     has_best: bool = False
     """Whether it can be asked for precision "best"."""
+    keeps_rejected: bool = False
+    """Whether what was built and rejected is kept under another name, as a build can take an hour."""
     lacks: frozenset[str] = frozenset()
     """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")

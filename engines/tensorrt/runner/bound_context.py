@@ -15,6 +15,7 @@ from ...gpu_times import nanoseconds
 from .buffers import DeviceBuffer, HostBuffer
 from .cuda_driver import DriverError
 from .cuda_graph import CudaGraph
+from .debug_tensors import listening
 from .device_array import DeviceArray
 from .device_input import DeviceInput
 from .execution_contexts import GRAPH_HINT, ExecutionContexts, require
@@ -172,6 +173,13 @@ class BoundContext:
         finally:
             self._context.profiler = None
         return dict(profiler.median_ms())
+
+    def run_listened(self, listener: Any) -> None:
+        """Run once, ordinarily, while TensorRT tells a listener its debug tensors."""
+        self._drop_graph()
+        with listening(self._context, listener):
+            self.start()
+            self.synchronize()
 
     def free(self) -> None:
         """Free buffers, graph and execution context; each is freed even if another one fails to be."""

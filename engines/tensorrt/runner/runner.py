@@ -10,7 +10,7 @@ Tested with PyCUDA and TensorRT simulated (tests/support); tests/engines/gpu has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -24,6 +24,7 @@ from ...base import InFlight, Runner
 from ...gpu_times import GpuTimes, collect
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
+from .debug_tensors import make_listener
 from .device_array import DeviceArray
 from .device_input import DeviceInput, read_device_input
 from .engine_share import EngineShare, EngineUse
@@ -251,6 +252,24 @@ class TensorRTRunner(Runner):
             raise InvalidOption(f"iterations: {iterations}; 1 or more is required")
         with self._context.active("profiling"):
             return self._bind(feeds, graph=False).layer_times(iterations, _WARMUP)
+
+    def debug_tensors(self, feeds: Feeds, names: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Run once, and return the outputs and the debug tensors of these names that the engine shows.
+
+        An engine shows what it was built to show (`BuildRequest.debug_tensors`), and that a tensor is in
+        row-major order TensorRT does not say.
+
+        Raises:
+            DataError, ModelError, EngineUnavailable: As `infer`.
+        """
+        self._require_open()
+        with self._context.active("reading debug tensors"):
+            listener = make_listener(self._adapter.module, self._context, names)
+            bound = self._bind(feeds, graph=False)
+            bound.run_listened(listener)
+            if listener.raised is not None:
+                raise listener.raised
+            return {**listener.tensors, **self._integers.widen(_copies(bound))}
 
     @property
     def device_memory_bytes(self) -> int:
