@@ -25,6 +25,7 @@ from .configure import add_profiles, configure, set_calibration_profile
 from .debug_marks import mark_debug_tensors
 from .failure import build_failure
 from .inspector import inspect_plan
+from .interrupt import interrupt_deferred
 from .monitor import make_monitor
 from .network import keep_layers, parse, set_formats, shape_tensors
 from .outcome import prove
@@ -190,8 +191,13 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     prepared = _prepare(adapter, request, scales)
     feeder = scales.feeder if isinstance(scales, Fed) else None
     request.progress("build")
-    plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
-    for watcher in (prepared.monitor, feeder, prepared.log):
+    with interrupt_deferred() as raise_if_interrupted:
+        if prepared.monitor is not None:
+            prepared.monitor.before_each_step = raise_if_interrupted
+        if feeder is not None:
+            feeder.before_each_batch = raise_if_interrupted
+        plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
+    for watcher in (prepared.monitor, feeder):
         if watcher is not None and watcher.raised is not None:
             raise watcher.raised
     if plan is None:
