@@ -74,6 +74,7 @@ def build_engine(request: BuildRequest) -> Artifact:
                     **outcome.proof,
                     **weighed.proof,
                     "left_in_float": dict(request.left_in_float),
+                    **({"worked_around": dict(request.worked_around)} if request.worked_around else {}),
                     "planned_in_precision": outcome.planned,
                     "reached_in_precision": outcome.reached,
                 },

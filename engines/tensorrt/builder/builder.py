@@ -45,6 +45,7 @@ class Prepared:
         monitor: Told of the build's progress; None where TensorRT has none.
         timing_cache: Its file; None for none.
         gpu: The device here; None where there is none.
+        unfound: Sentences on named layers that the network does not have.
     """
 
     builder: Any
@@ -57,6 +58,7 @@ class Prepared:
     monitor: Any
     timing_cache: Path | None
     gpu: Gpu | None
+    unfound: list[str]
 
 
 def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
@@ -160,7 +162,15 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     configure(adapter, builder, config, log, options)
     use_cache(adapter, config, log, timing_cache)
     layers = compute_layers(network)
-    keep_layers(adapter, network, config, log, request.layers)
+    unfound = keep_layers(
+        adapter,
+        network,
+        config,
+        log,
+        request.layers,
+        exact={*spec.layer_precisions, *spec.exclude, *spec.only},
+        constraints=options.precision_constraints,
+    )
     if fed is not None:
         config.int8_calibrator = make_calibrator(adapter, fed.calibration, fed.feeder)
         if profiles and fed.feeder.shapes:
@@ -168,7 +178,9 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
-    return Prepared(builder, network, parser, config, log, layers, profiles, monitor, timing_cache, gpu)
+    return Prepared(
+        builder, network, parser, config, log, layers, profiles, monitor, timing_cache, gpu, unfound
+    )  # fmt: skip
 
 
 def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOutcome:
@@ -216,7 +228,7 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*prepared.log.warnings, *proven.warnings, *unkept),
+        warnings=(*prepared.log.warnings, *proven.warnings, *prepared.unfound, *unkept),
         calibration_cache=fed.feeder.cache if fed is not None else b"",
         layers=proven.layers,
     )
