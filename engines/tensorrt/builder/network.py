@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import BuildError, InvalidOption, UnsupportedOperator
 from ....model.onnx_file import load_onnx, opset
 from ..adapter import Adapter
-from ..log import last_error, setting
+from ..log import Log, last_error, setting
 
 if TYPE_CHECKING:
     import onnx
@@ -22,14 +22,14 @@ _NODE_OF_LAYER = re.compile(r"\[ONNX Layer: (.*?)(?: \| .*)?\]", re.DOTALL)
 _NUMBERED = re.compile(r"(.+)_\d+")
 
 
-def parse(adapter: Adapter, network: Any, log: Any, path: Path, *, shown: str = "") -> Any:
+def parse(adapter: Adapter, network: Any, log: Log, path: Path, *, shown: str = "") -> Any:
     """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
 
     Raises:
         UnsupportedOperator: If it refuses a node, with operator, opset and the PyTorch module it comes from.
         BuildError: If it gives no node.
     """
-    parser = adapter.module.OnnxParser(network, log)
+    parser = adapter.module.OnnxParser(network, log.logger)
     if parser.parse_from_file(str(path)):
         return parser
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
@@ -72,7 +72,7 @@ def _module_path(node: onnx.NodeProto) -> str:
     return ""
 
 
-def set_formats(adapter: Adapter, network: Any, log: Any, formats: Mapping[str, tuple[str, str]]) -> None:
+def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, tuple[str, str]]) -> None:
     """Set the memory formats of inputs and outputs; their types are in the graph already.
 
     Args:
@@ -113,7 +113,7 @@ def keep_layers(
     adapter: Adapter,
     network: Any,
     config: Any,
-    log: Any,
+    log: Log,
     layers: Mapping[str, str],
     *,
     exact: Collection[str] = (),
@@ -184,7 +184,7 @@ def _float_types(adapter: Adapter) -> list[Any]:
     return [members[name] for name in ("FLOAT", "HALF", "BF16") if name in members]
 
 
-def _force(adapter: Adapter, layer: Any, precision: str, log: Any) -> None:
+def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
     kind = _TYPES[precision]
     if not hasattr(adapter.module.DataType, kind):
         raise adapter.lacks(f"`layers` {layer.name}={precision}", f"type {kind}")
