@@ -81,7 +81,18 @@ class Fitting:
         graph = self._without_lacking(graph)
         graph = self._in_older_opset(graph)
         graph = self._without_missing(graph)
+        self._tell_of_foreign(graph)
         return self._without_faults(graph)
+
+    def _tell_of_foreign(self, graph: Path) -> None:
+        """Say which of TensorRT's operators are left, with which nothing but TensorRT can be compared."""
+        from .compiler.opset.trt_operators import find_trt_operators
+        from .model.weightless import read_weightless
+
+        if left := find_trt_operators(read_weightless(graph).model):
+            self.warnings.append(
+                f"ONNX Runtime has no {', '.join(left)}: what the engine computes cannot be compared with it"
+            )
 
     def _with_io_types(self, graph: Path) -> Path:
         from .compiler.io_types import set_io_types

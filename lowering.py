@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -127,8 +129,9 @@ def lower(
     engine(spec.target).check(spec)
     if capabilities.takes != "onnx":
         return LoweredGraph(str(model), spec.one_precision, spec.float_precision)
-    with writing(output) as path:
-        return _Lowering(Path(model), spec, chosen, capabilities, path, progress).run(output, keep=keep)
+    with writing(output) as path, _in_standard_forms(Path(model)) as standard:
+        lowering = _Lowering(standard, spec, chosen, capabilities, path, progress)
+        return lowering.run(output, Path(model), keep=keep)
 
 
 def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
@@ -139,6 +142,27 @@ def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
     if spec.data is None or spec.calibrator:
         return None
     return next(iter(Data(spec.data, read_weightless(Path(model)).io.inputs))).feeds
+
+
+@contextmanager
+def _in_standard_forms(model: Path) -> Iterator[Path]:
+    """A model with Q/DQ of ONNX in place of those of TensorRT, which ModelOpt writes; itself without them."""
+    from .compiler.opset.trt_operators import find_trt_operators, in_standard_forms
+    from .model.onnx_file import load_onnx, save_onnx
+    from .model.weightless import read_weightless
+
+    if not find_trt_operators(read_weightless(model).model):
+        yield model
+        return
+    loaded = load_onnx(model)
+    standard = in_standard_forms(loaded)
+    if standard is loaded:
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="qcompile-standard-") as folder:
+        path = Path(folder) / model.name
+        save_onnx(standard, path)
+        yield path
 
 
 def _decided(
@@ -198,7 +222,8 @@ class _Lowering:
         self.fitting = Fitting(model, spec, capabilities, self.needed, path, progress)
         self.fitted = Fitted(model)
 
-    def run(self, output: Path, *, keep: bool) -> LoweredGraph:
+    def run(self, output: Path, source: Path, *, keep: bool) -> LoweredGraph:
+        """Make the graph; `source` is the user's file, from which the model may have been rewritten."""
         planned: Sequence[str] = ()
         left: Mapping[str, str] = {}
         if not self._must_be_typed():
@@ -213,7 +238,7 @@ class _Lowering:
             graph = self._typed(data=self.spec.data)
         constraints = Constraints(self.model, self.spec, self.capabilities, self.needed, self.ranges)
         layers, graph = constraints.of(graph, self.path)
-        if keep and graph != self.path:
+        if (keep or graph != source) and graph != self.path:
             from .model.onnx_file import load_onnx, save_onnx
 
             save_onnx(load_onnx(graph), self.path)
@@ -226,7 +251,7 @@ class _Lowering:
             self.fitted.worked_around,
         )  # fmt: skip
         if graph == self.path:
-            self._record(lowered)
+            self._record(lowered, source)
         return lowered
 
     def _must_be_typed(self) -> bool:
@@ -337,7 +362,7 @@ class _Lowering:
         lost = "biases were not corrected, and " if self.spec.correct_bias else ""
         return [f"no data was given: {lost}what INT8 loses was judged on random input"]
 
-    def _record(self, lowered: LoweredGraph) -> None:
+    def _record(self, lowered: LoweredGraph, source: Path) -> None:
         """Write the manifest of the graph: that of its quantization, and what the graph does not say."""
         from .model.onnx_file import load_onnx, model_io
         from .model.weightless import fingerprint
@@ -347,7 +372,7 @@ class _Lowering:
             stage="lower",
             target=self.spec.target,
             precision=self.needed,
-            sources={"model": fingerprint(self.model)},
+            sources={"model": fingerprint(source)},
         )
         io = model_io(load_onnx(self.path, external_data=False))
         options = {**manifest.options, _RECORD: lowered.as_json()}

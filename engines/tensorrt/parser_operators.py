@@ -23,6 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .log import make_log
+
 _8_5 = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Celu
     Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div
@@ -95,9 +97,9 @@ def ask_parser(module: Any) -> ParserOperators | None:
     try:
         import onnx
 
-        log = module.Logger(module.ILogger.Severity.INTERNAL_ERROR)
-        network = module.Builder(log).create_network(0)
-        parser = module.OnnxParser(network, log)
+        logger = make_log(module).logger  # TensorRT has one for the whole process
+        network = module.Builder(logger).create_network(0)
+        parser = module.OnnxParser(network, logger)
         names = {one.name for one in onnx.defs.get_all_schemas() if one.domain == ""} | _EVER
         return ParserOperators(frozenset(filter(parser.supports_operator, names)), UNKNOWN_OPSET)
     except Exception:  # whatever a TensorRT raises that finds no GPU

@@ -46,7 +46,7 @@ class Prepared:
         profiles: Optimization profiles.
         monitor: Told of the build's progress; None where TensorRT has none.
         timing_cache: Its file; None for none.
-        warnings: What the build was not given, and named layers that the network does not have.
+        warnings: What the build was not given, and named layers that are not there.
         gpu: The device here; None where there is none.
     """
 
@@ -178,6 +178,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
         exact={*spec.layer_precisions, *spec.exclude, *spec.only},
         constraints=options.precision_constraints,
     )
+    warnings = (*warnings, *unfound)
     if isinstance(scales, GivenRanges):
         set_ranges(adapter, network, log, scales)
     elif scales is not None:
@@ -190,9 +191,8 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
     return Prepared(
-        builder, network, parser, config, log, layers, profiles, monitor, timing_cache,
-        (*warnings, *unfound), gpu,
-    )  # fmt: skip
+        builder, network, parser, config, log, layers, profiles, monitor, timing_cache, warnings, gpu
+    )
 
 
 def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutcome:

@@ -1,4 +1,4 @@
-"""Graphs that engines are known to compute wrongly are found, and rewritten to the same at 80 dB."""
+"""Graphs that engines are known to compute wrongly are found, and rewritten to the same, 80 dB or better."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import onnx
 import pytest
@@ -89,10 +89,9 @@ def test_the_real_parser_of_rtx_is_asked() -> None:
 def test_an_unknown_version_is_asked_where_it_can_be_and_else_unknown() -> None:
     adapter = Adapter(SimpleNamespace(__version__="11.4.0", __name__="tensorrt"), "tensorrt")
     assert ask_parser(adapter.module) is None
-    names = SimpleNamespace(
-        **{name: getattr(tensorrt_rtx, name) for name in ("Logger", "ILogger", "Builder")}
-    )
-    names.OnnxParser, names.__version__ = tensorrt_rtx.OnnxParser, "11.4.0"
+    names = ModuleType("tensorrt")
+    for name in ("ILogger", "Builder", "OnnxParser"):
+        setattr(names, name, getattr(tensorrt_rtx, name))
     found = ask_parser(names)
     assert found is not None
     assert "LayerNormalization" in found.operators
