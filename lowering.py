@@ -22,6 +22,7 @@ from .artifact import Manifest, commit, read_manifest
 from .errors import ArtifactError, InvalidOption
 from .files import writing
 from .progress import Progress, silent
+from .spec.words import CALIBRATED, WAY_OUT
 
 if TYPE_CHECKING:
     from .calibration import Ranges
@@ -156,6 +157,7 @@ def _decided(
     if spec.precision not in capabilities.in_graph:
         raise InvalidOption(
             f"`precision` {spec.precision}: target {spec.target} has {', '.join(capabilities.in_graph)}",
+            hint=WAY_OUT.get(spec.precision, ""),
             option="precision",
         )
     return spec
@@ -183,7 +185,7 @@ class _Lowering:
         self.model, self.spec, self.ranges, self.capabilities = model, spec, ranges, capabilities
         self.path, self.progress = path, progress
         self.needed = "fp32" if spec.calibrator else capabilities.in_graph[spec.precision]
-        self.static = self.needed in ("int8", "fp8") and spec.mode == "static"
+        self.static = self.needed in CALIBRATED and spec.mode == "static"
         self.manifest: Manifest | None = None
 
     def run(self, output: Path, *, keep: bool) -> LoweredGraph:

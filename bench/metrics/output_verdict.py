@@ -9,8 +9,8 @@ What counts as equal depends on the precision, unless tolerances are given for a
 | bf16      | each element within 5e-2 relative, or 5e-2 of the output's largest magnitude          |
 | int8      | by what the output is: classes, an embedding or a signal, see `model.judgement`      |
 
-TF32 is judged as FP16, whose mantissa it has; FP8 and INT4 as INT8. INT8 has steps of a 256th of the range:
-no element-wise tolerance says whether it is good.
+TF32 is judged as FP16, whose mantissa it has; FP8, INT4, NVFP4 and MXFP8 as INT8. INT8 has steps of a 256th
+of the range: no element-wise tolerance says whether it is good.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Outputs = Mapping[str, NDArray[Any]]
 
 RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
-BY_SIGNAL = ("fp8", "int8", "int4")
+BY_SIGNAL = ("fp8", "int8", "int4", "nvfp4", "mxfp8")
 
 
 @dataclass(frozen=True)
