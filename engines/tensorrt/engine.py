@@ -17,6 +17,7 @@ from .adapter import load_adapter
 from .block_formats import check_block_format, dequantized_products
 
 if TYPE_CHECKING:
+    from .runner.engine_share import EngineUse
     from .runner.runner import TensorRTRunner
 
 
@@ -27,6 +28,7 @@ class TensorRT(Engine):
     suffix = ".engine"
     keeps_layers = True
     has_best = True
+    keeps_rejected = True
     lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
@@ -53,6 +55,8 @@ class TensorRT(Engine):
 
     def check(self, spec: BuildSpec) -> None:
         adapter = load_adapter(self.name)
+        if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
+            raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
         if spec.calibrator:
             adapter.require_calibrators()
         adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
@@ -64,12 +68,22 @@ class TensorRT(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
+        from .plan import PlanNeeds
+        from .runner.engine_share import EngineUse
         from .verify import verified
 
+        options = request.spec.tensorrt
         outcome = build_plan(load_adapter(self.name), request)
         if request.spec.gpus:
             return outcome  # for GPUs that need not be here
-        return verified(outcome, request, lambda: self._opened(request.output, DeviceRun(), outcome.io))
+        profiles = outcome.proof.get("profiles")
+        # No runtime cache: what is written beside a file that is being built becomes a part of it.
+        use = EngineUse(
+            options.device,
+            profiles=profiles if isinstance(profiles, list) else (),
+            needs=PlanNeeds(options.plugins, host_code=options.version_compatible),
+        )
+        return verified(outcome, request, lambda: self._opened(request.output, use, outcome.io))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         from .builder.builder import dry_run
@@ -92,23 +106,24 @@ class TensorRT(Engine):
                 reason=reason,
             )
         from .compatibility import check_loadable
+        from .plan import needs_of
+        from .runner.engine_share import EngineUse
 
         manifest = read_manifest(path)
+        use = EngineUse(run.device, run.cuda_graph, runtime_cache=run.runtime_cache, needs=needs_of(manifest))
         if manifest is not None:
             check_loadable(path, manifest, load_adapter(self.name), gpu)
-        return self._opened(path, run, manifest.io if manifest else None)
+            profiles = manifest.proof.get("profiles")
+            known = profiles if isinstance(profiles, list) else ()
+            use = replace(use, profiles=known, digest=manifest.digest)
+        return self._opened(path, use, manifest.io if manifest else None, streams=run.streams)
 
-    def _opened(self, path: Path, run: DeviceRun, declared: ModelIO | None) -> TensorRTRunner:
+    def _opened(
+        self, path: Path, use: EngineUse, declared: ModelIO | None, *, streams: int = 1
+    ) -> TensorRTRunner:
         from .runner.runner import TensorRTRunner
 
-        return TensorRTRunner(
-            load_adapter(self.name),
-            path,
-            device=run.device,
-            streams=run.streams,
-            cuda_graph=run.cuda_graph,
-            declared=declared,
-        )
+        return TensorRTRunner(load_adapter(self.name), path, use, streams=streams, declared=declared)
 
     def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
         with self.open_on_gpu(artifact, DeviceRun()) as runner:
@@ -133,6 +148,7 @@ class TensorRTRTX(TensorRT):
     """TensorRT-RTX: builds for GPUs that need not be here, and runs on one that is."""
 
     name = "tensorrt-rtx"
+    keeps_rejected = False  # it builds in seconds
 
     def why_not_build(self) -> str:
         return self._why_not_import()

@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from .layer_names import in_metadata
+
 _COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _MOVES = ("SHUFFLE", "IDENTITY", "SQUEEZE", "UNSQUEEZE", "SLICE")
 _NAMES = {
@@ -26,11 +28,13 @@ class ComputeLayer:
         name: As the parser named it.
         kind: "CONVOLUTION", "DECONVOLUTION" or "MATRIX_MULTIPLY".
         precision: Of its operands in the network.
+        node: The ONNX node it was made of; empty where the network does not tell (8.5).
     """
 
     name: str
     kind: str
     precision: str
+    node: str = ""
 
 
 def compute_layers(network: Any) -> list[ComputeLayer]:
@@ -48,7 +52,7 @@ def compute_layers(network: Any) -> list[ComputeLayer]:
         if layer.get_output(index) is not None
     }
     return [
-        ComputeLayer(layer.name, _kind(layer), _precision(layer, made_by))
+        ComputeLayer(layer.name, _kind(layer), _precision(layer, made_by), _node(layer))
         for layer in layers
         if _kind(layer) in _COMPUTES
     ]
@@ -86,6 +90,10 @@ def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
     if stored == "FP8" and _type(layer.get_input(1)) == "E8M0":
         stored = "E8M0"
     return "" if cast and stored != "FP4" else stored
+
+
+def _node(layer: Any) -> str:
+    return in_metadata(str(layer.metadata)) if hasattr(layer, "metadata") else ""
 
 
 def _type(tensor: Any) -> str:

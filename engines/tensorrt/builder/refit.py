@@ -19,7 +19,8 @@ from ....tensors import ModelIO
 from ...gpu import find_gpu, why_no_gpu
 from ..adapter import Adapter
 from ..compatibility import check_version_and_gpu
-from ..log import last_error, make_log
+from ..plan import OpenPlan, needs_of, open_plan
+from ..runner.cuda_context import current_device
 
 _SHOWN = 5
 
@@ -44,7 +45,8 @@ def refit_plan(
         BuildError: If weights are missing or TensorRT refuses them, naming them.
     """
     artifact = load_artifact(engine_file)
-    gpu = find_gpu()
+    device = _device(artifact.manifest)
+    gpu = find_gpu(device)
     if gpu is None:
         raise EngineUnavailable(
             f"{engine_file}: cannot be refitted here: {why_no_gpu()}",
@@ -59,32 +61,39 @@ def refit_plan(
             hint="refit takes other weights of the same model; build it instead",
             file=source,
         )
-    log = make_log(adapter.module)
-    progress("load the engine")
-    runtime = adapter.module.Runtime(log)
-    engine = runtime.deserialize_cuda_engine(engine_file.read_bytes())
-    if engine is None:
-        raise ArtifactError(
-            f"{engine_file}: {adapter.name} cannot load it: {last_error(log, 'no reason given')}"
-        )
-    if not engine.refittable:
-        raise ArtifactError(
-            f"{engine_file}: takes no new weights", hint="build it with `refit`", file=engine_file
-        )
+    with current_device(device, str(engine_file)):
+        progress("load the engine")
+        plan = _refitted(adapter, artifact, graph, source, progress)
+    return _write(adapter, plan, artifact.manifest, output, source, graph)
+
+
+def _device(manifest: Manifest) -> int:
+    """The number of the GPU that it was built on; 0 on a machine that has none of that number."""
+    built_on: Any = manifest.options.get("device") or 0
+    return int(built_on) if find_gpu(int(built_on)) is not None else 0
+
+
+def _refitted(adapter: Adapter, artifact: Artifact, graph: Path, source: str, progress: Progress) -> Any:
+    """The plan with new weights."""
+    file = artifact.path
+    opened = open_plan(adapter, file.read_bytes(), needs_of(artifact.manifest), subject=str(file))
+    if not opened.engine.refittable:
+        raise ArtifactError(f"{file}: takes no new weights", hint="build it with `refit`", file=file)
     progress("refit")
-    _refit(adapter, engine, log, graph, source)
-    return _write(adapter, engine, artifact.manifest, output, source, graph)
+    _refit(adapter, opened, graph, source)
+    return adapter.serialize_with_weights(opened.engine)
 
 
-def _refit(adapter: Adapter, engine: Any, log: Any, graph: Path, source: str) -> None:
-    refitter = adapter.module.Refitter(engine, log)
+def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None:
+    logger = opened.log.logger
+    refitter = adapter.module.Refitter(opened.engine, logger)
     weights: dict[str, Any] = {}  # TensorRT reads them when it refits: they live until then
     unknown: list[str] = []
     if adapter.refits_from_onnx:
-        parser = adapter.module.OnnxParserRefitter(refitter, log)
+        parser = adapter.module.OnnxParserRefitter(refitter, logger)
         if not parser.refit_from_file(str(graph)):
             errors = [" ".join(str(parser.get_error(i).desc()).split()) for i in range(parser.num_errors)]
-            reasons = "; ".join(errors[:_SHOWN]) or last_error(log, "no reason given")
+            reasons = "; ".join(errors[:_SHOWN]) or opened.said()
             raise BuildError(
                 f"{source}: {adapter.name} refuses its weights: {reasons}",
                 hint="the model must be the one the engine was built from, with other weights",
@@ -100,7 +109,7 @@ def _refit(adapter: Adapter, engine: Any, log: Any, graph: Path, source: str) ->
             hint="the model must be the one the engine was built from, with other weights",
         )
     if not refitter.refit_cuda_engine():
-        raise BuildError(f"{source}: {adapter.name} cannot refit: {last_error(log, 'no reason given')}")
+        raise BuildError(f"{source}: {adapter.name} cannot refit: {opened.said()}")
 
 
 def named_weights(graph: Path) -> dict[str, NDArray[Any]]:
@@ -120,9 +129,8 @@ def _set_by_name(refitter: Any, weights: Mapping[str, NDArray[Any]]) -> list[str
 
 
 def _write(
-    adapter: Adapter, engine: Any, manifest: Manifest, output: Path, source: str, graph: Path
+    adapter: Adapter, plan: Any, manifest: Manifest, output: Path, source: str, graph: Path
 ) -> Artifact:
-    plan = adapter.serialize_with_weights(engine)
     with writing(output) as path:
         path.write_bytes(memoryview(plan))
         renewed = commit(
