@@ -25,7 +25,7 @@ _BY_WEIGHTS_ALONE = "int4"
 """Products of such layers are of floats: the engine tells the floats' type."""
 _FLOATS = ("fp32", "fp16", "bf16")
 _TOLD_AS = {"nvfp4": "fp4", "mxfp8": "fp8"}
-"""How the inspector can spell block formats: by the type of their values (`DataType`, NvInferRuntimeBase.h)."""
+"""How the inspector can spell block formats: by the types of their values in NvInferRuntimeBase.h."""
 _BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
 _UNASKED = "no GPU is here to ask the engine"
 
