@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
+from ...spec.words import BLOCK_FORMATS
 from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser_of
 from .recorder import record_if_asked
 
@@ -42,6 +43,8 @@ _WEAK_FLAGS = {
     "int8": ("INT8",),
 }
 """Builder flags that permit a precision where types are weak."""
+
+_IN_GRAPH = ("int8", "int4", "fp8", *BLOCK_FORMATS)
 
 _HARDWARE = {"ampere+": "AMPERE_PLUS", "same-sm": "SAME_COMPUTE_CAPABILITY"}
 
@@ -191,7 +194,7 @@ class Adapter:
         """
         if self.strongly_typed and not weak:
             return []
-        if precision not in _WEAK_FLAGS:
+        if precision in _IN_GRAPH:
             raise InvalidOption(
                 f"`precision` {precision}: {self.name} has no flag for it, and no strongly typed networks",
                 hint="use TensorRT 10 or newer, or another precision",
@@ -207,7 +210,7 @@ class Adapter:
         """
         if precision == "tf32":
             return "fp32"
-        return precision if self.strongly_typed or precision in ("int8", "int4", "fp8") else "fp32"
+        return precision if self.strongly_typed or precision not in _WEAK_FLAGS else "fp32"
 
     def flag(self, name: str, option: str) -> Any:
         """Return a builder flag.

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from ...artifact import read_manifest
 from ...errors import EngineUnavailable, InvalidOption
 from ...spec.artifacts import BuildSpec
-from ...spec.words import PRECISIONS, Precision
+from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..faults import KnownFault
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
+from .block_formats import check_block_format, dequantized_products
 from .known_faults import KNOWN_FAULTS, faults_of
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class TensorRT(Engine):
         if spec.calibrator:
             adapter.require_calibrators()
         adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
+        if spec.precision in BLOCK_FORMATS:
+            check_block_format(adapter, spec.precision, spec.gpus)
 
     def highest_opset(self) -> int | None:
         return load_adapter(self.name).highest_opset
@@ -186,7 +189,9 @@ class TensorRTRTX(TensorRT):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         _require_gpus(request)
-        return super().build(request)
+        outcome = super().build(request)
+        slow = dequantized_products(load_adapter(self.name), request.precision)
+        return replace(outcome, warnings=(*outcome.warnings, *slow))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         _require_gpus(request)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ....model.graph import weighted_nodes
 from ....model.weightless import read_weightless
+from ....spec.words import BLOCK_FORMATS
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter
 from .engine_layers import UNREPORTED
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _BY_WEIGHTS_ALONE = "int4"
 """Products of such layers are of floats: the engine tells the floats' type."""
 _FLOATS = ("fp32", "fp16", "bf16")
+_TOLD_AS = {"nvfp4": "fp4", "mxfp8": "fp8"}
+"""How the inspector can spell block formats: by the types of their values in NvInferRuntimeBase.h."""
 _BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
 _UNASKED = "no GPU is here to ask the engine"
 
@@ -82,7 +85,7 @@ def prove(
     elif not inspections:
         verdict = Verdict(unreported=dict.fromkeys(_names(planned), _UNASKED))
     else:
-        verdict = judge(planned, precision, inspections)
+        verdict = judge(planned, _TOLD_AS.get(precision, precision), inspections)
     told = dict.fromkeys(verdict.unreported, UNREPORTED)
     told |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
     fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
@@ -112,7 +115,7 @@ def _other_evidence(
     options = request.spec.tensorrt
     if not plan_bytes or options.strip_weights or options.sparse_weights or precision == "fp32":
         return 1.0, ""
-    wide = request.spec.float_precision if precision in ("int8", "fp8") else "fp32"
+    wide = request.spec.float_precision if precision in ("int8", "fp8", *BLOCK_FORMATS) else "fp32"
     share = widest_share(
         Path(request.model), set(verdict.unreported), plan_bytes, narrow=precision, wide=wide
     )
