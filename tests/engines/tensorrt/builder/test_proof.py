@@ -177,7 +177,7 @@ def test_an_engine_that_cannot_be_loaded_after_its_build_is_kept_without_a_manif
 ) -> None:
     here = machine("10.16")
     here.module.Runtime.deserialize_cuda_engine = lambda *_: None
-    with pytest.raises(BuildError, match="the engine just built: .* cannot load it") as caught:
+    with pytest.raises(BuildError, match=r"the engine just built: .* cannot load it") as caught:
         here.build(chain(tmp_path / "m.onnx"), "fp16")
     assert caught.value.hint == "what was built is kept as m.rejected.engine"
     assert [path.name for path in (tmp_path / "built").iterdir()] == ["m.rejected.engine"]
