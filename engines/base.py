@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,8 @@ class BuildRequest:
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
         sample: Real input to check the artifact on; random input otherwise.
         warnings: What was found while the graph was made, for the manifest.
+        debug_tensors: Tensors that an engine of TensorRT can show while it runs; None for all that are not
+            fused.
         progress: Told of every step.
     """
 
@@ -53,6 +56,7 @@ class BuildRequest:
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     sample: Feeds | None = None
     warnings: Sequence[str] = ()
+    debug_tensors: Sequence[str] | None = ()
     progress: Progress = silent
 
     @property
@@ -147,6 +151,19 @@ class DeviceRun:
             raise InvalidOption(f"streams and cuda_graph: engine {engine_name} has no use for them")
 
 
+@dataclass(frozen=True)
+class InFlight:
+    """One of several inferences that are under way at once.
+
+    Attributes:
+        start: Enqueues copies to the device, the run and copies back; returns at once.
+        wait: Waits until its outputs are there.
+    """
+
+    start: Callable[[], None]
+    wait: Callable[[], None]
+
+
 class Runner(ABC):
     """A loaded artifact. A context manager; leaving it frees everything."""
 
@@ -184,6 +201,14 @@ class Runner(ABC):
     @abstractmethod
     def prepare(self, feeds: Feeds) -> Any:
         """Return a callable without arguments that runs once on these feeds; checks happen here."""
+
+    def in_flight(self, feeds: Feeds, count: int) -> AbstractContextManager[Sequence[InFlight]]:
+        """Return a context manager of `count` inferences that can be under way at once, used by one thread.
+
+        Raises:
+            InvalidOption: If this runtime runs one after the other.
+        """
+        raise InvalidOption("`streams`: this runtime has one inference under way at a time", option="streams")
 
     @abstractmethod
     def close(self) -> None:
