@@ -140,7 +140,7 @@ def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
     from .data.batches import Data
     from .model.weightless import read_weightless
 
-    if spec.data is None or spec.calibrator:
+    if spec.data is None:
         return None
     return next(iter(Data(spec.data, read_weightless(Path(model)).io.inputs))).feeds
 

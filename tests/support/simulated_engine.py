@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from recorded_tensorrt import stored
-from simulated_inspector import engine_information, layer_entries
+from simulated_inspector import engine_information, layer_entries, listed_profiles
 from simulated_network import say
 from simulated_plan import read_plan, write_plan
 from simulated_process import missing_plugin, registered_logger, registry_of
@@ -92,7 +92,8 @@ class Engine:
 
     @property
     def num_layers(self) -> int:
-        return len(self._plan["layers"])
+        # Source: Polygraphy, backend/trt/util.py `str_from_engine`: before 10, those of all profiles.
+        return len(self._plan["layers"]) * listed_profiles(self._module, self._plan)
 
     @property
     def num_io_tensors(self) -> int:
@@ -201,14 +202,15 @@ class Inspector:
         self._engine = engine
 
     def get_engine_information(self, format: Any) -> str:
-        return engine_information(self._module, self._engine._plan, self._shapes_known())
+        return engine_information(self._module, self._engine._plan, self._known_profile())
 
     def get_layer_information(self, index: int, format: Any) -> str:
-        return json.dumps(layer_entries(self._module, self._engine._plan, self._shapes_known())[index])
+        return json.dumps(layer_entries(self._module, self._engine._plan, self._known_profile())[index])
 
-    def _shapes_known(self) -> bool:
+    def _known_profile(self) -> int | None:
         context = stored(self, "execution_context", None)
-        return context is not None and context._all_known()
+        known = context is not None and context._all_known()
+        return int(context.active_optimization_profile) if known else None
 
 
 class Context:
