@@ -1,8 +1,8 @@
 """Graphs and ranges for a GPU host without ONNX Runtime: calibrated by ONNX's reference implementation.
 
 The Q/DQ follow NVIDIA's rules: int8, symmetric, per tensor before each Conv and Gemm, per channel on their
-weights, biases in float; of a residual add, the residual branch alone is quantized where it is a convolution's
-input already.
+weights, biases in float. Of a residual add, the residual branch alone is quantized, and only where it feeds a
+convolution too.
 """
 
 from __future__ import annotations

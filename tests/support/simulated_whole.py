@@ -1,8 +1,8 @@
 """A TensorRT that builds engines and runs them: the builder's stand-in and the runtime's, joined.
 
-An engine computes the ONNX graph that was parsed, by ONNX Runtime, on the bytes at the addresses it is given.
-It is for the tests of tests/engines/gpu, which are written for a real TensorRT: what is no fault of TensorRT's
-shows here. Nothing is simulated here that is not in the two.
+An engine computes the ONNX graph that was parsed, by ONNX Runtime, on the bytes at the addresses it is
+given. It is for the tests of tests/engines/gpu, which are written for a real TensorRT: what is no fault of
+TensorRT's shows here. Nothing is simulated here that is not in the two.
 """
 
 from __future__ import annotations

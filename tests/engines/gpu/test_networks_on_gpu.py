@@ -1,7 +1,7 @@
-"""What TensorRT's versions do differently: normalizations, integers of 64 bits, shape tensors, fresh processes.
+"""What TensorRT's versions do differently: normalizations, 64-bit integers, shape tensors, fresh processes.
 
-Needs numpy, onnx, PyCUDA and TensorRT. The oracle is ONNX's own reference implementation. Not yet run on a GPU,
-only against stand-ins (test_gpu_tests.py).
+Needs numpy, onnx, PyCUDA and TensorRT. The oracle is ONNX's own reference implementation. Not yet run on a
+GPU, only on stand-ins (tests/engines/tensorrt/on_stand_ins).
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def build(tmp_path: Path) -> Build:
         onnx.save(model, source)
         options = TensorRTOptions(timing_cache="off", profiles=(profile,), **base)
         return qcompile.build(
-            source, tmp_path / f"{model.graph.name}.{precision}.engine", target="tensorrt", precision=precision,
-            tensorrt=options, **more,
+            source, tmp_path / f"{model.graph.name}.{precision}.engine", target="tensorrt",
+            precision=precision, tensorrt=options, **more,
         ).path  # fmt: skip
 
     return make

@@ -1,7 +1,7 @@
-"""The tests for a GPU (tests/engines/gpu) on stand-ins: what is no fault of TensorRT's shows before the first GPU.
+"""The tests for a GPU (tests/engines/gpu) on stand-ins.
 
-A test that fails here would fail there for a reason of its own: a list compared with a tuple, a name that is
-gone, a message that reads otherwise.
+A test that fails here would fail on the first GPU for a reason of its own: a list compared with a tuple, a
+name that is gone, a message that reads otherwise.
 """
 
 from __future__ import annotations
