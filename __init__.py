@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from .compiler.quantize.calibrate import calibrate
     from .compiler.quantize.quantize import quantize
     from .compiler.simplify.simplify import simplify
-    from .deploy import TritonOptions, package_triton
+    from .deploy import TritonOptions, package_ep_context, package_triton
     from .engines.doctor import doctor
     from .engines.load import load
     from .errors import QCompileError
+    from .pipeline.migrate import migrate
     from .pipeline.recipe import Recipe, read_recipe
     from .pipeline.run import run
     from .reporting import report
@@ -58,10 +59,12 @@ _HOME = {
     "refit": "building",
     "doctor": "engines.doctor",
     "TritonOptions": "deploy",
+    "package_ep_context": "deploy",
     "package_triton": "deploy",
     "load": "engines.load",
     "QCompileError": "errors",
     "run": "pipeline.run",
+    "migrate": "pipeline.migrate",
     "Recipe": "pipeline.recipe",
     "read_recipe": "pipeline.recipe",
     "tune": "tuning.tune",
@@ -70,8 +73,8 @@ _HOME = {
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "balance",
     "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact",
-    "package_triton", "quantize", "read_recipe", "refit", "report", "run", "simplify",
-    "tune",
+    "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe", "refit", "report", "run",
+    "simplify", "tune",
 ]  # fmt: skip
 
 

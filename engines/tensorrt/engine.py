@@ -27,6 +27,7 @@ class TensorRT(Engine):
     suffix = ".engine"
     keeps_layers = True
     has_best = True
+    keeps_rejected = True
     lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
@@ -141,6 +142,7 @@ class TensorRTRTX(TensorRT):
     """TensorRT-RTX: builds for GPUs that need not be here, and runs on one that is."""
 
     name = "tensorrt-rtx"
+    keeps_rejected = False  # it builds in seconds
 
     def why_not_build(self) -> str:
         return self._why_not_import()
