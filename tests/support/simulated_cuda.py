@@ -23,23 +23,39 @@ _ALIGNMENT = 256
 
 
 class Error(Exception):
-    """`pycuda.driver.Error`."""
+    """`pycuda.driver.Error`.
+
+    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp.
+    """
 
 
 class OutOfMemory(Error):
-    """`pycuda.driver.MemoryError`."""
+    """`pycuda.driver.MemoryError`.
+
+    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp, `MemoryError`.
+    """
 
 
 class LogicError(Error):
-    """`pycuda.driver.LogicError`."""
+    """`pycuda.driver.LogicError`.
+
+    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp, `LogicError`.
+    """
 
 
 class Misuse(AssertionError):
-    """What a real driver would answer with a crash or with wrong results."""
+    """What a real driver would answer with a crash or with wrong results.
+
+    Source: the tests' own.
+    """
 
 
 class Stream:
-    """A queue of what to do, or while it is captured, a list of it."""
+    """A queue of what to do, or while it is captured, a list of it.
+
+    Source: CUDA's driver API, documentation of stream management and of stream capture
+    (cuStreamBeginCapture).
+    """
 
     def __init__(self, gpu: SimulatedGpu, handle: int) -> None:
         self.gpu, self.handle = gpu, handle
@@ -61,7 +77,10 @@ class Stream:
 
 
 class Event:
-    """Knows the stream it was recorded on, and when it happened."""
+    """Knows the stream it was recorded on, and when it happened.
+
+    Source: CUDA's driver API, documentation of event management (cuEventRecord).
+    """
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
@@ -92,6 +111,9 @@ class SimulatedGpu:
         stack: The thread's stack of current contexts, by handle.
         retained: Device to the references on its primary context.
         name: Of the GPU; a runtime cache is of one.
+
+    Source: CUDA's driver API, documentation of memory and context management; PyCUDA 2026.1,
+    src/cpp/cuda.hpp, for the stacks.
     """
 
     def __init__(self, devices: int = 2, memory_bytes: int = 1 << 26) -> None:
@@ -223,7 +245,10 @@ class SimulatedGpu:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedGpu:
-    """Put the simulation where qcompile looks for PyCUDA and libcuda, and return it."""
+    """Put the simulation where qcompile looks for PyCUDA and libcuda, and return it.
+
+    Source: the tests' own.
+    """
     from simulated_libcuda import Library
     from simulated_pycuda import make_module
 

@@ -63,7 +63,11 @@ _FOLDED = ("Constant", "ConstantOfShape")
 
 
 class ParserError:
-    """IParserError; `_found` holds what each method returns."""
+    """IParserError; `_found` holds what each method returns.
+
+    Source: NvOnnxParser.h of onnx-tensorrt 8.5-GA and 10.0-GA, `IParserError`; the recording
+    tensorrt-rtx-1.7.1.116.jsonl has one.
+    """
 
     def __init__(self, **found: Any) -> None:
         self._found = found
@@ -100,11 +104,18 @@ class ParserError:
 
 
 class Refused(Exception):
-    """A node that the parser does not take."""
+    """A node that the parser does not take.
+
+    Source: the tests' own.
+    """
 
 
 class Parser:
-    """OnnxParser."""
+    """OnnxParser.
+
+    Source: onnx-tensorrt 8.5-GA, ModelImporter.cpp and NvOnnxParser.h; TensorRT-RTX 1.7.1 by
+    test_simulated_as_real.py.
+    """
 
     def __init__(self, network: Any, log: Any) -> None:
         self._network, self._log = network, log
@@ -216,7 +227,11 @@ def _behind(graph: Any, names: Any) -> set[str]:
 
 
 class _Graph:
-    """An ONNX graph on its way into a network."""
+    """An ONNX graph on its way into a network.
+
+    Source: TensorRT-RTX 1.7.1 by test_simulated_as_real.py, which compares layers, types and shapes;
+    onnx-tensorrt 8.5-GA, builtin_op_importers.cpp, where 8.5 differs.
+    """
 
     def __init__(self, module: Any, network: Any, log: Any, model: Any) -> None:
         from onnx import shape_inference

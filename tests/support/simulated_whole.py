@@ -31,7 +31,10 @@ from qcompile.compiler.io_types import set_io_types
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> SimulatedGpu:
-    """Put a version of TensorRT, a GPU and PyCUDA into this process."""
+    """Put a version of TensorRT, a GPU and PyCUDA into this process.
+
+    Source: the tests' own.
+    """
     gpu = install_cuda(monkeypatch)
     gpu.stack.append(0xBEEF)  # PyTorch's context: as in a process where somebody else uses the GPU
     machine = simulated_machine.install(monkeypatch, folder, version)
@@ -41,7 +44,10 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> Simu
 
 
 def _behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
-    """The classes that both stand-ins have, each as one."""
+    """The classes that both stand-ins have, each as one.
+
+    Source: the tests' own: it joins simulated_builder.py and simulated_gpu.py.
+    """
     running = simulated_gpu.behaviours(version, gpu)
 
     class Parser(simulated_parser.Parser):
@@ -136,7 +142,10 @@ def _computed(plan: dict[str, Any]) -> onnx.ModelProto:
 
 
 def _about(plan: dict[str, Any]) -> dict[str, Any]:
-    """What `simulated_gpu` asks of a plan, as `computed_plan` writes it."""
+    """What `simulated_gpu` asks of a plan, as `computed_plan` writes it.
+
+    Source: the tests' own.
+    """
     model = _model(plan["model"])
     types = [value.type.tensor_type for value in model.graph.output]
     open_ended = [
@@ -168,7 +177,10 @@ _NOT_HERE = {
 
 
 def gpu_tests(name: str) -> dict[str, Any]:
-    """Return the tests and fixtures of a file of tests/engines/gpu, without its mark."""
+    """Return the tests and fixtures of a file of tests/engines/gpu, without its mark.
+
+    Source: the tests' own.
+    """
     path = Path(__file__).parents[1] / f"engines/gpu/{name}.py"
     spec = importlib.util.spec_from_file_location(f"{name}_on_stand_ins", path)
     assert spec is not None
