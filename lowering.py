@@ -311,6 +311,7 @@ class _Lowering:
 
     def _fitted(self, graph: Path) -> Path:
         """Give inputs and outputs their types, and the file operators and an opset that the engine reads."""
+        from .compiler.opset.kernel_shapes import with_kernel_shapes
         from .model.onnx_file import load_onnx, opset, save_onnx
 
         formats, highest = self.spec.tensorrt.tensor_formats, self.capabilities.highest_opset
@@ -320,7 +321,7 @@ class _Lowering:
 
             save_onnx(set_io_types(load_onnx(graph), types), self.path)
             graph = self.path
-        graph = self._without_lacking(graph)
+        graph = with_kernel_shapes(self._without_lacking(graph), self.path, self.spec.target)
         if highest is not None and opset(load_onnx(graph, external_data=False)) > highest:
             from .compiler.opset.fit import fit_opset
 

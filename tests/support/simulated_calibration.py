@@ -90,7 +90,9 @@ def _without_shape(network: Any, config: Any) -> str:
 
 
 def _cache_header(module: Any, calibrator: Any) -> str:
-    """Source: calibration/tensorrt_cache.py, which says where the first line of a cache is known from."""
+    """Source: caches in NVIDIA/TensorRT issue 2036 (TRT-8203) and ultralytics issue 14121 (TRT-8601);
+    NvInferRuntimeBase.h of release/10.13, `NV_TENSORRT_VERSION_INT`, for the number from 10 on.
+    """
     major, minor, patch = (int(part) for part in module.__version__.split(".")[:3])
     number = major * 1000 + minor * 100 + patch if major < 10 else major * 10000 + minor * 100 + patch
     minmax = isinstance(calibrator, module.IInt8MinMaxCalibrator)
