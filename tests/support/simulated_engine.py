@@ -81,7 +81,10 @@ class Runtime:
 
 
 class Engine:
-    """ICudaEngine of a plan."""
+    """ICudaEngine of a plan.
+
+    Source: NvInferRuntime.h of release/8.5 to 10.13, `ICudaEngine`.
+    """
 
     def __init__(self, log: Any, plan: dict[str, Any]) -> None:
         self._log, self._plan = log, plan
@@ -194,7 +197,11 @@ class Engine:
 
 
 class Inspector:
-    """EngineInspector."""
+    """EngineInspector.
+
+    Source: NvInferRuntime.h of release/10.13, `IEngineInspector::setExecutionContext`: only with all input
+    shapes does it show formats.
+    """
 
     execution_context = None
 
@@ -262,7 +269,11 @@ class Context:
 
 
 class SerializationConfig:
-    """ISerializationConfig; of a stripped engine it leaves the weights out unless told otherwise."""
+    """ISerializationConfig; of a stripped engine it leaves the weights out unless told otherwise.
+
+    Source: NvInferRuntime.h of release/10.13, `ISerializationConfig` and `SerializationFlag`;
+    docs.nvidia.com, "Weight-stripped engines", on what a stripped engine leaves out.
+    """
 
     def __init__(self, *, excluded: bool) -> None:
         self._flags = int(excluded) << int(self._module.SerializationFlag.EXCLUDE_WEIGHTS)
@@ -288,7 +299,11 @@ class SerializationConfig:
 
 
 class Refitter:
-    """Refitter: takes all weights that are missing before it refits."""
+    """Refitter: takes all weights that are missing before it refits.
+
+    Source: NvInferRuntime.h of release/10.13, `IRefitter`: false if `getMissingWeights() != 0`, and for a
+    name, count or type that is not the prototype's.
+    """
 
     max_threads = 1
     weights_validation = True
@@ -343,7 +358,10 @@ class Refitter:
 
 
 class ParserRefitter:
-    """OnnxParserRefitter: gives a refitter the weights of an ONNX file, by their names."""
+    """OnnxParserRefitter: gives a refitter the weights of an ONNX file, by their names.
+
+    Source: NvOnnxParser.h of onnx-tensorrt 10.0-GA, `IParserRefitter`; ModelRefitter.cpp.
+    """
 
     def __init__(self, refitter: Any, log: Any) -> None:
         self._refitter, self._log = refitter, log
