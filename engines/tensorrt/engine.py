@@ -187,6 +187,11 @@ class TensorRTRTX(TensorRT):
     def why_not_build(self) -> str:
         return self._why_not_import()
 
+    def fix(self) -> str:
+        if not self._why_not_import() and why_no_gpu():
+            return "run it on a machine with an NVIDIA GPU"
+        return super().fix()
+
     def build(self, request: BuildRequest) -> BuildOutcome:
         _require_gpus(request)
         outcome = super().build(request)
