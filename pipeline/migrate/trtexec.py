@@ -36,7 +36,8 @@ def translate(words: Sequence[str], target: str) -> Intent:
     for word in words:
         name, equals, value = word.partition("=")
         if not name.startswith("-"):
-            raise unread(word, "trtexec", "it writes --NAME=VALUE, with no space")
+            dash = "a long dash of a web page stands for two; " if word[:1] in "\u2013\u2014" else ""
+            raise unread(word, "trtexec", f"{dash}it writes {dashed('NAME')}=VALUE, with no space")
         flag = find_flag("trtexec", name.lstrip("-"))
         translator.take(Typed(flag, word, (value,) if equals else ()))
     return translator.finish()
