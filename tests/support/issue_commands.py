@@ -141,15 +141,16 @@ TRTEXEC = [
         f"{_TRT}/2271",
         "root@shangw-MS-7D25:/workspace/bert# trtexec --onnx=results/SQuAD/test_finetuned_checkpoint_pruned_"
         "by_asp_then_refinetuned/1xNVIDIA_GeForce_RTX_3090/fp16/seed\\=0/pytorch_model.onnx "
-        "--saveEngine=results/SQuAD/test_finetuned_checkpoint_pruned_by_asp_then_refinetuned/1xNVIDIA_GeForce_RTX_3090/fp16/"
-        "seed\\=0/pytorch_model.plan --workspace=24576 --minShapes=input_ids:1x384,segment_ids:1x384,input_mask:1x384 "
+        "--saveEngine=results/SQuAD/test_finetuned_checkpoint_pruned_by_asp_then_refinetuned/1xNVIDIA_GeForce_"
+        "RTX_3090/fp16/seed\\=0/pytorch_model.plan --workspace=24576 "
+        "--minShapes=input_ids:1x384,segment_ids:1x384,input_mask:1x384 "
         "--optShapes=input_ids:16x384,segment_ids:16x384,input_mask:16x384 "
         "--maxShapes=input_ids:16x384,segment_ids:16x384,input_mask:16x384 --fp16 --sparsity=enable ",
         "results/SQuAD/test_finetuned_checkpoint_pruned_by_asp_then_refinetuned/"
         "1xNVIDIA_GeForce_RTX_3090/fp16/seed=0/pytorch_model.onnx",
         "fp16",
-        inputs={name: ("batch", 384) for name in ("input_ids", "segment_ids", "input_mask")},
-        types={name: "int32" for name in ("input_ids", "segment_ids", "input_mask")},
+        inputs=dict.fromkeys(("input_ids", "segment_ids", "input_mask"), ("batch", 384)),
+        types=dict.fromkeys(("input_ids", "segment_ids", "input_mask"), "int32"),
     ),
     IssueCommand(
         f"{_TRT}/4020",

@@ -117,8 +117,9 @@ def test_a_cache_that_tensorrt_would_ignore_is_refused(
         (
             "https://github.com/NVIDIA/TensorRT/issues/2324",
             "trtexec --onnx=encoder-temp_rnnt.onnx \\\n--saveEngine=encoder-trtexec.trt \\\n"
-            "--minShapes=audio_signal:[1,80,1],length:[1] \\\n\u2014optShapes=audio_signal:[1,80,1000],length:[1] "
-            "\\\n\u2014maxShapes=audio_signal:[1,80,10000],length:[1] ",
+            "--minShapes=audio_signal:[1,80,1],length:[1] \\\n"
+            "\u2014optShapes=audio_signal:[1,80,1000],length:[1] \\\n"
+            "\u2014maxShapes=audio_signal:[1,80,10000],length:[1] ",
             "trtexec reads no brackets",
             "NAME:1x3x224x224",
         ),
