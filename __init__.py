@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .compiler.quantize.calibrate import calibrate
     from .compiler.quantize.quantize import quantize
     from .compiler.simplify.simplify import simplify
-    from .deploy import TritonOptions, package_triton
+    from .deploy import TritonOptions, package_ep_context, package_triton
     from .engines.doctor import doctor
     from .engines.load import load
     from .errors import QCompileError
@@ -59,6 +59,7 @@ _HOME = {
     "refit": "building",
     "doctor": "engines.doctor",
     "TritonOptions": "deploy",
+    "package_ep_context": "deploy",
     "package_triton": "deploy",
     "load": "engines.load",
     "QCompileError": "errors",
@@ -72,8 +73,8 @@ _HOME = {
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "balance",
     "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact",
-    "migrate", "package_triton", "quantize", "read_recipe", "refit", "report", "run", "simplify",
-    "tune",
+    "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe", "refit", "report", "run",
+    "simplify", "tune",
 ]  # fmt: skip
 
 

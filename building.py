@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .artifact import Artifact
+from .artifact import Artifact, Manifest
 from .lowering import LoweredGraph, first_sample, lower
 from .model.pt2_archive import trusting
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec
 from .spec.decode import called, current, given
+from .spec.option import fields_of
+from .spec.tensorrt import TensorRTOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -157,6 +159,70 @@ def refit(
             load_adapter(manifest.target), path, Path(lowered.path), Path(output),
             source=str(model), progress=progress,
         )  # fmt: skip
+
+
+@contextmanager
+def engine_graph(
+    engine: str | Path, model: str | Path, *, progress: Progress = silent
+) -> Iterator[tuple[LoweredGraph, BuildSpec]]:
+    """Yield the graph that TensorRT parsed for an engine, and what it was told beside it.
+
+    Args:
+        engine: A TensorRT engine with its manifest.
+        model: The ONNX file that `build` was given, or what it was made of it: that is made again.
+        progress: Told of every step.
+
+    Raises:
+        InvalidOption: If the engine was not built from the model, or what it was built from cannot be made
+            again: it took ranges or data, which a manifest does not keep.
+        ArtifactError: If the engine has no manifest, or is none of TensorRT.
+    """
+    from .artifact import read_manifest
+    from .engines.tensorrt.adapter import MODULES
+    from .errors import ArtifactError, InvalidOption
+    from .model.weightless import fingerprint
+
+    path = Path(engine)
+    manifest = read_manifest(path)  # the file itself is not opened here
+    if manifest is None or manifest.target not in MODULES:
+        target = manifest.target if manifest else "its manifest is missing"
+        raise ArtifactError(
+            f"{path}: {target}; an engine of TensorRT with its manifest is required", file=path
+        )
+    hint = "give the ONNX file that TensorRT parsed: for INT8 and FP8 the quantized one"
+    parsed, digest = manifest.sources.get("graph"), fingerprint(Path(model))
+    if digest not in (parsed, manifest.sources.get("model")):
+        raise InvalidOption(f"{path}: was not built from {model}", hint=hint, option="graph")
+    with ExitStack() as stack:
+        try:
+            spec = _spec_of(manifest)
+            lowered = stack.enter_context(_lowered(model, spec, progress))
+            if fingerprint(Path(lowered.path)) != parsed:
+                raise InvalidOption("another graph comes out than the engine was built from")
+        except InvalidOption as error:
+            raise InvalidOption(
+                f"{path}: its graph cannot be made again from {model}: {error.message}",
+                hint=hint,
+                option="graph",
+            ) from error
+        yield lowered, spec
+
+
+def _spec_of(manifest: Manifest) -> BuildSpec:
+    """What an engine was asked for, but for the places of files, which a manifest does not keep.
+
+    Raises:
+        InvalidOption: If it cannot be asked for without these files.
+    """
+    told = current(BuildSpec, manifest.options, silent)  # whichever version wrote it
+    tables = {"": BuildSpec, "tensorrt": TensorRTOptions}
+    names = {table: {one.name for one in fields_of(kind)} for table, kind in tables.items()}
+    options = {
+        table: {name: value for name, value in told.items() if name in known}
+        for table, known in names.items()
+    }
+    own = {"target": manifest.target, "precision": manifest.precision}
+    return given(BuildSpec, {**own, **options[""], "tensorrt": options["tensorrt"]})
 
 
 @contextmanager

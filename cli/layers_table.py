@@ -71,6 +71,20 @@ def neighbourhood(diff: LayerDiff) -> list[str]:
     return lines
 
 
+def inside(diff: LayerDiff) -> list[str]:
+    """Return what the search inside an engine took, and what it could not tell."""
+    search = diff.engine
+    if search is None:
+        return []
+    debug = {"unfused": "unfused tensors, ", "marked": "marked tensors, "}.get(search.survey, "")
+    lines = [f"inside the engine: {debug}{search.builds} of at most {search.max_builds} builds"]
+    if diff.first_bad is not None and search.after_db is not None:
+        before = ", ".join(f"{name} {decibels(snr)}" for name, snr in search.before.items())
+        sure = "confirmed in a graph that ends there" if search.confirmed else "not confirmed"
+        lines.append(f"  before: {before or 'not measured'}; after: {decibels(search.after_db)}; {sure}")
+    return [*lines, *(f"  not known: {text}" for text in search.unknown)]
+
+
 def footer(diff: LayerDiff) -> str:
     """Return what it took."""
     return (

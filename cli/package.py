@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..spec.decode import shared
-from ..spec.looking import TritonCommand, TritonOptions
+from ..spec.looking import EpContextCommand, TritonCommand, TritonOptions
 from .session import RoadGroup, Session
 from .verb import verb
 
@@ -49,4 +49,33 @@ def triton(session: Session, given: TritonCommand) -> None:
     session.warn(packaged.warnings)
 
 
+@verb(
+    EpContextCommand,
+    "qcompile package ep-context model.engine -o model_ctx.onnx",
+    "qcompile package ep-context model.engine -o model_ctx.onnx --embed",
+    short_help="write an ONNX file with the engine inside for ONNX Runtime and Windows ML",
+)
+def ep_context(session: Session, given: EpContextCommand) -> None:
+    """Print what was written, and what the provider needs."""
+    from ..deploy import package_ep_context
+
+    packaged = package_ep_context(
+        given.artifact,
+        given.output,
+        embed=given.embed,
+        provider=given.provider,
+        progress=session.progress,
+    )
+    session.json(packaged.as_json())
+    place = "inside" if packaged.embedded else f"beside it, in {packaged.files[-1].name}"
+    session.say(f"{packaged.path}  for {packaged.provider}, GPUs {packaged.architecture}, the engine {place}")
+    for check in packaged.checks:
+        session.say(f"  checked: {check.name}: {check.detail}")
+    for option in packaged.provider_options:
+        session.say(f"  provider option, where the provider has it: {option}")
+    session.warn(packaged.warnings)
+
+
+ep_context.name = "ep-context"
 package.add_command(triton)
+package.add_command(ep_context)

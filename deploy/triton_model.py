@@ -119,12 +119,18 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
     engine_notes, options = _engine_needs(manifest)
     return TritonModel(
         path, TENSORRT, io, "gpu", {TENSORRT.file: path}, profiles=profiles,
-        shape_tensors=frozenset(of_values), non_linear=_non_linear(manifest),
+        shape_tensors=frozenset(of_values), non_linear=non_linear(manifest),
         notes=(*notes, *engine_notes), server_options=options,
     )  # fmt: skip
 
 
 def _read_onnx(path: Path, manifest: Manifest | None) -> TritonModel:
+    if manifest and (provider := manifest.proof.get("provider")):
+        raise ArtifactError(
+            f"{path}: holds an engine for {provider}; Triton's onnxruntime backend has no such provider",
+            hint="package an engine built with `target` tensorrt, or the ONNX file it was built from",
+            file=path,
+        )
     backend = OPENVINO if manifest and manifest.target == "openvino" else ONNX_RUNTIME
     notes = [] if manifest else [f"{path.name} has no manifest: nothing says how it was verified"]
     if manifest and manifest.target.startswith("tensorrt"):
@@ -214,7 +220,7 @@ def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
     return profiles
 
 
-def _non_linear(manifest: Manifest) -> frozenset[str]:
+def non_linear(manifest: Manifest) -> frozenset[str]:
     texts = manifest.options.get("io_formats", [])
     names = set()
     for text in texts if isinstance(texts, list) else []:

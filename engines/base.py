@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,8 @@ class BuildRequest:
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
         sample: Real input to check the artifact on; random input otherwise.
         warnings: What was found while the graph was made, for the manifest.
+        debug_tensors: Tensors that an engine of TensorRT can show while it runs; None for all that are not
+            fused.
         progress: Told of every step.
     """
 
@@ -53,6 +56,7 @@ class BuildRequest:
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     sample: Feeds | None = None
     warnings: Sequence[str] = ()
+    debug_tensors: Sequence[str] | None = ()
     progress: Progress = silent
 
     @property
@@ -74,11 +78,16 @@ class Planned:
         names: All of them.
         missed: Name to what computes it instead, for those that did not reach it.
         unreported: Name to why that is not known, for those of which the runtime does not tell.
+        unproven: Largest share of the unreported ones that can be in another precision, by what else is
+            known: 0 where their types are binding, 1 where nothing is known.
+        evidence: What that share was concluded from, in words.
     """
 
     names: Sequence[str]
     missed: Mapping[str, str] = field(default_factory=dict)
     unreported: Mapping[str, str] = field(default_factory=dict)
+    unproven: float = 1.0
+    evidence: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,7 @@ class BuildOutcome:
         packages: Whose versions matter.
         versions: Package to version, where the runtime tells its own better than its package does.
         layers: The planned layers by name; None where the runtime names none.
+        failure: Why its outputs are not what they should be; empty where they are, or it was not run.
         calibration_cache: What the runtime's own calibrator wrote.
         checks: Verifications that were carried out.
         warnings: What the user should know.
@@ -112,6 +122,7 @@ class BuildOutcome:
     calibration_cache: bytes = b""
     versions: Mapping[str, str] = field(default_factory=dict)
     layers: Planned | None = None
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,11 +133,13 @@ class DeviceRun:
         device: Its number.
         streams: Contexts that can run at once, each on a stream of its own.
         cuda_graph: Whether an inference is captured once and replayed.
+        runtime_cache: Whether kernels that TensorRT-RTX compiles are kept in a file beside the engine.
     """
 
     device: int = 0
     streams: int = 1
     cuda_graph: bool = False
+    runtime_cache: bool = True
 
     def require_plain(self, engine_name: str) -> None:
         """Refuse what an engine that runs one inference at a time has no use for.
@@ -136,6 +149,19 @@ class DeviceRun:
         """
         if self.streams != 1 or self.cuda_graph:
             raise InvalidOption(f"streams and cuda_graph: engine {engine_name} has no use for them")
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """One of several inferences that are under way at once.
+
+    Attributes:
+        start: Enqueues copies to the device, the run and copies back; returns at once.
+        wait: Waits until its outputs are there.
+    """
+
+    start: Callable[[], None]
+    wait: Callable[[], None]
 
 
 class Runner(ABC):
@@ -176,6 +202,14 @@ class Runner(ABC):
     def prepare(self, feeds: Feeds) -> Any:
         """Return a callable without arguments that runs once on these feeds; checks happen here."""
 
+    def in_flight(self, feeds: Feeds, count: int) -> AbstractContextManager[Sequence[InFlight]]:
+        """Return a context manager of `count` inferences that can be under way at once, used by one thread.
+
+        Raises:
+            InvalidOption: If this runtime runs one after the other.
+        """
+        raise InvalidOption("`streams`: this runtime has one inference under way at a time", option="streams")
+
     @abstractmethod
     def close(self) -> None:
         """Free everything; the runner cannot be used afterwards."""
@@ -207,6 +241,8 @@ class Engine(ABC):
     """Whether single layers can be kept in a precision where it chooses the types."""
     has_best: bool = False
     """Whether it can be asked for precision "best"."""
+    keeps_rejected: bool = False
+    """Whether what was built and rejected is kept under another name, as a build can take an hour."""
     lacks: frozenset[str] = frozenset()
     """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")

@@ -24,6 +24,7 @@ def load(
     device: int | str | None = None,
     streams: int = 1,
     cuda_graph: bool = False,
+    runtime_cache: bool = True,
 ) -> Runner:
     """Return a runner for an artifact or a MODEL.
 
@@ -38,7 +39,7 @@ def load(
             runs code when it is loaded, all the same.
         device: "cpu", "cuda:1", or the number of a GPU; None: where its engine runs by itself, which is the
             processor for all but TensorRT's.
-        streams, cuda_graph: Of engines for GPUs, see `base.DeviceRun`.
+        streams, cuda_graph, runtime_cache: Of engines for GPUs, see `base.DeviceRun`.
 
     Raises:
         MissingFile: If there is no such file.
@@ -55,9 +56,10 @@ def load(
     if device == "cpu" and "cpu" not in chosen.places:
         raise InvalidOption(f"{text}: engine {name} runs on a GPU, not on the processor", option="devices")
     with trusting(trust):
-        if number is None and streams == 1 and not cuda_graph:
+        if number is None and streams == 1 and not cuda_graph and "cpu" in chosen.places:
             return chosen.open(text, threads=threads, io=io)
-        return chosen.open_on_gpu(text, DeviceRun(number or 0, streams, cuda_graph), threads=threads, io=io)
+        run = DeviceRun(number or 0, streams, cuda_graph, runtime_cache)
+        return chosen.open_on_gpu(text, run, threads=threads, io=io)
 
 
 def engine_of(artifact: str, *, trust: bool = False) -> str:

@@ -183,7 +183,7 @@ class ArtifactOptions(QuantizeOptions):
         ),
     ] = ""
     allow_fallback: Annotated[
-        bool, option("Keep an artifact that does not reach its precision, with a warning.")
+        bool, option("Keep an artifact that does not reach its precision or accuracy, with a warning.")
     ] = False
     strict: Annotated[bool, option("Fail if a single layer does not reach the precision.")] = False
     tensorrt: Annotated[TensorRTOptions, option("TensorRT's own options.", targets=TENSORRT_TARGETS)] = field(

@@ -124,3 +124,19 @@ class TritonCommand(TritonOptions):
     overwrite: Annotated[bool, option("Replace an existing version and a config.pbtxt that was edited.")] = (
         False
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpContextCommand(Checked):
+    """Write ARTIFACT (an engine of TensorRT-RTX or TensorRT) as an ONNX file with one EPContext node, for
+    ONNX Runtime's provider and Windows ML. No GPU is needed, and nothing runs."""
+
+    artifact: Annotated[Path, argument("Engine to package.")]
+    output: Annotated[
+        Path, option("ONNX file to write; beside it, FILE.data holds the engine.", short="-o", metavar="FILE")
+    ]
+    embed: Annotated[bool, option("Put the engine into the ONNX file.")] = False
+    provider: Annotated[
+        Literal["", "tensorrt-rtx", "tensorrt"],
+        option("Provider that will load it; default: the one for the engine."),
+    ] = ""

@@ -51,6 +51,17 @@ class BenchOptions(Checked):
             "Numbers of concurrent clients of an additional latency curve.", metavar="N,N,...", split=COMMA
         ),
     ] = ()
+    streams: Annotated[
+        tuple[Count, ...],
+        option(
+            "Numbers of inferences in flight of an additional throughput curve, on GPUs.",
+            metavar="N,N,...",
+            split=COMMA,
+        ),
+    ] = ()
+    cuda_graph: Annotated[
+        bool, option("Measure each TensorRT engine once more with CUDA graphs, as an additional row.")
+    ] = False
     torch_modes: Annotated[
         tuple[TorchMode, ...],
         option("Additional execution mode of each PyTorch MODEL.", flag="--torch"),
@@ -149,6 +160,7 @@ class DiffCommand(Checked):
     length 1) a mean cosine of 0.98.
 
     With --layers: tensor by tensor against an ONNX REFERENCE, few at a time; exit code 1 if one diverges.
+    Inside an engine: by building parts of its graph and running them.
     """
 
     reference: Annotated[str, argument("Artifact or MODEL to compare with.")]
@@ -174,6 +186,25 @@ class DiffCommand(Checked):
         int | None,
         option("With --layers: number of tensors to read in one run; default: as many as memory allows."),
     ] = None
+    graph: Annotated[
+        Path | None,
+        option(
+            "With --layers and an engine: ONNX file that it was built from; default: REFERENCE.",
+            metavar="FILE",
+        ),
+    ] = None
+    max_builds: (
+        Annotated[
+            int,
+            option(
+                "With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; "
+                "default: 3 + log2 of the number of tensors.",
+                metavar="N",
+                ge=0,
+            ),
+        ]
+        | None
+    ) = None
     threshold: Annotated[
         float | None,
         option(

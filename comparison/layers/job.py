@@ -39,6 +39,8 @@ class Job:
         reference_outputs: Folder that the outputs are compared with.
         own_outputs: Folder of the artifact's own outputs without taps, to see whether they changed.
         cast: Input to the type that it is rounded to.
+        inputs: Those that are fed; empty for all.
+        debug: Whether an engine shows debug tensors beside its outputs.
     """
 
     path: str
@@ -56,6 +58,8 @@ class Job:
     reference_outputs: str = ""
     own_outputs: str = ""
     cast: Mapping[str, str] = field(default_factory=dict)
+    inputs: Sequence[str] = ()
+    debug: bool = False
 
 
 def run_job(job: Mapping[str, Any], told: Callable[[int], None]) -> dict[str, Any]:
@@ -68,7 +72,8 @@ def run_job(job: Mapping[str, Any], told: Callable[[int], None]) -> dict[str, An
     io = ModelIO.from_json(job["io"]) if job["io"] else None
     work = _Work(job, taps)
     arguments = {"threads": job["threads"], "folder": Path(job["folder"]), "io": io}
-    with open_tapped(Path(job["path"]), job["runtime"], list(taps), **arguments) as opened:
+    debug = list(job["outputs"]) if job["debug"] else []
+    with open_tapped(Path(job["path"]), job["runtime"], list(taps), debug=debug, **arguments) as opened:
         for number in range(job["batches"]):
             feeds = _feeds(job, number)
             for name, array in opened.run(feeds, job["where"][number]):
@@ -137,4 +142,9 @@ def _compare_file(sums: ErrorSums, folder: Path, number: int, array: NDArray[Any
 
 def _feeds(job: Mapping[str, Any], number: int) -> dict[str, Any]:
     arrays = load_arrays(Path(job["feeds"]) / f"{number}.npz")
-    return {name: array.astype(job["cast"].get(name, array.dtype)) for name, array in arrays.items()}
+    asked = set(job["inputs"]) or set(arrays)
+    return {
+        name: array.astype(job["cast"].get(name, array.dtype))
+        for name, array in arrays.items()
+        if name in asked
+    }

@@ -75,6 +75,36 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
+class EngineSearch:
+    """How the first tensor that diverges was sought inside an engine.
+
+    Attributes:
+        layers: Number of tensors that could be the first.
+        builds, max_builds: Engines that were built, and how many were allowed.
+        survey: Whether one build showed many tensors at once as debug tensors: "unfused", "marked" or "".
+        before: The tensors right before the first bad one, with their ratios; those that were measured.
+        after_db: Ratio of the first bad one.
+        confirmed: Whether the first bad one diverges in a graph that ends with it, and those before do not.
+        unknown: What the search could not tell, one sentence each.
+    """
+
+    layers: int
+    builds: int
+    max_builds: int
+    survey: str
+    before: Mapping[str, float]
+    after_db: float | None
+    confirmed: bool
+    unknown: Sequence[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the part `engine` of `layers.json`."""
+        before = {name: _finite(snr) for name, snr in self.before.items()}
+        after = _finite(self.after_db)
+        return {**vars(self), "before": before, "after_db": after, "unknown": list(self.unknown)}
+
+
+@dataclass(frozen=True)
 class LayerDiff:
     """A comparison of layers; true when none diverges.
 
@@ -94,6 +124,7 @@ class LayerDiff:
         peak_memory_bytes: Largest memory of a run with taps; `plain_peak_memory_bytes` without.
         memory_bytes: Both for each side.
         warnings: What the user should know.
+        engine: The search inside an engine; None where the artifact's own tensors were read.
     """
 
     reference: str
@@ -113,6 +144,7 @@ class LayerDiff:
     runs: int
     memory_bytes: Mapping[str, Mapping[str, int]]
     warnings: Sequence[str] = field(default_factory=tuple)
+    engine: EngineSearch | None = None
 
     def __bool__(self) -> bool:
         return self.first_bad is None
@@ -158,6 +190,7 @@ class LayerDiff:
             "plain_peak_memory_bytes": self.plain_peak_memory_bytes,
             "memory_bytes": {side: dict(bytes_by_run) for side, bytes_by_run in self.memory_bytes.items()},
             "warnings": list(self.warnings),
+            **({"engine": self.engine.as_json()} if self.engine else {}),
         }
 
     def save(self, path: Path) -> None:

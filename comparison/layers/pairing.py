@@ -12,7 +12,7 @@ Casts, and DequantizeLinear behind integers that are read already, are no tensor
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -85,16 +85,28 @@ def pair_tensors(reference: onnx.ModelProto, artifact: onnx.ModelProto) -> Pairs
 
 def pair_outputs(reference: onnx.ModelProto, outputs: Iterable[str]) -> Pairs:
     """Pair the outputs of an engine, whose graph cannot be seen, with the tensors of these names."""
-    own = pair_tensors(reference, reference).pairs
-    names = set(outputs)
-    kept = [index for index, pair in enumerate(own) if pair.reference in names]
-    pairs: list[Pair] = []
+    own, names = pair_tensors(reference, reference), set(outputs)
+    kept = restricted(own, [index for index, pair in enumerate(own.pairs) if pair.reference in names])
+    return replace(kept, artifact_only=())
+
+
+def restricted(pairs: Pairs, kept: Sequence[int]) -> Pairs:
+    """Return some of the pairs, each with those that lie before it among these alone.
+
+    Args:
+        pairs: All of them.
+        kept: Their indexes, ascending.
+    """
+    own = pairs.pairs
+    found: list[Pair] = []
     for index in kept:
         before = [at for at, other in enumerate(kept) if own[index].upstream >> other & 1]
         hidden = sum(1 << at for at in before if any(own[kept[b]].upstream >> kept[at] & 1 for b in before))
         parents = tuple(at for at in before if not hidden >> at & 1)
-        pairs.append(replace(own[index], upstream=sum(1 << at for at in before), parents=parents))
-    return Pairs(tuple(pairs), tuple(pair.reference for pair in own if pair.reference not in names))
+        found.append(replace(own[index], upstream=sum(1 << at for at in before), parents=parents))
+    left = {pair.reference for pair in own} - {pair.reference for pair in found}
+    alone = [*pairs.reference_only, *(pair.reference for pair in own if pair.reference in left)]
+    return Pairs(tuple(found), tuple(dict.fromkeys(alone)), pairs.artifact_only)
 
 
 @dataclass

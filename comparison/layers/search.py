@@ -109,6 +109,17 @@ class Search:
                 return sorted(chosen)
         return [ranked[len(ranked) // 2]]
 
+    def cut(self, region: Sequence[int], most: int) -> list[int]:
+        """Return the tensors at which the first half of a region ends: what is read of it behind the half.
+
+        Wherever the largest drop then lies, no more than half of the region is left, however the graph
+        branches: each tensor of the first half lies before one of these, or is one.
+        """
+        ordered = sorted(region)
+        half = ordered[: (len(ordered) + 1) // 2]
+        ends = [index for index in half if not any(self.upstream[other] >> index & 1 for other in half)]
+        return ends[-most:]
+
 
 def packed(indexes: Sequence[int], fits: Callable[[Sequence[int]], bool], most: int) -> list[list[int]]:
     """Return tensors in groups that fit, in order; a tensor too large is alone in its group."""

@@ -49,7 +49,14 @@ class Opened:
 
 @contextlib.contextmanager
 def open_tapped(
-    path: Path, runtime: str, names: Sequence[str], *, threads: int, folder: Path, io: ModelIO | None
+    path: Path,
+    runtime: str,
+    names: Sequence[str],
+    *,
+    threads: int,
+    folder: Path,
+    io: ModelIO | None,
+    debug: Sequence[str] = (),
 ) -> Iterator[Opened]:
     """Yield the artifact with tensors to be read.
 
@@ -60,13 +67,14 @@ def open_tapped(
         threads: Threads of one run; 0 lets the runtime choose.
         folder: Where files of this run may lie.
         io: Inputs and outputs of an engine that does not say.
+        debug: Debug tensors of an engine, which it shows beside its outputs.
 
     Raises:
         ModelError, BuildError, EngineUnavailable: If its runtime cannot load it.
     """
     if not names:
         with load(str(path), threads=threads, io=io, trust=True) as runner:
-            yield _Plain(runner)
+            yield _Debugged(runner, debug) if debug else _Plain(runner)
         return
     weightless = read_weightless(path)
     model, outputs = with_taps(weightless.model, names)
@@ -123,6 +131,19 @@ class _Plain(Opened):
     def run(self, feeds: Feeds, where: str) -> Arrays:
         with _translated(where):
             arrays = self._runner.infer(feeds)
+        yield from _emptied(arrays)
+
+
+class _Debugged(_Plain):
+    """An engine with its debug tensors; one that the builder fused away is not there."""
+
+    def __init__(self, runner: Any, names: Sequence[str]) -> None:
+        super().__init__(runner)
+        self._debug = list(names)
+
+    def run(self, feeds: Feeds, where: str) -> Arrays:
+        with _translated(where):
+            arrays = self._runner.debug_tensors(feeds, self._debug)
         yield from _emptied(arrays)
 
 

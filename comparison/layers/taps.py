@@ -115,8 +115,8 @@ class LayerRuns:
         """Return the folder of a pair's values, below those of `keep`."""
         return f"t{index}"
 
-    def _write_reference(self, chosen: Sequence[int]) -> str:
-        written = self._folder("taps")
+    def _write_reference(self, chosen: Sequence[int], *, into: str = "") -> str:
+        written = into or self._folder("taps")
         inputs = {tensor.name for tensor in self.reference.io.inputs}
         taps: dict[str, dict[str, Any]] = {}
         again: list[tuple[str, str]] = []  # an artifact may have two forms of one tensor
@@ -159,13 +159,17 @@ class LayerRuns:
             for i in chosen
         ]
 
-    def _run(self, side: str, text: str, *, plain: bool = False, **settings: Any) -> dict[str, Any]:
-        one = self.reference if side == "reference" else self.artifact
+    def _run(
+        self, side: str, text: str, *, plain: bool = False, part: Side | None = None, **settings: Any
+    ) -> dict[str, Any]:
+        """Run one side, or a part of it."""
+        one = part or (self.reference if side == "reference" else self.artifact)
         job = Job(
             path=str(one.path.resolve()),
             runtime=one.runtime,
             threads=self.threads,
             io=one.io.as_json(),
+            inputs=[tensor.name for tensor in one.io.inputs] if part else (),
             feeds=str(self.samples.folder),
             batches=len(self.samples.where),
             where=self.samples.where,

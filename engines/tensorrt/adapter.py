@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
+from .recorder import record_if_asked
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
@@ -308,19 +309,6 @@ class Adapter:
         config.clear_flag(self.module.SerializationFlag.EXCLUDE_WEIGHTS)
         return engine.serialize_with_config(config)
 
-    def load_plugin(self, builder: Any, path: str) -> None:
-        """Load a library of plugins; from 8.6 on into the builder's registry, which then names its creators.
-
-        Raises:
-            OSError: If the library cannot be loaded.
-        """
-        if hasattr(self.module.Builder, "get_plugin_registry"):
-            builder.get_plugin_registry().load_library(path)
-            return
-        import ctypes
-
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-
     def memory_bytes(self, engine: Any) -> int:
         """Return what an execution context of an engine needs on the device."""
         old, new = "device_memory_size", "device_memory_size_v2"
@@ -343,11 +331,18 @@ class Adapter:
         return named or not hasattr(self.module.ICudaEngine, "num_bindings")
 
     def profile_values(self, engine: Any, name: str, profile: int) -> list[Sequence[int]]:
-        """Return smallest, optimal and largest values of a shape input in a profile; [] where none are."""
-        if hasattr(self.module.ICudaEngine, "get_tensor_profile_values"):
-            # By position: the real function takes (profile, name), and names them the other way round.
-            return list(engine.get_tensor_profile_values(profile, name))
-        return list(engine.get_profile_shape_input(profile, name))
+        """Return smallest, optimal and largest values of a shape input in a profile; [] where none are told.
+
+        What 8.x tells cannot be believed: its binding gives `getProfileShapeValues(profile, input)` its two
+        arguments the wrong way round, and reads as many values as the tensor has axes, not elements
+        (python/src/infer/pyCore.cpp, `engine_get_profile_shape_input`, release/8.5 line 229, 8.6 line 234).
+        From 10.0 on it is the volume (`get_tensor_profile_values`), and RuntimeError for other inputs.
+        """
+        told = hasattr(self.module.ICudaEngine, "get_tensor_profile_values")
+        if not told or not engine.is_shape_inference_io(name):
+            return []
+        # By position: the real function takes (profile, name), and names them the other way round.
+        return list(engine.get_tensor_profile_values(profile, name))
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
         """Return what TensorRT says; True where it has no say, and the capture itself shows it."""
@@ -363,10 +358,11 @@ def load_adapter(target: str) -> Adapter:
         EngineUnavailable: If it is not installed or cannot be loaded.
     """
     try:
-        return Adapter(importlib.import_module(MODULES[target]), target)
+        module = importlib.import_module(MODULES[target])
     except Exception as error:  # besides ImportError: missing libraries raise RuntimeError or OSError
         raise EngineUnavailable(
             f"{MODULES[target]} cannot be imported ({error})",
             hint=f"pip install 'qcompile[{target}]'",
             engine=target,
         ) from error
+    return Adapter(record_if_asked(module), target)

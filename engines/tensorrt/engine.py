@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
 
 if TYPE_CHECKING:
+    from .runner.engine_share import EngineUse
     from .runner.runner import TensorRTRunner
 
 
@@ -25,6 +27,7 @@ class TensorRT(Engine):
     suffix = ".engine"
     keeps_layers = True
     has_best = True
+    keeps_rejected = True
     lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
@@ -60,12 +63,21 @@ class TensorRT(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
+        from .plan import PlanNeeds
+        from .runner.engine_share import EngineUse
         from .verify import verified
 
         outcome = build_plan(load_adapter(self.name), request)
         if request.spec.gpus:
             return outcome  # for GPUs that need not be here
-        return verified(outcome, request, lambda: self._opened(request.output, DeviceRun(), outcome.io))
+        options = request.spec.tensorrt
+        profiles = outcome.proof.get("profiles")
+        # No runtime cache: what is written beside a file that is being built becomes a part of it.
+        use = EngineUse(
+            profiles=profiles if isinstance(profiles, list) else (),
+            needs=PlanNeeds(options.plugins, host_code=options.version_compatible),
+        )
+        return verified(outcome, request, lambda: self._opened(request.output, use, outcome.io))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         from .builder.builder import dry_run
@@ -88,23 +100,24 @@ class TensorRT(Engine):
                 reason=reason,
             )
         from .compatibility import check_loadable
+        from .plan import needs_of
+        from .runner.engine_share import EngineUse
 
         manifest = read_manifest(path)
+        use = EngineUse(run.device, run.cuda_graph, runtime_cache=run.runtime_cache, needs=needs_of(manifest))
         if manifest is not None:
             check_loadable(path, manifest, load_adapter(self.name), gpu)
-        return self._opened(path, run, manifest.io if manifest else None)
+            profiles = manifest.proof.get("profiles")
+            known = profiles if isinstance(profiles, list) else ()
+            use = replace(use, profiles=known, digest=manifest.digest)
+        return self._opened(path, use, manifest.io if manifest else None, streams=run.streams)
 
-    def _opened(self, path: Path, run: DeviceRun, declared: ModelIO | None) -> TensorRTRunner:
+    def _opened(
+        self, path: Path, use: EngineUse, declared: ModelIO | None, *, streams: int = 1
+    ) -> TensorRTRunner:
         from .runner.runner import TensorRTRunner
 
-        return TensorRTRunner(
-            load_adapter(self.name),
-            path,
-            device=run.device,
-            streams=run.streams,
-            cuda_graph=run.cuda_graph,
-            declared=declared,
-        )
+        return TensorRTRunner(load_adapter(self.name), path, use, streams=streams, declared=declared)
 
     def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
         with self.open_on_gpu(artifact, DeviceRun()) as runner:
@@ -129,6 +142,7 @@ class TensorRTRTX(TensorRT):
     """TensorRT-RTX: builds for GPUs that need not be here, and runs on one that is."""
 
     name = "tensorrt-rtx"
+    keeps_rejected = False  # it builds in seconds
 
     def why_not_build(self) -> str:
         return self._why_not_import()

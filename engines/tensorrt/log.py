@@ -1,8 +1,20 @@
-"""Collect TensorRT's log: errors become exceptions, warnings go to the manifest."""
+"""TensorRT's log: one logger for the whole process, and what it said while somebody listened.
+
+TensorRT keeps one logger. Another one that a builder, runtime or refitter is given while any of them lives
+is ignored, with the warning "The logger passed into createInferRuntime differs from one already registered
+for an existing builder, runtime, or refitter" (NVIDIA/TensorRT issue 1475; TensorRT-RTX 1.7.1 says it too),
+and what is said goes to the first. The library of plugins keeps the pointer that `init_libnvinfer_plugins`
+was given (plugin/api/inferPlugin.cpp of release/8.6, `nvinfer1::plugin::gLogger`), and its Python binding
+keeps nothing alive (python/src/infer/pyPlugin.cpp). So the logger must be one, and must outlive everything.
+
+Messages of objects that are used at the same time, in several threads, reach all who listen.
+"""
 
 from __future__ import annotations
 
 import re
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,30 +24,106 @@ from ...errors import InvalidOption
 _IGNORED = ("unsupported", "not supported", "will not be used", "is disabled", "no-op")
 """Texts of TensorRT's warnings that mean it ignored a setting."""
 
-_NO_DEVICE = "catchCudaError"
-"""Follows each error of a configuration where no GPU is: about the message's own bookkeeping."""
+_NO_ERRORS = ("catchCudaError", "Thread context has not been set")
+"""Logged as errors beside what is said of a configuration: the first where no GPU is, of the message's own
+bookkeeping; the second by TensorRT-RTX 1.7.1, of its logging."""
+
+_KEPT = 1000
+"""Messages of a kind that are kept, the last ones: a runner may listen for months."""
+
+_loggers: dict[Any, Any] = {}
+"""TensorRT module to its logger; never freed."""
+_making = threading.Lock()
 
 
-def make_log(module: Any) -> Any:
-    """Return an `ILogger` with lists `errors` and `warnings` of what was said."""
+class Log:
+    """What TensorRT says as long as this object lives.
 
-    class Log(module.ILogger):  # type: ignore[misc]
+    Attributes:
+        logger: The `ILogger` to give to TensorRT, the same for every `Log` of a module.
+        errors: Messages of severity ERROR and INTERNAL_ERROR, in order.
+        warnings: Messages of severity WARNING, each once.
+        raised: What Python raised while TensorRT logged, such as Ctrl-C: the binding prints and drops it
+            (python/src/infer/pyCore.cpp, `PyLogger::log`).
+    """
+
+    def __init__(self, logger: Any) -> None:
+        self.logger = logger
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+        self.raised: BaseException | None = None
+
+    def add(self, message: str, *, is_error: bool) -> None:
+        """Keep a message."""
+        kept = self.errors if is_error else self.warnings
+        if is_error or message not in kept:
+            kept.append(message)
+            del kept[:-_KEPT]
+
+    def raise_again(self) -> None:
+        """Raise what was raised while TensorRT logged, if anything was."""
+        if self.raised is not None:
+            raised, self.raised = self.raised, None
+            raise raised
+
+
+def make_log(module: Any) -> Log:
+    """Begin to listen to a TensorRT module, until the returned object is let go."""
+    logger = _logger(module)
+    log = Log(logger)
+    logger.listen(log)
+    return log
+
+
+def _logger(module: Any) -> Any:
+    """The logger of a module, made at its first use."""
+    with _making:
+        if module not in _loggers:
+            _loggers[module] = _make_logger(module)
+        return _loggers[module]
+
+
+def _make_logger(module: Any) -> Any:
+    severities = module.ILogger.Severity
+
+    class Logger(module.ILogger):  # type: ignore[misc]
+        """Hands messages to all who listen; called from any of TensorRT's threads, also while Python
+        collects garbage: it takes no lock, and reads a tuple that is only ever replaced."""
+
         def __init__(self) -> None:
             module.ILogger.__init__(self)
-            self.errors: list[str] = []
-            self.warnings: list[str] = []
+            self._listeners: tuple[weakref.ref[Log], ...] = ()
+            self._changing = threading.Lock()
+
+        def listen(self, log: Log) -> None:
+            with self._changing:
+                present = tuple(one for one in self._listeners if one() is not None)
+                self._listeners = (*present, weakref.ref(log))
 
         def log(self, severity: Any, message: str) -> None:
-            if severity <= module.ILogger.Severity.ERROR:
-                self.errors.append(message)
-            elif severity == module.ILogger.Severity.WARNING and message not in self.warnings:
-                self.warnings.append(message)
+            if severity > severities.WARNING:
+                return
+            for listener in self._listeners:
+                listening = listener()
+                if listening is not None:
+                    try:
+                        listening.add(message, is_error=severity <= severities.ERROR)
+                    except BaseException as error:
+                        listening.raised = error
 
-    return Log()
+    return Logger()
 
 
 @contextmanager
-def setting(log: Any, option: str, name: str) -> Iterator[None]:
+def listening(log: Log) -> Iterator[Log]:
+    """Hear in the block what is said in it; the outer log hears it too."""
+    heard = Log(log.logger)
+    log.logger.listen(heard)
+    yield heard
+
+
+@contextmanager
+def setting(log: Log, option: str, name: str) -> Iterator[None]:
     """Tell TensorRT an option in the block; what it then only complains about is an error.
 
     Its setters return normally when they refuse: `setFlag: Error Code 3: API Usage Error (...)`.
@@ -48,18 +136,18 @@ def setting(log: Any, option: str, name: str) -> Iterator[None]:
     Raises:
         InvalidOption: With TensorRT's words.
     """
-    errors, warnings = len(log.errors), len(log.warnings)
     try:
-        yield
+        with listening(log) as heard:
+            yield
     except (ValueError, TypeError, RuntimeError) as error:
         raise InvalidOption(f"{option}: {name} refuses it: {error}", option=option.split()[0]) from error
-    said = [text for text in log.errors[errors:] if _NO_DEVICE not in text]
-    said += [text for text in log.warnings[warnings:] if any(word in text.lower() for word in _IGNORED)]
+    said = [text for text in heard.errors if not any(word in text for word in _NO_ERRORS)]
+    said += [text for text in heard.warnings if any(word in text.lower() for word in _IGNORED)]
     if said:
         raise InvalidOption(f"{option}: {name} refuses it: {plain(said[0])}", option=option.split()[0])
 
 
-def last_error(log: Any, otherwise: str) -> str:
+def last_error(log: Log, otherwise: str) -> str:
     """Return what TensorRT said last, without its source file prefix."""
     return plain(log.errors[-1]) if log.errors else otherwise
 

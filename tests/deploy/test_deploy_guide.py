@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,35 @@ def test_every_option_that_the_guide_names_exists() -> None:
     named = set(re.findall(r"--[a-z][a-z-]+", table)) - {"--disable-auto-complete-config"}
     assert len(named) > 8
     assert {option for option in named if option not in said} == set()
+
+
+def test_the_commands_for_onnx_runtime_write_what_the_guide_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_file: Callable[..., Path]
+) -> None:
+    from qcompile.cli import main
+
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    section = GUIDE.partition("## ONNX Runtime and Windows ML")[2].partition("\n## ")[0]
+    shown = re.search(r"```console\n(.*?)```\n.*?```\n(.*?)```", section, re.S)
+    assert shown
+    tiny_file("residual", file="model.onnx", batch=2)
+    monkeypatch.chdir(tmp_path)
+    for line in shown.group(1).splitlines():
+        with pytest.raises(SystemExit) as done:
+            main(shlex.split(line)[1:])
+        assert not done.value.code, line
+    files = {line.split()[0] for line in shown.group(2).splitlines()}
+    assert files == {path.name for path in tmp_path.glob("model_ctx*")}
+
+
+def test_the_program_for_onnx_runtime_uses_names_that_it_has() -> None:
+    import onnxruntime
+
+    source = program("run_ep_context.py", "python")
+    compile(source, "run_ep_context.py", "exec")
+    used = {parts[1] for parts in attributes(source) if parts[0] == "ort"}
+    assert len(used) >= 4
+    assert {name for name in used if not hasattr(onnxruntime, name)} == set()
+    assert hasattr(onnxruntime.SessionOptions, "add_provider_for_devices")
+    (device, *_) = onnxruntime.get_ep_devices()
+    assert device.ep_name

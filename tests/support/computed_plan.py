@@ -29,6 +29,7 @@ def write_plan(
     data_dependent: Sequence[str] = (),
     types: Mapping[str, str] | None = None,
     formats: Mapping[str, str] | None = None,
+    plugins: Sequence[str] = (),
 ) -> Path:
     """Write an engine.
 
@@ -40,12 +41,13 @@ def write_plan(
         values: For each profile, shape input to its smallest, optimal and largest values.
         host: Inputs and outputs that TensorRT reads and writes on the host.
         data_dependent: Outputs whose shape is known after the run alone.
+        plugins: Creators without which it cannot be loaded.
         types, formats: Tensor to the type or format the engine tells, where not that of the model.
     """
     header = {
         "version": version, "profiles": profiles, "values": list(values) or [{} for _ in profiles],
         "host": list(host), "data_dependent": list(data_dependent), "types": dict(types or {}),
-        "formats": dict(formats or {}),
+        "formats": dict(formats or {}), "plugins": list(plugins),
     }  # fmt: skip
     path.write_bytes(json.dumps(header).encode() + b"\0" + model.SerializeToString())
     return path

@@ -1,4 +1,4 @@
-"""Artifacts of target "tensorrt" for packaging, which never looks into a plan: bytes and their manifest."""
+"""Engines for packaging, which never looks into a plan: bytes and their manifest."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def make_engine(
     target: str = "tensorrt",
     version: str = "10.16.1.11",
     options: Mapping[str, object] | None = None,
+    device: Mapping[str, object] | None = None,
     plan: bytes = b"plan",
 ) -> Path:
     """Write an engine as `qcompile build` does: x [batch,3,8,8] to y [batch,5] unless said otherwise."""
@@ -43,7 +44,7 @@ def make_engine(
         precision="fp16",
         io=io,
         tools={"tensorrt": version},
-        device={"gpu": "sm86"},
+        device={"gpu": "sm86"} if device is None else device,
         options=options or {},
         proof={
             "profiles": [

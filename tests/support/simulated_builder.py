@@ -19,9 +19,12 @@ import simulated_config
 import simulated_engine
 import simulated_network
 import simulated_parser
+import simulated_process
 from recorded_tensorrt import recorded_module, stored
+from simulated_calibration import find_scales
 from simulated_network import kind_of, say
-from simulated_plan import COMPUTES, engine_layers, weight_entries, write_plan
+from simulated_plan import COMPUTES, engine_layers, plugins_of, weight_entries, write_plan
+from simulated_process import init_plugins, registered_logger, registry_of
 
 _STEPS = 6
 _MEGABYTE = 1 << 20
@@ -37,19 +40,6 @@ _REQUESTED = (
 _FEWER_TACTICS = (
     "Some tactics do not have sufficient workspace memory to run. Increasing workspace size will enable more "
     "tactics, please check verbose output for requested sizes."
-)
-_NO_CALIBRATOR = (
-    "Calibrator is not being used. Users must provide dynamic range for all tensors that are not Int32 or "
-    "Bool."
-)
-_MISSING_SCALE = (
-    "Missing scale and zero-point for tensor {}, expect fall back to non-int8 implementation for any layer "
-    "consuming or producing given tensor"
-)
-_NO_SCALES = (
-    "4: [standardEngineBuilder.cpp::initCalibrationParams::1436] Error Code 4: Internal Error (Calibration "
-    "failure occurred with no scaling factors detected. This could be due to no int8 calibrator or "
-    "insufficient custom scales for network layers.)"
 )
 _NO_INT8 = (
     "Int8 precision has been set for a layer or layer output, but int8 is not configured in the builder"
@@ -74,6 +64,7 @@ class Circumstances:
         no_kernel_for: Network layer without any implementation.
         needed_workspace: Bytes of workspace without which there is no implementation.
         plugins: Library that can be loaded to the operators it adds.
+        reads_no_caches: Whether no timing cache can be read, as 8.5 without cuDNN reads none.
         dla_cores: Deep learning accelerators of this machine.
         measured: Tactics that builds measured, since no timing cache knew them; tests read it.
     """
@@ -86,6 +77,7 @@ class Circumstances:
     no_kernel_for: str = ""
     needed_workspace: int = 0
     plugins: Mapping[str, set[str]] = field(default_factory=dict)
+    reads_no_caches: bool = False
     dla_cores: int = 0
     measured: list[str] = field(default_factory=list)
 
@@ -102,13 +94,13 @@ def simulated_tensorrt(
         circumstances: What builds meet; all goes well by default.
         behaviours: Classes in place of those here.
     """
-    families = (simulated_network, simulated_parser, simulated_config, simulated_engine)
-    ours: dict[str, Any] = {"Builder": Builder, "init_libnvinfer_plugins": lambda *_: True, "Logger": Logger}
+    families = (simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_process)
+    ours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
     for family in families:
         ours |= family.BEHAVIOURS
     module: Any = recorded_module(version, {**ours, **(behaviours or {})})
     module._circumstances = circumstances or Circumstances()
-    module._plugins = set()
+    module.init_libnvinfer_plugins = init_plugins(module)
     return module  # type: ignore[no-any-return]
 
 
@@ -132,11 +124,12 @@ class Builder:
     platform_has_tf32 = True
 
     def __init__(self, log: Any) -> None:
-        self._log, self._circumstances = log, self._module._circumstances
+        self._given, self._circumstances = log, self._module._circumstances
+        self._log = registered_logger(self, log, "Builder")
 
     @property
     def logger(self) -> Any:
-        return self._log
+        return self._given
 
     @property
     def num_DLA_cores(self) -> int:  # noqa: N802
@@ -152,14 +145,14 @@ class Builder:
         return self._module.IOptimizationProfile(self._log)
 
     def get_plugin_registry(self) -> Any:
-        return self._module.IPluginRegistry(self)
+        return registry_of(self)
 
     def build_serialized_network(self, network: Any, config: Any) -> Any:
         wrong = _wrong_profiles(network, config) or _wrong_flags(network, config)
         if wrong:
             say(self, "ERROR", f"IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error ({wrong})")
             return None
-        scales = _calibrate(self, network, config)
+        scales = find_scales(self, network, config)
         if scales is None or not _report_progress(self, config) or not _has_kernels(self, network, config):
             return None
         precisions = {
@@ -201,48 +194,6 @@ def _wrong_flags(network: Any, config: Any) -> str:
     if any(kind_of(layer) == "QUANTIZE" for layer in network._layers) and not config._has("INT8"):
         return _NO_INT8
     return ""
-
-
-def _calibrate(builder: Any, network: Any, config: Any) -> set[str] | None:
-    """Drive the calibrator as TensorRT does; the tensors that have a scale, or None where it failed."""
-    if not config._has("INT8") or any(kind_of(layer) == "QUANTIZE" for layer in network._layers):
-        return set()
-    calibrator = config._calibrator
-    if calibrator is None:
-        say(builder, "WARNING", _NO_CALIBRATOR)
-        tensors = [tensor for layer in network._layers for tensor in layer._inputs]
-        return {tensor._name for tensor in tensors if tensor._range is not None}
-    names = [tensor._name for tensor in network._inputs]
-    scales = {tensor._name for layer in network._layers for tensor in (*layer._inputs, *layer._outputs)}
-    given = calibrator.read_calibration_cache()
-    if given:
-        known = {line.rpartition(":")[0] for line in bytes(given).decode().splitlines()[1:]}
-        for name in sorted(scales - known):
-            say(builder, "WARNING", _MISSING_SCALE.format(name))
-        return scales & known
-    calibrator.get_batch_size()
-    batches = 0
-    while (addresses := calibrator.get_batch(names)) is not None:
-        if len(addresses) != len(names):
-            raise TypeError(f"get_batch() must return {len(names)} addresses")
-        batches += 1
-    if not batches:
-        say(builder, "ERROR", _NO_SCALES)
-        return None
-    lines = [
-        _cache_header(builder._module, calibrator),
-        *(f"{name}: 3c010a14" for name in sorted(scales)),
-        "",
-    ]
-    calibrator.write_calibration_cache(memoryview("\n".join(lines).encode()))
-    return scales
-
-
-def _cache_header(module: Any, calibrator: Any) -> str:
-    major, minor, patch = (int(part) for part in module.__version__.split(".")[:3])
-    number = major * 1000 + minor * 100 + patch if major < 10 else major * 10000 + minor * 100 + patch
-    minmax = isinstance(calibrator, module.IInt8MinMaxCalibrator)
-    return f"TRT-{number}-{'MinMaxCalibration' if minmax else 'EntropyCalibration2'}"
 
 
 def _report_progress(builder: Any, config: Any) -> bool:
@@ -322,6 +273,7 @@ def _plan(builder: Any, network: Any, config: Any, precisions: dict[str, str]) -
         "devices": [f"{name[:-1]}.{name[-1]}" for name in built_for] or [circumstances.device],
         "compatible": config._compatible,
         "version_compatible": config._has("VERSION_COMPATIBLE"),
+        "lean_runtime": config._has("VERSION_COMPATIBLE") and not config._has("EXCLUDE_LEAN_RUNTIME"),
         "name": stored(network, "name", "Unnamed Network 0"),
         "verbosity": config._verbosity.name,
         "refittable": any(config._has(name) for name in ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL")),
@@ -333,6 +285,7 @@ def _plan(builder: Any, network: Any, config: Any, precisions: dict[str, str]) -
             for profile in config._profiles
         ],
         "layers": [asdict(layer) for layer in layers],
+        "plugins": plugins_of(network),
         "weights": weight_entries(network),
     }
 

@@ -1,14 +1,13 @@
-"""Behaviours of TensorRT's builder configuration, profiles, timing caches and host memory."""
+"""Behaviours of TensorRT's builder configuration, profiles and host memory."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from simulated_network import say, usage_error
+from simulated_timing_cache import TimingCache, make_cache
 
 _EXCLUSIVE = ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL")
-_CACHE_MAGIC = b"timing\n"
 _POOLS = {"WORKSPACE": 64 << 30, "TACTIC_DRAM": 64 << 30, "TACTIC_SHARED_MEMORY": 1 << 30}
 
 
@@ -33,27 +32,6 @@ class HostMemory(bytes):
         return self._module.DataType.INT8  # type: ignore[attr-defined]
 
 
-class TimingCache:
-    """ITimingCache: measured tactics by layer, and the device and version they were measured on."""
-
-    def __init__(self, log: Any, device: str, tactics: dict[str, str]) -> None:
-        self._log, self._device, self._tactics = log, device, tactics
-
-    def serialize(self) -> Any:
-        content = {"device": self._device, "version": self._module.__version__, "tactics": self._tactics}
-        return self._module.IHostMemory(_CACHE_MAGIC + json.dumps(content, sort_keys=True).encode())
-
-    def combine(self, other: Any, ignore_mismatch: bool) -> bool:
-        if other._device != self._device and not ignore_mismatch:
-            return False
-        self._tactics |= other._tactics
-        return True
-
-    def reset(self) -> bool:
-        self._tactics = {}
-        return True
-
-
 class Profile:
     """IOptimizationProfile."""
 
@@ -71,6 +49,9 @@ class Profile:
         return self._shapes.get(name, [])
 
     def set_shape_input(self, name: str, min: Any, opt: Any, max: Any) -> None:
+        # Source: tensorrt_rtx 1.7.1.116, tried; python/src/infer/pyCore.cpp, opt_profile_set_shape_input.
+        if not (len(min) == len(opt) == len(max) and all(a <= b for a, b in zip(min, opt, strict=True))):
+            raise RuntimeError("opt input provided for shape tensor is inconsistent with other inputs.")
         self._values[name] = [tuple(min), tuple(opt), tuple(max)]
 
     def get_shape_input(self, name: str) -> list[tuple[int, ...]]:
@@ -324,19 +305,7 @@ class Config:
     # Timing caches
 
     def create_timing_cache(self, content: Any) -> Any:
-        content, device = bytes(content), self._circumstances.device
-        tactics: dict[str, str] = {}
-        if content and not _is_rtx(self):
-            read = _read_cache(content)
-            if read is None or read["version"] != self._module.__version__:
-                # github.com/NVIDIA/TensorRT/issues/3566 has the words of 8.6.
-                say(self, "ERROR", "1: [stdArchiveReader.cpp::StdArchiveReaderInitCommon::36] Error Code 1: "
-                    "Serialization (Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does "
-                    "not match)")  # fmt: skip
-                say(self, "WARNING", "The timing cache will not be used!")
-            else:
-                device, tactics = read["device"], read["tactics"]
-        return self._module.ITimingCache(self._log, device, tactics)
+        return make_cache(self, bytes(content))
 
     def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
         if cache._device != self._circumstances.device and not ignore_mismatch:
@@ -371,13 +340,6 @@ class Config:
 
 def _is_rtx(owner: Any) -> bool:
     return bool(owner._module.__name__ == "tensorrt_rtx")
-
-
-def _read_cache(content: bytes) -> dict[str, Any] | None:
-    if not content.startswith(_CACHE_MAGIC):
-        return None
-    read: dict[str, Any] = json.loads(content.removeprefix(_CACHE_MAGIC))
-    return read
 
 
 def _require(value: Any, kind: type, where: str) -> None:

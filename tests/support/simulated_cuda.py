@@ -91,6 +91,7 @@ class SimulatedGpu:
         fail_on: Which of the calls that may fail does, 1 the first; 0 none. `calls` counts them.
         stack: The thread's stack of current contexts, by handle.
         retained: Device to the references on its primary context.
+        name: Of the GPU; a runtime cache is of one.
     """
 
     def __init__(self, devices: int = 2, memory_bytes: int = 1 << 26) -> None:
@@ -98,6 +99,7 @@ class SimulatedGpu:
         self.live: Counter[str] = Counter()
         self.made: Counter[str] = Counter()
         self.launches = 0
+        self.name = "a GPU"
         self.clock_ns = 0
         self.calls, self.fail_on = 0, 0
         self.failed: str = ""

@@ -9,8 +9,12 @@ from recorded_tensorrt import stored
 from simulated_inspector import engine_information, layer_entries
 from simulated_network import say
 from simulated_plan import read_plan, write_plan
+from simulated_process import missing_plugin, registered_logger, registry_of
 
 _AMPERE = 8.0
+_NO_HOST_CODE = (
+    "Cannot deserialize engine with lean runtime since IRuntime::getEngineHostCodeAllowed() is false"
+)
 
 
 class Runtime:
@@ -22,17 +26,23 @@ class Runtime:
     num_DLA_cores = 0  # noqa: N815
 
     def __init__(self, log: Any) -> None:
-        self._log = log
+        self._log = registered_logger(self, log, "Runtime")
 
     @property
     def logger(self) -> Any:
         return self._log
+
+    def get_plugin_registry(self) -> Any:
+        return registry_of(self)
 
     def deserialize_cuda_engine(self, plan: Any) -> Any:
         content = read_plan(plan)
         reason = self._why_not(content)
         if reason or content is None:
             say(self, "ERROR", f"IRuntime::deserializeCudaEngine: Error Code 1: Serialization ({reason})")
+            return None
+        if missing := missing_plugin(self, content):
+            say(self, "ERROR", missing)
             return None
         return self._module.ICudaEngine(self._log, content)
 
@@ -47,9 +57,13 @@ class Runtime:
     def _why_not(self, content: dict[str, Any] | None) -> str:
         if content is None or content["module"] != self._module.__name__:
             return "Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does not match"
+        # Source: public notes of runs of 11.1.0.106, "Version compatibility and the lean runtime": also of
+        # its own version; without the lean runtime inside, it loads what it built itself.
+        if content["lean_runtime"] and not stored(self, "engine_host_code_allowed", False):
+            return _NO_HOST_CODE
         here, major = self._module.__version__, self._module.__version__.split(".")[0]
         same_major = content["version_compatible"] and content["version"].split(".")[0] == major
-        if content["version"] != here and not (same_major and self._engine_code_allowed()):
+        if content["version"] != here and not same_major:
             return (
                 "Serialization assertion stdVersionRead == kSERIALIZATION_VERSION failed.Version tag does "
                 f"not match. Note: Current Version: {here}, Serialized Engine Version: {content['version']}"
@@ -64,9 +78,6 @@ class Runtime:
 
     def _portable(self, level: str, device: str) -> bool:
         return level == "AMPERE_PLUS" and float(device) >= _AMPERE
-
-    def _engine_code_allowed(self) -> bool:
-        return bool(stored(self, "engine_host_code_allowed", False))
 
 
 class Engine:
@@ -206,6 +217,7 @@ class Context:
     def __init__(self, engine: Any) -> None:
         self._engine, self._profile = engine, 0
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
 
     @property
     def engine(self) -> Any:
@@ -229,6 +241,11 @@ class Context:
                 return False
         self._shapes[name] = shape
         return True
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        """Source: NvInferRuntime.h, `setTensorAddress`: false for a name that is no input or output."""
+        self._addresses[name] = memory
+        return bool(self._engine._tensor(name))
 
     @property
     def all_binding_shapes_specified(self) -> bool:
@@ -275,7 +292,7 @@ class Refitter:
     weights_validation = True
 
     def __init__(self, engine: Any, log: Any) -> None:
-        self._engine, self._log = engine, log
+        self._engine, self._log = engine, registered_logger(self, log, "Refitter")
         self._given: dict[str, dict[str, Any]] = {}
         if not engine._plan["refittable"]:
             say(self, "ERROR", "IRefitter: Error Code 4: API Usage Error (engine is not refittable)")

@@ -18,6 +18,9 @@ import onnx
 from computed_plan import TYPES, PlanTensor, make_kernel
 from recorded_tensorrt import recorded_module
 from simulated_cuda import LogicError, Misuse, SimulatedGpu
+from simulated_process import init_plugins, missing_plugin, registered_logger
+from simulated_runtime_config import RtxKernels
+from simulated_runtime_config import behaviours as runtime_behaviours
 
 from qcompile.engines.tensorrt.adapter import Adapter
 
@@ -26,7 +29,8 @@ CONTEXT_BYTES = 4096
 
 def make_adapter(version: str, gpu: SimulatedGpu) -> Adapter:
     """Return the adapter of one version, on a simulated GPU."""
-    module = recorded_module(version, behaviours(version, gpu))
+    module: Any = recorded_module(version, behaviours(version, gpu))
+    module.init_libnvinfer_plugins = init_plugins(module)
     return Adapter(module, "tensorrt-rtx" if version == "rtx" else "tensorrt")
 
 
@@ -57,7 +61,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
         _counts = "runtime"
 
         def __init__(self, logger: Any) -> None:
-            self._log = logger
+            self._log = registered_logger(self, logger, "Runtime")
             self._begin()
 
         def deserialize_cuda_engine(self, serialized_engine: bytes) -> Any:
@@ -65,6 +69,9 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             about = json.loads(header) if header.startswith(b"{") else {"version": "unknown"}
             if about["version"] != version or gpu.enter("deserialize_cuda_engine"):
                 complain(self._log, "The engine plan file is not compatible with this version of TensorRT")
+                return None
+            if missing := missing_plugin(self, about):
+                complain(self._log, missing)
                 return None
             engine = self._module.ICudaEngine()  # what is given to a call is recorded, and so kept
             engine._open(self, about, onnx.load_from_string(model))
@@ -128,25 +135,32 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
         def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
             return [tuple(shape) for shape in self._about["profiles"][profile_index][name]]
 
+        def is_shape_inference_io(self, name: str) -> bool:
+            return name in self._about["host"]
+
         def get_tensor_profile_values(self, profile: int, name: str) -> list[list[int]]:
+            # Source: NVIDIA/TensorRT release/10.16, python/src/infer/pyCore.cpp, get_tensor_profile_values.
+            if not (self.is_shape_inference_io(name) and self._tensors[name].is_input):
+                raise RuntimeError("Binding index does not correspond to an input shape tensor.")
             return list(self._about["values"][profile].get(name, []))
 
-        def get_profile_shape_input(self, profile: int, name: str) -> list[list[int]]:
-            return list(self._about["values"][profile].get(name, []))
+        def create_runtime_config(self) -> Any:
+            return self._module.IRuntimeConfig()
 
-        def create_execution_context(self) -> Any:
+        def create_execution_context(self, *config: Any) -> Any:
             if gpu.enter("create_execution_context"):
                 complain(self._log, "out of memory")
                 return None
             context = self._module.IExecutionContext()
-            context._open(self)
+            context._open(self, *config)
             return context
 
     class IExecutionContext(Counted):
         _counts = "execution context"
 
-        def _open(self, engine: Any) -> None:
+        def _open(self, engine: Any, config: Any = None) -> None:
             self._engine, self._log = engine, engine._log
+            self._compiled = RtxKernels(gpu, config)
             self._exclusive = version == "8.5.3" and engine._is_dynamic
             first = engine._contexts == 0
             engine._contexts += 1
@@ -188,11 +202,15 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
         def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
             self._check_stream(stream_handle)
             in_use = self._engine._profiles_in_use
-            if gpu.enter("set_optimization_profile_async"):
-                return complain(self._log, "injected")
+            refused = "injected" if gpu.enter("set_optimization_profile_async") else ""
+            if self._exclusive and in_use.get(profile_index, id(self)) != id(self):
+                refused = f"Profile {profile_index} has been chosen by another context"
+            if refused:
+                # Source: NVIDIA/TensorRT, release/8.5 to 11.1, python/src/infer/pyCore.cpp,
+                # context_set_optimization_profile_async: C++'s false becomes this exception.
+                complain(self._log, refused)
+                raise RuntimeError("Error in set optimization profile async.")
             if self._exclusive:
-                if in_use.get(profile_index, id(self)) != id(self):
-                    return complain(self._log, f"Profile {profile_index} has been chosen by another context")
                 in_use.pop(self._profile, None)
                 in_use[profile_index] = id(self)
             self._changed()
@@ -273,6 +291,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             else:
                 stream.tell(lambda: gpu.run_kernel(run))
             self._is_settled = True
+            self._compiled.run(tuple(sorted(self._shapes.items())))
             for index, node in enumerate(self._engine._nodes if self._report is not None else ()):
                 self._report.report_layer_time(node, (index + 1) / 2)
             return all(allocator.notified for allocator in self._outcomes.values())
@@ -347,4 +366,5 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
         def __init__(self, notified: bool) -> None:
             self.notified = notified
 
-    return {"Runtime": Runtime, "ICudaEngine": ICudaEngine, "IExecutionContext": IExecutionContext}
+    classes = {"Runtime": Runtime, "ICudaEngine": ICudaEngine, "IExecutionContext": IExecutionContext}
+    return {**classes, **runtime_behaviours(gpu)}

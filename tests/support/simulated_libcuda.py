@@ -53,6 +53,12 @@ class Library:
         self._gpu.count("event", -1)
         return 0
 
+    def cuStreamSynchronize(self, stream: Any) -> int:
+        if self._gpu.enter("cuStreamSynchronize"):
+            return CAPTURE_UNSUPPORTED
+        self._gpu.streams[stream.value].run()
+        return 0
+
     def cuPointerGetAttribute(self, device: Any, attribute: Any, address: Any) -> int:
         if not self._gpu.is_memory(address.value):
             return 1

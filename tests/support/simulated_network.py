@@ -110,6 +110,7 @@ class Layer:
         self._network, self._log, self._name = network, network._log, name
         self._type = self._module.LayerType[kind]
         self._onnx_name = onnx_name
+        self._operator = ""
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self._weights: list[str] = []
@@ -258,21 +259,6 @@ class Network:
         return self._module.ITensor(self, name, dtype, shape, role)
 
 
-class PluginRegistry:
-    """IPluginRegistry: loads the libraries that the test's circumstances have."""
-
-    def __init__(self, builder: Any) -> None:
-        self._log, self._circumstances = builder._log, builder._circumstances
-
-    def load_library(self, path: str) -> Any:
-        if path in self._circumstances.plugins:
-            self._module._plugins |= set(self._circumstances.plugins[path])
-            return object()
-        text = f"Unable to load library: {path}: cannot open shared object file: No such file or directory"
-        say(self, "ERROR", f"IPluginRegistry::loadLibrary: Error Code 6: API Usage Error ({text})")
-        return None
-
-
 def _at(network: Any, items: list[Any], index: int) -> Any:
     """As TensorRT-RTX 1.7.1 answers an index that is too high: a logged error, and nothing."""
     if 0 <= index < len(items):
@@ -286,5 +272,4 @@ BEHAVIOURS: dict[str, Any] = {
     "ITensor": Tensor,
     "ILayer": Layer,
     "INetworkDefinition": Network,
-    "IPluginRegistry": PluginRegistry,
 }

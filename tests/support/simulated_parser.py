@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from simulated_network import FLOATS, say
+from simulated_process import known_creators
 
 _ACTIVATIONS = "Relu Sigmoid Tanh LeakyRelu Elu Selu HardSigmoid Softplus Softsign Clip Gelu"
 _ELEMENTWISE = "Add Sub Mul Div Pow Min Max Sum Mean And Or Equal Greater Less Mod"
@@ -136,10 +137,14 @@ class Parser:
         return bool(self._flags >> int(flag) & 1)
 
     def supports_operator(self, name: str) -> bool:
-        return self._knows(name) or name in self._module._plugins
+        return self._knows(name) or name in known_creators(self._network._builder)
 
     def _knows(self, operator: str) -> bool:
-        return operator in _KINDS or operator in _FOLDED
+        return operator in _KINDS or operator in _FOLDED or self._is_native(operator)
+
+    def _is_native(self, operator: str) -> bool:
+        """Whether a layer computes it that was a plugin before (8.5-GA, builtin_op_importers.cpp:2192)."""
+        return operator == "InstanceNormalization" and "NORMALIZATION" in self._module.LayerType.__members__
 
     def parse_from_file(self, path: str, **_: Any) -> bool:
         import onnx
@@ -165,7 +170,7 @@ class Parser:
         for index, node in enumerate(model.graph.node):
             try:
                 known = node.domain in ("", "ai.onnx") and self._knows(node.op_type)
-                if not known and node.op_type not in self._module._plugins:
+                if not known and node.op_type not in known_creators(self._network._builder):
                     raise Refused(_NO_PLUGIN)
                 graph.add(node)
             except Refused as error:
@@ -224,8 +229,10 @@ class _Graph:
         if node.op_type in _FOLDED:
             self._fold(node)
             return
-        kind = _KINDS.get(node.op_type, "PLUGIN_V3")
-        if kind not in self.module.LayerType.__members__:
+        kinds = self.module.LayerType.__members__
+        native = "NORMALIZATION" if "NORMALIZATION" in kinds else "PLUGIN_V3"
+        kind = _KINDS.get(node.op_type, native if node.op_type == "InstanceNormalization" else "PLUGIN_V3")
+        if kind not in kinds:
             kind = _OLDER[kind]
         kept = [i for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input)]
         weights = [node.input[i] for i in kept if node.input[i] in self.constants]
@@ -249,7 +256,7 @@ class _Graph:
             layer = self.network._add(f"ONNXTRT_identity_{self._number()}", kind, inputs[:1], outputs)
         else:
             layer = self.network._add(name, kind, inputs, outputs, name)
-        layer._weights = weights
+        layer._weights, layer._operator = weights, node.op_type
         for weight in weights:
             self._remember(weight)
         self.tensors |= dict(zip(made, outputs, strict=True))

@@ -164,6 +164,16 @@ def _count(shape: Any) -> int:
     return count
 
 
+def plugins_of(network: Any) -> list[str]:
+    """Return the creators that a plan needs when it is loaded.
+
+    Source: onnx-tensorrt 8.5-GA, builtin_op_importers.cpp, importer of InstanceNormalization; others are the
+    test's own, with one creator of the operator's name.
+    """
+    operators = {layer._operator for layer in network._layers if kind_of(layer).startswith("PLUGIN")}
+    return sorted(f"{name}_TRT" if name == "InstanceNormalization" else name for name in operators)
+
+
 def weight_entries(network: Any) -> dict[str, dict[str, Any]]:
     """Return each weight that can be refitted to its type, shape, size and digest."""
     from onnx import numpy_helper

@@ -256,6 +256,15 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
             lambda: copy(gpu.bytes_at(address, size, "page-locked memory"), gpu.bytes_at(int(src), size))
         )
 
+    @native
+    def memcpy_dtod_async(dest: int, src: int, size: int, stream: PyStream) -> None:
+        # Source: PyCUDA's documentation, pycuda.driver.memcpy_dtod_async(dest, src, size, stream=None).
+        gpu.require_context()
+        gpu.check("memcpy_dtod_async")
+        stream._stream.tell(
+            lambda: copy(gpu.bytes_at(int(dest), int(size)), gpu.bytes_at(int(src), int(size)))
+        )
+
     module: Any = types.ModuleType("pycuda.driver")
     module.init = lambda: gpu.check("init")
     module.Error, module.MemoryError, module.LogicError = Error, OutOfMemory, LogicError
@@ -263,4 +272,5 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
     module.mem_alloc, module.pagelocked_empty = mem_alloc, pagelocked_empty
     module.memcpy_htod, module.memcpy_dtoh = memcpy_htod, memcpy_dtoh
     module.memcpy_htod_async, module.memcpy_dtoh_async = memcpy_htod_async, memcpy_dtoh_async
+    module.memcpy_dtod_async = memcpy_dtod_async
     return module

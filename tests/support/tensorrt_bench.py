@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,14 @@ def listen(module: Any) -> tuple[Any, Said]:
 class Bench:
     """A builder with a parsed network, and a configuration ready to build for one batch size."""
 
-    def __init__(self, module: Any, model: Path | str, *, weak: bool = False) -> None:
+    def __init__(
+        self, module: Any, model: Path | str, *, weak: bool = False, libraries: Sequence[str] = ()
+    ) -> None:
         self.module = module
         self.log, self.said = listen(module)
         self.builder = module.Builder(self.log)
+        for library in libraries:
+            assert self.builder.get_plugin_registry().load_library(library) is not None
         flags = module.NetworkDefinitionCreationFlag.__members__
         name = "STRONGLY_TYPED" if "STRONGLY_TYPED" in flags and not weak else "EXPLICIT_BATCH"
         self.network = self.builder.create_network(1 << int(flags[name]))
@@ -49,6 +54,12 @@ class Bench:
         profile = self.builder.create_optimization_profile()
         profile.set_shape(tensor.name, shape, shape, shape)
         assert self.config.add_optimization_profile(profile) == 0
+
+    def calibrate_at(self, *shape: int) -> None:
+        """Give the calibration profile one shape of the first input."""
+        profile = self.builder.create_optimization_profile()
+        profile.set_shape(self.network.get_input(0).name, shape, shape, shape)
+        assert self.config.set_calibration_profile(profile)
 
     def permit(self, *flags: str) -> None:
         for flag in flags:

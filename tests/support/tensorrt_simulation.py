@@ -13,6 +13,7 @@ from onnx import parser
 from simulated_cuda import SimulatedGpu
 
 from qcompile.engines.tensorrt.adapter import Adapter
+from qcompile.engines.tensorrt.runner.engine_share import EngineUse
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 
 PYTORCHS = 0xBEEF
@@ -25,6 +26,7 @@ TEXTS = {
         wide = Cast <to = 7> (size)
         y = Expand (x, wide)
     }""",
+    "shaped64": """shaped (float[n,4] x, int64[2] size) => (float[a,b] y) { y = Expand (x, size) }""",
     # Where x is not zero: as many columns as there are such elements.
     "nonzero": """nonzero (float[n,4] x) => (int32[2,k] places, float[n,4] twice) {
         found = NonZero (x)
@@ -65,8 +67,10 @@ class Simulation:
     def open(
         self, model: onnx.ModelProto | str, *, runner: dict[str, Any] | None = None, **about: Any
     ) -> TensorRTRunner:
-        """Write an engine and load it; `runner` are options of `TensorRTRunner`."""
-        return TensorRTRunner(self.adapter, self.plan(model, **about), **(runner or {}))
+        """Write an engine and load it; `runner` are options of `EngineUse` and `TensorRTRunner`."""
+        options = dict(runner or {})
+        own = {name: options.pop(name) for name in ("streams", "declared") if name in options}
+        return TensorRTRunner(self.adapter, self.plan(model, **about), EngineUse(**options), **own)
 
     def told(self, member: str) -> list[tuple[Any, ...]]:
         """The arguments of each call of a member of TensorRT's classes."""

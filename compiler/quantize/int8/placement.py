@@ -8,7 +8,7 @@ The target decides.
 - OpenVINO takes uint8, with a zero point where values are negative; float bias; products of two
   activations too, in symmetric int8: with a zero point they fall to float (2026.4).
 - TensorRT wants symmetric int8 with zero_point 0, float bias, Q/DQ in front of the layers that can use
-  it, and on both inputs of the adds that close a residual branch.
+  it, and on the residual branch of the adds that close one (`residuals`).
 
 What lies between convolutions (adds, pools, concatenations) is quantized where all that it reads is made
 by integer kernels anyway: elsewhere it would cost a conversion and precision, and gain nothing.
@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ....errors import InvalidOption
-from ....model.graph import WEIGHTED, constant_names, consumers, producers
+from ....model.graph import WEIGHTED, constant_names, consumers
 from ....spec.words import GRAPH_TARGETS, GraphTarget
 from ..match_nodes import match_nodes
 from .float8 import unfit_for_float8
+from .residuals import ResidualAdds
 from .tables import is_table
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ _WEIGHTED = {
     "openvino": frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"]),
     "tensorrt": frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"]),
 }
-_TRANSPARENT = frozenset(["Relu", "Clip", "BatchNormalization", "Identity", "Dropout", "LeakyRelu"])
 WRITES_FLOAT = frozenset(["MatMul", "Gemm"])
 """Operators whose results are never quantized by themselves: their kernels write float for free."""
 
@@ -69,12 +69,14 @@ class Placement:
         nodes: Names of the nodes to quantize.
         left_in_float: Name to reason, for nodes of weighted operators that are not quantized.
         tables: Names of Gather nodes whose stored table of floats (an embedding) becomes int8.
+        fused: Name of an Add to its operand that stays in float, as a convolution's kernel adds to it.
     """
 
     target: GraphTarget
     nodes: tuple[str, ...]
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
+    fused: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan(
@@ -121,12 +123,12 @@ class _Planner:
         self.constants = constant_names(model)
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
         self.shared = _read_elsewhere(model.graph)
-        self.made_by = producers(model.graph)
+        self.residuals = ResidualAdds(model.graph, self.constants)
         self.integer: set[str] = set()  # tensors that an integer kernel makes
         self.planned: set[str] = set()
 
     def run(self) -> Placement:
-        nodes, tables, left = [], [], {}
+        nodes, tables, left, fused = [], [], {}, {}
         for node in self.graph.node:
             if node.domain not in ("", "ai.onnx"):
                 continue
@@ -141,13 +143,16 @@ class _Planner:
                     continue
             elif node.name in self.excluded or not self._goes_along(node):
                 continue
+            elif self.target == "tensorrt":
+                operand = self.residuals.fused_operand(node, self.planned)
+                fused |= {node.name: operand} if operand is not None else {}
             nodes.append(node.name)
             self.planned.add(node.name)
             if node.op_type not in WRITES_FLOAT and self.target != "tensorrt":
                 self.integer.update(node.output)
         if self.target == "openvino":
             nodes = self._wanted_by_integers(nodes)
-        return Placement(self.target, tuple(nodes), left, tuple(tables))
+        return Placement(self.target, tuple(nodes), left, tuple(tables), fused)
 
     def _wanted_by_integers(self, nodes: list[str]) -> list[str]:
         """Leave out what no integer kernel reads: OpenVINO's convolutions write float for nothing."""
@@ -164,27 +169,12 @@ class _Planner:
     def _goes_along(self, node: onnx.NodeProto) -> bool:
         """Whether an operator without weights is quantized with those around it."""
         if self.target == "tensorrt":
-            return node.op_type == "Add" and self._closes_residual(node)
+            return self.residuals.closes(node, self.planned)
         if node.op_type not in _BETWEEN:
             return False
         if node.op_type in ("Relu", "Clip") and node.input[0] in self.shared:
             return False  # it would be folded into its producer, whose own value is read elsewhere
         return all(name in self.integer for name in _values(node))
-
-    def _closes_residual(self, node: onnx.NodeProto) -> bool:
-        """Whether two activations meet, and an integer convolution makes one (through Relu and its like).
-
-        Where it stays in float there is nothing that the Add could be fused with: Q/DQ would only cost.
-        """
-        activations = [name for name in node.input if name not in self.constants]
-        makers = [self._convolution(name) for name in activations]
-        return len(activations) == 2 and any(one is not None and one.name in self.planned for one in makers)
-
-    def _convolution(self, name: str) -> onnx.NodeProto | None:
-        node = self.made_by.get(name)
-        while node is not None and node.op_type in _TRANSPARENT:
-            node = self.made_by.get(node.input[0])
-        return node if node is not None and node.op_type in ("Conv", "ConvTranspose") else None
 
     def _unfit(self, node: onnx.NodeProto) -> str | None:
         """The reason why a weighted node stays in float; None when it is quantized."""

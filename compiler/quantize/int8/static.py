@@ -17,6 +17,7 @@ from .gathers import gather_by_vectors
 from .gemms import keep_adds_apart
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
 from .qdq_cleanup import keep_norms_apart, read_floats
+from .residuals import join_with_convolutions
 from .tables import quantize_tables
 from .weights import all_channels_at_once
 
@@ -82,6 +83,7 @@ def quantize_static(
     except ValueError as error:
         raise _missing_range(error, ranges) from error
     quantized: onnx.ModelProto = quantizer.model.model
+    join_with_convolutions(quantized.graph, placement.fused)
     read_floats(quantized.graph, planned, kernels_write_float=placement.target == "openvino")
     quantize_tables(quantized, set(placement.tables))
     if placement.target == "onnxruntime":

@@ -1,8 +1,8 @@
 """Placement of fake quantization in a captured PyTorch graph: the rules of `placement` on ATen operators.
 
     ONNX Runtime, OpenVINO              TensorRT
-    x ─ FQ ─ conv ─ bn ─ relu ─ FQ ─┐   x ─ FQ ─ conv ─ bn ─ relu ─┬ FQ ─ conv
-                                    │                              └ FQ ─ add (closes a residual branch)
+    x ─ FQ ─ conv ─ bn ─ relu ─ FQ ─┐   x ─ FQ ─ conv ─ bn ─ relu ─┬ FQ ─ conv ─ bn ─ add
+                                    │                              └ FQ ─────────────┘ (a residual branch)
       everything reads the rounded ─┘     only what is quantized reads the rounded value
 
 What moves values without changing them (max pooling, reshaping) keeps the scale of what it reads.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidOption
 from ....spec.words import GraphTarget
@@ -36,6 +36,9 @@ _MOVES = frozenset(
     contiguous clone expand dropout feature_dropout upsample_nearest2d
     """.split()
 )
+
+
+_FUSED = _ACTIVATIONS | {"batch_norm", "dropout", "leaky_relu", "hardswish", "silu", "sigmoid", "tanh"}
 
 
 @dataclass
@@ -90,7 +93,8 @@ def find_spots(graph: torch.fx.Graph, target: GraphTarget, exclude: Sequence[str
                 spots.left_in_float[_weight_name(node)] = reason
         elif target == "tensorrt":
             if name == "add" and _closes_residual(node):
-                spots.operands += [(node, value) for value in _values(node)]
+                fused = _fused_operand(node, spots)
+                spots.operands += [(node, value) for value in _values(node) if value is not fused]
         elif name in _BETWEEN | _MOVES and _is_integer(node, spots):
             if name in _MOVES:
                 source = _values(node)[0]
@@ -174,10 +178,42 @@ def _weight_name(node: torch.fx.Node) -> str:
 def _closes_residual(node: torch.fx.Node) -> bool:
     """Two activations meet, and at least one comes from a convolution (through ReLU and its like)."""
     values = [value for value in _values(node) if value.op != "get_attr"]
-    return len(values) == 2 and any(_from_convolution(value) for value in values)
+    return len(values) == 2 and any(_convolution(value) is not None for value in values)
 
 
-def _from_convolution(node: torch.fx.Node) -> bool:
-    while operator(node) in _ACTIVATIONS or operator(node) in ("batch_norm", "dropout", "leaky_relu"):
+def _fused_operand(node: torch.fx.Node, spots: Spots) -> torch.fx.Node | None:
+    """The operand that its convolution's kernel adds to, by the rules of `int8.residuals`."""
+    fusible = []
+    for value in _values(node):
+        convolution = _convolution(value)
+        if convolution in spots.weighted and _is_read_once(value, convolution):
+            fusible.append(value)
+    if len(fusible) < 2:
+        return fusible[0] if fusible else None
+    first, second = (_branch(value) for value in fusible)
+    return fusible[0] if len(first - second) > len(second - first) else fusible[1]
+
+
+def _convolution(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The convolution that makes a value, through what is fused with it."""
+    while operator(node) in _FUSED:
         node = node.all_input_nodes[0]
-    return operator(node) in _CONVOLUTIONS | _TRANSPOSED
+    return node if operator(node) in _CONVOLUTIONS | _TRANSPOSED else None
+
+
+def _is_read_once(node: torch.fx.Node, convolution: torch.fx.Node | None) -> bool:
+    """Whether nothing else reads a value, nor what lies between it and its convolution."""
+    while node is not convolution and len(node.users) == 1:
+        node = node.all_input_nodes[0]
+    return len(node.users) == 1
+
+
+def _branch(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """The nodes that a value is computed by, its own among them."""
+    seen, ahead = set[Any](), [node]
+    while ahead:
+        node = ahead.pop()
+        if node not in seen and node.op != "get_attr":
+            seen.add(node)
+            ahead += node.all_input_nodes
+    return seen

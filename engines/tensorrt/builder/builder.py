@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ....artifact import Check
-from ....data.readers import Batch
-from ....errors import InvalidOption
 from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
 from ....spec.decode import changed
@@ -19,9 +17,11 @@ from ....tensors import ModelIO
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
-from ..log import make_log
-from .calibrator import Calibration, Device, Feeder, first_and_all, make_calibrator
-from .configure import add_profiles, configure, load_plugins, set_calibration_profile
+from ..log import Log, make_log
+from ..plan import PlanNeeds, register_plugins
+from .calibrator import Calibrator, Device, Feeder, first_and_all, make_calibrator
+from .configure import add_profiles, configure, set_calibration_profile
+from .debug_marks import mark_debug_tensors
 from .failure import build_failure
 from .inspector import inspect_plan
 from .monitor import make_monitor
@@ -29,8 +29,9 @@ from .network import keep_layers, parse, set_formats, shape_tensors
 from .outcome import prove
 from .profiles import InputRange, make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers
-from .scales import calibration_for
-from .timing_cache import cache_file, merge_cache, use_cache
+from .sample_types import calibration_inputs
+from .scales import Calibration, GivenRanges, scales_for, set_ranges
+from .timing_cache import CacheFile, cache_file, merge_cache, use_cache
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Prepared:
         profiles: Optimization profiles.
         monitor: Told of the build's progress; None where TensorRT has none.
         timing_cache: Its file; None for none.
+        warnings: What the build was not given.
         gpu: The device here; None where there is none.
     """
 
@@ -51,11 +53,12 @@ class Prepared:
     network: Any
     parser: Any
     config: Any
-    log: Any
+    log: Log
     layers: list[ComputeLayer]
     profiles: list[list[InputRange]]
     monitor: Any
-    timing_cache: Path | None
+    timing_cache: CacheFile | None
+    warnings: tuple[str, ...]
     gpu: Gpu | None
 
 
@@ -67,8 +70,8 @@ def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
         UnsupportedOperator: If the parser refuses a node, naming it.
         BuildError: If the build fails, with TensorRT's reason.
     """
-    with _frames_cleared(), _feeding(adapter, request) as fed:
-        return _build(adapter, request, fed)
+    with _frames_cleared(), _scaling(adapter, request) as scales:
+        return _build(adapter, request, scales)
 
 
 def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
@@ -77,8 +80,8 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
     Raises:
         InvalidOption, UnsupportedOperator: As `build_plan`.
     """
-    with _frames_cleared(), _feeding(adapter, request) as fed:
-        prepared = _prepare(adapter, request, fed)
+    with _frames_cleared(), _scaling(adapter, request) as scales:
+        prepared = _prepare(adapter, request, scales)
         return {
             "tensorrt": adapter.name,
             "typing": "weak" if _weak(adapter, request) else "strong",
@@ -87,7 +90,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "network_layers": int(prepared.network.num_layers),
             "profiles": _profiles_json(prepared.profiles),
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
-            "timing_cache": str(prepared.timing_cache or ""),
+            "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
             "options": changed(request.spec.tensorrt),
         }
 
@@ -105,32 +108,32 @@ def _frames_cleared() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Fed:
-    """What TensorRT's own calibrator is told, and what it takes its batches from."""
+    """Which of TensorRT's own calibrators, and what it takes its batches from."""
 
-    calibration: Calibration
+    calibrator: Calibrator
     feeder: Feeder
 
 
+Scales = Fed | GivenRanges | None
+"""Where TensorRT gets the scales of a float graph from; None where they are in the graph."""
+
+
 @contextmanager
-def _feeding(adapter: Adapter, request: BuildRequest) -> Iterator[Fed | None]:
-    """What feeds TensorRT's own calibrator; None where it does not calibrate."""
-    calibration = calibration_for(adapter, request)
-    if calibration is None:
-        yield None
+def _scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
+    """Scales of a float graph; what feeds TensorRT's own calibrator holds memory of the device."""
+    scales = scales_for(adapter, request)
+    if not isinstance(scales, Calibration):
+        yield scales
         return
-    first: Batch | None = None
-    batches: Iterator[Batch] = iter(())
-    if not calibration.scales:
-        first, batches = first_and_all(calibration.batches)
-    shapes = {name: tuple(array.shape) for name, array in first.feeds.items()} if first else {}
+    first, batches = first_and_all(scales.batches)
     device = Device()
     try:
-        yield Fed(calibration, Feeder(batches, shapes, device, request.progress))
+        yield Fed(scales.calibrator, Feeder(first, batches, device, request.progress))
     finally:
         device.close()
 
 
-def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepared:
+def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepared:
     spec, path = request.spec, Path(request.model)
     options = spec.tensorrt
     gpu = None if spec.gpus else find_gpu()
@@ -140,17 +143,18 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     if not _may_hold_shapes(io):  # else only the parsed network tells what a range is of
         make_profiles(io.inputs, spec, notes=notes)
     log = make_log(adapter.module)
-    builder = adapter.module.Builder(log)
-    load_plugins(adapter, builder, log, options)
-    network = builder.create_network(adapter.network_flags(weak=fed is not None))
+    builder = adapter.module.Builder(log.logger)
+    register_plugins(adapter, builder, log, options.plugins)
+    network = builder.create_network(adapter.network_flags(weak=scales is not None))
     request.progress("parse")
     parser = parse(adapter, network, log, path, shown=request.source)
     set_formats(adapter, network, log, options.tensor_formats)
+    mark_debug_tensors(adapter, network, request.debug_tensors)
     config = builder.create_builder_config()
     adapter.set_precision(
         config,
         request.precision,
-        weak=fed is not None,
+        weak=scales is not None,
         float_precision=spec.float_precision,
         tf32=request.tf32,
     )
@@ -158,24 +162,31 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     profiles = make_profiles(io.inputs, spec, shape_tensors(network), notes)
     add_profiles(builder, config, profiles)
     configure(adapter, builder, config, log, options)
-    use_cache(adapter, config, log, timing_cache)
+    warnings = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
     keep_layers(adapter, network, config, log, request.layers)
-    if fed is not None:
-        config.int8_calibrator = make_calibrator(adapter, fed.calibration, fed.feeder)
-        if profiles and fed.feeder.shapes:
-            set_calibration_profile(builder, config, fed.feeder.shapes)
+    if isinstance(scales, GivenRanges):
+        set_ranges(adapter, network, log, scales)
+    elif scales is not None:
+        scales.feeder.inputs = calibration_inputs(adapter, network, scales.feeder.first)
+        config.int8_calibrator = make_calibrator(adapter, scales.calibrator, scales.feeder)
+        if profiles:
+            ranges = [item.as_range() for item in scales.feeder.inputs.values()]
+            set_calibration_profile(builder, config, ranges)
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
-    return Prepared(builder, network, parser, config, log, layers, profiles, monitor, timing_cache, gpu)
+    return Prepared(
+        builder, network, parser, config, log, layers, profiles, monitor, timing_cache, warnings, gpu
+    )
 
 
-def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOutcome:
-    prepared = _prepare(adapter, request, fed)
+def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutcome:
+    prepared = _prepare(adapter, request, scales)
+    feeder = scales.feeder if isinstance(scales, Fed) else None
     request.progress("build")
     plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
-    for watcher in (prepared.monitor, fed.feeder if fed is not None else None):
+    for watcher in (prepared.monitor, feeder, prepared.log):
         if watcher is not None and watcher.raised is not None:
             raise watcher.raised
     if plan is None:
@@ -185,26 +196,33 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
             f"{request.source or request.model}: {adapter.name}",
             f"{request.precision}, GPUs {gpus}",
         )
-    unkept: tuple[str, ...] = ()
-    try:
-        merge_cache(adapter, prepared.config, prepared.timing_cache)
-    except InvalidOption as error:  # the engine is worth more than what it was measured with
-        unkept = (f"what was measured is not kept: {error.message}",)
-    with request.output.open("wb") as file:
+    with request.output.open("wb") as file:  # first of all: nothing after it may cost the engine
         file.write(memoryview(plan))
+    unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
     inspections = []
     if prepared.gpu is not None:
         request.progress("inspect")
-        inspections = inspect_plan(adapter, prepared.log, plan, prepared.profiles)
-    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
+        options = request.spec.tensorrt
+        needs = PlanNeeds(options.plugins, host_code=options.version_compatible)
+        inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
+    proven = prove(
+        adapter,
+        request,
+        prepared.layers,
+        inspections,
+        weak=_weak(adapter, request),
+        plan_bytes=memoryview(plan).nbytes,
+    )
     proof = {
         **proven.proof,
         "network_layers": int(prepared.network.num_layers),
         "profiles": _profiles_json(prepared.profiles),
         "has_run": False,
     }
-    if fed is not None:
-        proof |= {"calibrator": fed.calibration.calibrator, "calibration_batches": fed.feeder.fed}
+    if isinstance(scales, Fed):
+        proof |= {"calibrator": scales.calibrator, "calibration_batches": scales.feeder.fed}
+    elif scales is not None:
+        proof |= {"calibrator": "ranges", "calibration_batches": 0}
     model = load_onnx(Path(request.model), external_data=False)
     return BuildOutcome(
         kind="engine",
@@ -216,8 +234,8 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*prepared.log.warnings, *proven.warnings, *unkept),
-        calibration_cache=fed.feeder.cache if fed is not None else b"",
+        warnings=(*prepared.warnings, *prepared.log.warnings, *proven.warnings, *unkept),
+        calibration_cache=feeder.cache if feeder is not None else b"",
         layers=proven.layers,
     )
 

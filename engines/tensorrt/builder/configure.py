@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ....errors import BuildError, InvalidOption
-from ....files import require_file
+from ....errors import BuildError, InvalidOption, first_line
 from ....spec.tensorrt import TensorRTOptions
 from ....tensors import format_shape
 from ..adapter import Adapter
-from ..log import setting
+from ..log import Log, setting
 from .profiles import InputRange
 
 
-def configure(adapter: Adapter, builder: Any, config: Any, log: Any, options: TensorRTOptions) -> None:
+def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: TensorRTOptions) -> None:
     """Set everything but precision, GPUs, profiles, calibrator and timing cache.
 
     Raises:
@@ -67,7 +65,7 @@ def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:
     ]
 
 
-def _set(adapter: Adapter, config: Any, log: Any, attribute: str, value: Any, option: str) -> None:
+def _set(adapter: Adapter, config: Any, log: Log, attribute: str, value: Any, option: str) -> None:
     adapter.require_config(attribute, option)
     with setting(log, option, adapter.name):
         setattr(config, attribute, value)
@@ -87,52 +85,50 @@ def _use_dla(adapter: Adapter, builder: Any, config: Any, options: TensorRTOptio
     config.DLA_core = options.dla_core
 
 
-def load_plugins(adapter: Adapter, builder: Any, log: Any, options: TensorRTOptions) -> None:
-    """Register TensorRT's own plugins and load the user's libraries.
-
-    Raises:
-        MissingFile, InvalidOption: If a library is not there or cannot be loaded.
-    """
-    if hasattr(adapter.module, "init_libnvinfer_plugins"):
-        adapter.module.init_libnvinfer_plugins(log, "")
-    for path in options.plugins:
-        require_file(Path(path), what="plugin")
-        try:
-            with setting(log, f"`plugins` {path}", adapter.name):
-                adapter.load_plugin(builder, path)
-        except OSError as error:
-            raise InvalidOption(f"`plugins` {path}: cannot be loaded ({error})", option="plugins") from error
-
-
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:
     """Add optimization profiles.
 
     Raises:
-        BuildError: If TensorRT refuses one.
+        BuildError: If TensorRT refuses one, naming the input and its range.
     """
-    for ranges in profiles:
+    for number, ranges in enumerate(profiles, 1):
         profile = builder.create_optimization_profile()
-        shapes = ", ".join(f"{item.name} up to {format_shape(item.max)}" for item in ranges)
-        try:
-            for item in ranges:
-                give = profile.set_shape_input if item.of_values else profile.set_shape
-                give(item.name, item.min, item.opt, item.max)
-            accepted = config.add_optimization_profile(profile) >= 0
-        except ValueError as error:
-            raise BuildError(f"TensorRT refuses the optimization profile ({shapes}): {error}") from error
-        if not accepted:
-            raise BuildError(f"TensorRT refuses the optimization profile ({shapes})")
+        for item in ranges:
+            _give(profile, item)
+        if config.add_optimization_profile(profile) < 0:
+            raise BuildError(
+                f"TensorRT refuses optimization profile {number} ({', '.join(map(_spelled, ranges))})"
+            )
 
 
-def set_calibration_profile(builder: Any, config: Any, shapes: dict[str, tuple[int, ...]]) -> None:
-    """TensorRT calibrates at the OPT shape of a profile; this one has the shape of the data only.
+def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
+    """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only.
 
     Raises:
         BuildError: If TensorRT refuses it.
     """
     profile = builder.create_optimization_profile()
-    for name, shape in shapes.items():
-        profile.set_shape(name, shape, shape, shape)
+    for item in ranges:
+        _give(profile, item)
     if not config.set_calibration_profile(profile):
-        text = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
-        raise BuildError(f"TensorRT refuses the calibration profile ({text})")
+        raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_spelled, ranges))})")
+
+
+def _give(profile: Any, item: InputRange) -> None:
+    """Give a profile one range.
+
+    `set_shape` and `set_shape_input` return nothing and raise RuntimeError where C++ answers false
+    (python/src/infer/pyCore.cpp, `opt_profile_set_shape`, release/8.5 to 11.1); the binding itself raises
+    TypeError for what no `Dims` can hold.
+    """
+    give = profile.set_shape_input if item.of_values else profile.set_shape
+    try:
+        give(item.name, item.min, item.opt, item.max)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise BuildError(f"TensorRT refuses the range of {_spelled(item)}: {first_line(error)}") from error
+
+
+def _spelled(item: InputRange) -> str:
+    least, usual, most = (format_shape(shape) for shape in (item.min, item.opt, item.max))
+    kind = "values of input" if item.of_values else "input"
+    return f"{kind} {item.name!r}: {least}, {usual}, {most} (min, opt, max)"

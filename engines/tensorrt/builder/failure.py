@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from ....errors import BuildError
-from ..log import last_error, plain
+from ..log import Log, last_error, plain
 
 _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (
@@ -49,7 +48,7 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
 """Pattern of what TensorRT logs, what it means, and the way out."""
 
 
-def build_failure(log: Any, subject: str, otherwise: str) -> BuildError:
+def build_failure(log: Log, subject: str, otherwise: str) -> BuildError:
     """Return the error of a build that gave no engine.
 
     Args:

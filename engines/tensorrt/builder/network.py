@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import BuildError, InvalidOption, UnsupportedOperator
 from ....model.onnx_file import load_onnx, opset
 from ..adapter import Adapter
-from ..log import last_error, setting
+from ..log import Log, last_error, setting
 
 if TYPE_CHECKING:
     import onnx
@@ -19,14 +19,14 @@ _NAMESPACE = "namespace"
 """Node metadata of PyTorch's exporter: the path of modules the node comes from."""
 
 
-def parse(adapter: Adapter, network: Any, log: Any, path: Path, *, shown: str = "") -> Any:
+def parse(adapter: Adapter, network: Any, log: Log, path: Path, *, shown: str = "") -> Any:
     """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
 
     Raises:
         UnsupportedOperator: If it refuses a node, with operator, opset and the PyTorch module it comes from.
         BuildError: If it gives no node.
     """
-    parser = adapter.module.OnnxParser(network, log)
+    parser = adapter.module.OnnxParser(network, log.logger)
     if parser.parse_from_file(str(path)):
         return parser
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
@@ -69,7 +69,7 @@ def _module_path(node: onnx.NodeProto) -> str:
     return ""
 
 
-def set_formats(adapter: Adapter, network: Any, log: Any, formats: Mapping[str, tuple[str, str]]) -> None:
+def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, tuple[str, str]]) -> None:
     """Set the memory formats of inputs and outputs; their types are in the graph already.
 
     Args:
@@ -106,7 +106,7 @@ def shape_tensors(network: Any) -> list[str]:
     return [tensor.name for tensor in inputs if tensor.is_shape_tensor]
 
 
-def keep_layers(adapter: Adapter, network: Any, config: Any, log: Any, layers: Mapping[str, str]) -> None:
+def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, layers: Mapping[str, str]) -> None:
     """Force layers of a weakly typed network to precisions.
 
     Args:
@@ -126,7 +126,7 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Any, layers: M
     config.set_flag(adapter.flag("OBEY_PRECISION_CONSTRAINTS", "`layers`"))
 
 
-def _force(adapter: Adapter, layer: Any, precision: str, log: Any) -> None:
+def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
     kind = _TYPES[precision]
     if not hasattr(adapter.module.DataType, kind):
         raise adapter.lacks(f"`layers` {layer.name}={precision}", f"type {kind}")

@@ -19,7 +19,7 @@ from ....tensors import ModelIO
 from ...gpu import find_gpu, why_no_gpu
 from ..adapter import Adapter
 from ..compatibility import check_version_and_gpu
-from ..log import last_error, make_log
+from ..plan import OpenPlan, needs_of, open_plan
 
 _SHOWN = 5
 
@@ -59,32 +59,29 @@ def refit_plan(
             hint="refit takes other weights of the same model; build it instead",
             file=source,
         )
-    log = make_log(adapter.module)
     progress("load the engine")
-    runtime = adapter.module.Runtime(log)
-    engine = runtime.deserialize_cuda_engine(engine_file.read_bytes())
-    if engine is None:
-        raise ArtifactError(
-            f"{engine_file}: {adapter.name} cannot load it: {last_error(log, 'no reason given')}"
-        )
-    if not engine.refittable:
+    opened = open_plan(
+        adapter, engine_file.read_bytes(), needs_of(artifact.manifest), subject=str(engine_file)
+    )
+    if not opened.engine.refittable:
         raise ArtifactError(
             f"{engine_file}: takes no new weights", hint="build it with `refit`", file=engine_file
         )
     progress("refit")
-    _refit(adapter, engine, log, graph, source)
-    return _write(adapter, engine, artifact.manifest, output, source, graph)
+    _refit(adapter, opened, graph, source)
+    return _write(adapter, opened.engine, artifact.manifest, output, source, graph)
 
 
-def _refit(adapter: Adapter, engine: Any, log: Any, graph: Path, source: str) -> None:
-    refitter = adapter.module.Refitter(engine, log)
+def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None:
+    logger = opened.log.logger
+    refitter = adapter.module.Refitter(opened.engine, logger)
     weights: dict[str, Any] = {}  # TensorRT reads them when it refits: they live until then
     unknown: list[str] = []
     if adapter.refits_from_onnx:
-        parser = adapter.module.OnnxParserRefitter(refitter, log)
+        parser = adapter.module.OnnxParserRefitter(refitter, logger)
         if not parser.refit_from_file(str(graph)):
             errors = [" ".join(str(parser.get_error(i).desc()).split()) for i in range(parser.num_errors)]
-            reasons = "; ".join(errors[:_SHOWN]) or last_error(log, "no reason given")
+            reasons = "; ".join(errors[:_SHOWN]) or opened.said()
             raise BuildError(
                 f"{source}: {adapter.name} refuses its weights: {reasons}",
                 hint="the model must be the one the engine was built from, with other weights",
@@ -100,7 +97,7 @@ def _refit(adapter: Adapter, engine: Any, log: Any, graph: Path, source: str) ->
             hint="the model must be the one the engine was built from, with other weights",
         )
     if not refitter.refit_cuda_engine():
-        raise BuildError(f"{source}: {adapter.name} cannot refit: {last_error(log, 'no reason given')}")
+        raise BuildError(f"{source}: {adapter.name} cannot refit: {opened.said()}")
 
 
 def named_weights(graph: Path) -> dict[str, NDArray[Any]]:

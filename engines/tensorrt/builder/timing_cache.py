@@ -2,6 +2,13 @@
 
 Builds that run at once may share a file: it is read when a build begins, and when one ends, what others
 wrote meanwhile is merged in under a lock.
+
+A cache saves time and is worth no engine: where TensorRT does not take one, a warning says so, and the
+kernels are timed anew. That need not be the user's fault: TensorRT 8.5 without cuDNN cannot read what it
+wrote itself ("Myelin error from unknown graph", "The timing cache will not be used!", KataGo issue 739). An
+empty cache is made of such bytes, which `set_timing_cache` may take: TensorRT's log decides, as neither
+trtexec 8.5 (samples/common/sampleEngines.cpp, `networkToSerializedEngine`) nor Polygraphy
+(backend/trt/config.py) asks what it returns.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +26,27 @@ from ....files import writing
 from ....spec.tensorrt import AUTO, OFF
 from ...gpu import Gpu
 from ..adapter import Adapter
-from ..log import plain
+from ..log import Log, listening, plain
 
 
-def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> Path | None:
+@dataclass(frozen=True)
+class CacheFile:
+    """A file of kernel timings.
+
+    Attributes:
+        path: Where it lies.
+        is_ours: Whether we named it, by device and version: where it cannot be read, it is replaced. A file
+            that the user named may be another device's, and is left as it is.
+    """
+
+    path: Path
+    is_ours: bool
+
+    def __str__(self) -> str:
+        return f"timing cache {self.path}"
+
+
+def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | None:
     """Return where the timing cache of this device and version lies; None for none.
 
     Args:
@@ -41,78 +66,109 @@ def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> Path | None:
             "`timing_cache`", "use for one: it chooses its kernels where the engine runs", "leave it out"
         )
     if choice != AUTO:
-        return Path(choice)
+        return CacheFile(Path(choice), is_ours=False)
     device = f"{gpu.name}-{gpu.architecture}" if gpu else "unknown"
     name = re.sub(r"[^\w.-]+", "_", f"{adapter.module.__name__}-{adapter.version}-{device}")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "qcompile" / "timing" / f"{name}.cache"
+    return CacheFile(Path(base) / "qcompile" / "timing" / f"{name}.cache", is_ours=True)
 
 
-def use_cache(adapter: Adapter, config: Any, log: Any, path: Path | None) -> int:
-    """Give a build what was measured before; return the size of it in bytes.
+def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
+    """Give a build what was measured before; return warnings of what it was not given.
 
     Raises:
-        InvalidOption: If the file was made on another device or by another version, or is damaged.
+        InvalidOption: If the user named a file that cannot be read from the disk.
     """
-    if path is None:
-        return 0
-    known = _read(path)
-    _attach(adapter, config, log, path, known)
-    return len(known)
+    if file is None:
+        return ()
+    try:
+        refusal = _attach(config, log, _read(file.path))
+    except OSError as error:
+        if not file.is_ours:
+            raise InvalidOption(f"{file}: {error.strerror}", option="timing_cache") from error
+        refusal = str(error.strerror)
+    if not refusal:
+        return ()
+    fate = "it will be replaced" if file.is_ours else "it is of another device or version, or damaged"
+    _attach(config, log, b"")
+    return (f"{file} is not used, kernels are timed anew: {refusal}; {fate}",)
 
 
-def merge_cache(adapter: Adapter, config: Any, path: Path | None) -> int:
-    """Write what a build measured, merged with what other builds wrote meanwhile; return the file's size."""
-    if path is None:
-        return 0
-    ours = config.get_timing_cache()
-    with _locked(path):
-        theirs = _read(path)
+def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
+    """Write what a build measured, merged with what other builds wrote meanwhile.
+
+    The engine is on the disk by now, and whatever happens here leaves it there.
+
+    Returns:
+        Warnings: why nothing was kept.
+    """
+    if file is None:
+        return ()
+    try:
+        unkept = _merge(config, log, file)
+    except Exception as error:  # of the disk, or of a binding that was given nothing
+        why = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
+        unkept = why or type(error).__name__
+    return (f"{file}: what was measured is not kept: {unkept}",) if unkept else ()
+
+
+def _merge(config: Any, log: Log, file: CacheFile) -> str:
+    """Write the file; returns why it was not written."""
+    measured = config.get_timing_cache()
+    if measured is None:
+        return "TensorRT has no timing cache of this build"
+    with _locked(file.path):
+        theirs = _read(file.path)
         if theirs:
-            other = config.create_timing_cache(theirs)
-            if not ours.combine(other, False):
-                raise _foreign(adapter, path, "it cannot be merged")
-        content = bytes(ours.serialize())
-        with writing(path) as temporary:
-            temporary.write_bytes(content)
-    return len(content)
+            with listening(log) as heard:
+                other = config.create_timing_cache(theirs)
+                combined = other is not None and measured.combine(other, False)
+            refusal = _complaint(heard) or ("" if combined else "it cannot be merged with the file's")
+            if refusal and not file.is_ours:
+                return f"{refusal}; remove the file, or name another with `timing_cache`"
+        serialized = measured.serialize()
+        if serialized is None:
+            return "TensorRT does not serialize it"
+        with writing(file.path) as temporary:
+            temporary.write_bytes(memoryview(serialized))
+    return ""
 
 
-def _attach(adapter: Adapter, config: Any, log: Any, path: Path, known: bytes) -> None:
-    errors, warnings = len(log.errors), len(log.warnings)
-    cache = config.create_timing_cache(known)
-    accepted = cache is not None and config.set_timing_cache(cache, False)
-    said = [text for text in (*log.errors[errors:], *log.warnings[warnings:]) if "cache" in text.lower()]
-    if not accepted or (known and said):
-        raise _foreign(adapter, path, plain(said[0]) if said else "TensorRT refuses it")
+def _attach(config: Any, log: Log, known: bytes) -> str:
+    """Make a cache of what is known and give it to a build; returns why TensorRT does not take it."""
+    with listening(log) as heard:
+        cache = config.create_timing_cache(known)
+        taken = cache is not None and config.set_timing_cache(cache, False)
+    return _complaint(heard) or ("" if taken else "TensorRT refuses it")
 
 
-def _foreign(adapter: Adapter, path: Path, reason: str) -> InvalidOption:
-    return InvalidOption(
-        f"timing cache {path}: of another device or version than {adapter.name} here, or damaged ({reason})",
-        hint="remove the file, name another with `timing_cache`, or give `timing_cache` off",
-        option="timing_cache",
-    )
+def _complaint(heard: Log) -> str:
+    """What TensorRT said of a cache, its cause first."""
+    said = [*heard.errors, *(text for text in heard.warnings if "cache" in text.lower())]
+    return plain(said[0]) if said else ""
 
 
 def _read(path: Path) -> bytes:
+    """The file's content; nothing where there is none.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
-    except OSError as error:
-        raise InvalidOption(f"timing cache {path}: {error.strerror}", option="timing_cache") from error
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock; waits for another build that holds it, which takes as long as writing a file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f"{path.name}.lock").open("w")
-    except OSError as error:
-        raise InvalidOption(f"timing cache {path}: {error.strerror}", option="timing_cache") from error
-    with lock:
+    """Hold the file's lock; waits for another build that holds it, which takes as long as writing a file.
+
+    Raises:
+        OSError: If its folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
         with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole
             import fcntl
 

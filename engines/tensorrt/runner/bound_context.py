@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, ModelError, first_line
 from ....tensors import format_shape
+from ...gpu_times import nanoseconds
 from .buffers import DeviceBuffer, HostBuffer
 from .cuda_driver import DriverError
 from .cuda_graph import CudaGraph
+from .debug_tensors import listening
 from .device_array import DeviceArray
 from .device_input import DeviceInput
-from .gpu_times import elapsed_ns
+from .execution_contexts import GRAPH_HINT, ExecutionContexts, require
 from .io_tensors import IOTensor
 from .layer_times import make_profiler
 from .loaded_engine import LoadedEngine
 from .output_allocator import make_output_allocator
 from .profile_choice import FeedShapes, Profile
-
-_GRAPH_HINT = "leave cuda_graph off"
 
 Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 
@@ -34,18 +34,18 @@ class BoundContext:
     Args:
         loaded: The engine.
         stream: A stream of PyCUDA, on which everything is enqueued.
-        cuda_graph: Whether what is bound is captured and replayed.
+        contexts: Makes its execution context; says whether inferences are captured.
 
     Attributes:
         binding: Another object after each `bind`: whoever bound before can see that it was not the last.
     """
 
-    def __init__(self, loaded: LoadedEngine, stream: Any, *, cuda_graph: bool) -> None:
-        self._loaded, self._stream, self._cuda_graph = loaded, stream, cuda_graph
+    def __init__(self, loaded: LoadedEngine, stream: Any, contexts: ExecutionContexts) -> None:
+        self._loaded, self._stream = loaded, stream
+        self._cuda_graph = contexts.cuda_graph
+        self._captures = contexts.cuda_graph and not contexts.captures_itself
         self._cuda = loaded.context.cuda
-        self._context = loaded.engine.create_execution_context()
-        if self._context is None:
-            raise ModelError(f"{loaded.path}: no execution context can be made: {loaded.said()}")
+        self._context = contexts.make()
         self.binding: object = object()
         self._bound: tuple[int, object] | None = None
         self._device = {tensor.name: DeviceBuffer(self._cuda) for tensor in loaded.tensors}
@@ -54,6 +54,7 @@ class BoundContext:
         self._allocators: dict[str, Any] = {}
         self._owners: list[Any] = []
         self._uploads: list[str] = []
+        self._device_copies: dict[str, DeviceInput] = {}
         self._on_host: dict[str, NDArray[Any]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._graph: CudaGraph | None = None
@@ -82,18 +83,24 @@ class BoundContext:
         self.binding = object()
         self._refuse_own_outputs(values)
         self._choose(profile, feed_shapes)
-        self._uploads, self._owners = [], []
+        self._uploads, self._owners, self._device_copies = [], [], {}
         for tensor in self._loaded.inputs:
             self._bind_input(tensor, values[tensor.name])
         for tensor in self._loaded.outputs:
             self._bind_output(tensor)
-        if self._cuda_graph and graph and self._graph is None:
+        if self._captures and graph and self._graph is None:
             self._capture()
 
-    def start(self, *, to_host: bool = True) -> None:
-        """Enqueue copies to the device, the run, and copies back."""
+    def upload(self) -> None:
+        """Enqueue the copies to the device alone."""
         self._under_way = True
         self._upload()
+
+    def start(self, *, upload: bool = True, to_host: bool = True) -> None:
+        """Enqueue copies to the device, the run, and copies back."""
+        self._under_way = True
+        if upload:
+            self._upload()
         self._enqueue()
         if to_host:
             self._download()
@@ -148,7 +155,8 @@ class BoundContext:
         self._download()
         downloaded.record(self._stream)
         self.synchronize()
-        return elapsed_ns(uploaded, computed), elapsed_ns(before, downloaded), enqueue
+        compute, transfers = computed.time_since(uploaded), downloaded.time_since(before)
+        return nanoseconds(compute), nanoseconds(transfers), enqueue
 
     def layer_times(self, iterations: int, warmup: int) -> dict[str, float]:
         """Run with TensorRT's profiler and return layer to its median time in milliseconds."""
@@ -166,6 +174,13 @@ class BoundContext:
             self._context.profiler = None
         return dict(profiler.median_ms())
 
+    def run_listened(self, listener: Any) -> None:
+        """Run once, ordinarily, while TensorRT tells a listener its debug tensors."""
+        self._drop_graph()
+        with listening(self._context, listener):
+            self.start()
+            self.synchronize()
+
     def free(self) -> None:
         """Free buffers, graph and execution context; each is freed even if another one fails to be."""
         self.binding = object()
@@ -180,6 +195,7 @@ class BoundContext:
 
     def _drop_context(self) -> None:
         self._uploads, self._owners, self._on_host, self._events = [], [], {}, []
+        self._device_copies = {}
         self._context = self._stream = None
         self._allocators = {}
 
@@ -209,19 +225,30 @@ class BoundContext:
         self._drop_graph()  # a graph is void once its execution context changes
         self._bound = None
         if self._context.active_optimization_profile != profile.index:
-            if not self._context.set_optimization_profile_async(profile.index, self._stream.handle):
-                raise self._refused(f"optimization profile {profile.index} cannot be chosen")
+            require(
+                self._loaded,
+                f"optimization profile {profile.index} cannot be chosen",
+                self._context.set_optimization_profile_async,
+                profile.index,
+                self._stream.handle,
+            )
             self._stream.synchronize()
         for name, shape in feed_shapes.shapes.items():
-            if not self._context.set_input_shape(name, shape):
-                raise self._refused(f"input {name!r} cannot be of shape {format_shape(shape)}")
+            refusal = f"input {name!r} cannot be of shape {format_shape(shape)}"
+            require(self._loaded, refusal, self._context.set_input_shape, name, shape)
         self._bound = binding
 
     def _bind_input(self, tensor: IOTensor, value: NDArray[Any] | DeviceInput) -> None:
         name, buffer = tensor.name, self._device[tensor.name]
         if isinstance(value, DeviceInput):
             self._owners.append(value.owner)
-            self._set_address(name, value.address or buffer.reserve(1))
+            if not self._cuda_graph:
+                self._set_address(name, value.address or buffer.reserve(1))
+                return
+            # A graph reads where it was captured: a new address each time would capture it anew each time.
+            self._set_address(name, buffer.reserve(value.nbytes))
+            if value.nbytes:
+                self._device_copies[name] = value
             return
         self._host[name].view(value.shape, value.dtype)[...] = value
         if tensor.on_host:
@@ -248,14 +275,14 @@ class BoundContext:
         if self._cuda_graph:
             raise ModelError(
                 f"output {name!r}: its shape depends on data, which no CUDA graph can capture",
-                hint=_GRAPH_HINT,
+                hint=GRAPH_HINT,
                 tensor=name,
             )
         if name in self._allocators:
             return
         allocator = make_output_allocator(self._loaded.adapter.module, self._device[name])
-        if not self._context.set_output_allocator(name, allocator):
-            raise self._refused(f"output {name!r} takes no allocator")
+        refusal = f"output {name!r} takes no allocator"
+        require(self._loaded, refusal, self._context.set_output_allocator, name, allocator)
         self._allocators[name] = allocator
 
     def _set_address(self, name: str, address: int) -> None:
@@ -263,13 +290,17 @@ class BoundContext:
             return
         self._drop_graph()
         self._addresses.pop(name, None)
-        if not self._context.set_tensor_address(name, address):
-            raise self._refused(f"tensor {name!r} takes no address")
+        refusal = f"tensor {name!r} takes no address"
+        require(self._loaded, refusal, self._context.set_tensor_address, name, address)
         self._addresses[name] = address
 
     def _upload(self) -> None:
         for name in self._uploads:
             self._cuda.memcpy_htod_async(self._device[name].address, self._host[name].used, self._stream)
+        for name, value in self._device_copies.items():
+            self._cuda.memcpy_dtod_async(
+                self._device[name].address, value.address, value.nbytes, self._stream
+            )
 
     def _enqueue(self) -> None:
         if self._graph is not None:
@@ -317,7 +348,7 @@ class BoundContext:
         except (DriverError, ModelError, self._cuda.Error) as error:
             raise ModelError(
                 f"{self._loaded.path}: it cannot be captured in a CUDA graph: {first_line(error)}",
-                hint=_GRAPH_HINT,
+                hint=GRAPH_HINT,
             ) from error
 
     def _refused(self, what: str) -> ModelError:

@@ -44,6 +44,10 @@ class CudaDriver:
         finally:
             self._call("cuEventDestroy_v2", event)
 
+    def synchronize(self, stream: int) -> None:
+        """Let the host wait for the work enqueued on a stream of this context."""
+        self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
     def device_of(self, address: int) -> int:
         """Return the number of the device whose memory an address is in.
 

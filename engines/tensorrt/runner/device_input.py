@@ -9,6 +9,7 @@ https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html.
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +60,11 @@ class DeviceInput:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     owner: Any = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_device_input(name: str, value: Any, context: PrimaryContext, stream: int) -> DeviceInput:

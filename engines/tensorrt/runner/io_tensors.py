@@ -72,7 +72,7 @@ def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, .
         tensors.append(
             IOTensor(
                 name,
-                _dtype(_word(engine.get_tensor_dtype(name)), name, path),
+                numpy_dtype(engine.get_tensor_dtype(name), name, f"{path}: "),
                 tuple(int(extent) for extent in engine.get_tensor_shape(name)),
                 engine.get_tensor_mode(name) == module.TensorIOMode.INPUT,
                 engine.get_tensor_location(name) == module.TensorLocation.HOST,
@@ -89,12 +89,23 @@ def model_io(tensors: Sequence[IOTensor]) -> ModelIO:
     )
 
 
-def _dtype(kind: str, name: str, path: Path) -> np.dtype[Any]:
+def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
+    """Return numpy's type for a `DataType` of TensorRT.
+
+    Args:
+        member: The type.
+        name: Of the tensor, for the error.
+        where: Beginning of the error.
+
+    Raises:
+        ModelError: If arrays cannot be of it.
+    """
+    kind = _word(member)
     if kind in _NUMPY:
         return np.dtype(_NUMPY[kind])
     if kind not in _ML_DTYPES:
         raise ModelError(
-            f"{path}: tensor {name!r} is {kind}, a type that numpy arrays do not have",
+            f"{where}tensor {name!r} is {kind}, a type that numpy arrays do not have",
             hint="build a model whose inputs and outputs are of another type",
             tensor=name,
         )
@@ -102,7 +113,7 @@ def _dtype(kind: str, name: str, path: Path) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError as error:
         raise ModelError(
-            f"{path}: tensor {name!r} is {kind}, which numpy has only from ml_dtypes",
+            f"{where}tensor {name!r} is {kind}, which numpy has only from ml_dtypes",
             hint="pip install ml_dtypes",
             tensor=name,
         ) from error

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....errors import ArtifactError
 from ..adapter import Adapter
-from ..log import last_error, make_log
+from ..plan import OpenPlan, PlanNeeds, open_plan
 from .cuda_context import PrimaryContext
 from .io_tensors import IOTensor, read_tensors
 from .profile_choice import Profile, read_profiles
@@ -22,9 +21,7 @@ class LoadedEngine:
         adapter: The TensorRT that loaded it.
         context: The device's primary context.
         path: Its file.
-        log: What TensorRT says, see `make_log`.
-        runtime: What deserialized it; must live longer.
-        engine: The `ICudaEngine`.
+        opened: The plan with its runtime and what TensorRT says of it; None once it is released.
         tensors: Its inputs and outputs.
         profiles: Its optimization profiles.
     """
@@ -32,9 +29,7 @@ class LoadedEngine:
     adapter: Adapter
     context: PrimaryContext
     path: Path
-    log: Any
-    runtime: Any
-    engine: Any
+    opened: OpenPlan | None
     tensors: tuple[IOTensor, ...]
     profiles: tuple[Profile, ...]
 
@@ -54,33 +49,34 @@ class LoadedEngine:
         ranges = [*self.profiles[0].shapes, *self.profiles[0].values] if self.profiles else []
         return not ranges or self.adapter.shares_profiles()
 
+    @property
+    def engine(self) -> Any:
+        """The `ICudaEngine`; None once it is released."""
+        return self.opened.engine if self.opened is not None else None
+
     def release(self) -> None:
         """Let go of engine and runtime, whoever still holds this; the context must be active."""
-        self.engine = None
-        self.runtime = None
+        self.opened = None
 
     def said(self) -> str:
         """Return TensorRT's last error."""
-        return last_error(self.log, "no reason given")
+        return self.opened.said() if self.opened is not None else "no reason given"
 
 
-def load_engine(adapter: Adapter, context: PrimaryContext, path: Path) -> LoadedEngine:
+def load_engine(adapter: Adapter, context: PrimaryContext, path: Path, needs: PlanNeeds) -> LoadedEngine:
     """Deserialize an engine; the context must be active.
 
+    Args:
+        adapter: The TensorRT that built it.
+        context: Of the device it is to run on.
+        path: Its file.
+        needs: What its manifest says it needs.
+
     Raises:
-        ArtifactError: If TensorRT cannot: other version, other GPU, damaged.
+        ArtifactError: If TensorRT cannot: other version, other GPU, damaged, a missing plugin.
         ModelError: If a tensor is of a type or in a format that arrays cannot have.
     """
-    log = make_log(adapter.module)
-    runtime = adapter.module.Runtime(log)
-    engine = runtime.deserialize_cuda_engine(path.read_bytes())
-    if engine is None:
-        raise ArtifactError(
-            f"{path}: {adapter.module.__name__} {adapter.version} cannot load it: "
-            f"{last_error(log, 'no reason given')}",
-            hint="build it again with this version, for this GPU",
-            file=path,
-        )
-    tensors = read_tensors(adapter, engine, path)
-    profiles = read_profiles(adapter, engine, [tensor for tensor in tensors if tensor.is_input])
-    return LoadedEngine(adapter, context, path, log, runtime, engine, tensors, profiles)
+    opened = open_plan(adapter, path.read_bytes(), needs, subject=str(path))
+    tensors = read_tensors(adapter, opened.engine, path)
+    profiles = read_profiles(adapter, opened.engine, [tensor for tensor in tensors if tensor.is_input])
+    return LoadedEngine(adapter, context, path, opened, tensors, profiles)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....errors import DataError
@@ -13,6 +13,8 @@ from ..adapter import Adapter
 from .io_tensors import IOTensor
 
 Shape = tuple[int, ...]
+DeclaredProfiles = Sequence[Mapping[str, Mapping[str, Sequence[int]]]]
+"""As manifests have them: for each profile, input to "min", "opt" and "max" of its shape or its values."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class Extremes:
     opt: Shape
     max: Shape
 
-    def holds(self, shape: Shape) -> bool:
-        """Whether each extent is within its range."""
+    def holds(self, shape: Sequence[float]) -> bool:
+        """Whether each extent or value is within its range."""
         return len(shape) == len(self.min) and all(
             low <= value <= high for low, value, high in zip(self.min, shape, self.max, strict=True)
         )
@@ -40,11 +42,11 @@ class FeedShapes:
 
     Attributes:
         shapes: Input to its shape.
-        values: Shape input to its values.
+        values: Shape input to its elements, in order.
     """
 
     shapes: Mapping[str, Shape]
-    values: Mapping[str, Shape]
+    values: Mapping[str, tuple[float, ...]]
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -99,6 +101,33 @@ def read_profiles(adapter: Adapter, engine: Any, inputs: Sequence[IOTensor]) -> 
             },
         )
         for index in range(engine.num_optimization_profiles)
+    )
+
+
+def with_declared_values(
+    profiles: Sequence[Profile], declared: DeclaredProfiles, inputs: Sequence[IOTensor]
+) -> tuple[Profile, ...]:
+    """Return profiles with the ranges of shape inputs that TensorRT does not tell, as 8.x does not.
+
+    Args:
+        profiles: Of the engine.
+        declared: Those of its manifest; ignored where their number is another.
+        inputs: Of the engine.
+    """
+    if len(declared) != len(profiles):
+        return tuple(profiles)
+    on_host = [tensor.name for tensor in inputs if tensor.on_host and -1 not in tensor.shape]
+    return tuple(
+        replace(
+            profile,
+            values={
+                name: _extremes([ranges[name][kind] for kind in ("min", "opt", "max")])
+                for name in on_host
+                if name in ranges
+            }
+            | dict(profile.values),
+        )
+        for profile, ranges in zip(profiles, declared, strict=True)
     )
 
 

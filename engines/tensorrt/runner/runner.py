@@ -10,8 +10,8 @@ Tested with PyCUDA and TensorRT simulated (tests/support); tests/engines/gpu has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, InvalidOption, ModelError
 from ....tensors import Feeds, ModelIO, check_feeds
-from ...base import Runner
+from ...base import InFlight, Runner
+from ...gpu_times import GpuTimes, collect
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
-from .cuda_context import PrimaryContext
+from .debug_tensors import make_listener
 from .device_array import DeviceArray
 from .device_input import DeviceInput, read_device_input
-from .gpu_times import GpuTimes, collect
+from .engine_share import EngineShare, EngineUse
 from .io_tensors import model_io
-from .loaded_engine import LoadedEngine, load_engine
 from .profile_choice import FeedShapes
 from .stream_slots import StreamSlot, StreamSlots
 from .wide_integers import WideIntegers
@@ -46,13 +46,14 @@ class TensorRTRunner(Runner):
     Args:
         adapter: The TensorRT that built the engine.
         path: The engine's file.
-        device: Number of the CUDA device.
+        use: How it is loaded. With `cuda_graph`, `execute_async_v3` is captured once for each input shape,
+            after one ordinary run, and replayed; the graphs of the last four shapes are kept, and inputs on
+            the device are copied to where the graph reads. TensorRT-RTX captures and replays by itself.
         streams: How many inferences of `infer_many` may be under way at once, each with an execution
             context and buffers of its own.
-        cuda_graph: Capture `execute_async_v3` once for each input shape, after one ordinary run, and
-            replay it. The graphs of the last four shapes are kept.
         declared: The model's inputs and outputs, where known: 64-bit integers that the engine has with 32
             are narrowed if they fit. Outputs on the device stay as the engine has them.
+        share: An engine that another runner holds, in place of a file that is loaded again.
 
     Raises:
         EngineUnavailable: If PyCUDA finds no such device, or its memory does not suffice.
@@ -65,31 +66,54 @@ class TensorRTRunner(Runner):
         self,
         adapter: Adapter,
         path: Path,
+        use: EngineUse = EngineUse(),  # noqa: B008 (frozen)
         *,
-        device: int = 0,
         streams: int = 1,
-        cuda_graph: bool = False,
         declared: ModelIO | None = None,
+        share: EngineShare | None = None,
     ) -> None:
-        self._path = path
-        enqueued = "a CUDA graph of execute_async_v3" if cuda_graph else "execute_async_v3"
-        self.contains = (
-            f"host to host, in page-locked memory: copies to the GPU, {enqueued}, copies back, synchronize"
-        )
-        self._loaded: LoadedEngine | None = None
+        self._adapter, self._path, self._use, self._declared = adapter, path, use, declared
+        self._is_open = False
         self._slots: StreamSlots | None = None
         self._intake: Any = None
-        self._context = PrimaryContext(device, str(path), engine=adapter.target)
+        self._share = share.take() if share is not None else EngineShare(adapter, path, use)
+        self._context, self.notes = self._share.context, tuple(self._share.notes)
+        self._is_open = True
+        self.contains = f"host to host, in page-locked memory: {self._contents()}"
         try:
             with self._context.active("loading the engine"):
-                self._loaded = load_engine(adapter, self._context, path)
-                self._slots = StreamSlots(self._loaded, streams, cuda_graph=cuda_graph)
+                self._slots = StreamSlots(self._share.loaded, streams, self._share.contexts)
                 self._intake = self._context.cuda.Stream(_NON_BLOCKING)
-            self._integers = WideIntegers(model_io(self._loaded.tensors), declared)
+            self._integers = WideIntegers(model_io(self._share.loaded.tensors), declared)
             self.io = self._integers.io
         except BaseException:
             self.close()
             raise
+
+    def share(self, *, streams: int = 1) -> TensorRTRunner:
+        """Return another runner of the same engine, such as one for another thread.
+
+        It has streams, execution contexts and buffers of its own; weights are on the device once. Either may
+        be closed first.
+
+        Raises:
+            InvalidOption: If each execution context of the engine needs a profile of its own (8.5).
+        """
+        self._require_open()
+        if not self.can_be_shared:
+            raise InvalidOption(
+                f"{self._path}: before TensorRT 8.6 each execution context of an engine with dynamic shapes "
+                "needs an optimization profile of its own",
+                hint="load the engine again",
+            )
+        return TensorRTRunner(
+            self._adapter, self._path, self._use, streams=streams, declared=self._declared, share=self._share
+        )
+
+    @property
+    def can_be_shared(self) -> bool:
+        """Whether `share` is possible."""
+        return self._share.loaded.contexts_share_profiles
 
     def __enter__(self) -> TensorRTRunner:
         return self
@@ -154,32 +178,55 @@ class TensorRTRunner(Runner):
                 gather(slot)
         return outputs
 
-    def prepare(self, feeds: Feeds) -> Callable[[], dict[str, NDArray[Any]]]:
+    def prepare(self, feeds: Feeds, *, on_device: bool = False) -> Callable[[], dict[str, Any]]:
         """Bind the feeds and return the call that copies, runs and copies back.
 
         With CUDA graphs the capture happens here. The arrays that the call returns are the runner's own:
         the next run writes them again.
 
+        Args:
+            feeds: Input to array.
+            on_device: Copy the feeds to the device once, here, and leave the outputs there: the call runs
+                alone, and waits.
+
         Raises:
             DataError, ModelError, EngineUnavailable: As `infer`.
         """
         self._require_open()
-        with self._context.active("inference"):
-            bound = self._bind(feeds)
-        binding = bound.binding
+        bound, binding = self._prepared(feeds, upload=on_device)
 
-        def run() -> dict[str, NDArray[Any]]:
+        def run() -> dict[str, Any]:
             nonlocal bound, binding
             self._require_open()
+            if bound.binding is not binding:  # the runner was used for something else in between
+                bound, binding = self._prepared(feeds, upload=on_device)
             with self._context.active("inference"):
-                if bound.binding is not binding:  # the runner was used for something else in between
-                    bound = self._bind(feeds)
-                    binding = bound.binding
-                bound.start()
+                bound.start(upload=not on_device, to_host=not on_device)
                 bound.synchronize()
-            return self._integers.widen(bound.outputs_on_host())
+            return bound.outputs_on_device() if on_device else self._integers.widen(bound.outputs_on_host())
 
         return run
+
+    def _prepared(self, feeds: Feeds, *, upload: bool) -> tuple[BoundContext, object]:
+        with self._context.active("inference"):
+            bound = self._bind(feeds)
+            if upload:
+                bound.upload()
+        return bound, bound.binding
+
+    @contextmanager
+    def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:
+        """Yield `count` inferences on streams of their own, in another runner of the same engine.
+
+        Inside the block the CUDA context stays current: use them in its thread alone.
+
+        Raises:
+            InvalidOption: If the engine cannot be shared.
+            DataError, ModelError, EngineUnavailable: As `infer`.
+        """
+        with self.share(streams=count) as other, self._context.active("inferences in flight"):
+            slots = [other._bind(feeds, stream=index) for index in range(count)]
+            yield [InFlight(bound.start, bound.synchronize) for bound in slots]
 
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
         """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains.
@@ -206,6 +253,24 @@ class TensorRTRunner(Runner):
         with self._context.active("profiling"):
             return self._bind(feeds, graph=False).layer_times(iterations, _WARMUP)
 
+    def debug_tensors(self, feeds: Feeds, names: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Run once, and return the outputs and the debug tensors of these names that the engine shows.
+
+        An engine shows what it was built to show (`BuildRequest.debug_tensors`), and that a tensor is in
+        row-major order TensorRT does not say.
+
+        Raises:
+            DataError, ModelError, EngineUnavailable: As `infer`.
+        """
+        self._require_open()
+        with self._context.active("reading debug tensors"):
+            listener = make_listener(self._adapter.module, self._context, names)
+            bound = self._bind(feeds, graph=False)
+            bound.run_listened(listener)
+            if listener.raised is not None:
+                raise listener.raised
+            return {**listener.tensors, **self._integers.widen(_copies(bound))}
+
     @property
     def device_memory_bytes(self) -> int:
         """Memory on the device of execution contexts, as TensorRT tells it, inputs and outputs.
@@ -213,30 +278,36 @@ class TensorRTRunner(Runner):
         Without the engine's weights, and without what CUDA itself takes.
         """
         self._require_open()
-        assert self._loaded is not None
         contexts = [bound for slot in self._opened.all for bound in slot.contexts]
-        each = self._loaded.adapter.memory_bytes(self._loaded.engine)
+        each = self._adapter.memory_bytes(self._share.loaded.engine)
         return sum(each + bound.buffer_bytes for bound in contexts)
 
     def close(self) -> None:
-        """Free buffers, execution contexts, engine and runtime, in this order, then the CUDA context."""
-        if not self._context.is_open:
+        """Free buffers and execution contexts, then, unless another runner holds it, the engine."""
+        if not self._is_open:
             return
+        self._is_open = False
         with ExitStack() as stack:
-            stack.callback(self._context.close)
+            stack.callback(self._share.release)
             stack.enter_context(self._context.active("freeing"))
-            stack.callback(self._drop_engine)
+            stack.callback(self._drop_streams)
             if self._slots is not None:
                 stack.callback(self._slots.free)
 
-    def _drop_engine(self) -> None:
-        loaded, self._loaded = self._loaded, None
+    def _drop_streams(self) -> None:
         self._intake = self._slots = None
-        if loaded is not None:
-            loaded.release()
+
+    def _contents(self) -> str:
+        """What one run consists of."""
+        enqueued = "execute_async_v3"
+        if self._share.contexts.captures_itself:
+            enqueued += " with CUDA graphs by TensorRT-RTX"
+        elif self._use.cuda_graph:
+            enqueued = f"a CUDA graph of {enqueued}"
+        return f"copies to the GPU, {enqueued}, copies back, synchronize"
 
     def _require_open(self) -> None:
-        if not self._context.is_open:
+        if not self._is_open:
             raise ModelError(f"{self._path}: its runner is closed", hint="load it again")
 
     @property
@@ -244,22 +315,21 @@ class TensorRTRunner(Runner):
         assert self._slots is not None
         return self._slots
 
-    def _bind(self, feeds: Feeds, *, graph: bool = True) -> BoundContext:
-        """Check the feeds and bind them on the first stream."""
+    def _bind(self, feeds: Feeds, *, stream: int = 0, graph: bool = True) -> BoundContext:
+        """Check the feeds and bind them on a stream."""
         values, feed_shapes = self._check(feeds)
-        slot, profile = self._opened.choose(0, feed_shapes)
+        slot, profile = self._opened.choose(stream, feed_shapes)
         bound = slot.context(feed_shapes)
         self._after_producers(bound, values)
         bound.bind(values, feed_shapes, profile, graph=graph)
         return bound
 
     def _check(self, feeds: Feeds) -> tuple[Values, FeedShapes]:
-        assert self._loaded is not None
         values = {name: self._value(name, value) for name, value in feeds.items()}
         check_feeds(self.io.inputs, values, "feeds")
         values = self._integers.narrow(values)
         shape_values = {}
-        for tensor in self._loaded.inputs:
+        for tensor in self._share.loaded.inputs:
             value = values[tensor.name]
             if tensor.on_host:
                 if isinstance(value, DeviceInput):
@@ -269,7 +339,7 @@ class TensorRTRunner(Runner):
                         hint="give a numpy array",
                         tensor=tensor.name,
                     )
-                shape_values[tensor.name] = tuple(int(element) for element in value.reshape(-1))
+                shape_values[tensor.name] = tuple(value.reshape(-1).tolist())
         return values, FeedShapes({name: tuple(value.shape) for name, value in values.items()}, shape_values)
 
     def _value(self, name: str, value: Any) -> NDArray[Any] | DeviceInput:

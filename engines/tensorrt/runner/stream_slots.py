@@ -8,6 +8,7 @@ from typing import Any
 
 from ....errors import InvalidOption
 from .bound_context import BoundContext
+from .execution_contexts import ExecutionContexts
 from .loaded_engine import LoadedEngine
 from .profile_choice import FeedShapes, Profile, fitting_profiles
 
@@ -22,16 +23,17 @@ class StreamSlot:
     """One stream with its execution contexts: one, or with CUDA graphs one for each of the last shapes.
 
     "Use one execution context per captured graph" (NVIDIA, TensorRT best practices, CUDA graphs): changing a
-    context whose graph is replayed later is undefined.
+    context whose graph is replayed later is undefined. TensorRT-RTX keeps the graphs of one context itself.
     """
 
-    def __init__(self, loaded: LoadedEngine, *, cuda_graph: bool) -> None:
-        self._loaded, self._cuda_graph = loaded, cuda_graph
-        self._kept = GRAPHS_KEPT if cuda_graph and loaded.contexts_share_profiles else 1
+    def __init__(self, loaded: LoadedEngine, contexts: ExecutionContexts) -> None:
+        self._loaded, self._maker = loaded, contexts
+        captured_here = contexts.cuda_graph and not contexts.captures_itself
+        self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
         self.stream: Any = loaded.context.cuda.Stream(_NON_BLOCKING)
         try:
-            self._contexts[None] = BoundContext(loaded, self.stream, cuda_graph=cuda_graph)
+            self._contexts[None] = BoundContext(loaded, self.stream, contexts)
         except BaseException:
             self.stream = None
             raise
@@ -51,7 +53,7 @@ class StreamSlot:
                 if len(self._contexts) == self._kept:
                     _, oldest = self._contexts.popitem(last=False)
                     oldest.free()
-                self._contexts[key] = BoundContext(self._loaded, self.stream, cuda_graph=self._cuda_graph)
+                self._contexts[key] = BoundContext(self._loaded, self.stream, self._maker)
         self._contexts.move_to_end(key)
         return self._contexts[key]
 
@@ -72,13 +74,13 @@ class StreamSlots:
     Args:
         loaded: The engine; its context is active.
         streams: How many inferences can be under way at once.
-        cuda_graph: Whether they are captured and replayed.
+        contexts: Makes their execution contexts.
 
     Raises:
         InvalidOption: If the engine cannot be run on so many.
     """
 
-    def __init__(self, loaded: LoadedEngine, streams: int, *, cuda_graph: bool) -> None:
+    def __init__(self, loaded: LoadedEngine, streams: int, contexts: ExecutionContexts) -> None:
         self._loaded = loaded
         if streams < 1:
             raise InvalidOption(f"`streams` {streams}: 1 or more is required", option="streams")
@@ -94,7 +96,7 @@ class StreamSlots:
         self.all: list[StreamSlot] = []
         try:
             for _ in range(streams):
-                self.all.append(StreamSlot(loaded, cuda_graph=cuda_graph))
+                self.all.append(StreamSlot(loaded, contexts))
         except BaseException:
             self.free()
             raise

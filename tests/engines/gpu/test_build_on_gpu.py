@@ -138,7 +138,7 @@ def test_an_option_is_taken_and_the_engine_right_or_it_is_refused_by_name(
     assert error(artifact.path, model) < 1e-3
 
 
-def test_the_timing_cache_makes_the_second_build_faster_or_equal_and_is_refused_if_damaged(
+def test_the_timing_cache_serves_the_second_build_and_a_damaged_one_costs_no_engine(
     build: Build, tmp_path: Path
 ) -> None:
     cache = tmp_path / "t.cache"
@@ -147,8 +147,9 @@ def test_the_timing_cache_makes_the_second_build_faster_or_equal_and_is_refused_
     build(timing_cache=str(cache), name="again")
     assert len(cache.read_bytes()) >= len(first) > 0
     cache.write_bytes(b"garbage")
-    with pytest.raises(InvalidOption, match="of another device or version"):
-        build(timing_cache=str(cache), name="third")
+    built = build(timing_cache=str(cache), name="third")
+    assert [text for text in built.manifest.warnings if "kernels are timed anew" in text]
+    assert cache.read_bytes() == b"garbage"
 
 
 def test_new_weights_change_what_a_refitted_engine_computes(
@@ -182,7 +183,7 @@ def test_a_layer_kept_in_float32_is_in_float32(build: Build) -> None:
     proof = build("fp16", more={"layers": {"Gemm": "fp32"}}).manifest.proof
     layers = proof["layers_by_precision"]
     assert isinstance(layers, dict)
-    assert layers.get("fp32", {}).get("MATRIX_MULTIPLY", 0) + layers.get("untold", {}).get(
+    assert layers.get("fp32", {}).get("MATRIX_MULTIPLY", 0) + layers.get("unreported", {}).get(
         "MATRIX_MULTIPLY", 0
     )
 

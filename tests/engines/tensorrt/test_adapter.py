@@ -169,7 +169,7 @@ def test_the_real_rtx_is_strongly_typed_and_builds_ahead_of_time() -> None:
 
 
 def test_the_real_rtx_takes_the_gpus() -> None:
-    config = tensorrt_rtx.Builder(make_log(tensorrt_rtx)).create_builder_config()
+    config = tensorrt_rtx.Builder(make_log(tensorrt_rtx).logger).create_builder_config()
     load_adapter("tensorrt-rtx").set_gpus(config, ["sm86", "sm89"])
     assert config.num_compute_capabilities == 2
     assert config.get_compute_capability(1) == tensorrt_rtx.ComputeCapability.SM89
@@ -193,6 +193,6 @@ def test_the_log_keeps_errors_and_says_the_last_without_its_source_file() -> Non
         (severity.WARNING, "slow"),
         (severity.INFO, "hello"),
     ]:
-        log.log(level, text)
+        log.logger.log(level, text)
     assert last_error(log, "") == "the axis is wrong"
     assert log.warnings == ["slow"]

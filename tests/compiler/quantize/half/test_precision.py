@@ -129,8 +129,8 @@ def test_tensorrt_accepts_a_converted_graph(name: str, dtype: Half) -> None:
     half, _ = to_half(graph(name), dtype)
     log = make_log(tensorrt_rtx)
     strongly_typed = 1 << int(tensorrt_rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    network = tensorrt_rtx.Builder(log).create_network(strongly_typed)
-    onnx_parser = tensorrt_rtx.OnnxParser(network, log)
+    network = tensorrt_rtx.Builder(log.logger).create_network(strongly_typed)
+    onnx_parser = tensorrt_rtx.OnnxParser(network, log.logger)
     accepted = onnx_parser.parse(half.SerializeToString())
     assert accepted, onnx_parser.get_error(0).desc()
 

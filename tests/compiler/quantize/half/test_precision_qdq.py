@@ -107,9 +107,9 @@ def with_scale(values: float, of: str) -> onnx.ModelProto:
 def built(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
     """Layers by precision of the network that TensorRT-RTX parsed, and built for Ampere."""
     log = make_log(tensorrt_rtx)
-    builder = tensorrt_rtx.Builder(log)
+    builder = tensorrt_rtx.Builder(log.logger)
     network = builder.create_network(1 << int(tensorrt_rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    onnx_parser = tensorrt_rtx.OnnxParser(network, log)
+    onnx_parser = tensorrt_rtx.OnnxParser(network, log.logger)
     assert onnx_parser.parse(model.SerializeToString()), onnx_parser.get_error(0).desc()
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1

@@ -190,14 +190,14 @@ def test_several_profiles(version: str, machine: OnMachine, model: Path) -> None
 
 
 @pytest.mark.parametrize("version", NEWER)
-def test_plugins_are_loaded_into_the_builders_registry(
+def test_plugins_are_loaded_for_the_build_and_for_its_inspection(
     version: str, machine: OnMachine, model: Path, tmp_path: Path
 ) -> None:
     library = tmp_path / "libplugins.so"
     library.write_bytes(b"")
     here = machine(version, plugins={str(library): {"Odd"}})
     here.build(model, options={"plugins": (str(library),)})
-    assert here.told("load_library") == [(str(library),)]
+    assert here.told("load_library") == [(str(library),)] * 2
     with pytest.raises(MissingFile, match=r"plugin .*nowhere.so does not exist"):
         here.build(model, options={"plugins": (str(tmp_path / "nowhere.so"),)})
 

@@ -45,14 +45,15 @@ from qcompile.spec.words import GraphTarget
 
 def collecting(module, make_log=builder.make_log):
     log = make_log(module)
-    keep = type(log).log
+    kind = type(log.logger)
+    keep = kind.log
 
     def collect(self, severity, message):
         if gc.isenabled():
             gc.collect()  # as Python does by itself, at any allocation
         keep(self, severity, message)
 
-    type(log).log = collect
+    kind.log = collect
     return log
 
 def build(gpu):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensorrt_simulation import Simulation, values
 
 from qcompile.engines.tensorrt.runner.profile_choice import Extremes, FeedShapes, Profile, fitting_profiles
-from qcompile.errors import DataError
+from qcompile.errors import DataError, ModelError
 
 WIDE = {"x": [[1, 4], [4, 4], [64, 4]]}
 SMALL = {"x": [[1, 4], [2, 4], [8, 4]]}
@@ -78,17 +78,73 @@ def test_a_fixed_model_has_one_profile_that_takes_all(simulation: Simulation) ->
 
 def test_values_of_shape_inputs_choose_a_profile(simulation: Simulation) -> None:
     shape = {"x": [[1, 4]] * 3}
-    options: dict[str, Any] = {
-        "host": ["size"],
-        "profiles": [shape, shape],
-        "values": [{"size": [[1, 4], [4, 4], [4, 4]]}, {"size": [[5, 4], [9, 4], [9, 4]]}],
-    }
-    with simulation.open("shaped", **options) as runner:
+    ranges = [{"size": [[1, 4], [4, 4], [4, 4]]}, {"size": [[5, 4], [9, 4], [9, 4]]}]
+    options: dict[str, Any] = {"host": ["size"], "profiles": [shape, shape], "values": ranges}
+    with simulation.open("shaped", runner={"profiles": as_declared(ranges)}, **options) as runner:
         for count in (2, 7, 3):
             size = np.array([count, 4], np.int32)
             assert runner.infer({"x": values(1, 4), "size": size})["y"].shape == (count, 4)
         told = simulation.told("set_optimization_profile_async")
         assert [arguments[0] for arguments in told] == [1, 0]
+        with pytest.raises(DataError, match=r"input 'size' holds 10, 4, .*; required: 1x4 to 4x4 or 5x4 to"):
+            runner.infer({"x": values(1, 4), "size": np.array([10, 4], np.int32)})
+
+
+def as_declared(ranges: list[dict[str, list[list[int]]]]) -> list[dict[str, dict[str, list[int]]]]:
+    """Ranges as a manifest has them."""
+    return [
+        {name: dict(zip(("min", "opt", "max"), three, strict=True)) for name, three in one.items()}
+        for one in ranges
+    ]
+
+
+def test_before_10_values_are_those_of_the_manifest_and_never_asked_for(oldest: Simulation) -> None:
+    # The binding of 8.x gives getProfileShapeValues its arguments the wrong way round (NVIDIA/TensorRT,
+    # release/8.5, python/src/infer/pyCore.cpp, engine_get_profile_shape_input).
+    ranges = [{"size": [[1, 4], [2, 4], [6, 4]]}]
+    seven = {"x": values(1, 4), "size": np.array([7, 4], np.int32)}
+    with oldest.open("shaped", host=["size"], values=ranges) as unknown:
+        assert unknown.infer(seven)["y"].shape == (7, 4)  # TensorRT's to refuse
+    declared = {"profiles": as_declared(ranges)}
+    with (
+        oldest.open("shaped", host=["size"], values=ranges, runner=declared) as known,
+        pytest.raises(DataError, match="input 'size' holds 7, 4"),
+    ):
+        known.infer(seven)
+    assert not oldest.told("get_profile_shape_input")
+
+
+def test_a_manifest_of_another_number_of_profiles_says_nothing(oldest: Simulation) -> None:
+    declared = {"profiles": as_declared([{"size": [[1, 1]] * 3}] * 2)}
+    size = np.array([7, 4], np.int32)
+    with oldest.open("shaped", host=["size"], runner=declared) as runner:
+        assert runner.infer({"x": values(1, 4), "size": size})["y"].shape == (7, 4)
+
+
+def test_shape_inputs_of_64_bits_are_read_with_64_bits(newest: Simulation) -> None:
+    # From 10 on shape tensors may be INT64 (NvInferRuntime.h, setShapeValuesV2): a buffer of 32 bits would
+    # be read beyond its end.
+    ranges = [{"size": [[1, 4], [2, 4], [6, 4]]}]
+    with newest.open("shaped64", host=["size"], values=ranges) as runner:
+        assert runner.io.inputs[1].dtype == "int64"
+        for count in (1, 6, 3):
+            size = np.array([count, 4], np.int64)
+            assert runner.infer({"x": values(1, 4), "size": size})["y"].shape == (count, 4)
+
+
+@pytest.mark.parametrize("call", ["set_optimization_profile_async", "set_input_shape", "set_tensor_address"])
+def test_what_tensorrt_refuses_all_the_same_is_our_error_with_its_words(
+    simulation: Simulation, call: str
+) -> None:
+    gpu, ordinary = simulation.gpu, simulation.gpu.enter
+    with simulation.open("negate", profiles=[SMALL, LARGE]) as runner:
+        gpu.enter = lambda name: name == call or ordinary(name)  # type: ignore[method-assign]
+        with pytest.raises(
+            ModelError, match=r"m\.engine: (optimization profile 1|input 'x'|tensor 'x') .*: "
+        ):
+            runner.infer({"x": values(20, 4)})
+        gpu.enter = ordinary  # type: ignore[method-assign]
+        np.testing.assert_array_equal(runner.infer({"x": values(20, 4)})["y"], -values(20, 4))
 
 
 extremes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)).map(

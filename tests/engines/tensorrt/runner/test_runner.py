@@ -61,9 +61,10 @@ def test_an_input_that_is_strided_or_a_scalar_type_is_taken_as_it_is(newest: Sim
 
 
 def test_shape_inputs_are_bound_on_the_host_and_decide_the_shape(simulation: Simulation) -> None:
+    declared = [{"size": {"min": [1, 4], "opt": [2, 4], "max": [6, 4]}}]  # all that is known before 10
     options: dict[str, Any] = {"host": ["size"], "values": [{"size": [[1, 4], [2, 4], [6, 4]]}]}
     x = values(1, 4)
-    with simulation.open("shaped", **options) as runner:
+    with simulation.open("shaped", runner={"profiles": declared}, **options) as runner:
         for count in (2, 6, 6, 3):
             found = runner.infer({"x": x, "size": np.array([count, 4], np.int32)})["y"]
             np.testing.assert_array_equal(found, np.repeat(x, count, 0))

@@ -1,0 +1,225 @@
+"""`qcompile package ep-context`: an engine as an ONNX file for ONNX Runtime's provider, and for Windows ML.
+
+The provider builds such a file only on the GPU that will run it (onnxruntime issue 29757). TensorRT-RTX
+builds the engine without a GPU; what is added here is the graph around it, see `ep_context_graph`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ..artifact import Artifact, Check, Manifest, commit, load_artifact, tool_versions
+from ..errors import ArtifactError, InvalidOption
+from ..files import manifest_path, require_file, writing
+from ..progress import Progress, silent
+from ..tensors import ModelIO
+from .ep_context_checks import check_written
+from .ep_context_graph import architecture, engine_graph, gpus_of
+from .ep_context_providers import PROVIDERS, Provider
+from .triton_model import non_linear
+
+LARGEST_EMBEDDED = (1 << 31) - (1 << 20)
+"""Bytes of an engine that fits into a protobuf file; 1 MiB under its 2 GB, for the graph."""
+
+_DTYPES = frozenset("float32 float16 bfloat16 int8 uint8 int32 int64 bool".split())
+
+
+@dataclass(frozen=True)
+class EpContext:
+    """An engine as an ONNX file.
+
+    Attributes:
+        path: The ONNX file.
+        files: It, and the file with the engine unless that is embedded.
+        provider: Who loads it.
+        embedded: Whether the engine is inside.
+        architecture: What the file says the engine runs on.
+        io: Inputs and outputs.
+        provider_options: What the provider must be given.
+        checks: Verifications that ran.
+        warnings: What the user should know.
+    """
+
+    path: Path
+    files: Sequence[Path]
+    provider: str
+    embedded: bool
+    architecture: str
+    io: ModelIO
+    provider_options: Sequence[str]
+    checks: Sequence[Check]
+    warnings: Sequence[str]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the form that `--json` prints."""
+        files = [str(file) for file in self.files]
+        return {**asdict(self), "path": str(self.path), "files": files, "io": self.io.as_json()}
+
+
+def package_ep_context(
+    artifact: str | Path,
+    output: str | Path,
+    *,
+    embed: bool = False,
+    provider: str = "",
+    progress: Progress = silent,
+) -> EpContext:
+    """Write an ONNX file whose one node is an engine, with a manifest that says it has not run.
+
+    Args:
+        artifact: An engine with its manifest.
+        output: The ONNX file. Unless the engine is embedded, it lies beside it as `OUTPUT.data`.
+        embed: Put the engine into the file.
+        provider: "tensorrt-rtx" or "tensorrt"; the one that loads the engine otherwise.
+        progress: Told of every step.
+
+    Returns:
+        What was written, checked, and should be known.
+
+    Raises:
+        MissingFile, ArtifactError: If the engine is missing, damaged, has no manifest or no weights.
+        InvalidOption: If the provider does not load it, or the file could not hold it.
+        ModelError: If ONNX or ONNX Runtime refuses what was written.
+    """
+    source, final = require_file(Path(artifact), what="engine"), Path(output)
+    if final.suffix != ".onnx":
+        raise InvalidOption(f"output {final}: an .onnx file is required", option="output")
+    progress("check the engine")
+    engine = load_artifact(source)
+    chosen = _provider(engine, provider)
+    io = _io(engine)
+    warnings = [*_unfit(engine, chosen), "not run: no GPU has loaded this file"]
+    if embed and source.stat().st_size > LARGEST_EMBEDDED:
+        raise InvalidOption(
+            f"`embed`: the engine has {source.stat().st_size:,} bytes; an ONNX file holds less than 2 GB",
+            hint="leave `embed` out: the engine then lies beside the file",
+            option="embed",
+        )
+    progress("write")
+    with writing(final) as path:
+        beside = path.with_name(f"{path.name}.data")
+        if not embed:
+            shutil.copyfile(source, beside)
+        with source.open("rb") as file:
+            header = file.read(chosen.header_bytes)
+            file.seek(0)
+            context = file.read() if embed else beside.name.encode()
+        model = engine_graph(chosen, io, engine.manifest, context=context, embedded=embed, header=header)
+        path.write_bytes(model.SerializeToString())
+        del model, context
+        progress("verify")
+        checks, notes = check_written(path, chosen, engine.manifest, io)
+        warnings += notes
+        commit(path, _manifest(engine, chosen, io, checks, warnings, embed=embed))
+    files = [final] if embed else [final, final.with_name(beside.name)]
+    return EpContext(
+        final, files, chosen.name, embed, architecture(engine.manifest), io, chosen.needs,
+        checks, warnings,
+    )  # fmt: skip
+
+
+def _provider(engine: Artifact, asked: str) -> Provider:
+    manifest, path = engine.manifest, engine.path
+    if manifest.kind != "engine" or manifest.target not in PROVIDERS:
+        raise ArtifactError(
+            f"{path}: is {manifest.kind} for {manifest.target or 'any target'}; an engine of TensorRT or "
+            "TensorRT-RTX is required",
+            hint="build one with `target` tensorrt-rtx",
+            file=path,
+        )
+    own = PROVIDERS[manifest.target]
+    if asked and PROVIDERS[asked] is not own:
+        raise InvalidOption(
+            f"`provider` {asked}: {path} was built by {manifest.target}, which "
+            f"{PROVIDERS[asked].name} cannot load; the source of the node is {own.name}",
+            hint=f"build it with `target` {asked}",
+            option="provider",
+        )
+    return own
+
+
+def _io(engine: Artifact) -> ModelIO:
+    """Inputs and outputs; refuses an engine that a provider could not feed."""
+    manifest, path = engine.manifest, engine.path
+    if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
+        raise ArtifactError(
+            f"{path}: is stored without weights; the provider would look for the ONNX file they come from",
+            hint=f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine",
+            file=path,
+        )
+    io = manifest.io
+    if io is None or not io.inputs or not io.outputs:
+        raise ArtifactError(
+            f"{path}: {manifest_path(path).name} names no inputs and outputs",
+            hint="build the engine again",
+            file=path,
+        )
+    formats = non_linear(manifest)
+    for tensor in (*io.inputs, *io.outputs):
+        if tensor.dtype not in _DTYPES:
+            raise InvalidOption(f"{path}: {tensor.name!r} is {tensor.dtype}, which TensorRT's providers lack")
+        if tensor.name in formats:
+            raise InvalidOption(
+                f"{path}: {tensor.name!r} is in a memory format of its own; ONNX Runtime's are linear",
+                hint="build without `io_formats`",
+            )
+    return io
+
+
+def _unfit(engine: Artifact, provider: Provider) -> list[str]:
+    """What stands against the GPUs and the options that the engine was built for."""
+    manifest, gpus = engine.manifest, gpus_of(engine.manifest)
+    if not gpus:
+        raise ArtifactError(
+            f"{engine.path}: its manifest names no GPU that it was built for",
+            hint="build the engine again",
+            file=engine.path,
+        )
+    unfit = [gpu for gpu in gpus if not provider.takes(gpu)]
+    least = ", ".join(f"sm{number}" for number in provider.gpus)
+    limits = f"{provider.name} takes {least} and sm{provider.newest_gpus} and newer"
+    if len(unfit) == len(gpus) and manifest.options.get("hardware_compatible") != "ampere+":
+        raise InvalidOption(
+            f"{engine.path}: was built for {', '.join(gpus)}; {limits}",
+            hint="build it for one of these with `gpus`",
+            option="gpus",
+        )
+    notes = [f"{', '.join(unfit)}: not usable: {limits}"] if unfit else []
+    if manifest.options.get("plugins"):
+        notes.append("its plugins are not packaged: the provider must be told where their libraries are")
+    return notes
+
+
+def _manifest(
+    engine: Artifact,
+    provider: Provider,
+    io: ModelIO,
+    checks: Sequence[Check],
+    warnings: Sequence[str],
+    *,
+    embed: bool,
+) -> Manifest:
+    """The engine's, as far as it is still true, and what was made of it."""
+    before = engine.manifest
+    return replace(
+        before,
+        kind="onnx",
+        stage="package",
+        target="onnxruntime",
+        io=io,
+        sources={**before.sources, "engine": before.digest},
+        tools={**before.tools, **tool_versions("onnx", "onnxruntime")},
+        options={**before.options, "embed": embed},
+        proof={
+            **before.proof,
+            "provider": provider.name,
+            "provider_options": list(provider.needs),
+            "engine_bytes": before.size_bytes,
+            "has_run": False,
+        },
+        checks=checks,
+        warnings=[*before.warnings, *warnings],
+    )

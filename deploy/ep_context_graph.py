@@ -1,0 +1,104 @@
+"""The graph around an engine: one EPContext node, and the engine's inputs and outputs.
+
+Attributes are those of ONNX Runtime's schema (`core/graph/contrib_ops/contrib_defs.cc`, EPContext):
+
+| attribute               | holds                                                                         |
+|-------------------------|-------------------------------------------------------------------------------|
+| `main_context`          | 1: the node owns its engine (providers of TensorRT write 0, and read neither) |
+| `embed_mode`            | 1: the engine is in the node; 0: in a file beside the model                   |
+| `ep_cache_context`      | the engine's bytes, or the name of that file                                  |
+| `ep_sdk_version`        | version of TensorRT that built the engine                                     |
+| `hardware_architecture` | `80+` for Ampere and newer, else the GPUs, such as `86`                       |
+| `partition_name`        | a name of this engine's own: the runtime cache is found by it                 |
+| `source`                | the provider; others leave the node alone                                     |
+
+`onnx_model_filename` is read where a provider gives a stripped engine its weights, and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..artifact import Manifest
+from ..tensors import ModelIO, TensorInfo
+from .ep_context_providers import Provider
+
+if TYPE_CHECKING:
+    import onnx
+
+OPERATOR, DOMAIN = "EPContext", "com.microsoft"
+COMPATIBILITY = "ep_compatibility_info."
+"""Prefix of the model's metadata that says what a provider's engine runs on
+(`kOrtModelMetadata_EpCompatibilityInfoPrefix` of `onnxruntime_ep_device_ep_metadata_keys.h`)."""
+
+_IR_VERSION, _OPSET = 8, 17  # old enough for every ONNX Runtime that has these providers
+
+
+def engine_graph(
+    provider: Provider, io: ModelIO, manifest: Manifest, *, context: bytes, embedded: bool, header: bytes
+) -> onnx.ModelProto:
+    """Return the model of an engine.
+
+    Args:
+        provider: Who loads it.
+        io: Inputs and outputs of the engine.
+        manifest: The engine's.
+        context: The engine's bytes, or the name of the file that holds them.
+        embedded: Which of the two.
+        header: First bytes of the engine; empty for a provider that does not read them.
+    """
+    from onnx import helper
+
+    version = str(manifest.tools.get(provider.target, ""))
+    digest = manifest.digest.removeprefix("sha256:")[:16]
+    node = helper.make_node(
+        OPERATOR,
+        [tensor.name for tensor in io.inputs],
+        [tensor.name for tensor in io.outputs],
+        f"{provider.name}_{digest}",
+        domain=DOMAIN,
+        main_context=1,
+        embed_mode=int(embedded),
+        ep_cache_context=context,
+        ep_sdk_version=version,
+        hardware_architecture=architecture(manifest),
+        partition_name=f"{provider.name}_{digest}",
+        source=provider.name,
+    )
+    graph = helper.make_graph([node], "engine", _values(io.inputs), _values(io.outputs))
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(DOMAIN, 1)]
+    model: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="qcompile"
+    )
+    if header:
+        helper.set_model_props(model, {COMPATIBILITY + provider.name: header.hex()})
+    return model
+
+
+def architecture(manifest: Manifest) -> str:
+    """Return what an engine runs on as the providers spell it: `86`, or `80+` for all from Ampere on."""
+    if manifest.options.get("hardware_compatible") == "ampere+":
+        return "80+"
+    return ",".join(gpu.removeprefix("sm") for gpu in gpus_of(manifest))
+
+
+def gpus_of(manifest: Manifest) -> list[str]:
+    """Return the architectures that an engine was built for, such as ["sm86"]."""
+    listed = manifest.device.get("gpus")
+    return [str(gpu) for gpu in listed] if isinstance(listed, list) else []
+
+
+def _values(tensors: Sequence[TensorInfo]) -> list[onnx.ValueInfoProto]:
+    import ml_dtypes
+    import numpy as np
+    from onnx import helper
+
+    values = []
+    for tensor in tensors:
+        numpy_type = np.dtype(getattr(ml_dtypes, tensor.dtype, tensor.dtype))
+        # An axis without a name ("?") has neither extent nor name in ONNX.
+        shape = [None if extent == "?" else extent for extent in tensor.shape]
+        kind = helper.np_dtype_to_tensor_dtype(numpy_type)
+        values.append(helper.make_tensor_value_info(tensor.name, kind, shape))
+    return values

@@ -1,0 +1,142 @@
+"""The one way from a plan (serialized bytes) to an engine (deserialized object).
+
+The build's own inspection, its verification, the runner and a refit all come through here, so that what one
+of them can load, all of them can, in this process or in a fresh one:
+
+1. The logger is the process's own (`log`).
+2. TensorRT's own plugins are registered before a plan is read: an engine of 8.5 holds InstanceNormalization,
+   and so GroupNormalization, as the plugin InstanceNormalization_TRT (onnx-tensorrt 8.5-GA,
+   builtin_op_importers.cpp), which a process that has not called `init_libnvinfer_plugins` cannot read
+   ("Cannot deserialize plugin since corresponding IPluginCreator not found in Plugin Registry", onnx-tensorrt
+   issue 597). Polygraphy's `EngineFromBytes` calls it each time, too.
+3. The user's libraries of plugins are loaded, into the runtime's registry where it has one (trtexec:
+   samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
+4. Version-compatible plans carry TensorRT's lean runtime, which is host code: the runtime loads them only if
+   `engine_host_code_allowed` says so (NvInferRuntime.h, default false; trtexec and Polygraphy set it).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...artifact import Manifest
+from ...errors import ArtifactError, InvalidOption, MissingFile
+from ...files import require_file
+from .adapter import Adapter
+from .log import Log, last_error, make_log, setting
+
+
+@dataclass(frozen=True)
+class PlanNeeds:
+    """What a plan needs beside TensorRT.
+
+    Attributes:
+        plugins: Libraries of the user's plugins, as they were named for the build.
+        host_code: Whether it holds host code that may run: of a file that is known to be what its manifest
+            says, that was just built, or that the user trusts.
+    """
+
+    plugins: Sequence[str] = ()
+    host_code: bool = False
+
+
+@dataclass
+class OpenPlan:
+    """A plan that is loaded.
+
+    Attributes:
+        log: What TensorRT says as long as this lives.
+        runtime: What deserialized it; must live longer than the engine.
+        engine: The `ICudaEngine`.
+    """
+
+    log: Log
+    runtime: Any
+    engine: Any
+
+    def said(self) -> str:
+        """Return TensorRT's last error."""
+        return last_error(self.log, "no reason given")
+
+
+def needs_of(manifest: Manifest | None) -> PlanNeeds:
+    """Return what a file's manifest says it needs.
+
+    The caller has compared the file with its manifest, or the user trusts it (`engines.load`). A file without
+    manifest is loaded only if the user trusts it, and may then hold host code.
+    """
+    if manifest is None:
+        return PlanNeeds(host_code=True)
+    plugins: Any = manifest.options.get("plugins") or ()
+    return PlanNeeds(tuple(str(path) for path in plugins), bool(manifest.options.get("version_compatible")))
+
+
+def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) -> OpenPlan:
+    """Deserialize a plan; on the device whose context is current.
+
+    Args:
+        adapter: The TensorRT that built it.
+        plan: Its bytes, or TensorRT's `IHostMemory`.
+        needs: See `PlanNeeds`.
+        subject: What it is, for messages, such as its file.
+
+    Raises:
+        ArtifactError: If TensorRT cannot load it: other version, other GPU, damaged, a missing plugin.
+    """
+    log = make_log(adapter.module)
+    runtime = adapter.module.Runtime(log.logger)
+    try:
+        register_plugins(adapter, runtime, log, needs.plugins)
+    except (MissingFile, InvalidOption) as error:
+        raise ArtifactError(
+            f"{subject}: needs a library of plugins that cannot be loaded here: {error.message}",
+            hint="put it where it was when the engine was built, or build the engine again",
+        ) from error
+    if needs.host_code and hasattr(adapter.module.Runtime, "engine_host_code_allowed"):
+        runtime.engine_host_code_allowed = True
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise ArtifactError(
+            f"{subject}: {adapter.name} cannot load it: {last_error(log, 'no reason given')}",
+            hint="build it again with this version, for this GPU",
+        )
+    return OpenPlan(log, runtime, engine)
+
+
+def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence[str]) -> None:
+    """Register TensorRT's own plugins and load the user's libraries.
+
+    Args:
+        adapter: Which TensorRT.
+        owner: The builder or the runtime that will need them.
+        log: What TensorRT says.
+        libraries: The user's.
+
+    Raises:
+        MissingFile, InvalidOption: If a library is not there or cannot be loaded.
+    """
+    if hasattr(adapter.module, "init_libnvinfer_plugins"):
+        adapter.module.init_libnvinfer_plugins(log.logger, "")
+    for path in libraries:
+        require_file(Path(path), what="plugin")
+        try:
+            with setting(log, f"`plugins` {path}", adapter.name):
+                _load_library(adapter, owner, path)
+        except OSError as error:
+            raise InvalidOption(f"`plugins` {path}: cannot be loaded ({error})", option="plugins") from error
+
+
+def _load_library(adapter: Adapter, owner: Any, path: str) -> None:
+    """Load a library; from 8.6 on into the owner's registry, which then names its creators.
+
+    Raises:
+        OSError: If it cannot be loaded.
+    """
+    if hasattr(adapter.module.Builder, "get_plugin_registry"):
+        owner.get_plugin_registry().load_library(path)
+    else:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)

@@ -1,0 +1,116 @@
+"""One logger for a process: TensorRT keeps the first one it was given (issue 1475)."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from computed_plan import write_plan
+from simulated_builder import simulated_tensorrt
+from tensorrt_bench import listen
+from tensorrt_simulation import Simulation, read_model, rows, values
+
+from qcompile.engines.tensorrt.log import last_error, make_log, setting
+from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
+from qcompile.errors import InvalidOption, ModelError
+
+
+@pytest.fixture(params=["real", "simulated"])
+def module(request: pytest.FixtureRequest) -> Any:
+    """TensorRT-RTX, and its stand-in."""
+    if request.param == "simulated":
+        return simulated_tensorrt("rtx")
+    return pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+
+
+def complain(builder: Any, module: Any) -> None:
+    """Let TensorRT log a warning."""
+    assert builder.create_builder_config().hardware_compatibility_level is not None
+    assert module is not None
+
+
+def test_a_second_logger_is_ignored_while_a_builder_lives(module: Any) -> None:
+    gc.collect()
+    (first, told_first), (second, told_second) = listen(module), listen(module)
+    older, newer = module.Builder(first), module.Builder(second)
+    assert [text for _, text in told_second if "differs from one already registered" in text]
+    said = len(told_first), len(told_second)
+    complain(newer, module)
+    del older
+    complain(newer, module)
+    assert len(told_second) == said[1]
+    assert len([text for _, text in told_first[said[0] :] if "unsupported" in text]) == 2
+
+
+def test_what_listens_hears_the_same_logger_and_nothing_from_before(module: Any) -> None:
+    first = make_log(module)
+    builder = module.Builder(first.logger)
+    complain(builder, module)
+    second = make_log(module)
+    assert second.logger is first.logger
+    assert first.warnings
+    assert not second.warnings
+    complain(module.Builder(second.logger), module)
+    assert first.warnings == second.warnings  # once each, and no word of another logger
+    assert len(first.warnings) == 1
+
+
+def test_the_logger_outlives_those_who_listened(module: Any) -> None:
+    logger = make_log(module).logger
+    gc.collect()
+    builder = module.Builder(logger)
+    complain(builder, module)  # nobody hears it
+    assert make_log(module).logger is logger
+
+
+def test_a_setting_that_was_complained_of_before_is_complained_of_again(module: Any) -> None:
+    log = make_log(module)
+    builder = module.Builder(log.logger)
+    for _ in range(2):
+        with (
+            pytest.raises(InvalidOption, match=r"`odd`: RTX refuses it: .*unsupported"),
+            setting(log, "`odd`", "RTX"),
+        ):
+            complain(builder, module)
+
+
+def test_ctrl_c_while_tensorrt_logs_is_kept_and_raised_by_the_listener(module: Any) -> None:
+    log = make_log(module)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    log.add = interrupted  # type: ignore[method-assign]
+    log.logger.log(module.ILogger.Severity.ERROR, "busy")
+    with pytest.raises(KeyboardInterrupt):
+        log.raise_again()
+    log.raise_again()
+
+
+def test_only_the_last_messages_are_kept(module: Any) -> None:
+    log = make_log(module)
+    for index in range(1200):
+        log.logger.log(module.ILogger.Severity.ERROR, f"error {index}")
+    assert (len(log.errors), last_error(log, "")) == (1000, "error 1199")
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_of_two_runners_either_may_be_closed_first(closed: int, simulation: Simulation) -> None:
+    model = read_model("negate")
+    runners = []
+    for name in ("a", "b"):
+        path = write_plan(
+            simulation.folder / f"{name}.engine", model, simulation.version, profiles=[rows(model, 1, 2, 8)]
+        )
+        runners.append(TensorRTRunner(simulation.adapter, path))
+    runners.pop(closed).close()
+    (left,) = runners
+    x = values(2, 4)
+    np.testing.assert_array_equal(left.infer({"x": x})["y"], -x)
+    gpu, ordinary = simulation.gpu, simulation.gpu.enter
+    gpu.enter = lambda name: name == "execute_async_v3" or ordinary(name)  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match="an illegal memory access was encountered"):
+        left.infer({"x": x})
+    left.close()

@@ -1,0 +1,170 @@
+"""One way from a plan to an engine: plugins, host code, and processes that have built nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from recorded_tensorrt import VERSIONS
+from simulated_builder import simulated_tensorrt
+from simulated_machine import Machine, install
+from simulated_plan import MAGIC, read_plan
+from tensorrt_simulation import Simulation, values
+
+from qcompile.artifact import Manifest, read_manifest
+from qcompile.engines.tensorrt.adapter import Adapter
+from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, open_plan
+from qcompile.errors import ArtifactError
+
+INSTANCE_NORM = """<ir_version: 8, opset_import: ["" : 16]>
+normalized (float[batch,4,8,8] x) => (float[batch,4,8,8] y)
+<float[4] scale = {1, 2, 3, 4}, float[4] bias = {0, 0, 1, 1}> {
+    y = InstanceNormalization <epsilon = 0.00001> (x, scale, bias)
+}"""
+
+IN_A_FRESH_PROCESS = """
+import sys
+from pathlib import Path
+from simulated_builder import simulated_tensorrt
+from qcompile.artifact import read_manifest
+from qcompile.engines.tensorrt.adapter import Adapter
+from qcompile.engines.tensorrt.plan import needs_of, open_plan
+
+path = Path(sys.argv[1])
+adapter = Adapter(simulated_tensorrt("8.5.3"), "tensorrt")
+if sys.argv[2] == "bare":
+    log = adapter.module.Logger()
+    print(adapter.module.Runtime(log).deserialize_cuda_engine(path.read_bytes()))
+else:
+    needs = needs_of(read_manifest(path))
+    print(open_plan(adapter, path.read_bytes(), needs, subject="it").engine.num_layers)
+"""
+
+OnMachine = Callable[..., Machine]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
+    """`machine("8.5.3")` is a machine with that TensorRT."""
+    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
+
+
+@pytest.fixture
+def normalized(tmp_path: Path) -> Path:
+    """An InstanceNormalization, which is a plugin in engines of 8.5."""
+    onnx.save(parser.parse_model(INSTANCE_NORM), tmp_path / "normalized.onnx")
+    return tmp_path / "normalized.onnx"
+
+
+def fresh(version: str, **plan: Any) -> tuple[Adapter, bytes]:
+    """A process that has built nothing, and a plan for it."""
+    module: Any = simulated_tensorrt(version)
+    content: dict[str, Any] = {
+        "module": module.__name__, "version": module.__version__, "devices": ["8.6"], "compatible": "NONE",
+        "version_compatible": False, "lean_runtime": False, "weights": {}, "layers": [],
+        "io": [], "profiles": [], **plan,
+    }  # fmt: skip
+    target = "tensorrt-rtx" if version == "rtx" else "tensorrt"
+    return Adapter(module, target), MAGIC[module.__name__] + json.dumps(content).encode()
+
+
+def about(manifest: Manifest, **options: Any) -> Manifest:
+    """A manifest with other options."""
+    return replace(manifest, options=options)
+
+
+@pytest.mark.parametrize("how", ["bare", "door"])
+def test_an_engine_with_a_plugin_is_loaded_in_a_process_that_has_not_built_it(
+    how: str, machine: OnMachine, normalized: Path
+) -> None:
+    built = machine("8.5.3").build(normalized)
+    assert read_plan(built.path.read_bytes())["plugins"] == ["InstanceNormalization_TRT"]
+    script = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(built.path), how]
+    done = subprocess.run(
+        script, capture_output=True, text=True, check=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.stdout.strip() == ("None" if how == "bare" else "1")
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.4"])
+def test_newer_parsers_make_a_layer_of_it(version: str, machine: OnMachine, normalized: Path) -> None:
+    built = machine(version).build(normalized)
+    assert read_plan(built.path.read_bytes())["plugins"] == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tensorrts_own_plugins_are_there_before_a_plan_is_read(version: str) -> None:
+    adapter, plan = fresh(version, plugins=["InstanceNormalization_TRT"])
+    assert open_plan(adapter, plan, PlanNeeds(), subject="m.engine").engine is not None
+
+
+def test_a_runner_registers_them_too(simulation: Simulation) -> None:
+    x = values(2, 4)
+    with simulation.open("negate", plugins=["InstanceNormalization_TRT"]) as runner:
+        np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.4"])
+def test_the_users_libraries_go_into_the_runtimes_registry(
+    version: str, machine: OnMachine, normalized: Path, tmp_path: Path
+) -> None:
+    library = tmp_path / "libours.so"
+    library.write_bytes(b"")
+    odd = onnx.load(normalized)
+    odd.graph.node[0].op_type, odd.graph.node[0].domain = "Odd", "ours"
+    odd.opset_import.add(domain="ours", version=1)
+    onnx.save(odd, normalized)
+    here = machine(version, plugins={str(library): {"Odd"}})
+    built = here.build(normalized, options={"plugins": (str(library),)})
+    manifest = read_manifest(built.path)
+    assert needs_of(manifest).plugins == (str(library),)
+
+    adapter = Adapter(simulated_tensorrt(version, here.circumstances), "tensorrt")
+    plan = built.path.read_bytes()
+    assert open_plan(adapter, plan, needs_of(manifest), subject="m").engine is not None
+    with pytest.raises(ArtifactError, match=r"m: .* cannot load it: .*IPluginCreator not found"):
+        open_plan(adapter, plan, PlanNeeds(), subject="m")
+    library.unlink()
+    with pytest.raises(ArtifactError, match=r"m: needs a library of plugins .*libours.so does not exist"):
+        open_plan(adapter, plan, needs_of(manifest), subject="m")
+
+
+def test_tensorrt_8_5_loads_a_library_into_the_process() -> None:
+    adapter, plan = fresh("8.5.3")
+    with pytest.raises(ArtifactError, match="needs a library of plugins that cannot be loaded here"):
+        open_plan(adapter, plan, PlanNeeds([__file__]), subject="m")
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.4"])
+def test_host_code_runs_only_where_it_may(version: str) -> None:
+    adapter, plan = fresh(version, version_compatible=True, lean_runtime=True)
+    assert open_plan(adapter, plan, PlanNeeds(host_code=True), subject="m").runtime.engine_host_code_allowed
+    with pytest.raises(ArtifactError, match=r"lean runtime since .*getEngineHostCodeAllowed\(\) is false"):
+        open_plan(adapter, plan, PlanNeeds(), subject="m")
+    adapter, plan = fresh(version)
+    assert not open_plan(adapter, plan, PlanNeeds(), subject="m").runtime.engine_host_code_allowed
+
+
+def test_tensorrt_8_5_has_no_such_permission() -> None:
+    adapter, plan = fresh("8.5.3")
+    assert open_plan(adapter, plan, PlanNeeds(host_code=True), subject="m").engine is not None
+
+
+def test_only_a_version_compatible_manifest_and_a_trusted_file_permit_it(
+    machine: OnMachine, normalized: Path
+) -> None:
+    manifest = machine("10.16").build(normalized, options={"version_compatible": True}).manifest
+    assert needs_of(manifest).host_code
+    assert not needs_of(about(manifest)).host_code
+    assert needs_of(None) == PlanNeeds(host_code=True)
