@@ -199,7 +199,7 @@ class _Trtexec(Translator):
     def streams(self, typed: Typed) -> tuple[Fate, str] | None:
         if typed.number == 1:
             return "unneeded", "1 is the default"
-        self.intent.bench["streams"] = typed.number
+        self.intent.bench["streams"] = [typed.number]
         return None
 
     def cuda_graph(self, typed: Typed) -> None:

@@ -154,7 +154,8 @@ TRTEXEC = [
     ),
     IssueCommand(
         f"{_TRT}/4020",
-        "$ trtexec --onnx=resnet18-v1-7.onnx --fp16 --int8 --sparsity=force --saveEngine=resnet18-v1-7.engine "
+        "$ trtexec --onnx=resnet18-v1-7.onnx --fp16 --int8 --sparsity=force "
+        "--saveEngine=resnet18-v1-7.engine "
         "--exportProfile=resnet18-v1-7.txt --exportLayerInfo=resnet18-v1-7.json --profilingVerbosity=detailed",
         "resnet18-v1-7.onnx",
         "int8",
