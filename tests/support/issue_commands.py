@@ -155,8 +155,8 @@ TRTEXEC = [
     IssueCommand(
         f"{_TRT}/4020",
         "$ trtexec --onnx=resnet18-v1-7.onnx --fp16 --int8 --sparsity=force "
-        "--saveEngine=resnet18-v1-7.engine "
-        "--exportProfile=resnet18-v1-7.txt --exportLayerInfo=resnet18-v1-7.json --profilingVerbosity=detailed",
+        "--saveEngine=resnet18-v1-7.engine --exportProfile=resnet18-v1-7.txt "
+        "--exportLayerInfo=resnet18-v1-7.json --profilingVerbosity=detailed",
         "resnet18-v1-7.onnx",
         "int8",
         inputs={"data": (1, 3, 224, 224)},
@@ -171,8 +171,9 @@ TRTEXEC = [
         "--onnx=data/model/yolov5_trimmed_qat_1_25.onnx --buildDLAStandalone --useDLACore=1 "
         "--saveEngine=data/loadable/yolov5.int8.int8hwc4in.fp16chw16out.standalone.dla1.bin "
         "--inputIOFormats=int8:dla_hwc4 --outputIOFormats=fp16:chw16 --int8 --fp16 "
-        "--calib=data/model/yolov5_trimmed_qat_1_25_precision_config_calib.cache --precisionConstraints=prefer "
-        "--layerPrecisions=/model.24/m.0/Conv:fp16,/model.24/m.1/Conv:fp16,/model.24/m.2/Conv:fp16,"
+        "--calib=data/model/yolov5_trimmed_qat_1_25_precision_config_calib.cache "
+        "--precisionConstraints=prefer --layerPrecisions=/model.24/m.0/Conv:fp16,/model.24/m.1/Conv:fp16,"
+        "/model.24/m.2/Conv:fp16,"
         "/model.23/cv3/conv/Conv:fp16,/model.23/cv3/act/Sigmoid:fp16,/model.23/cv3/act/Mul:fp16",
         "data/model/yolov5_trimmed_qat_1_25.onnx",
         "int8",
@@ -202,8 +203,9 @@ TRTEXEC = [
     ),
     IssueCommand(
         "https://github.com/lyuwenyu/RT-DETR/issues/47",
-        "LD_LIBRARY_PATH=TensorRT-8.6.1.6/lib/ TensorRT-8.6.1.6/bin/trtexec --onnx=./rtdetr_r50vd_6x_coco.onnx "
-        '--workspace=4096 --shapes="image:1x3x640x640,scale_factor:1x2,im_shape:1x2" '
+        "LD_LIBRARY_PATH=TensorRT-8.6.1.6/lib/ TensorRT-8.6.1.6/bin/trtexec "
+        "--onnx=./rtdetr_r50vd_6x_coco.onnx --workspace=4096 "
+        '--shapes="image:1x3x640x640,scale_factor:1x2,im_shape:1x2" '
         "--saveEngine=rtdetr_r50vd_6x_coco.trt --avgRuns=10 --fp16",
         "rtdetr_r50vd_6x_coco.onnx",
         "fp16",
@@ -237,7 +239,7 @@ TRTEXEC = [
         by_layer={"node_linalg_vector_norm_2": "fp32"},
     ),
 ]  # fmt: skip
-"""The last one is of the issue in its options for precision alone; the rest of the line is not shown there."""
+"""Of the last one, the issue shows the options for precision; the rest of the line is not there."""
 
 POLYGRAPHY = [
     IssueCommand(

@@ -29,8 +29,8 @@ def issue_model(
 ) -> onnx.ModelProto:
     """One branch for each input, to an output NAME_out.
 
-    An image goes through a convolution for each of `layers` (two where there are none); anything else through a
-    product over its last axis, which must be a number, or a multiplication where it has one axis.
+    An image goes through a convolution for each of `layers` (two where there are none); anything else through
+    a product over its last axis, which must be a number, or a multiplication where it has one axis.
     """
     types = types or {}
     nodes: list[onnx.NodeProto] = []
