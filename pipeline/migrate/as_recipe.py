@@ -57,6 +57,8 @@ def recipe_values(
         artifact["layers"] = layers
     if intent.gpus:
         artifact["gpus"] = intent.gpus
+    if intent.device is not None:
+        artifact["device"] = intent.device
     profiles = complete_profiles(intent, facts)
     if len(profiles) == 1:
         artifact |= _shapes(profiles[0])

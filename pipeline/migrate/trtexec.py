@@ -159,10 +159,8 @@ class _Trtexec(Translator):
         self.intent.tensorrt |= {"strip_weights": True, "refit": True}
 
     def sparsity(self, typed: Typed) -> tuple[Fate, str] | None:
-        if typed.value not in ("disable", "enable", "force"):
+        if typed.value not in ("enable", "force"):
             raise wrong(typed.flag.typed, f"{typed.value!r}; disable, enable or force is required")
-        if typed.value == "disable":
-            return "unneeded", "disable is the default"
         self.intent.tensorrt["sparse_weights"] = True
         if typed.value == "enable":
             return None
@@ -171,11 +169,8 @@ class _Trtexec(Translator):
             "allowed, prune the weights to get them"
         )
 
-    def device(self, typed: Typed) -> tuple[Fate, str] | None:
-        if typed.number == 0:
-            return "unneeded", "0 is the default"
-        self.intent.tensorrt["device"] = typed.number
-        return None
+    def device(self, typed: Typed) -> None:
+        self.intent.device = typed.number
 
     def skip(self, typed: Typed) -> str:
         self._skips = True
@@ -196,11 +191,8 @@ class _Trtexec(Translator):
     def transfers(self, typed: Typed) -> str:
         return "`bench` reports both: a call with its copies, and the kernels alone"
 
-    def streams(self, typed: Typed) -> tuple[Fate, str] | None:
-        if typed.number == 1:
-            return "unneeded", "1 is the default"
+    def streams(self, typed: Typed) -> None:
         self.intent.bench["streams"] = [typed.number]
-        return None
 
     def cuda_graph(self, typed: Typed) -> None:
         self.intent.bench["cuda_graph"] = True

@@ -42,7 +42,7 @@ def rows(tool: Tool) -> dict[str, dict[str, Any]]:
 def test_every_row_says_what_becomes_of_the_option(tool: Tool) -> None:
     names: list[str] = []
     for name, row in rows(tool).items():
-        assert set(row) <= KINDS | {"in", "file", "takes", "also", "rtx", "same"}, name
+        assert set(row) <= KINDS | {"in", "file", "takes", "also", "rtx", "same", "default"}, name
         assert set(row) & KINDS in ({"to"}, {"lacks"}, {"idle"}, {"to", "lacks"}), name
         first, last = row["in"].split("-")
         versions = VERSIONS[tool]
