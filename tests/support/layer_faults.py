@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
+from qcompile.model.graph import infer_types
 from qcompile.model.output_error import output_error
 
 
@@ -43,12 +44,13 @@ def brute_force(
 
 
 def scaled(model: onnx.ModelProto, tensor: str, times: float) -> onnx.ModelProto:
-    """The model with a tensor that its node computes so many times too large; as it is without that tensor."""
+    """The model with a tensor that is so many times too large; a model without the tensor stays."""
     for index, node in enumerate(model.graph.node):
         if tensor in node.output:
+            kind = infer_types(model).get(tensor, "float32")
             right = f"{tensor}/right"
             node.output[list(node.output).index(tensor)] = right
-            factor = numpy_helper.from_array(np.asarray(times, np.float32), f"{tensor}/factor")
+            factor = numpy_helper.from_array(np.asarray(times, kind), f"{tensor}/factor")
             model.graph.initializer.append(factor)
             wrong = onnx.helper.make_node("Mul", [right, factor.name], [tensor], f"{tensor}/wrong")
             model.graph.node.insert(index + 1, wrong)

@@ -41,7 +41,8 @@ def test_a_part_computes_its_tensors_as_the_whole_does() -> None:
 def test_inputs_and_weights_that_a_part_does_not_need_are_gone() -> None:
     model = parser.parse_model(
         HEADER
-        + """two (float[2,4] a, float[2,4] b) => (float[2,4] y) <float[4] u = {1,2,3,4}, float[4] v = {1,1,1,1}> {
+        + """two (float[2,4] a, float[2,4] b) => (float[2,4] y)
+            <float[4] u = {1,2,3,4}, float[4] v = {1,1,1,1}> {
         left = Add (a, u)
         right = Add (b, v)
         y = Mul (left, right)
@@ -103,7 +104,9 @@ def test_integers_are_read_behind_their_dequantize_linear(
     pairs = pair_tensors(tiny("mlp"), model)
     assert "q" in [pair.artifact for pair in pairs.pairs]
     seen = observable(pairs, model)
-    assert [(pair.reference, pair.artifact) for pair in seen.pairs if pair.reference == "r1"] == [("r1", "dq")]
+    assert [(pair.reference, pair.artifact) for pair in seen.pairs if pair.reference == "r1"] == [
+        ("r1", "dq")
+    ]
     assert not any(pair.form.is_integer for pair in seen.pairs)
 
 

@@ -19,7 +19,6 @@ from simulated_cuda import SimulatedGpu
 from simulated_cuda import install as install_gpu
 from simulated_debug import make_debug_adapter
 
-import qcompile
 from qcompile.comparison.layers import LayerDiff, layer_diff, rebuild
 from qcompile.comparison.layers.samples import write_samples
 from qcompile.errors import BuildError
@@ -289,4 +288,35 @@ def test_progress_says_which_build_of_how_many(search: Search, tiny: Callable[..
     builds = [said for said in told if said[0].startswith("build ")]
     assert len(builds) == diff.engine.builds
     assert builds[0][0].startswith(f"build 1 of at most {diff.engine.max_builds}: ")
-    assert qcompile.__all__
+
+
+def test_the_shown_lines_name_both_sides_builds_and_what_is_not_known(
+    search: Search, tiny: Callable[..., onnx.ModelProto]
+) -> None:
+    from qcompile.cli import layers_table
+
+    diff = search(tiny("residual"), at("a"), version="10.16")
+    assert diff.engine is not None
+    assert layers_table.verdict(diff).startswith("first bad tensor: a, made by Add add")
+    first, second, *others = layers_table.inside(diff)
+    assert first == "inside the engine: unfused tensors, 3 of at most 6 builds"
+    assert second.startswith("  before: ")
+    assert "c2 " in second
+    assert "after: 6.0 dB; confirmed in a graph that ends there" in second
+    assert others
+    assert all(line.startswith("  not known: ") for line in others)
+
+
+def test_without_builds_the_outputs_alone_are_compared(
+    search: Search, tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    search(tiny("residual"), at("c2"))
+    builder = search.builder  # type: ignore[attr-defined]
+    builder.parts.clear()
+    files = [str(tmp_path / "model.onnx"), str(tmp_path / "model.engine")]
+    for options in ({"max_builds": 0, "source": builder.source(Path(files[0]))}, {}):
+        diff = layer_diff(*files, samples=2, **options)  # type: ignore[arg-type]
+        assert diff.engine is None
+        assert "engine" not in diff.as_json()
+        assert [layer.tensor for layer in diff.layers] == ["y"]
+    assert builder.parts == []
