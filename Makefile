@@ -1,10 +1,11 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both set themselves up.
 PYTHON ?= python3.11
+GPU_PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types check resnet18 test-gpu clean
+.PHONY: demo test lint types check resnet18 test-gpu gpu-day gpu-day-kit clean
 
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
@@ -28,8 +29,18 @@ resnet18: $(READY)
 	test -f examples/resnet18/resnet18.safetensors || $(BIN)/python examples/resnet18/train.py
 	$(BIN)/qcompile run examples/resnet18/recipe.toml
 
+# Every use of TensorRT is recorded: tests/support/replayed_tensorrt.py plays the file in its place.
 test-gpu: $(READY)
+	QCOMPILE_TENSORRT_RECORD=$(CURDIR)/build/recordings/test-gpu.jsonl \
 	$(BIN)/python -m pytest -m gpu tests/engines tests/bench/test_bench_devices.py
+
+# What the GPU host is given beside the repository; needs ONNX Runtime, and no GPU.
+gpu-day-kit: $(READY)
+	$(BIN)/python benchmarks/gpu_day.py prepare
+
+# On the GPU host, in the Python that has TensorRT: nothing is installed or downloaded.
+gpu-day:
+	$(GPU_PYTHON) benchmarks/gpu_day.py run $(GPU_DAY)
 
 clean:
 	rm -rf $(VENV) build *.egg-info examples/*/out

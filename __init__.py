@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .engines.doctor import doctor
     from .engines.load import load
     from .errors import QCompileError
+    from .pipeline.migrate import migrate
     from .pipeline.recipe import Recipe, read_recipe
     from .pipeline.run import run
     from .reporting import report
@@ -63,6 +64,7 @@ _HOME = {
     "load": "engines.load",
     "QCompileError": "errors",
     "run": "pipeline.run",
+    "migrate": "pipeline.migrate",
     "Recipe": "pipeline.recipe",
     "read_recipe": "pipeline.recipe",
     "tune": "tuning.tune",
@@ -71,8 +73,8 @@ _HOME = {
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "balance",
     "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact",
-    "package_ep_context", "package_triton", "quantize", "read_recipe", "refit", "report", "run", "simplify",
-    "tune",
+    "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe", "refit", "report", "run",
+    "simplify", "tune",
 ]  # fmt: skip
 
 

@@ -129,6 +129,7 @@ def read_manifest(path: Path) -> Manifest | None:
                 file=beside,
             )
         fields = {name: value[name] for name in Manifest.__dataclass_fields__}
+        fields["proof"] = {name: _in_todays_words(one) for name, one in value["proof"].items()}
         fields["io"] = ModelIO.from_json(value["io"]) if value["io"] else None
         fields["checks"] = tuple(Check(**check) for check in value["checks"])
         fields["warnings"] = tuple(value["warnings"])
@@ -139,6 +140,13 @@ def read_manifest(path: Path) -> Manifest | None:
             hint="make the artifact again, or remove the file",
             file=beside,
         ) from error
+
+
+def _in_todays_words(counts: object) -> object:
+    """Layers by precision, where layers of unknown precision were "untold" in older manifests."""
+    if not isinstance(counts, dict) or not isinstance(counts.get("untold"), dict):
+        return counts
+    return {"unreported" if name == "untold" else name: value for name, value in counts.items()}
 
 
 def is_manifest(path: Path) -> bool:

@@ -190,7 +190,11 @@ class _Lowering:
         planned: Sequence[str] = ()
         left: Mapping[str, str] = {}
         if not self._must_be_typed():
-            graph = self._fitted(self.model)
+            from .compiler.quantize.half.rest import with_half_rest
+
+            half = self.capabilities.in_graph.get(self.spec.float_precision, "fp32")
+            given = with_half_rest(self.model, self.path, half) if self.static else self.model
+            graph = self._fitted(given)
         elif self.needed == "int8" and self._is_asked():
             graph, planned, left = self._quantized_as_told()
         else:

@@ -21,7 +21,7 @@ from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
 from .measuring.noise import Effort, noise
 from .measuring.nvml import process_memory_bytes
 from .measuring.rounds import BenchProgress, TimingSeries, measure
-from .measuring.sweep import check_counts, sweep_batches, sweep_clients
+from .measuring.sweep import check_counts, sweep_batches, sweep_clients, sweep_streams
 from .metrics.accuracy import read_metric
 from .metrics.quality import check_evaluation, measure_quality
 from .outputs import save_feeds, shared_io, timing_feeds
@@ -55,6 +55,8 @@ def benchmark(
     max_time_s: float = DEFAULT_MAX_TIME_S,
     batch_sizes: Sequence[int] = (),
     clients: Sequence[int] = (),
+    streams: Sequence[int] = (),
+    cuda_graph: bool = False,
     torch_modes: Sequence[str] = (),
     devices: Sequence[str] = (),
     pythons: Sequence[str] = (),
@@ -82,6 +84,8 @@ def benchmark(
         max_time_s: Begin no round after this, but the first eight; launches behind the first are contained.
         batch_sizes: Measure a curve over these too.
         clients: Measure a curve over so many clients at once too.
+        streams: Measure the throughput of so many inferences in flight, of what runs on a GPU, too.
+        cuda_graph: Measure every engine of TensorRT with CUDA graphs, too.
         torch_modes: Run every PyTorch MODEL in these modes too: trace, script, freeze, compile.
         devices: Where PyTorch and ONNX Runtime run: "cpu", "cuda", "cuda:1". With both, each is measured on
             both. The processor by default; TensorRT's engines run on the GPU named here, or on the first.
@@ -108,11 +112,12 @@ def benchmark(
         )
     check_counts(batch_sizes, "`batch_sizes`")
     check_counts(clients, "`clients`")
+    check_counts(streams, "`streams`")
     numbers = parse_devices(devices)
     gpu = next((number for number in numbers if number is not None), 0)
     runnables, base = choose_runnables(
         artifacts, baseline, trust=trust, pythons=parse_interpreters(pythons), torch_modes=torch_modes,
-        devices=numbers,
+        devices=numbers, cuda_graph=cuda_graph, in_flight=bool(streams),
     )  # fmt: skip
     threads = threads or usable_cores()
     with trusting(trust):
@@ -146,9 +151,10 @@ def benchmark(
             measure_gpu_latencies(workers, recorder)
             measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)
-            if swept and clients:
+            if swept and (clients or streams):
                 _feed_again(workers, recorder, folder / "feeds.npz")
             sweep_clients(workers, recorder, clients, samples_in(feeds), progress)
+            sweep_streams(workers, recorder, streams, samples_in(feeds), progress)
     except KeyboardInterrupt as error:
         if not any(one.round_medians_ms for one in timed.values()):
             raise  # nothing to keep
@@ -172,6 +178,8 @@ def benchmark(
             "confidence": CONFIDENCE,
             "batch_sizes": list(batch_sizes),
             "clients": list(clients),
+            "streams": list(streams),
+            "cuda_graph": cuda_graph,
             "devices": list(devices),
             "command": list(command),
             "recipe": recipe,

@@ -44,7 +44,7 @@ class RunnableArtifact:
         size_bytes: None for a MODEL.
         why_not: Why it cannot run here; empty when it can.
         python: Interpreter that runs it; empty for this one.
-        mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`.
+        mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`; or `words.CUDA_GRAPH`.
         device: Where it is run: "cpu", or the GPU as "cuda:0".
         places: Where it could be: what was optimized for a processor runs on no GPU.
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from .measuring.rounds import TimingSeries
 from .results.row import (
     Accuracy,
     ColdStart,
+    Curve,
     CurvePoint,
     Difference,
     Energy,
@@ -120,7 +121,7 @@ class Recorder:
         """Record the energy of an inference, or why there is none."""
         self._change(name, energy=energy)
 
-    def point(self, name: str, curve: Literal["batches", "concurrency"], point: CurvePoint) -> None:
+    def point(self, name: str, curve: Curve, point: CurvePoint) -> None:
         """Add a point to a curve."""
         self._change(name, **{curve: (*getattr(self._rows[name], curve), point)})
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..engines.gpu import device_text
 from ..errors import InvalidOption
+from ..spec.words import CUDA_GRAPH
 from .outputs import RunnableArtifact, describe, short_name
 from .results.row import Row
 from .workers.interpreters import Interpreters
@@ -20,14 +21,18 @@ def choose_runnables(
     pythons: Interpreters,
     torch_modes: Sequence[str],
     devices: Sequence[int | None] = (),
+    cuda_graph: bool = False,
+    in_flight: bool = False,
 ) -> tuple[list[RunnableArtifact], str]:
     """Return what is measured, the baseline first, and the baseline's name.
 
-    Every MODEL comes once more in each of `torch_modes`, and every artifact once more on each further one of
-    `devices` that its engine runs on. Other arguments are those of `benchmark`.
+    Every MODEL comes once more in each of `torch_modes`, every engine of TensorRT with CUDA graphs, and every
+    artifact once more on each further one of `devices` that its engine runs on. `in_flight` says that
+    something on a GPU is required. Other arguments are those of `benchmark`.
 
     Raises:
-        InvalidOption: If the baseline cannot run here, or there is no MODEL for the modes.
+        InvalidOption: If the baseline cannot run here, or there is nothing for the modes, for CUDA graphs, or
+            to have in flight.
     """
     named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
     if not isinstance(artifacts, Mapping):
@@ -57,7 +62,27 @@ def choose_runnables(
         runnables += [
             replace(one, name=f"{one.name} ({mode})", mode=mode) for one in models if mode != "eager"
         ]
+    if cuda_graph:
+        runnables += _with_graphs(runnables)
+    if in_flight and all(runnable.device == "cpu" for runnable in runnables):
+        raise InvalidOption(
+            "`streams`: inferences are in flight on a GPU, and no artifact runs on one",
+            hint="give `devices` cuda, or an engine of TensorRT; for the processor there is `clients`",
+            option="streams",
+        )
     return sorted(runnables, key=lambda runnable: runnable is not chosen), base
+
+
+def _with_graphs(runnables: Sequence[RunnableArtifact]) -> list[RunnableArtifact]:
+    """The engines of TensorRT, each with CUDA graphs."""
+    plans = [runnable for runnable in runnables if runnable.engine.startswith("tensorrt")]
+    if not plans:
+        raise InvalidOption(
+            "`cuda_graph`: no artifact is an engine of TensorRT",
+            hint="build one with `target` tensorrt; for PyTorch there is `torch_modes` compile",
+            option="cuda_graph",
+        )
+    return [replace(one, name=f"{one.name} (CUDA graph)", mode=CUDA_GRAPH) for one in plans]
 
 
 def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:

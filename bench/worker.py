@@ -13,6 +13,7 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest"}`; `time` has the feeds |
 | `{"do": "time", "iterations", "discard", "rest"}`      | `{"ns": [...], "at_rest"}`                      |
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
+| `{"do": "in_flight", "streams", "seconds"}`            | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
 | `{"do": "infer", "path", "output"}`                    | `{}`; outputs are written to `output` (`.npz`)  |
 | `{"do": "layers", "job"}`                              | what `comparison.layers.job.run_job` returns    |
@@ -27,6 +28,7 @@ comes once the threads of the runtime have stopped spinning, so that they do not
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -102,19 +104,20 @@ class WorkerSession:
         return {"ns": durations[discard:].tolist(), "at_rest": at_rest}
 
     def do_clients(self, request: dict[str, Any]) -> dict[str, Any]:
-        from ..engines.load import engine_of
         from .measuring.clients import time_clients
 
-        runners = [self.runner] * request["clients"]
-        if engine_of(self.request["artifact"], trust=True).startswith("tensorrt"):
-            # Its runner is not for several threads: each client gets a stream and buffers of its own.
-            runners[1:] = [self._open() for _ in runners[1:]]
-        try:
+        with contextlib.ExitStack() as stack:
+            runners = [self.runner]
+            for _ in range(1, request["clients"]):
+                runners.append(self._for_another_client(stack))
             durations_ns, wall_ns = time_clients(runners, self.feeds, request["seconds"])
-        finally:
-            for runner in runners[1:]:
-                if runner is not self.runner:
-                    runner.close()
+        return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
+
+    def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:
+        from .measuring.in_flight import time_in_flight
+
+        with self.runner.in_flight(self.feeds, request["streams"]) as inferences:
+            durations_ns, wall_ns = time_in_flight(inferences, request["seconds"])
         return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
 
     def do_gpu_times(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -146,14 +149,27 @@ class WorkerSession:
         cpu_s = time.process_time() + children.ru_utime + children.ru_stime
         return {"cpu_s": cpu_s, "involuntary_switches": switches}
 
+    def _for_another_client(self, stack: contextlib.ExitStack) -> Any:
+        """A runner for one more thread: the same, unless it is for one alone.
+
+        Such a one shares the engine, with a stream, a context and buffers of its own; where the engine allows
+        no second context, it is loaded again.
+        """
+        if not hasattr(self.runner, "share"):
+            return self.runner
+        other = self.runner.share() if self.runner.can_be_shared else self._open()
+        return stack.enter_context(other)
+
     def _open(self) -> Any:
+        from ..spec.words import CUDA_GRAPH
         from ..tensors import ModelIO
 
         request = self.request
         io = ModelIO.from_json(request["io"]) if request.get("io") else None
         threads, mode = request["threads"], request.get("mode") or "eager"
         device = request.get("device")  # without one: where its engine runs by itself
-        if mode != "eager":
+        cuda_graph = mode == CUDA_GRAPH
+        if mode != "eager" and not cuda_graph:
             from ..engines.gpu import parse_device
             from ..engines.pytorch import PyTorch
             from ..model.pt2_archive import trusting
@@ -165,7 +181,9 @@ class WorkerSession:
         from ..engines import load
 
         # The caller has checked the digest; hashing here would count as load time.
-        return load(request["artifact"], threads=threads, io=io, trust=True, device=device)
+        return load(
+            request["artifact"], threads=threads, io=io, trust=True, device=device, cuda_graph=cuda_graph
+        )
 
 
 def peak_memory_bytes() -> int:

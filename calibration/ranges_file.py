@@ -1,12 +1,14 @@
 """The ranges file: a safetensors file (no pickle) with one int64 array of counts per tensor.
 
 A JSON header lies under the metadata key "qcompile": model, data, method, and per tensor exponent, min, max
-and amax by every method. Equal ranges give equal bytes.
+and amax by every method. Equal ranges give equal bytes. Ranges of TensorRT's cache hold no counts but the
+amax of each tensor, under "fixed"; such a file is of version 3, which versions that know none refuse.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from .histogram import BINS, Histogram
 from .ranges import Portion, Ranges
 from .thresholds import Method, amax_by_method
 
-FORMAT_VERSION = 2
+FORMAT_VERSION, _FIXED_VERSION = 2, 3
 _KEY = "qcompile"
 
 
@@ -33,7 +35,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
     }
     entries = {name: _entry(histogram, ranges.method) for name, histogram in observed.items()}
     header = {
-        "version": FORMAT_VERSION,
+        "version": _FIXED_VERSION if ranges.fixed else FORMAT_VERSION,
         "bins": BINS,
         "model": ranges.model,
         "data": {
@@ -46,6 +48,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         "empty": sorted(set(ranges.histograms) - set(observed)),
         "shared": {name: list(sources) for name, sources in sorted(ranges.shared.items())},
         "skipped": dict(sorted(ranges.skipped.items())),
+        **({"fixed": dict(sorted(ranges.fixed.items()))} if ranges.fixed else {}),
     }
     counts = {name: histogram.counts for name, histogram in observed.items()}
     path.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
@@ -64,10 +67,10 @@ def load_ranges(path: Path) -> Ranges:
     try:
         with safe_open(path, framework="np") as file:
             header = json.loads((file.metadata() or {})[_KEY])
-            if header["version"] != FORMAT_VERSION:
+            if header["version"] not in (FORMAT_VERSION, _FIXED_VERSION):
                 raise CalibrationError(
                     f"{path}: ranges file of version {header['version']}; "
-                    f"this qcompile reads {FORMAT_VERSION}",
+                    f"this qcompile reads {FORMAT_VERSION} and {_FIXED_VERSION}",
                     hint="calibrate again",
                 )
             histograms = {
@@ -109,6 +112,9 @@ def _ranges(header: Mapping[str, Any], histograms: dict[str, Histogram]) -> Rang
             raise ValueError(f"the histogram of {name!r} contradicts itself")
     shared = {name: tuple(sources) for name, sources in header["shared"].items()}
     histograms |= {name: Histogram() for name in header["empty"]}
+    fixed = {name: float(amax) for name, amax in header.get("fixed", {}).items()}
+    if not all(math.isfinite(amax) and amax > 0 for amax in fixed.values()):
+        raise ValueError("a fixed amax is not above zero and finite")
     lost = [source for sources in shared.values() for source in sources if source not in histograms]
     if lost:
         raise ValueError(f"it refers to {lost[0]!r}, which it does not hold")
@@ -117,4 +123,4 @@ def _ranges(header: Mapping[str, Any], histograms: dict[str, Histogram]) -> Rang
         for digest, entry in header["data"].items()
     }
     method = Method(METHODS[METHODS.index(header["method"])], header["percentile"])
-    return Ranges(header["model"], portions, method, histograms, shared, header["skipped"])
+    return Ranges(header["model"], portions, method, histograms, shared, header["skipped"], fixed)

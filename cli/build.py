@@ -44,7 +44,7 @@ def build(session: Session, given: BuildCommand) -> None:
     proof, asked = artifact.manifest.proof, artifact.manifest.precision
     lines = [
         f"proof: {proof['reached_in_precision']} of {proof['planned_in_precision']} layers that "
-        f"compute are {asked}"
+        f"compute are {asked}{_unreported(proof)}"
     ]
     if proof.get("engine_layers"):
         lines.append(
@@ -54,6 +54,14 @@ def build(session: Session, given: BuildCommand) -> None:
     elif artifact.manifest.kind == "engine" and not proof.get("has_run"):
         lines.append("it has not been run: the proof is the types of the network")
     present_artifact(session, artifact, *lines)
+
+
+def _unreported(proof: Mapping[str, object]) -> str:
+    """How many layers the runtime does not report, and what else shows their precision."""
+    layers, evidence = proof.get("unreported"), proof.get("evidence")
+    if not (isinstance(layers, dict) and layers):
+        return ""
+    return f", {len(layers)} unreported" + (f" ({evidence})" if evidence else "")
 
 
 def _note_layers(session: Session, proof: object) -> None:

@@ -25,6 +25,7 @@ _VERBS = {
     "diff": "compare outputs with Polygraphy",
     "report": "write one HTML file of results",
     "run": "run all stages of a recipe",
+    "migrate": "turn a trtexec or Polygraphy command line into a recipe",
     "package": "package an artifact for a server",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ..artifact import Artifact
 from .session import Session
@@ -31,10 +31,12 @@ def present_artifact(session: Session, artifact: Artifact, *details: str) -> Non
 def present_results(session: Session, results: Results) -> None:
     """Print the table of a benchmark, its curves, and what to know of them."""
     from ..bench.results.render import warning_lines
+    from ..bench.results.row import Curve
 
     if not session.quiet:
         session.table(results_table(results, width=session.width))
-        for table in (curve_table(results, "batches"), curve_table(results, "concurrency")):
+        for curve in get_args(Curve):
+            table = curve_table(results, curve)
             if table is not None:
                 session.table(table)
     for line in reasons(results):

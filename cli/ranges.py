@@ -63,10 +63,13 @@ def show(session: Session, given: ShowRangesCommand) -> None:
             "tensors": [one.as_json() for one in listed],
             "shared": {name: list(sources) for name, sources in loaded.shared.items()},
             "skipped": dict(loaded.skipped),
+            **({"fixed": dict(loaded.fixed)} if loaded.fixed else {}),
         }
     )
     session.say(f"{file}  {loaded.samples} samples, {len(summaries)} tensors, {chosen} for {given.target}")
     _table(session, listed)
+    for name, amax in loaded.fixed.items():
+        session.say(f"  {name}: amax {amax:.4g}, of TensorRT's cache")
     for name, reason in loaded.skipped.items():
         session.say(f"  skipped {name}: {reason}")
     if plot is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..figures import DASH, bytes_text, decibels, drop_text, figure, times
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ..bench.results.regress import Change, Regression
     from ..bench.results.results import Results
-    from ..bench.results.row import Row
+    from ..bench.results.row import Curve, Row
     from ..comparison.diff import Comparison
 
 __all__ = ["DASH", "add_row", "bytes_text", "make_table"]
@@ -111,14 +111,10 @@ def noise_lines(results: Results) -> list[str]:
     return [f"noisy: {reason}" for reason in noise.get("reasons", ())]
 
 
-def curve_table(results: Results, curve: Literal["batches", "concurrency"]) -> Table | None:
-    """Return latency and throughput over batch sizes or clients; None where nothing was measured."""
-    axis = {"batches": "batch size", "concurrency": "clients"}[curve]
-    points = [
-        (row.name, point)
-        for row in results.rows
-        for point in (row.batches if curve == "batches" else row.concurrency)
-    ]
+def curve_table(results: Results, curve: Curve) -> Table | None:
+    """Return latency and throughput over what a curve counts; None where nothing was measured."""
+    axis = {"batches": "batch size", "concurrency": "clients", "in_flight": "in flight"}[curve]
+    points = [(row.name, point) for row in results.rows for point in getattr(row, curve)]
     if not points:
         return None
     table = make_table("", "artifact", axis, "median ms", "p99 ms", "samples/s")

@@ -1,6 +1,6 @@
 """`qcompile diff`: compare two artifacts, or an artifact and its model, with Polygraphy.
 
-What counts as equal: `bench.metrics.output_verdict`.
+What counts as equal: `model.judgement`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..bench.metrics.output_verdict import BY_SIGNAL, RTOL, OutputDifference, Tolerances, judge
+from ..bench.metrics.output_verdict import OutputDifference, Tolerances, judge
 from ..bench.outputs import RunnableArtifact, collect_outputs, describe, feeds_for, shared_io
 from ..errors import InvalidOption
-from ..model.judgement import RULES, Rule
+from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
 from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
 from ..tensors import samples_in

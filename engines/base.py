@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -77,11 +78,16 @@ class Planned:
         names: All of them.
         missed: Name to what computes it instead, for those that did not reach it.
         unreported: Name to why that is not known, for those of which the runtime does not tell.
+        unproven: Largest share of the unreported ones that can be in another precision, by what else is
+            known: 0 where their types are binding, 1 where nothing is known.
+        evidence: What that share was concluded from, in words.
     """
 
     names: Sequence[str]
     missed: Mapping[str, str] = field(default_factory=dict)
     unreported: Mapping[str, str] = field(default_factory=dict)
+    unproven: float = 1.0
+    evidence: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,7 @@ class BuildOutcome:
         packages: Whose versions matter.
         versions: Package to version, where the runtime tells its own better than its package does.
         layers: The planned layers by name; None where the runtime names none.
+        failure: Why its outputs are not what they should be; empty where they are, or it was not run.
         calibration_cache: What the runtime's own calibrator wrote.
         checks: Verifications that were carried out.
         warnings: What the user should know.
@@ -115,6 +122,7 @@ class BuildOutcome:
     calibration_cache: bytes = b""
     versions: Mapping[str, str] = field(default_factory=dict)
     layers: Planned | None = None
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,19 @@ class DeviceRun:
         """
         if self.streams != 1 or self.cuda_graph:
             raise InvalidOption(f"streams and cuda_graph: engine {engine_name} has no use for them")
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """One of several inferences that are under way at once.
+
+    Attributes:
+        start: Enqueues copies to the device, the run and copies back; returns at once.
+        wait: Waits until its outputs are there.
+    """
+
+    start: Callable[[], None]
+    wait: Callable[[], None]
 
 
 class Runner(ABC):
@@ -181,6 +202,14 @@ class Runner(ABC):
     def prepare(self, feeds: Feeds) -> Any:
         """Return a callable without arguments that runs once on these feeds; checks happen here."""
 
+    def in_flight(self, feeds: Feeds, count: int) -> AbstractContextManager[Sequence[InFlight]]:
+        """Return a context manager of `count` inferences that can be under way at once, used by one thread.
+
+        Raises:
+            InvalidOption: If this runtime runs one after the other.
+        """
+        raise InvalidOption("`streams`: this runtime has one inference under way at a time", option="streams")
+
     @abstractmethod
     def close(self) -> None:
         """Free everything; the runner cannot be used afterwards."""
@@ -212,6 +241,8 @@ class Engine(ABC):
     """Whether single layers can be kept in a precision where it chooses the types."""
     has_best: bool = False
     """Whether it can be asked for precision "best"."""
+    keeps_rejected: bool = False
+    """Whether what was built and rejected is kept under another name, as a build can take an hour."""
     lacks: frozenset[str] = frozenset()
     """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")

@@ -3,11 +3,12 @@
 Layers are weighed by their multiply-adds; where those of a planned layer are unknown, every layer weighs the
 same. In this order:
 
-1. Nothing planned, or nothing reached: fails. An artifact that is float32 although another precision was
-   asked for never passes.
+1. Nothing planned, or nothing reached or unreported: fails. An artifact that is float32 although another
+   precision was asked for never passes.
 2. More than 10% missed, or one layer with `strict`: fails.
-3. More than half is unreported: fails, for then nothing is proven.
-4. Less is missed or unreported: a warning that names the layers.
+3. More than half is unreported, and nothing else shows its precision: fails, for then nothing is proven. What
+   else shows it: types that bind the runtime, or the size of the weights that it stores.
+4. Less is missed or unreported: a warning that names the layers. Binding types need none.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def weigh(
         multiply_adds: Node name to its multiply-adds, as far as they are known.
         strict: Whether one layer that missed is enough to fail.
     """
-    if outcome.reached < 1 or outcome.planned < 1:
+    unreported = outcome.layers.unreported if outcome.layers is not None else {}
+    if (outcome.reached < 1 and not unreported) or outcome.planned < 1:
         if precision == "fp32" and not _computes(outcome):
             return Weighed("")  # nothing in it computes
         return Weighed(_told(precision, outcome) + _named_by(outcome.layers))
@@ -71,10 +73,12 @@ def _by_name(
     share, counted = shares(layers.names, multiply_adds)
     missed = sum(share[name] for name in layers.missed)
     unreported = sum(share[name] for name in layers.unreported)
+    unproven = unreported * layers.unproven
     proof = {
         "weighed_by": counted,
         "missed_share": round(missed, 6),
         "unreported_share": round(unreported, 6),
+        **({"unproven_share": round(unproven, 6), "evidence": layers.evidence} if layers.evidence else {}),
         "missed": _listed(layers.missed, share),
         "unreported": _listed(layers.unreported, share),
     }
@@ -84,14 +88,15 @@ def _by_name(
             f"{_told(precision, outcome)}; {missed:.1%} of the planned {counted} missed it: "
             f"{named(layers.missed, share)}"
         )
-    if layers.unreported:
+    if unproven:
+        known = f"; {layers.evidence}" if layers.evidence else ""
         texts.append(
             f"{len(layers.unreported)} of {len(layers.names)} layers are unreported, {unreported:.1%} of the "
-            f"planned {counted}: {named(layers.unreported, share)}"
+            f"planned {counted}: {named(layers.unreported, share)}{known}"
         )
     if layers.missed and (strict or missed > ALLOWED_SHARE):
         return Weighed(texts[0], (), proof)
-    if unreported > _UNREPORTED_SHARE:
+    if unproven > _UNREPORTED_SHARE:
         return Weighed(f"{precision} was asked for and cannot be proven: {texts[-1]}", (), proof)
     return Weighed("", tuple(texts), proof)
 

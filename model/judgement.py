@@ -1,4 +1,15 @@
-"""Rules that decide whether an integer artifact's outputs match its float model's, output by output.
+"""Rules that decide whether an artifact's outputs match its model's, output by output.
+
+What counts as equal depends on the precision:
+
+| precision  | default                                                                              |
+|------------|--------------------------------------------------------------------------------------|
+| fp32       | each element within 1e-3 relative, or 1e-4 of the output's largest magnitude          |
+| tf32, fp16 | each element within 1e-2 relative, or 1e-2 of the output's largest magnitude          |
+| bf16       | each element within 5e-2 relative, or 5e-2 of the output's largest magnitude          |
+| int8, ...  | by what the output is, see below; FP8 and INT4 as INT8                                |
+
+INT8 has steps of a 256th of the range: no element-wise tolerance says whether it is good.
 
 | an output is   | where                                                     | and passes with               |
 |----------------|-----------------------------------------------------------|-------------------------------|
@@ -22,7 +33,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .output_error import output_error
+from .output_error import ErrorSums, output_error
+
+RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
+ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
+BY_SIGNAL = ("fp8", "int8", "int4")
 
 Rule = Literal["classes", "embedding", "signal"]
 RULES: tuple[Rule, ...] = ("classes", "embedding", "signal")
@@ -130,6 +145,45 @@ class Judgement:
         """The measured figures as text."""
         more = "" if self.agreement is None else f", same argmax in {self.agreement:.0%} of rows"
         return f"{self.snr_db:.1f} dB{more if self.cosine is None else f', cosine {self.cosine:.3f}'}"
+
+
+def lowest_db(precision: str) -> float:
+    """Return the signal-to-noise ratio below which most elements are wrong for a precision, in decibels.
+
+    An error of the relative tolerance in every element: 60 for fp32, 40 for fp16, 26 for bf16; 15 for int8.
+    """
+    return SNR_DB if precision in BY_SIGNAL else -20.0 * math.log10(RTOL.get(precision, RTOL["fp32"]))
+
+
+def judge_by_precision(
+    reference: Mapping[str, Batches], actual: Mapping[str, Batches], precision: str
+) -> list[Judgement]:
+    """Judge every output of an artifact by the rule of its precision, as `diff` does.
+
+    Args:
+        reference: Output name to its batches, of the model.
+        actual: The artifact's, of the same names and shapes.
+        precision: The artifact's, such as "fp16".
+
+    Raises:
+        ValueError: If shapes differ.
+    """
+    if precision in BY_SIGNAL:
+        return judge_outputs(reference, actual)
+    return [_within(name, reference[name], actual[name], precision) for name in reference]
+
+
+def _within(name: str, expected: Batches, actual: Batches, precision: str) -> Judgement:
+    kind = precision if precision in RTOL else "fp32"
+    sums, beyond = ErrorSums(), 0.0
+    for a, b in zip(expected, actual, strict=True):
+        if a.shape != b.shape:
+            raise ValueError(f"shapes differ: {a.shape} and {b.shape}")
+        values, error = sums.add(a, b)
+        # An element fails only beyond both tolerances, not beyond their sum (Polygraphy).
+        beyond = max(beyond, float(error[error > RTOL[kind] * np.abs(values)].max(initial=0.0)))
+    atol = ATOL_SHARE[kind] * sums.max_abs
+    return Judgement(name, beyond <= atol, f"atol {atol:.3g}, rtol {RTOL[kind]:g}", sums.snr_db, None, None)
 
 
 def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches]) -> list[Judgement]:

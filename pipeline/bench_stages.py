@@ -82,6 +82,8 @@ def bench_stage(
                 max_time_s=section.max_time_s,
                 batch_sizes=section.batch_sizes,
                 clients=section.clients,
+                streams=section.streams,
+                cuda_graph=section.cuda_graph,
                 torch_modes=section.torch_modes,
                 devices=section.devices,
                 pythons=section.python,

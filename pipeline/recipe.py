@@ -60,11 +60,36 @@ def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not TOML: {error}", file=path) from error
+    return make_recipe(values, path, told=lambda text: told(f"{path}: {text}"))
+
+
+def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) -> Recipe:
+    """Return the recipe of these values, which `path` holds or will hold.
+
+    Raises:
+        RecipeError: As `read_recipe`.
+    """
     try:
-        return Recipe(**vars(_decoded(values, lambda text: told(f"{path}: {text}"))), path=path)
+        recipe = Recipe(**vars(_decoded(values, told)), path=path)
+        _require_scales(recipe)
+        return recipe
     except Refused as error:
         message = f"{path}: key '{error.key}' {error.sentence}"
         raise RecipeError(message, hint=error.hint, file=path, key=error.key) from error
+
+
+def _require_scales(recipe: Recipe) -> None:
+    """Without ranges, an ONNX file must hold the scales of static INT8 and FP8 itself, as Q/DQ."""
+    needing = [one.name for one in recipe.artifact if one.needs_ranges]
+    if not needing or recipe.has_ranges:
+        return
+    from ..model.graph import graph_precision
+    from ..model.weightless import read_weightless
+
+    model = recipe.folder / recipe.model.source
+    if model.is_file() and graph_precision(read_weightless(model).model) not in ("int8", "fp8"):
+        problem = f"is missing; {needing[0]!r} is static INT8, and {model.name} holds no Q/DQ"
+        raise Refused("data.calibration", problem)
 
 
 def _decoded(values: dict[str, Any], told: Told) -> RecipeFile:

@@ -28,6 +28,7 @@ from .stages import (
     build_stage,
     calibrate_stage,
     export_stage,
+    given_ranges,
     lower_stage,
     simplify_stage,
 )
@@ -142,8 +143,10 @@ class _Run:
     def _ranges(self, model: Made) -> Made | None:
         """Ranges where an artifact needs them; without them, those artifacts fail."""
         needing = [one.name for one in self.recipe.artifact if one.needs_ranges]
-        if not needing:
+        if not (needing and self.recipe.has_ranges):  # a file of the latter kind holds its scales as Q/DQ
             return None
+        if given := given_ranges(self.recipe):
+            return given
         checkpoint = self.store.folder / "calibrate.checkpoint"
         try:
             return self._do(calibrate_stage(self.recipe, model, checkpoint))

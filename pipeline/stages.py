@@ -147,11 +147,21 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     key = {
         "model": model.digest,
         "data": data.digest(),
-        "options": options_key(section, without=("balance",)),  # which is a stage of its own
+        "options": options_key(section, without=("balance", "ranges")),  # stages of their own
         "targets": targets,
         "tools": tool_versions(*ONNX_TOOLS),
     }
     return Stage("calibrate", f"{recipe.name}.ranges", key, work)
+
+
+def given_ranges(recipe: Recipe) -> Made | None:
+    """The ranges that a recipe names in place of a calibration; None where it calibrates."""
+    from ..files import digest_files, require_file
+
+    if not recipe.calibrate.ranges:
+        return None
+    path = require_file(recipe.folder / recipe.calibrate.ranges, what="ranges file")
+    return Made(path, digest_files([path]))
 
 
 def lower_stage(
@@ -209,7 +219,7 @@ def build_stage(
     from ..lowering import load_lowered
 
     tensorrt = one.target.startswith("tensorrt")
-    gpu = find_gpu() if tensorrt and not one.gpus else None
+    gpu = find_gpu(one.tensorrt.device) if tensorrt and not one.gpus else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
     covers = tensorrt and not has_shapes(one)
     lowered = load_lowered(graph.path) if graph else None

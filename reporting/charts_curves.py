@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ..bench.results.row import CurvePoint
+from ..bench.results.row import Curve, CurvePoint
 from ..figures import figure, number, times
 from .canvas import COLOURS, Canvas, Chart, draw
 from .charts_speed import MARKERS
@@ -16,13 +16,11 @@ from .source import ReportedArtifact
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Curve = Literal["batches", "concurrency"]
-
 _STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
 
 
 def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) -> Chart | None:
-    """Draw throughput against latency, a point per batch size or number of clients.
+    """Draw throughput against latency, a point per batch size, number of clients, or number in flight.
 
     Args:
         subjects: All.
@@ -61,7 +59,7 @@ def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) ->
 
 def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
     """Return the points of a curve in order of the count."""
-    points = subject.row.batches if key == "batches" else subject.row.concurrency
+    points: tuple[CurvePoint, ...] = getattr(subject.row, key)
     return sorted(points, key=lambda point: point.count)
 
 

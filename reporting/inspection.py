@@ -97,7 +97,7 @@ def _ranges(path: Path) -> dict[str, Any]:
         "samples": ranges.samples,
         "method": str(ranges.method),
         "data": ranges.data,
-        "tensors": len(ranges.histograms),
+        "tensors": len(ranges.histograms) + len(ranges.fixed),
         "shared": len(ranges.shared),
         "skipped": dict(ranges.skipped),
     }

@@ -30,6 +30,7 @@ def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
         accuracy_section,
         lambda source: sweep_section(source, "batches"),
         lambda source: sweep_section(source, "concurrency"),
+        lambda source: sweep_section(source, "in_flight"),
         costs_section,
         precision_section,
         layers_section,

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..bench.results.render import interval_words
-from ..bench.results.row import Energy, NoEnergy
+from ..bench.results.row import Curve, Energy, NoEnergy
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import SMALLEST_DIFFERENCE
 from ..figures import DASH, bytes_text, drop_text, figure
-from .charts_curves import Curve, curve, curves_chart, history_chart
+from .charts_curves import curve, curves_chart, history_chart
 from .charts_speed import drop_chart, latency_chart, speedup_chart
 from .charts_tradeoff import drops_differ, pareto_chart
 from .parts import Cell, Drawn, Section, Table
@@ -19,6 +19,7 @@ from .source import ReportedArtifact, Source
 _SWEEPS: dict[Curve, tuple[str, str, str]] = {
     "batches": ("batch size", "Batch sizes", "`batch_sizes` 1,8,32"),
     "concurrency": ("number of clients", "Concurrent clients", "`clients` 1,2,4"),
+    "in_flight": ("inferences in flight", "Inferences in flight", "`streams` 1,2,4, on a GPU"),
 }
 _CLASSES_SHOWN = 10
 
@@ -128,7 +129,7 @@ def accuracy_section(source: Source) -> Section:
 
 
 def sweep_section(source: Source, key: Curve) -> Section:
-    """Throughput against latency over batch sizes or clients."""
+    """Throughput against latency over batch sizes, clients, or inferences in flight."""
     word, title, option = _SWEEPS[key]
     chart = curves_chart(source.measured, key, word)
     if chart is None:

@@ -183,7 +183,7 @@ class ArtifactOptions(QuantizeOptions):
         ),
     ] = ""
     allow_fallback: Annotated[
-        bool, option("Keep an artifact that does not reach its precision, with a warning.")
+        bool, option("Keep an artifact that does not reach its precision or accuracy, with a warning.")
     ] = False
     strict: Annotated[bool, option("Fail if a single layer does not reach the precision.")] = False
     tensorrt: Annotated[TensorRTOptions, option("TensorRT's own options.", targets=TENSORRT_TARGETS)] = field(
@@ -200,6 +200,10 @@ class ArtifactOptions(QuantizeOptions):
                 raise Refused(f"{one.name}{inner}", problem, hint="leave it out")
         for kind in _SHAPE_KINDS:
             self.shapes(kind)
+        if self.gpus and self.tensorrt.device:
+            raise Refused(
+                "tensorrt.device", "excludes `gpus`: what is built ahead of time needs none of here"
+            )
         if self.calibrator and self.precision not in ("int8", "best"):
             raise Refused("calibrator", f"is for `precision` int8; the precision is {self.precision}")
 

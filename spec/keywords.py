@@ -55,7 +55,7 @@ class BuildKeywords(TypedDict, total=False):
     """Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or
     TensorRT's own calibrator on the data."""
     allow_fallback: bool
-    """Keep an artifact that does not reach its precision, with a warning."""
+    """Keep an artifact that does not reach its precision or accuracy, with a warning."""
     strict: bool
     """Fail if a single layer does not reach the precision."""
     tensorrt: TensorRTOptions | Mapping[str, object]

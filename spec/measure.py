@@ -51,6 +51,17 @@ class BenchOptions(Checked):
             "Numbers of concurrent clients of an additional latency curve.", metavar="N,N,...", split=COMMA
         ),
     ] = ()
+    streams: Annotated[
+        tuple[Count, ...],
+        option(
+            "Numbers of inferences in flight of an additional throughput curve, on GPUs.",
+            metavar="N,N,...",
+            split=COMMA,
+        ),
+    ] = ()
+    cuda_graph: Annotated[
+        bool, option("Measure each TensorRT engine once more with CUDA graphs, as an additional row.")
+    ] = False
     torch_modes: Annotated[
         tuple[TorchMode, ...],
         option("Additional execution mode of each PyTorch MODEL.", flag="--torch"),

@@ -126,6 +126,13 @@ class CalibrateOptions(Checked):
 class CalibrateSection(CalibrateOptions):
     """`[calibrate]`: how activations are observed."""
 
+    ranges: Annotated[
+        str,
+        option(
+            "Ranges file or TensorRT's calibration cache of the model, instead of a calibration.",
+            metavar="FILE",
+        ),
+    ] = ""
     balance: Annotated[
         bool, option("Equalize channels between layers before calibration (`qcompile balance`).")
     ] = False

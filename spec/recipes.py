@@ -59,16 +59,30 @@ class RecipeFile(Checked):
                     f"artifact[{index}].name", "another name is required: it is taken", value=one.name
                 )
             taken.add(one.name)
-            if one.needs_ranges and not self.data.calibration:
+            if one.needs_ranges and not (self.has_ranges or self.may_be_quantized):
                 raise Refused("data.calibration", f"is missing; {one.name!r} is static INT8")
             if one.calibrates_itself and not self.data.calibration:
                 raise Refused("data.calibration", f"is missing; TensorRT calibrates {one.name!r} on it")
+        if self.calibrate.ranges and (self.calibrate.balance or self.model.simplify):
+            key = "calibrate.balance" if self.calibrate.balance else "model.simplify"
+            problem = "must be false: `calibrate.ranges` belong to the very file they were made with"
+            raise Refused(key, problem, value=True)
         if self.calibrate.balance and not self.data.calibration:
             raise Refused("data.calibration", "is missing; calibrate.balance needs it")
         names = (BASELINE, *sorted(one.name for one in self.artifact))
         if self.bench and self.bench.baseline not in names:
             problem = f"one of {', '.join(names)} is required"
             raise Refused("bench.baseline", problem, value=self.bench.baseline)
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether there are ranges, or samples to observe them on."""
+        return bool(self.data.calibration or self.calibrate.ranges)
+
+    @property
+    def may_be_quantized(self) -> bool:
+        """Whether the model is a file that may hold its scales already, as Q/DQ."""
+        return self.model.source.endswith(".onnx")
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -118,6 +132,51 @@ class RunCommand(Checked):
         option("Stage to run again although nothing changed, such as bench.", metavar="STAGE", split=COMMA),
     ] = ()
     schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrateCommand(Checked):
+    """Write the recipe of COMMAND, a command line of trtexec or Polygraphy, for TensorRT without precision
+    flags and calibrators: 10, 11 and RTX. A calibration cache becomes a ranges file.
+
+    COMMAND is one quoted text, or @FILE. Nothing of it is run. The exit code is 1 if an option has no equal.
+    """
+
+    command: Annotated[str, argument("Command line of trtexec or Polygraphy, or @FILE that holds it.")]
+    output: Annotated[Path, option("Recipe to write.", short="-o", metavar="FILE")] = Path("recipe.toml")
+    target: Annotated[
+        Literal["tensorrt", "tensorrt-rtx"] | None,
+        option("Runtime that the recipe builds for; default: the command's."),
+    ] = None
+    gpus: Annotated[
+        tuple[str, ...],
+        option(
+            "Compute capability to build for, such as sm86; for tensorrt-rtx.",
+            flag="--gpu",
+            metavar="SM",
+            split=COMMA,
+        ),
+    ] = ()
+    data: Annotated[
+        str | None,
+        option("Samples to calibrate INT8 on, where the command names none.", metavar="DATA"),
+    ] = None
+    paths: Annotated[
+        tuple[str, ...],
+        option(
+            "Name here of a folder or file of the command, such as /workspace=.",
+            flag="--path",
+            metavar="OLD=NEW",
+        ),
+    ] = ()
+    allow_missing: Annotated[
+        bool, option("Exit with 0 although an option has no equal; the table and the recipe name it.")
+    ] = False
+
+    def check(self) -> None:
+        """Refuse GPUs for a runtime that builds for the one in the machine."""
+        if self.gpus and self.target == "tensorrt":
+            raise Refused("gpus", "is for tensorrt-rtx; the target is tensorrt", hint="leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,8 @@ METHOD_PATTERN = rf"^({'|'.join(METHODS)}|percentile:\d*\.?\d+)$"
 TorchMode = Literal["trace", "script", "freeze", "compile"]
 TORCH_MODES: tuple[TorchMode, ...] = get_args(TorchMode)
 """What PyTorch makes of a module before it runs: TorchScript of three kinds, or `torch.compile`'s code."""
+CUDA_GRAPH = "cuda-graph"
+"""Mode of an engine of TensorRT whose inferences are captured and replayed."""
 METRIC = f"{', '.join(METRICS)} or file.py:function"
 METRIC_PATTERN = rf"^({'|'.join(METRICS)}|.+:[^\W\d]\w*)$"
 

@@ -170,8 +170,8 @@ def test_the_public_names_are_pinned() -> None:
     assert sorted(qcompile.__all__) == [
         "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__",
         "balance", "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load",
-        "load_artifact", "package_ep_context", "package_triton", "quantize", "read_recipe", "refit",
-        "report", "run", "simplify", "tune",
+        "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe",
+        "refit", "report", "run", "simplify", "tune",
     ]  # fmt: skip
     for name in qcompile.__all__:
         assert getattr(qcompile, name) is not None

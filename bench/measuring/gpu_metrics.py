@@ -18,9 +18,11 @@ _GPU_CALLS = 50
 
 
 def measure_gpu_latencies(workers: Mapping[str, Worker], recorder: Recorder) -> None:
-    """Measure TensorRT's engines by the GPU's clock; other runtimes have none."""
+    """Measure by the GPU's clock what TensorRT and PyTorch run there; other runtimes have none."""
     for name, worker in workers.items():
-        if recorder.is_measured(name) and recorder[name].engine.startswith("tensorrt"):
+        row = recorder[name]
+        has_clock = row.engine == "pytorch" or row.engine.startswith("tensorrt")
+        if recorder.is_measured(name) and row.device != "cpu" and has_clock:
             latency = recorder.attempt(name, partial(_gpu_latency, worker))
             if latency is not None:
                 recorder.gpu_latency(name, latency)

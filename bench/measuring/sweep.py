@@ -1,4 +1,4 @@
-"""Curves: latency and throughput over batch sizes, and over clients that call at the same time.
+"""Curves: latency and throughput over batch sizes, clients that call at once, and inferences in flight.
 
 Each point is one second after a short warm-up; the points of all artifacts are taken in turn.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from ...errors import InvalidOption, QCompileError, WorkerError
 from ...progress import Progress
 from ...tensors import Feeds
 from ..outputs import save_feeds
 from ..recorder import Recorder, latency_of
-from ..results.row import CurvePoint
+from ..results.row import Curve, CurvePoint
 from ..workers.process import Worker
 from .rounds import ask_timing
 from .warm_up import warm_up
@@ -75,6 +74,30 @@ def sweep_clients(
         _each(workers, recorder, f"{count} clients", "concurrency", point)
 
 
+def sweep_streams(
+    workers: Mapping[str, Worker],
+    recorder: Recorder,
+    counts: Sequence[int],
+    samples: int,
+    progress: Progress,
+) -> None:
+    """Measure what runs on a GPU over numbers of inferences that one thread keeps in flight.
+
+    The latency of a point is from the start of an inference until its outputs were waited for.
+    """
+    on_gpu = {name: worker for name, worker in workers.items() if recorder[name].device != "cpu"}
+    for count in counts:
+
+        def point(worker: Worker, count: int = count) -> CurvePoint:
+            answer = worker.ask("in_flight", streams=count, seconds=POINT_S)
+            if not answer["at_rest"]:
+                worker.freeze()
+            return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
+
+        progress(f"{count} in flight")
+        _each(on_gpu, recorder, f"{count} in flight", "in_flight", point)
+
+
 def check_counts(values: Sequence[int], option: str) -> None:
     """Refuse what is no list of different positive numbers.
 
@@ -92,7 +115,7 @@ def _each(
     workers: Mapping[str, Worker],
     recorder: Recorder,
     what: str,
-    curve: Literal["batches", "concurrency"],
+    curve: Curve,
     point: Callable[[Worker], CurvePoint],
 ) -> None:
     """A point that fails is a warning: the artifact's other figures stand. A dead worker is asked no more."""

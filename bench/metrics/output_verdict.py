@@ -1,16 +1,6 @@
 """Compare one output: by Polygraphy's tolerances for floats, by the rule of its kind for integers.
 
-What counts as equal depends on the precision, unless tolerances are given for an output:
-
-| precision | default                                                                              |
-|-----------|--------------------------------------------------------------------------------------|
-| fp32      | each element within 1e-3 relative, or 1e-4 of the output's largest magnitude          |
-| fp16      | each element within 1e-2 relative, or 1e-2 of the output's largest magnitude          |
-| bf16      | each element within 5e-2 relative, or 5e-2 of the output's largest magnitude          |
-| int8      | by what the output is: classes, an embedding or a signal, see `model.judgement`      |
-
-TF32 is judged as FP16, whose mantissa it has; FP8 and INT4 as INT8. INT8 has steps of a 256th of the range:
-no element-wise tolerance says whether it is good.
+What counts as equal depends on the precision (`model.judgement`), unless tolerances are given for an output.
 """
 
 from __future__ import annotations
@@ -23,16 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption
-from ...model.judgement import SNR_DB, RowAgreement, Rule
+from ...model.judgement import ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB, RowAgreement, Rule
 from ...model.output_error import ErrorSums
 from ...progress import quiet
 from ..outputs import paired
 
 Outputs = Mapping[str, NDArray[Any]]
-
-RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
-ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
-BY_SIGNAL = ("fp8", "int8", "int4")
 
 
 @dataclass(frozen=True)

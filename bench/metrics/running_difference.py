@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.judgement import SNR_DB, RowAgreement
+from ...model.judgement import ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB, RowAgreement
 from ...model.output_error import ErrorSums
 from ..results.row import Difference
 from .metric import Outputs
-from .output_verdict import ATOL_SHARE, BY_SIGNAL, RTOL
 
 
 @dataclass

@@ -13,6 +13,7 @@ from ..statistics.speedup import Speedup
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
+Curve = Literal["batches", "concurrency", "in_flight"]
 
 METRICS_IN_POINTS = ("top1", "top5", "miou", "cosine")
 """Metrics that are a share: their drop is in points, hundredths of it."""
@@ -188,7 +189,7 @@ class NoEnergy:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Latency and throughput at one batch size, or one number of clients."""
+    """Latency and throughput at one batch size, number of clients, or number of inferences in flight."""
 
     count: int
     median_ms: float
@@ -207,7 +208,8 @@ class Row:
         engine: What runs it.
         precision: Of its manifest; "fp32" for a MODEL.
         runs_on: "CPU", "GPU", or the GPUs it was built for.
-        mode: How PyTorch runs a MODEL: eager, trace, script, freeze or compile.
+        mode: How PyTorch runs a MODEL: eager, trace, script, freeze or compile; or cuda-graph, of an engine
+            of TensorRT.
         device: "cpu", or the GPU it ran on as "cuda:0".
         interpreter: Python that ran it, where that was another one.
         status: Whether it was measured; `reason` says why not.
@@ -218,7 +220,8 @@ class Row:
         throughput_per_s: Samples per second over every timed block.
         speedup: Against the baseline; None for the baseline itself.
         load_ms: From nothing to a loaded artifact, importing the runtime included.
-        batches, concurrency: Curves over batch sizes and numbers of clients.
+        batches, concurrency, in_flight: Curves over batch sizes, numbers of clients, and numbers of
+            inferences in flight.
         contains: What a latency contains.
         packages: Versions of what the worker had loaded.
         layers_by_precision: From the manifest's proof.
@@ -252,6 +255,7 @@ class Row:
     load_ms: float | None = None
     batches: tuple[CurvePoint, ...] = ()
     concurrency: tuple[CurvePoint, ...] = ()
+    in_flight: tuple[CurvePoint, ...] = ()
     contains: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
     layers_by_precision: Mapping[str, Any] | None = None

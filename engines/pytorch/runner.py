@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from ...errors import DataError, ModelError, first_line
+from ...errors import DataError, InvalidOption, ModelError, first_line
 from ...model.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
 from ...model.output_error import output_error
 from ...model.pytorch import import_torch
 from ...progress import quiet
 from ...spec.words import TORCH_MODES, TorchMode
 from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
-from ..base import Runner
+from ..base import InFlight, Runner
+from ..gpu_times import GpuTimes, collect
+from .gpu_call import GpuCall
 
 Mode = Literal["eager", TorchMode]
 MODES: tuple[Mode, ...] = ("eager", *TORCH_MODES)
@@ -46,7 +49,9 @@ class PyTorchRunner(Runner):
         self._device = None if device is None else self._torch.device("cuda", device)
         self._converted: dict[Any, Any] = {}
         if self._device is not None:
-            self.contains = "host to host: copies from page-locked memory to the GPU, forward(), copies back"
+            self.contains = (
+                "host to host, in page-locked memory: copies to the GPU, forward(), copies back, synchronize"
+            )
             self.notes = _rounding(self._torch, self._device)
         if mode != "eager":
             self.contains += f", {_MADE[mode]}"
@@ -61,10 +66,68 @@ class PyTorchRunner(Runner):
         except Exception as error:
             raise ModelError(f"PyTorch fails on the feeds: {first_line(error)}") from error
         arrays = flat_outputs(result)[1]
+        if self._device is not None:
+            arrays = [array.copy() for array in arrays]  # page-locked memory is scarce
         same = len(self._names) == len(arrays)
         return dict(zip(self._names if same else name_outputs([], result), arrays, strict=True))
 
-    def prepare(self, feeds: Feeds) -> Callable[[], Any]:
+    def prepare(self, feeds: Feeds, *, on_device: bool = False) -> Callable[[], Any]:
+        """Return the call that copies, runs and copies back.
+
+        On a GPU what it returns is in memory of its own, which the next call writes again.
+
+        Args:
+            feeds: Input to array.
+            on_device: Of a GPU: copy the feeds there once, here, and leave the outputs there.
+
+        Raises:
+            DataError: If the feeds do not fit.
+            ModelError: If the module cannot be converted to the mode.
+        """
+        if self._device is not None:
+            call = self._gpu_call(feeds)
+            if on_device:
+                call.upload()
+            return call.run_on_device if on_device else call.run
+        module, arguments, keywords = self._prepared(feeds)
+        inference_mode = self._torch.inference_mode
+
+        def run() -> Any:
+            with inference_mode():
+                return module(*arguments, **keywords)
+
+        return run
+
+    def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
+        """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains.
+
+        Raises:
+            InvalidOption: If it does not run on a GPU.
+            DataError, ModelError: As `prepare`.
+        """
+        call = self._gpu_call(feeds)
+        return collect([call.timed_run() for _ in range(iterations)])
+
+    @contextmanager
+    def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:
+        """Yield `count` inferences, each on a stream of its own.
+
+        Raises:
+            InvalidOption: If it does not run on a GPU.
+            DataError, ModelError: As `prepare`.
+        """
+        calls = [self._gpu_call(feeds) for _ in range(count)]
+        yield [InFlight(call.start, call.wait) for call in calls]
+        for call in calls:
+            call.wait()
+
+    def _gpu_call(self, feeds: Feeds) -> GpuCall:
+        if self._device is None:
+            raise InvalidOption("PyTorch runs on the processor here", hint="give `devices` cuda")
+        return GpuCall(self._torch, self._device, *self._prepared(feeds))
+
+    def _prepared(self, feeds: Feeds) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+        """The module in its mode, and its arguments on the host."""
         if self.io.inputs:
             check_feeds(self.io.inputs, feeds, "feeds")
         torch, module = self._torch, self._module
@@ -77,32 +140,13 @@ class PyTorchRunner(Runner):
             if key not in self._converted:
                 there, named = arguments, keywords
                 if self._device is not None:
-                    # As in `_through_gpu`: what is compiled for other tensors would be compiled again.
+                    # As in `GpuCall`: what is compiled for other tensors would be compiled again.
                     with torch.inference_mode():
                         there = tuple(tensor.to(self._device) for tensor in arguments)
                         named = {name: tensor.to(self._device) for name, tensor in keywords.items()}
                 self._converted[key] = _convert(torch, module, self._mode, there, named)
             module = self._converted[key]
-
-        def run() -> Any:
-            with torch.inference_mode():
-                return module(*arguments, **keywords)
-
-        return run if self._device is None else self._through_gpu(module, arguments, keywords)
-
-    def _through_gpu(self, module: Any, arguments: Any, keywords: Any) -> Callable[[], Any]:
-        """A callable that copies the arguments there, runs, and copies every output back, which waits."""
-        inference_mode, device = self._torch.inference_mode, self._device
-        arguments = [tensor.pin_memory() for tensor in arguments]
-        keywords = {name: tensor.pin_memory() for name, tensor in keywords.items()}
-
-        def run() -> Any:
-            with inference_mode():
-                there = [tensor.to(device, non_blocking=True) for tensor in arguments]
-                named = {name: tensor.to(device, non_blocking=True) for name, tensor in keywords.items()}
-                return _on_host(module(*there, **named))
-
-        return run
+        return module, arguments, keywords
 
     def close(self) -> None:
         self._module = None
@@ -142,15 +186,6 @@ def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any)
     if not all(a.shape == b.shape and output_error(a, b).close for a, b in pairs):
         raise ModelError(f"PyTorch mode {mode}: computes something else than eager does on the same input")
     return converted
-
-
-def _on_host(result: Any) -> Any:
-    """What `forward` returned, its tensors in the host's memory."""
-    if hasattr(result, "cpu"):
-        return result.cpu()
-    if isinstance(result, Mapping):
-        return {name: _on_host(item) for name, item in result.items()}
-    return [_on_host(item) for item in result] if isinstance(result, tuple | list) else result
 
 
 def _rounding(torch: Any, device: Any) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
+from .recorder import record_if_asked
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
@@ -357,10 +358,11 @@ def load_adapter(target: str) -> Adapter:
         EngineUnavailable: If it is not installed or cannot be loaded.
     """
     try:
-        return Adapter(importlib.import_module(MODULES[target]), target)
+        module = importlib.import_module(MODULES[target])
     except Exception as error:  # besides ImportError: missing libraries raise RuntimeError or OSError
         raise EngineUnavailable(
             f"{MODULES[target]} cannot be imported ({error})",
             hint=f"pip install 'qcompile[{target}]'",
             engine=target,
         ) from error
+    return Adapter(record_if_asked(module), target)

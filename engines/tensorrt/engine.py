@@ -27,6 +27,7 @@ class TensorRT(Engine):
     suffix = ".engine"
     keeps_layers = True
     has_best = True
+    keeps_rejected = True
     lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
     precisions = PRECISIONS
@@ -53,6 +54,8 @@ class TensorRT(Engine):
 
     def check(self, spec: BuildSpec) -> None:
         adapter = load_adapter(self.name)
+        if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
+            raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
         if spec.calibrator:
             adapter.require_calibrators()
         adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
@@ -66,13 +69,14 @@ class TensorRT(Engine):
         from .runner.engine_share import EngineUse
         from .verify import verified
 
+        options = request.spec.tensorrt
         outcome = build_plan(load_adapter(self.name), request)
         if request.spec.gpus:
             return outcome  # for GPUs that need not be here
-        options = request.spec.tensorrt
         profiles = outcome.proof.get("profiles")
         # No runtime cache: what is written beside a file that is being built becomes a part of it.
         use = EngineUse(
+            options.device,
             profiles=profiles if isinstance(profiles, list) else (),
             needs=PlanNeeds(options.plugins, host_code=options.version_compatible),
         )
@@ -141,6 +145,7 @@ class TensorRTRTX(TensorRT):
     """TensorRT-RTX: builds for GPUs that need not be here, and runs on one that is."""
 
     name = "tensorrt-rtx"
+    keeps_rejected = False  # it builds in seconds
 
     def why_not_build(self) -> str:
         return self._why_not_import()

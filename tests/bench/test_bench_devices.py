@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import qcompile
+from qcompile.bench.measuring.gpu_metrics import measure_gpu_latencies
+from qcompile.bench.measuring.sweep import sweep_streams
 from qcompile.bench.recorder import Recorder
+from qcompile.bench.results.render import render
 from qcompile.bench.results.row import Row
-from qcompile.bench.runnables import choose_runnables
+from qcompile.bench.runnables import choose_runnables, row_of
 from qcompile.bench.statistics.speedup import Speedup
+from qcompile.bench.workers.interpreters import Interpreters
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
+from qcompile.progress import silent
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -24,8 +30,6 @@ without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
 
 def placed(artifacts: dict[str, str], *devices: int | None, modes: tuple[str, ...] = ()) -> dict[str, str]:
     """Name of each artifact to its device."""
-    from qcompile.bench.workers.interpreters import Interpreters
-
     runnables, _ = choose_runnables(
         artifacts, next(iter(artifacts)), trust=False, pythons=Interpreters(), torch_modes=modes,
         devices=devices,
@@ -53,6 +57,72 @@ def test_every_artifact_runs_on_each_device_that_can_run_it(
     assert placed({"net": torch_model}, None, 0, modes=("trace",)) == {
         "net": "cpu", "net (cuda:0)": "cuda:0", "net (trace)": "cpu", "net (cuda:0) (trace)": "cuda:0",
     }  # fmt: skip
+
+
+def test_engines_come_once_more_with_cuda_graphs(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny_file("mlp")
+    plan = qcompile.build(model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"]).path
+    runnables, base = choose_runnables(
+        {"onnx": str(model), "plan": str(plan)}, "onnx", trust=False, pythons=Interpreters(), torch_modes=(),
+        cuda_graph=True, in_flight=True,
+    )  # fmt: skip
+    assert base == "onnx"
+    assert [(one.name, one.mode) for one in runnables] == [
+        ("onnx", "eager"), ("plan", "eager"), ("plan (CUDA graph)", "cuda-graph"),
+    ]  # fmt: skip
+    row = row_of(runnables[2])
+    assert row.mode == "cuda-graph"
+    assert render(row, "onnx").runtime == "TensorRT-RTX (cuda-graph)"
+    if runnables[1].why_not:  # no GPU here: the row says so as that without graphs does
+        assert (row.status, row.reason) == ("not run", runnables[1].why_not)
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "hint"),
+    [
+        ({"cuda_graph": True}, "`cuda_graph`: no artifact is an engine of TensorRT", "`target` tensorrt"),
+        ({"streams": [1, 2]}, "`streams`: inferences are in flight on a GPU, and no artifact", "`clients`"),
+        ({"streams": [2, 2]}, "`streams`: 2, 2; different numbers", ""),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_with_the_way_out(
+    tiny_file: Callable[..., Path], given: dict[str, Any], said: str, hint: str
+) -> None:
+    model = str(tiny_file("mlp"))
+    with pytest.raises(InvalidOption, match=said) as caught:
+        qcompile.benchmark([model], baseline=model, **given)
+    assert hint in caught.value.hint
+
+
+def test_only_what_runs_on_a_gpu_has_a_gpus_clock_and_streams() -> None:
+    class Worker:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        def ask(self, do: str, **_: object) -> dict[str, Any]:
+            self.asked.append(do)
+            times = {f"{kind}_ns": [2_000_000] for kind in ("compute", "with_transfers", "enqueue")}
+            return {"ns": [10, 20], "wall_ns": 40, "at_rest": True} | times
+
+    rows = [
+        Row("base", "net.py:build", "pytorch"),
+        Row("torch", "net.py:build", "pytorch", device="cuda:0"),
+        Row("plan", "m.engine", "tensorrt", device="cuda:0"),
+        Row("onnx", "m.onnx", "onnxruntime", device="cuda:0"),
+    ]
+    recorder, workers = Recorder(rows, "base"), {row.name: Worker() for row in rows}
+    serving: Any = workers
+    measure_gpu_latencies(serving, recorder)
+    sweep_streams(serving, recorder, [2], 4, silent)
+    assert {name: one.asked for name, one in workers.items()} == {
+        "base": [], "torch": ["gpu_times", "in_flight"], "plan": ["gpu_times", "in_flight"],
+        "onnx": ["in_flight"],
+    }  # fmt: skip
+    latency = recorder["torch"].gpu_latency
+    assert latency is not None
+    assert latency.compute_ms == 2.0
+    (point,) = recorder["plan"].in_flight
+    assert (point.count, point.throughput_per_s) == (2, pytest.approx(4 * 2 / 40e-9))
 
 
 @without_gpu

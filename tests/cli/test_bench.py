@@ -113,7 +113,12 @@ def test_results_of_different_machines_are_refused_or_only_shown(qc: Run, tmp_pa
 
 def test_wrong_lists_are_refused(qc: Run, tiny_file: Callable[..., Path]) -> None:
     model = tiny_file("mlp")
-    for option, value in (("--batch-sizes", "1,x"), ("--clients", "0"), ("--python", "onnxruntime")):
+    for option, value in (
+        ("--batch-sizes", "1,x"),
+        ("--clients", "0"),
+        ("--streams", "0"),
+        ("--python", "onnxruntime"),
+    ):
         code, _, err = qc("bench", model, "--baseline", model, option, value)
         assert code == 2
         assert option in err

@@ -21,6 +21,7 @@ VERBS = (
     "diff",
     "report",
     "run",
+    "migrate",
     "package",
     "inspect",
     "doctor",

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from simulated_torch_cuda import install
 
 import qcompile
 from qcompile.engines import engine, load
@@ -123,8 +124,8 @@ def test_nodes_that_were_left_to_the_processor_are_told() -> None:
     assert left == "5 of 10 nodes run on the processor: QLinearConv (4), Shape (1)"
     (quantized,) = placement_notes({CUDA: everything + Counter(QuantizeLinear=2, DequantizeLinear=5)})
     assert quantized.startswith("ONNX Runtime's CUDA provider computes 5 DequantizeLinear as they stand")
-    (untold,) = placement_notes({})
-    assert "does not tell" in untold
+    (note,) = placement_notes({})
+    assert "does not tell" in note
 
 
 def test_the_placement_of_nodes_is_read_from_a_session(tiny_file: Callable[..., Path]) -> None:
@@ -147,26 +148,6 @@ class Nested(torch.nn.Module):
         return {"total": left + right, "difference": left - right}
 
 
-@pytest.mark.parametrize("mode", ["eager", "trace"])
-def test_what_goes_through_a_gpu_comes_back(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copies there and back, with the processor in the GPU's place."""
-    from qcompile.engines.pytorch import runner as home
-
-    monkeypatch.setattr(home, "_rounding", lambda *_: ("noted",))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    runner = PyTorchRunner(Nested(), None, mode=mode, device=0)
-    monkeypatch.setattr(runner, "_device", torch.device("cpu"))
-    left, right = np.ones((2, 3), np.float32), np.full((2, 3), 4.0, np.float32)
-    with runner:
-        assert runner.notes == ("noted",)
-        assert "copies from page-locked memory" in runner.contains
-        found = runner.infer({"right": right, "left": left})
-        np.testing.assert_array_equal(found["total"], left + right)
-        np.testing.assert_array_equal(found["difference"], left - right)
-        assert len(runner.time({"right": right, "left": left}, 3)) == 3
-
-
 def test_a_module_is_converted_for_the_tensors_it_is_run_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.compile makes for other tensors is made again when it is timed."""
     from qcompile.engines.pytorch import runner as home
@@ -179,8 +160,7 @@ def test_a_module_is_converted_for_the_tensors_it_is_run_with(monkeypatch: pytes
 
     monkeypatch.setattr(home, "_rounding", lambda *_: ())
     monkeypatch.setattr(home, "_convert", convert)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    install(monkeypatch)
     for device, expected in ((0, [True, True]), (None, [False, False])):
         with PyTorchRunner(Nested(), None, mode="compile", device=device) as runner:
             if device is not None:

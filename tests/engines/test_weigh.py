@@ -86,3 +86,25 @@ def test_a_model_without_layers_that_compute_is_float32() -> None:
     empty = outcome("fp32", proof={"layers_by_precision": {"fp32": {}}}, **nothing)
     assert weigh("fp32", empty, {}).failure == ""
     assert weigh("int8", empty, {}).failure
+
+
+@pytest.mark.parametrize(("unproven", "passes"), [(0.0, True), (0.4, True), (0.6, False), (1.0, False)])
+def test_what_is_unreported_counts_as_far_as_nothing_else_shows_its_precision(
+    unproven: float, passes: bool
+) -> None:
+    names = ("large", "small")
+    planned = Planned(tuple(COUNTS), {}, dict.fromkeys(names, "in a block"), unproven, "by its size")
+    found = weigh("fp16", outcome("fp16", reached=1, layers=planned), COUNTS)
+    assert (not found.failure) == passes
+    assert found.proof["unproven_share"] == pytest.approx(0.97 * unproven)
+    assert found.proof["evidence"] == "by its size"
+    said = [found.failure] if found.failure else list(found.warnings)
+    assert bool(said) == (unproven > 0)
+    assert all(text.endswith("by its size") for text in said)
+
+
+def test_an_artifact_of_which_nothing_is_reported_stands_where_its_types_are_binding() -> None:
+    planned = Planned(tuple(COUNTS), {}, dict.fromkeys(COUNTS, "in a block"), 0.0, "binding")
+    found = weigh("fp16", outcome("fp16", reached=0, layers=planned), COUNTS, strict=True)
+    assert (found.failure, found.warnings) == ("", ())
+    assert found.proof["unreported_share"] == 1

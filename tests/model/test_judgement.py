@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qcompile.model.judgement import enough_agreement, flips_by_chance, judge_outputs
+from qcompile.model.judgement import (
+    enough_agreement,
+    flips_by_chance,
+    judge_by_precision,
+    judge_outputs,
+    lowest_db,
+)
 
 
 def noisy(array: NDArray[np.float32], share: float, seed: int = 9) -> NDArray[np.float32]:
@@ -70,3 +76,21 @@ def test_one_flip_in_sixteen_rows_is_within_chance_and_five_are_not() -> None:
 def test_chance_is_the_upper_tail_of_the_binomial_distribution(flips: int, rows: int) -> None:
     drawn = np.random.default_rng(3).binomial(rows, 0.05, 400_000)
     assert flips_by_chance(flips, rows) == pytest.approx((drawn >= flips).mean(), abs=4e-3)
+
+
+@pytest.mark.parametrize(("precision", "decibels"), [("fp32", 60), ("tf32", 40), ("fp16", 40), ("int8", 15)])
+def test_each_precision_has_a_ratio_below_which_most_is_wrong(precision: str, decibels: float) -> None:
+    assert lowest_db(precision) == pytest.approx(decibels)
+    assert lowest_db("fp32") > lowest_db("fp16") > lowest_db("bf16") > lowest_db("fp8")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("share", [1e-5, 1e-3, 1e-2, 0.1, 0.5])
+def test_the_rule_of_a_precision_is_that_of_diff(precision: str, share: float) -> None:
+    from qcompile.bench.metrics.output_verdict import judge
+
+    expected, actual = normal(4, 32, 8), noisy(normal(4, 32, 8), share)
+    (one,) = judge_by_precision({"y": [expected]}, {"y": [actual]}, precision)
+    (other,) = judge([{"y": expected}], [{"y": actual}], precision)
+    assert (one.passed, one.criterion) == (other.passed, other.criterion)
+    assert one.snr_db == pytest.approx(other.snr_db)

@@ -34,17 +34,29 @@ def test_the_defaults_are_those_of_the_command(tmp_path: Path) -> None:
 
     section = read(tmp_path, "")
     defaults = {name: item.default for name, item in inspect.signature(benchmark).parameters.items()}
-    for name in ("precision_target", "max_time_s", "timeout_s", "metric", "batch_sizes", "clients"):
+    for name in (
+        "precision_target",
+        "max_time_s",
+        "timeout_s",
+        "metric",
+        "batch_sizes",
+        "clients",
+        "streams",
+        "cuda_graph",
+    ):
         assert getattr(section, name) == defaults[name]
 
 
 def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
     section = read(
         tmp_path,
-        'batch_sizes = [1, 8]\nclients = [1, 2]\ntorch_modes = ["compile"]\n'
+        "batch_sizes = [1, 8]\nclients = [1, 2]\nstreams = [1, 4]\ncuda_graph = true\n"
+        'torch_modes = ["compile"]\n'
         'python = ["tensorrt=/opt/trt/bin/python"]\ntimeout_s = 30\ndevices = ["cpu", "cuda:1"]\n',
     )
     assert section.batch_sizes == (1, 8)  # type: ignore[attr-defined]
+    assert section.streams == (1, 4)  # type: ignore[attr-defined]
+    assert section.cuda_graph is True  # type: ignore[attr-defined]
     assert section.devices == ("cpu", "cuda:1")  # type: ignore[attr-defined]
     assert section.torch_modes == ("compile",)  # type: ignore[attr-defined]
     assert section.python == ("tensorrt=/opt/trt/bin/python",)  # type: ignore[attr-defined]
@@ -55,6 +67,7 @@ def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
     [
         ("batch_sizes = [1, 0]", r"bench\.batch_sizes\[1\]"),
         ("clients = [0]", r"bench\.clients\[0\]"),
+        ("streams = [0]", r"bench\.streams\[0\]"),
         ('torch_modes = ["fast"]', r"bench\.torch_modes\[0\]"),
         ('devices = ["gpu"]', r"'bench\.devices' holds 'gpu': cpu, cuda"),
         ('devices = ["cuda:0", "cuda:1"]', r"'bench\.devices' holds .*: the processor and one GPU"),

@@ -84,9 +84,9 @@ def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, WeightlessMo
     titles = [text for level, text in outline.headings if level == 2]
     assert titles == [
         "Before you rely on it", "Results", "Speed-up", "Accuracy, latency and size", "Latency distributions",
-        "Accuracy", "Batch sizes", "Concurrent clients", "Start, memory, energy", "Precision of the layers",
-        "Errors of the layers", "Calibration", "History", "Not measured, and warnings", "Environment",
-        "To repeat it",
+        "Accuracy", "Batch sizes", "Concurrent clients", "Inferences in flight", "Start, memory, energy",
+        "Precision of the layers", "Errors of the layers", "Calibration", "History",
+        "Not measured, and warnings", "Environment", "To repeat it",
     ]  # fmt: skip
     assert outline.headings[0] == (1, "Use ") or outline.headings[0][1].startswith("Use")
     assert "onnx-int8-static" in outline.text

@@ -130,6 +130,11 @@ def _entry(rng: np.random.Generator, row: tuple[Any, ...], drift: Any, metric: s
              "throughput_per_s": n * 8e3 / (ms * (0.9 + 0.35 * n))}
             for n in (1, 2, 4)
         ],
+        "in_flight": [
+            {"streams": n, "median_ms": ms * (0.8 + 0.3 * n), "p99_ms": ms * n * 1.1,
+             "throughput_per_s": n * 8e3 / (ms * (0.8 + 0.3 * n))}
+            for n in (1, 2, 4)
+        ],
         "size_ratio": 44_870_000 / size if size else None,
         "layers_by_precision": _layers(precision),
         "output_tail": "",

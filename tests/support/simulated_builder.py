@@ -21,6 +21,7 @@ import simulated_network
 import simulated_parser
 import simulated_process
 from recorded_tensorrt import recorded_module, stored
+from simulated_calibration import find_scales
 from simulated_network import kind_of, say
 from simulated_plan import COMPUTES, engine_layers, plugins_of, weight_entries, write_plan
 from simulated_process import init_plugins, registered_logger, registry_of
@@ -39,19 +40,6 @@ _REQUESTED = (
 _FEWER_TACTICS = (
     "Some tactics do not have sufficient workspace memory to run. Increasing workspace size will enable more "
     "tactics, please check verbose output for requested sizes."
-)
-_NO_CALIBRATOR = (
-    "Calibrator is not being used. Users must provide dynamic range for all tensors that are not Int32 or "
-    "Bool."
-)
-_MISSING_SCALE = (
-    "Missing scale and zero-point for tensor {}, expect fall back to non-int8 implementation for any layer "
-    "consuming or producing given tensor"
-)
-_NO_SCALES = (
-    "4: [standardEngineBuilder.cpp::initCalibrationParams::1436] Error Code 4: Internal Error (Calibration "
-    "failure occurred with no scaling factors detected. This could be due to no int8 calibrator or "
-    "insufficient custom scales for network layers.)"
 )
 _NO_INT8 = (
     "Int8 precision has been set for a layer or layer output, but int8 is not configured in the builder"
@@ -164,7 +152,7 @@ class Builder:
         if wrong:
             say(self, "ERROR", f"IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error ({wrong})")
             return None
-        scales = _calibrate(self, network, config)
+        scales = find_scales(self, network, config)
         if scales is None or not _report_progress(self, config) or not _has_kernels(self, network, config):
             return None
         precisions = {
@@ -206,48 +194,6 @@ def _wrong_flags(network: Any, config: Any) -> str:
     if any(kind_of(layer) == "QUANTIZE" for layer in network._layers) and not config._has("INT8"):
         return _NO_INT8
     return ""
-
-
-def _calibrate(builder: Any, network: Any, config: Any) -> set[str] | None:
-    """Drive the calibrator as TensorRT does; the tensors that have a scale, or None where it failed."""
-    if not config._has("INT8") or any(kind_of(layer) == "QUANTIZE" for layer in network._layers):
-        return set()
-    calibrator = config._calibrator
-    if calibrator is None:
-        say(builder, "WARNING", _NO_CALIBRATOR)
-        tensors = [tensor for layer in network._layers for tensor in layer._inputs]
-        return {tensor._name for tensor in tensors if tensor._range is not None}
-    names = [tensor._name for tensor in network._inputs]
-    scales = {tensor._name for layer in network._layers for tensor in (*layer._inputs, *layer._outputs)}
-    given = calibrator.read_calibration_cache()
-    if given:
-        known = {line.rpartition(":")[0] for line in bytes(given).decode().splitlines()[1:]}
-        for name in sorted(scales - known):
-            say(builder, "WARNING", _MISSING_SCALE.format(name))
-        return scales & known
-    calibrator.get_batch_size()
-    batches = 0
-    while (addresses := calibrator.get_batch(names)) is not None:
-        if len(addresses) != len(names):
-            raise TypeError(f"get_batch() must return {len(names)} addresses")
-        batches += 1
-    if not batches:
-        say(builder, "ERROR", _NO_SCALES)
-        return None
-    lines = [
-        _cache_header(builder._module, calibrator),
-        *(f"{name}: 3c010a14" for name in sorted(scales)),
-        "",
-    ]
-    calibrator.write_calibration_cache(memoryview("\n".join(lines).encode()))
-    return scales
-
-
-def _cache_header(module: Any, calibrator: Any) -> str:
-    major, minor, patch = (int(part) for part in module.__version__.split(".")[:3])
-    number = major * 1000 + minor * 100 + patch if major < 10 else major * 10000 + minor * 100 + patch
-    minmax = isinstance(calibrator, module.IInt8MinMaxCalibrator)
-    return f"TRT-{number}-{'MinMaxCalibration' if minmax else 'EntropyCalibration2'}"
 
 
 def _report_progress(builder: Any, config: Any) -> bool:

@@ -217,6 +217,7 @@ class Context:
     def __init__(self, engine: Any) -> None:
         self._engine, self._profile = engine, 0
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
 
     @property
     def engine(self) -> Any:
@@ -240,6 +241,11 @@ class Context:
                 return False
         self._shapes[name] = shape
         return True
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        """Source: NvInferRuntime.h, `setTensorAddress`: false for a name that is no input or output."""
+        self._addresses[name] = memory
+        return bool(self._engine._tensor(name))
 
     @property
     def all_binding_shapes_specified(self) -> bool:

@@ -55,6 +55,12 @@ class Bench:
         profile.set_shape(tensor.name, shape, shape, shape)
         assert self.config.add_optimization_profile(profile) == 0
 
+    def calibrate_at(self, *shape: int) -> None:
+        """Give the calibration profile one shape of the first input."""
+        profile = self.builder.create_optimization_profile()
+        profile.set_shape(self.network.get_input(0).name, shape, shape, shape)
+        assert self.config.set_calibration_profile(profile)
+
     def permit(self, *flags: str) -> None:
         for flag in flags:
             self.config.set_flag(self.module.BuilderFlag.__members__[flag])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ....artifact import Check
-from ....data.readers import Batch
 from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
 from ....spec.decode import changed
@@ -20,7 +19,8 @@ from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, make_log
 from ..plan import PlanNeeds, register_plugins
-from .calibrator import Calibration, Device, Feeder, first_and_all, make_calibrator
+from ..runner.cuda_context import current_device
+from .calibrator import Calibrator, Device, Feeder, first_and_all, make_calibrator
 from .configure import add_profiles, configure, set_calibration_profile
 from .debug_marks import mark_debug_tensors
 from .failure import build_failure
@@ -30,7 +30,8 @@ from .network import keep_layers, parse, set_formats, shape_tensors
 from .outcome import prove
 from .profiles import InputRange, make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers
-from .scales import calibration_for
+from .sample_types import calibration_inputs
+from .scales import Calibration, GivenRanges, scales_for, set_ranges
 from .timing_cache import CacheFile, cache_file, merge_cache, use_cache
 
 
@@ -70,8 +71,8 @@ def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
         UnsupportedOperator: If the parser refuses a node, naming it.
         BuildError: If the build fails, with TensorRT's reason.
     """
-    with _frames_cleared(), _feeding(adapter, request) as fed:
-        return _build(adapter, request, fed)
+    with _frames_cleared(), _on_device(request), _scaling(adapter, request) as scales:
+        return _build(adapter, request, scales)
 
 
 def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
@@ -80,8 +81,8 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
     Raises:
         InvalidOption, UnsupportedOperator: As `build_plan`.
     """
-    with _frames_cleared(), _feeding(adapter, request) as fed:
-        prepared = _prepare(adapter, request, fed)
+    with _frames_cleared(), _on_device(request), _scaling(adapter, request) as scales:
+        prepared = _prepare(adapter, request, scales)
         return {
             "tensorrt": adapter.name,
             "typing": "weak" if _weak(adapter, request) else "strong",
@@ -106,37 +107,41 @@ def _frames_cleared() -> Iterator[None]:
         raise
 
 
+def _on_device(request: BuildRequest) -> AbstractContextManager[None]:
+    return current_device(request.spec.tensorrt.device, request.source or request.model)
+
+
 @dataclass(frozen=True)
 class Fed:
-    """What TensorRT's own calibrator is told, and what it takes its batches from."""
+    """Which of TensorRT's own calibrators, and what it takes its batches from."""
 
-    calibration: Calibration
+    calibrator: Calibrator
     feeder: Feeder
 
 
+Scales = Fed | GivenRanges | None
+"""Where TensorRT gets the scales of a float graph from; None where they are in the graph."""
+
+
 @contextmanager
-def _feeding(adapter: Adapter, request: BuildRequest) -> Iterator[Fed | None]:
-    """What feeds TensorRT's own calibrator; None where it does not calibrate."""
-    calibration = calibration_for(adapter, request)
-    if calibration is None:
-        yield None
+def _scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
+    """Scales of a float graph; what feeds TensorRT's own calibrator holds memory of the device."""
+    scales = scales_for(adapter, request)
+    if not isinstance(scales, Calibration):
+        yield scales
         return
-    first: Batch | None = None
-    batches: Iterator[Batch] = iter(())
-    if not calibration.scales:
-        first, batches = first_and_all(calibration.batches)
-    shapes = {name: tuple(array.shape) for name, array in first.feeds.items()} if first else {}
-    device = Device()
+    first, batches = first_and_all(scales.batches)
+    device = Device(request.spec.tensorrt.device)
     try:
-        yield Fed(calibration, Feeder(batches, shapes, device, request.progress))
+        yield Fed(scales.calibrator, Feeder(first, batches, device, request.progress))
     finally:
         device.close()
 
 
-def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepared:
+def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepared:
     spec, path = request.spec, Path(request.model)
     options = spec.tensorrt
-    gpu = None if spec.gpus else find_gpu()
+    gpu = None if spec.gpus else find_gpu(options.device)
     timing_cache = cache_file(adapter, gpu, options.timing_cache)
     model = load_onnx(path, external_data=False)
     io, notes = model_io(model), read_notes(model)
@@ -145,7 +150,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     log = make_log(adapter.module)
     builder = adapter.module.Builder(log.logger)
     register_plugins(adapter, builder, log, options.plugins)
-    network = builder.create_network(adapter.network_flags(weak=fed is not None))
+    network = builder.create_network(adapter.network_flags(weak=scales is not None))
     request.progress("parse")
     parser = parse(adapter, network, log, path, shown=request.source)
     set_formats(adapter, network, log, options.tensor_formats)
@@ -154,7 +159,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     adapter.set_precision(
         config,
         request.precision,
-        weak=fed is not None,
+        weak=scales is not None,
         float_precision=spec.float_precision,
         tf32=request.tf32,
     )
@@ -165,10 +170,14 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     warnings = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
     keep_layers(adapter, network, config, log, request.layers)
-    if fed is not None:
-        config.int8_calibrator = make_calibrator(adapter, fed.calibration, fed.feeder)
-        if profiles and fed.feeder.shapes:
-            set_calibration_profile(builder, config, fed.feeder.shapes)
+    if isinstance(scales, GivenRanges):
+        set_ranges(adapter, network, log, scales)
+    elif scales is not None:
+        scales.feeder.inputs = calibration_inputs(adapter, network, scales.feeder.first)
+        config.int8_calibrator = make_calibrator(adapter, scales.calibrator, scales.feeder)
+        if profiles:
+            ranges = [item.as_range() for item in scales.feeder.inputs.values()]
+            set_calibration_profile(builder, config, ranges)
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
@@ -177,11 +186,12 @@ def _prepare(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> Prepar
     )
 
 
-def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOutcome:
-    prepared = _prepare(adapter, request, fed)
+def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutcome:
+    prepared = _prepare(adapter, request, scales)
+    feeder = scales.feeder if isinstance(scales, Fed) else None
     request.progress("build")
     plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
-    for watcher in (prepared.monitor, fed.feeder if fed is not None else None, prepared.log):
+    for watcher in (prepared.monitor, feeder, prepared.log):
         if watcher is not None and watcher.raised is not None:
             raise watcher.raised
     if plan is None:
@@ -200,15 +210,24 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
         options = request.spec.tensorrt
         needs = PlanNeeds(options.plugins, host_code=options.version_compatible)
         inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
-    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
+    proven = prove(
+        adapter,
+        request,
+        prepared.layers,
+        inspections,
+        weak=_weak(adapter, request),
+        plan_bytes=memoryview(plan).nbytes,
+    )
     proof = {
         **proven.proof,
         "network_layers": int(prepared.network.num_layers),
         "profiles": _profiles_json(prepared.profiles),
         "has_run": False,
     }
-    if fed is not None:
-        proof |= {"calibrator": fed.calibration.calibrator, "calibration_batches": fed.feeder.fed}
+    if isinstance(scales, Fed):
+        proof |= {"calibrator": scales.calibrator, "calibration_batches": scales.feeder.fed}
+    elif scales is not None:
+        proof |= {"calibrator": "ranges", "calibration_batches": 0}
     model = load_onnx(Path(request.model), external_data=False)
     return BuildOutcome(
         kind="engine",
@@ -221,7 +240,7 @@ def _build(adapter: Adapter, request: BuildRequest, fed: Fed | None) -> BuildOut
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
         warnings=(*prepared.warnings, *prepared.log.warnings, *proven.warnings, *unkept),
-        calibration_cache=fed.feeder.cache if fed is not None else b"",
+        calibration_cache=feeder.cache if feeder is not None else b"",
         layers=proven.layers,
     )
 

@@ -1,4 +1,4 @@
-"""TensorRT's own INT8 calibrators (8.5 to 10), fed with the user's batches or with our scales.
+"""TensorRT's own INT8 calibrators (8.5 to 10), fed with the user's batches.
 
 TensorRT asks for a batch after the other and takes "none" for the end of the data. An error in between
 must therefore not look like the end: it is kept, and the builder raises it and throws the engine away.
@@ -6,39 +6,22 @@ must therefore not look like the end: it is kept, and the builder raises it and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from ....data.readers import Batch
 from ....errors import DataError
 from ....progress import Progress
-from ....tensors import format_shape
 from ..adapter import Adapter
 from ..runner.buffers import DeviceBuffer, raw
 from ..runner.cuda_context import PrimaryContext
+from .sample_types import CalibrationInput
 
 Calibrator = Literal["entropy", "minmax"]
 
 _CLASSES = {"entropy": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrator"}
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """How TensorRT gets the scales of a float graph.
-
-    Attributes:
-        calibrator: Which of TensorRT's calibrators.
-        batches: What it runs the network on; empty where `scales` are given.
-        scales: A calibration cache that it reads in place of running the network.
-    """
-
-    calibrator: Calibrator
-    batches: Iterable[Batch] = ()
-    scales: bytes = b""
 
 
 @dataclass
@@ -46,19 +29,21 @@ class Feeder:
     """Copies batches to the device, one at a time; what TensorRT's calibrator calls.
 
     Attributes:
-        batches: Where they come from.
-        shapes: Input name to the shape that the calibration profile is made for.
+        first: The first batch, whose shapes TensorRT calibrates at.
+        batches: All of them, the first too.
         device: Where they go, see `Device`.
         progress: Told of every batch.
+        inputs: The network's inputs, known once it is parsed.
         raised: What went wrong meanwhile; TensorRT saw the end of the data, and the engine is worthless.
         fed: Batches handed out.
         cache: What TensorRT wrote: its own scales.
     """
 
+    first: Batch
     batches: Iterator[Batch]
-    shapes: dict[str, tuple[int, ...]]
     device: Any
     progress: Progress
+    inputs: Mapping[str, CalibrationInput] = field(default_factory=dict)
     raised: BaseException | None = None
     fed: int = 0
     cache: bytes = field(default=b"", repr=False)
@@ -69,7 +54,7 @@ class Feeder:
             batch = next(self.batches, None) if self.raised is None else None
             if batch is None:
                 return None
-            addresses = [self._copy(name, batch) for name in names]
+            addresses = [int(self.device.copy(name, self.inputs[name].take(batch))) for name in names]
             self.fed += 1
             self.progress("calibrate by TensorRT", self.fed)
             return addresses
@@ -77,28 +62,16 @@ class Feeder:
             self.raised = error
             return None
 
-    def _copy(self, name: str, batch: Batch) -> int:
-        array = np.ascontiguousarray(batch.feeds[name])
-        if array.shape != self.shapes[name]:
-            raise DataError(
-                f"{batch.where}: input {name!r} has shape {format_shape(array.shape)}; TensorRT calibrates "
-                f"at one shape, which is the first batch's, {format_shape(self.shapes[name])}",
-                hint="give samples of one shape, or let it read our scales: `calibrator` ranges",
-                tensor=name,
-                sample=batch.where,
-            )
-        return int(self.device.copy(name, array))
-
 
 class Device:
     """Buffers on the GPU, one per input, by PyCUDA in the device's primary context.
 
     Raises:
-        EngineUnavailable: If PyCUDA finds no device.
+        EngineUnavailable: If PyCUDA finds no such device.
     """
 
-    def __init__(self) -> None:
-        self._context = PrimaryContext(0, "calibration")
+    def __init__(self, device: int = 0) -> None:
+        self._context = PrimaryContext(device, "calibration")
         self._buffers: dict[str, DeviceBuffer] = {}
 
     def copy(self, name: str, array: Any) -> int:
@@ -121,9 +94,9 @@ class Device:
                 stack.callback(self._buffers.popitem()[1].free)
 
 
-def make_calibrator(adapter: Adapter, calibration: Calibration, feeder: Feeder) -> Any:
+def make_calibrator(adapter: Adapter, calibrator: Calibrator, feeder: Feeder) -> Any:
     """Return an object of TensorRT's calibrator class that takes its batches from a feeder."""
-    base: Any = getattr(adapter.module, _CLASSES[calibration.calibrator])
+    base: Any = getattr(adapter.module, _CLASSES[calibrator])
 
     class FedCalibrator(base):  # type: ignore[misc]
         """Hands everything on; nothing is raised into TensorRT."""
@@ -138,8 +111,8 @@ def make_calibrator(adapter: Adapter, calibration: Calibration, feeder: Feeder) 
         def get_batch(self, names: list[str]) -> list[int] | None:
             return feeder.next(names)
 
-        def read_calibration_cache(self) -> bytes | None:
-            return calibration.scales or None
+        def read_calibration_cache(self) -> None:
+            """It never reads one: a header that it does not expect would disable it without a word."""
 
         def write_calibration_cache(self, cache: Any) -> None:
             feeder.cache = bytes(cache)

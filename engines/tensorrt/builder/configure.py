@@ -101,18 +101,17 @@ def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRan
             )
 
 
-def set_calibration_profile(builder: Any, config: Any, shapes: dict[str, tuple[int, ...]]) -> None:
-    """TensorRT calibrates at the OPT shape of a profile; this one has the shape of the data only.
+def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
+    """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only.
 
     Raises:
         BuildError: If TensorRT refuses it.
     """
     profile = builder.create_optimization_profile()
-    for name, shape in shapes.items():
-        _give(profile, InputRange(name, shape, shape, shape))
+    for item in ranges:
+        _give(profile, item)
     if not config.set_calibration_profile(profile):
-        text = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
-        raise BuildError(f"TensorRT refuses the calibration profile ({text})")
+        raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_spelled, ranges))})")
 
 
 def _give(profile: Any, item: InputRange) -> None:

@@ -11,14 +11,20 @@ from ....model.graph import weighted_nodes
 from ....model.weightless import read_weightless
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter
-from .inspector import UNREPORTED, Inspection, Verdict, judge
+from .engine_layers import UNREPORTED
+from .inspector import Inspection
 from .proof import ComputeLayer, by_precision
+from .stored_weights import widest_share
+from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
     import onnx
 
 _BY_WEIGHTS_ALONE = "int4"
 """Products of such layers are of floats: the engine tells the floats' type."""
+_FLOATS = ("fp32", "fp16", "bf16")
+_BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
+_UNASKED = "no GPU is here to ask the engine"
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,9 @@ class Proven:
 
     Attributes:
         planned: Layers that should compute in the asked precision.
-        reached: Those that do.
+        reached: Those that do: the engine tells it, or, where none can be asked, the strong types.
         proof: For the manifest.
-        layers: The planned ones by name. What TensorRT does not tell of a fused block is no part of
-            `unreported`: with strong types the network's are binding, with weak ones a warning says it.
+        layers: The planned ones by name.
         warnings: What the user should know.
     """
 
@@ -48,6 +53,7 @@ def prove(
     inspections: Sequence[Inspection],
     *,
     weak: bool,
+    plan_bytes: int = 0,
 ) -> Proven:
     """Compare what was asked for with the network, and with the engine where one could be inspected.
 
@@ -57,6 +63,7 @@ def prove(
         layers: The network's layers that compute.
         inspections: The engine's own words, one for each profile; empty where no GPU is here to ask it.
         weak: Whether TensorRT chooses types by itself.
+        plan_bytes: Size of the engine; 0 where it says nothing of the weights.
     """
     precision = "fp32" if request.precision == "tf32" else request.precision
     in_graph = adapter.graph_precision(request.precision)
@@ -70,32 +77,53 @@ def prove(
     weighted = weighted_nodes(read_weightless(Path(request.model)).model)
     promised = len(planned) if chooses else max(len(weighted.get(in_graph, ())), len(planned))
     lost = {} if chooses else _lost(weighted.get(in_graph, ()), layers, planned)
-    first = inspections[0].as_json() if inspections else {}
-    if not inspections or precision == _BY_WEIGHTS_ALONE:
-        precisions = dict.fromkeys((layer.name for layer in planned), UNREPORTED if chooses else precision)
-        return Proven(
-            promised,
-            0 if chooses else len(planned),
-            {"layers_by_precision": _counted(layers, precisions, request), "typing": _typing(weak)} | first,
-            Planned((*_names(planned), *lost), lost),
-        )
-    verdict = judge(planned, precision, inspections)
-    told = dict.fromkeys(verdict.unreported, UNREPORTED if chooses else precision)
+    if (not inspections and not chooses) or precision == _BY_WEIGHTS_ALONE:
+        verdict = Verdict(reached=[layer.name for layer in planned])
+    elif not inspections:
+        verdict = Verdict(unreported=dict.fromkeys(_names(planned), _UNASKED))
+    else:
+        verdict = judge(planned, precision, inspections)
+    told = dict.fromkeys(verdict.unreported, UNREPORTED)
     told |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
     fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
+    unproven, evidence = _other_evidence(request, verdict, precision, plan_bytes, chooses=chooses)
     return Proven(
         promised,
-        len(planned) - len(verdict.fell_back),
+        len(verdict.reached),
         {
             "layers_by_precision": _counted(layers, told, request),
-            "typing": _typing(weak),
-            "fell_back": fell_back,
-            "untold": len(verdict.unreported),
-            **first,
+            "typing": "weak" if weak else "strong",
+            **({"fell_back": fell_back} if inspections else {}),
+            **(inspections[0].as_json() if inspections else {}),
         },
-        Planned((*_names(planned), *lost), {**lost, **fell_back}),
-        _warnings(verdict, chooses),
+        Planned((*_names(planned), *lost), {**lost, **fell_back}, verdict.unreported, unproven, evidence),
+        _problems(inspections),
     )
+
+
+def _other_evidence(
+    request: BuildRequest, verdict: Verdict, precision: str, plan_bytes: int, *, chooses: bool
+) -> tuple[float, str]:
+    """The share of the unreported layers that can be in another precision, and what says so."""
+    if not verdict.unreported:
+        return 1.0, ""
+    if precision in _FLOATS and not chooses:
+        return 0.0, _BINDING
+    options = request.spec.tensorrt
+    if not plan_bytes or options.strip_weights or options.sparse_weights or precision == "fp32":
+        return 1.0, ""
+    wide = request.spec.float_precision if precision in ("int8", "fp8") else "fp32"
+    share = widest_share(
+        Path(request.model), set(verdict.unreported), plan_bytes, narrow=precision, wide=wide
+    )
+    if share is None:
+        return 1.0, ""
+    return share, f"by the engine's size at most {share:.0%} of their weights are in {wide}"
+
+
+def _problems(inspections: Sequence[Inspection]) -> list[str]:
+    found = dict.fromkeys(one.problem for one in inspections if one.problem)
+    return [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in found]
 
 
 def _names(layers: Sequence[ComputeLayer]) -> tuple[str, ...]:
@@ -131,21 +159,10 @@ def _counted(
     return by_precision(counted)
 
 
-def _typing(weak: bool) -> str:
-    return "weak" if weak else "strong"
-
-
 def _why(name: str, kind: str, precision: str, weak: bool) -> str:
     if weak:
         forced = f"`layers` '{name}={precision}' forces it"
         return f"{kind}: it had no {precision} kernel or timed it slower; {forced}"
+    if precision in _FLOATS:
+        return f"{kind}: the inspector tells it, although the network's type is {precision}"
     return f"{kind}: TensorRT did not fuse its Q/DQ into a {precision} kernel"
-
-
-def _warnings(verdict: Verdict, chooses: bool) -> list[str]:
-    if not (verdict.unreported and chooses):
-        return []
-    return [
-        f"of {len(verdict.unreported)} layers inside fused blocks TensorRT tells no precision; "
-        "its weak types permit a slower one"
-    ]

@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from .layer_names import in_metadata
+
 _COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _MOVES = ("SHUFFLE", "IDENTITY", "SQUEEZE", "UNSQUEEZE", "SLICE")
 _NAMES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4"}
@@ -23,11 +25,13 @@ class ComputeLayer:
         name: As the parser named it.
         kind: "CONVOLUTION", "DECONVOLUTION" or "MATRIX_MULTIPLY".
         precision: Of its operands in the network.
+        node: The ONNX node it was made of; empty where the network does not tell (8.5).
     """
 
     name: str
     kind: str
     precision: str
+    node: str = ""
 
 
 def compute_layers(network: Any) -> list[ComputeLayer]:
@@ -44,7 +48,7 @@ def compute_layers(network: Any) -> list[ComputeLayer]:
         if layer.get_output(index) is not None
     }
     return [
-        ComputeLayer(layer.name, _kind(layer), _precision(layer, made_by))
+        ComputeLayer(layer.name, _kind(layer), _precision(layer, made_by), _node(layer))
         for layer in layers
         if _kind(layer) in _COMPUTES
     ]
@@ -76,6 +80,10 @@ def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
     while layer is not None and _kind(layer) in _MOVES:
         layer = made_by.get(layer.get_input(0).name)
     return _type(layer.get_input(0)) if layer is not None and _kind(layer) == "DEQUANTIZE" else ""
+
+
+def _node(layer: Any) -> str:
+    return in_metadata(str(layer.metadata)) if hasattr(layer, "metadata") else ""
 
 
 def _type(tensor: Any) -> str:

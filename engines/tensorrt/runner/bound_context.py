@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, ModelError, first_line
 from ....tensors import format_shape
+from ...gpu_times import nanoseconds
 from .buffers import DeviceBuffer, HostBuffer
 from .cuda_driver import DriverError
 from .cuda_graph import CudaGraph
@@ -18,7 +19,6 @@ from .debug_tensors import listening
 from .device_array import DeviceArray
 from .device_input import DeviceInput
 from .execution_contexts import GRAPH_HINT, ExecutionContexts, require
-from .gpu_times import elapsed_ns
 from .io_tensors import IOTensor
 from .layer_times import make_profiler
 from .loaded_engine import LoadedEngine
@@ -91,10 +91,16 @@ class BoundContext:
         if self._captures and graph and self._graph is None:
             self._capture()
 
-    def start(self, *, to_host: bool = True) -> None:
-        """Enqueue copies to the device, the run, and copies back."""
+    def upload(self) -> None:
+        """Enqueue the copies to the device alone."""
         self._under_way = True
         self._upload()
+
+    def start(self, *, upload: bool = True, to_host: bool = True) -> None:
+        """Enqueue copies to the device, the run, and copies back."""
+        self._under_way = True
+        if upload:
+            self._upload()
         self._enqueue()
         if to_host:
             self._download()
@@ -149,7 +155,8 @@ class BoundContext:
         self._download()
         downloaded.record(self._stream)
         self.synchronize()
-        return elapsed_ns(uploaded, computed), elapsed_ns(before, downloaded), enqueue
+        compute, transfers = computed.time_since(uploaded), downloaded.time_since(before)
+        return nanoseconds(compute), nanoseconds(transfers), enqueue
 
     def layer_times(self, iterations: int, warmup: int) -> dict[str, float]:
         """Run with TensorRT's profiler and return layer to its median time in milliseconds."""

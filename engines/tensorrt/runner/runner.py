@@ -10,8 +10,8 @@ Tested with PyCUDA and TensorRT simulated (tests/support); tests/engines/gpu has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, InvalidOption, ModelError
 from ....tensors import Feeds, ModelIO, check_feeds
-from ...base import Runner
+from ...base import InFlight, Runner
+from ...gpu_times import GpuTimes, collect
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
 from .debug_tensors import make_listener
 from .device_array import DeviceArray
 from .device_input import DeviceInput, read_device_input
 from .engine_share import EngineShare, EngineUse
-from .gpu_times import GpuTimes, collect
 from .io_tensors import model_io
 from .profile_choice import FeedShapes
 from .stream_slots import StreamSlot, StreamSlots
@@ -178,32 +178,55 @@ class TensorRTRunner(Runner):
                 gather(slot)
         return outputs
 
-    def prepare(self, feeds: Feeds) -> Callable[[], dict[str, NDArray[Any]]]:
+    def prepare(self, feeds: Feeds, *, on_device: bool = False) -> Callable[[], dict[str, Any]]:
         """Bind the feeds and return the call that copies, runs and copies back.
 
         With CUDA graphs the capture happens here. The arrays that the call returns are the runner's own:
         the next run writes them again.
 
+        Args:
+            feeds: Input to array.
+            on_device: Copy the feeds to the device once, here, and leave the outputs there: the call runs
+                alone, and waits.
+
         Raises:
             DataError, ModelError, EngineUnavailable: As `infer`.
         """
         self._require_open()
-        with self._context.active("inference"):
-            bound = self._bind(feeds)
-        binding = bound.binding
+        bound, binding = self._prepared(feeds, upload=on_device)
 
-        def run() -> dict[str, NDArray[Any]]:
+        def run() -> dict[str, Any]:
             nonlocal bound, binding
             self._require_open()
+            if bound.binding is not binding:  # the runner was used for something else in between
+                bound, binding = self._prepared(feeds, upload=on_device)
             with self._context.active("inference"):
-                if bound.binding is not binding:  # the runner was used for something else in between
-                    bound = self._bind(feeds)
-                    binding = bound.binding
-                bound.start()
+                bound.start(upload=not on_device, to_host=not on_device)
                 bound.synchronize()
-            return self._integers.widen(bound.outputs_on_host())
+            return bound.outputs_on_device() if on_device else self._integers.widen(bound.outputs_on_host())
 
         return run
+
+    def _prepared(self, feeds: Feeds, *, upload: bool) -> tuple[BoundContext, object]:
+        with self._context.active("inference"):
+            bound = self._bind(feeds)
+            if upload:
+                bound.upload()
+        return bound, bound.binding
+
+    @contextmanager
+    def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:
+        """Yield `count` inferences on streams of their own, in another runner of the same engine.
+
+        Inside the block the CUDA context stays current: use them in its thread alone.
+
+        Raises:
+            InvalidOption: If the engine cannot be shared.
+            DataError, ModelError, EngineUnavailable: As `infer`.
+        """
+        with self.share(streams=count) as other, self._context.active("inferences in flight"):
+            slots = [other._bind(feeds, stream=index) for index in range(count)]
+            yield [InFlight(bound.start, bound.synchronize) for bound in slots]
 
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
         """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains.
@@ -291,10 +314,10 @@ class TensorRTRunner(Runner):
         assert self._slots is not None
         return self._slots
 
-    def _bind(self, feeds: Feeds, *, graph: bool = True) -> BoundContext:
-        """Check the feeds and bind them on the first stream."""
+    def _bind(self, feeds: Feeds, *, stream: int = 0, graph: bool = True) -> BoundContext:
+        """Check the feeds and bind them on a stream."""
         values, feed_shapes = self._check(feeds)
-        slot, profile = self._opened.choose(0, feed_shapes)
+        slot, profile = self._opened.choose(stream, feed_shapes)
         bound = slot.context(feed_shapes)
         self._after_producers(bound, values)
         bound.bind(values, feed_shapes, profile, graph=graph)

@@ -183,7 +183,7 @@ def test_a_layer_kept_in_float32_is_in_float32(build: Build) -> None:
     proof = build("fp16", more={"layers": {"Gemm": "fp32"}}).manifest.proof
     layers = proof["layers_by_precision"]
     assert isinstance(layers, dict)
-    assert layers.get("fp32", {}).get("MATRIX_MULTIPLY", 0) + layers.get("untold", {}).get(
+    assert layers.get("fp32", {}).get("MATRIX_MULTIPLY", 0) + layers.get("unreported", {}).get(
         "MATRIX_MULTIPLY", 0
     )
 

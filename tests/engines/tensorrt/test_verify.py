@@ -1,4 +1,4 @@
-"""A built engine is run once and held against ONNX Runtime, or the manifest says why it was not.
+"""A built engine is run and held against ONNX Runtime, or the manifest says why it was not.
 
 The runner is a stand-in that computes with ONNX Runtime: what is tested is what is made of its outputs.
 """
@@ -6,6 +6,7 @@ The runner is a stand-in that computes with ONNX Runtime: what is tested is what
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 
 from qcompile.engines.base import BuildOutcome, BuildRequest, Runner
 from qcompile.engines.tensorrt.verify import verified
-from qcompile.errors import BuildError, EngineUnavailable
+from qcompile.errors import BuildError, DataError, EngineUnavailable
 from qcompile.model.onnx_file import load_onnx, model_io
 from qcompile.model.session import make_session, session_options
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
+from qcompile.spec.words import Precision
 from qcompile.tensors import Feeds
 
 MakeFile = Callable[..., Path]
@@ -53,12 +55,27 @@ def outcome(model: Path, **proof: Any) -> BuildOutcome:
     )
 
 
-def request(model: Path, **options: Any) -> BuildRequest:
-    spec = BuildSpec(target="tensorrt", tensorrt=TensorRTOptions(**options))
-    return BuildRequest(str(model), model, spec)
+def request(
+    model: Path, precision: Precision = "fp32", *, sample: Feeds | None = None, calibrator: str = "",
+    **options: Any,
+) -> BuildRequest:  # fmt: skip
+    more: dict[str, Any] = {"calibrator": calibrator, "data": "d.npz"} if calibrator else {}
+    spec = BuildSpec(target="tensorrt", precision=precision, tensorrt=TensorRTOptions(**options), **more)
+    return BuildRequest(str(model), model, spec, sample=sample)
 
 
-def test_equal_outputs_are_recorded_at_the_opt_shape(tiny_file: MakeFile) -> None:
+def noisy(decibels: float) -> Callable[[Any], Any]:
+    """What adds noise of this ratio to an output."""
+
+    def change(y: Any) -> Any:
+        noise = np.random.default_rng(7).standard_normal(y.shape)
+        scale = np.linalg.norm(y) / np.linalg.norm(noise) * 10 ** (-decibels / 20)
+        return (y + scale * noise).astype(y.dtype)
+
+    return change
+
+
+def test_equal_outputs_are_recorded_at_the_shapes_of_the_profile(tiny_file: MakeFile) -> None:
     model = tiny_file("residual")
     stand = Stand(model, lambda y: y)
     found = verified(outcome(model), request(model), lambda: stand)
@@ -66,21 +83,116 @@ def test_equal_outputs_are_recorded_at_the_opt_shape(tiny_file: MakeFile) -> Non
     (check,) = found.checks
     assert check.passed
     assert check.name == "same outputs as ONNX Runtime"
-    assert stand.shapes == [(3, 4, 8, 8)]
-    assert found.warnings == ()
+    assert stand.shapes == [(3, 4, 8, 8), (1, 4, 8, 8), (8, 4, 8, 8)]
+    assert found.proof["run_on"] == [
+        "random input at OPT", "random input at MIN", "random input at MAX"
+    ]  # fmt: skip
+    assert (found.warnings, found.failure) == ((), "")
 
 
-def test_outputs_that_are_far_away_are_a_warning_and_a_failed_check(tiny_file: MakeFile) -> None:
+def test_every_profile_is_tried_and_the_largest_shape_where_it_is_cheap(tiny_file: MakeFile) -> None:
     model = tiny_file("residual")
-    found = verified(outcome(model), request(model), lambda: Stand(model, lambda y: -y))
+    stand = Stand(model, lambda y: y)
+    wide = {"x": {"min": [1, 4, 8, 8], "opt": [3, 4, 8, 8], "max": [13, 4, 8, 8]}}
+    found = verified(outcome(model, profiles=[wide, PROFILE]), request(model), lambda: stand)
+    # MAX has more than 4 times the elements of OPT; OPT and MIN of the second are those of the first.
+    assert [shape[0] for shape in stand.shapes] == [3, 1, 8]
+    assert found.proof["run_on"] == [
+        "random input at OPT of profile 0", "random input at MIN of profile 0",
+        "random input at MAX of profile 1",
+    ]  # fmt: skip
+
+
+def test_the_users_data_comes_first_and_is_left_out_where_no_profile_takes_it(tiny_file: MakeFile) -> None:
+    model = tiny_file("residual")
+    sample = {"x": np.ones((2, 4, 8, 8), np.float32)}
+    stand = Stand(model, lambda y: y)
+    found = verified(outcome(model), request(model, sample=sample), lambda: stand)
+    assert stand.shapes[0] == (2, 4, 8, 8)
+    assert "on the data, random input at OPT" in found.checks[0].detail
+
+    class Narrow(Stand):
+        """It takes no batch of 2."""
+
+        def infer(self, feeds: Feeds) -> dict[str, Any]:
+            if len(feeds["x"]) == 2:
+                raise DataError("input 'x' has shape 2x4x8x8, outside the profiles")
+            return super().infer(feeds)
+
+    found = verified(outcome(model), request(model, sample=sample), lambda: Narrow(model, lambda y: y))
+    assert "not run on the data: input 'x' has shape 2x4x8x8" in found.warnings[0]
+    assert found.checks[0].passed
+
+
+@pytest.mark.parametrize(
+    ("precision", "enough", "poor"),
+    [
+        ("fp32", 90, 12),
+        ("fp32", 90, 55),
+        ("tf32", 60, 35),
+        ("fp16", 60, 35),
+        ("bf16", 50, 20),
+        ("int8", 20, 10),
+    ],
+)
+def test_the_limit_belongs_to_the_precision(
+    precision: Precision, enough: float, poor: float, tiny_file: MakeFile
+) -> None:
+    model = tiny_file("residual")
+    good = verified(outcome(model), request(model, precision), lambda: Stand(model, noisy(enough)))
+    assert good.checks[0].passed
+    assert (good.failure, good.warnings) == ("", ())
+    bad = verified(outcome(model), request(model, precision), lambda: Stand(model, noisy(poor)))
+    assert not bad.checks[0].passed
+    assert bad.failure.startswith(f"output 'y' of the engine has {poor:.1f} dB")
+    assert "against ONNX Runtime on random input at OPT" in bad.failure
+
+
+def test_a_few_elements_beyond_the_limit_are_a_warning(tiny_file: MakeFile) -> None:
+    def change(y: Any) -> Any:
+        y = y.copy()
+        y.flat[0] += 1.2e-3 * np.abs(y).max()
+        return y
+
+    model = tiny_file("residual")
+    found = verified(outcome(model), request(model), lambda: Stand(model, change))
     assert not found.checks[0].passed
-    assert "dB from ONNX Runtime's on random input" in found.warnings[0]
+    assert found.failure == ""
+    assert "atol" in found.warnings[0]
+    assert "is required" in found.warnings[0]
+
+
+def test_random_input_says_little_of_scales_that_tensorrt_found(tiny_file: MakeFile) -> None:
+    model = tiny_file("residual")
+    asked = request(model, "int8", calibrator="native")
+    found = verified(outcome(model), asked, lambda: Stand(model, noisy(5)))
+    assert (found.failure, found.checks[0].passed) == ("", False)
+    assert "'y' of the engine has 5.0 dB" in found.warnings[0]
+
+
+def test_outputs_of_another_shape_fail(tiny_file: MakeFile) -> None:
+    model = tiny_file("residual")
+    found = verified(outcome(model), request(model), lambda: Stand(model, lambda y: y[:, :1]))
+    assert "shapes differ" in found.failure
+    assert not found.checks[0].passed
+
+
+def test_a_type_that_onnx_runtime_cannot_compute_is_held_against_the_users_model(
+    tiny_file: MakeFile, tmp_path: Path
+) -> None:
+    model, graph = tiny_file("residual"), tmp_path / "bf16.onnx"
+    made = onnx.load(model)
+    made.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(made, graph)
+    asked = replace(request(graph, "bf16"), source=str(model))
+    found = verified(outcome(model), asked, lambda: Stand(model, noisy(20)))
+    assert "20.0 dB" in found.failure
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nan_or_infinity_fails_the_build(value: float, tiny_file: MakeFile) -> None:
     model = tiny_file("residual")
-    with pytest.raises(BuildError, match="computes NaN or infinity") as caught:
+    with pytest.raises(BuildError, match="computes NaN or infinity, ONNX Runtime does not") as caught:
         verified(outcome(model), request(model), lambda: Stand(model, lambda y: y * np.float32(value)))
     assert "`layers`" in caught.value.hint
 
@@ -129,5 +241,5 @@ def test_an_operator_that_onnx_runtime_lacks_leaves_finite_outputs_to_be_seen(tm
     found = verified(outcome(model, profiles=[]), request(model), lambda: Odd(2.0))
     assert found.checks[0].name == "runs on this GPU"
     assert "not compared" in found.checks[0].detail
-    with pytest.raises(BuildError, match="output 'y' holds NaN or infinity"):
+    with pytest.raises(BuildError, match="computes NaN or infinity: output 'y'"):
         verified(outcome(model, profiles=[]), request(model), lambda: Odd(np.nan))

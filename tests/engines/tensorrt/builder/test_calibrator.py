@@ -15,13 +15,8 @@ import qcompile
 from qcompile.data.readers import Batch
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.builder.calibrator import (
-    Calibration,
-    Device,
-    Feeder,
-    first_and_all,
-    make_calibrator,
-)
+from qcompile.engines.tensorrt.builder.calibrator import Device, Feeder, first_and_all, make_calibrator
+from qcompile.engines.tensorrt.builder.sample_types import CalibrationInput
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
 
 
@@ -74,18 +69,24 @@ def batches(*widths: int) -> Iterator[Batch]:
 
 
 def feeder(source: Iterator[Batch], device: Memory | None = None) -> Feeder:
-    return Feeder(source, {"x": (1, 3), "ids": (1, 2)}, device or Memory(), lambda *_: None)
+    (first,) = batches(3)
+    inputs = {
+        "x": CalibrationInput("x", np.dtype("float32"), (1, 3)),
+        "ids": CalibrationInput("ids", np.dtype("int32"), (1, 2)),
+    }
+    return Feeder(first, source, device or Memory(), lambda *_: None, inputs)
 
 
 def test_batches_reach_the_device_in_the_order_of_the_names_that_tensorrt_asks_for() -> None:
     device = Memory()
     feeding = feeder(batches(3, 3), device)
-    calibrator = make_calibrator(V8, Calibration("entropy"), feeding)
+    calibrator = make_calibrator(V8, "entropy", feeding)
     assert calibrator.constructed
     assert isinstance(calibrator, V8.module.IInt8EntropyCalibrator2)
     ids, x = calibrator.get_batch(["ids", "x"])
     np.testing.assert_array_equal(device.buffers[x], np.zeros((1, 3), np.float32))
     np.testing.assert_array_equal(device.buffers[ids], [[0, 0]])
+    assert device.buffers[ids].dtype == np.int32  # the samples have 64 bits
     assert calibrator.get_batch(["ids", "x"]) == [ids, x]
     np.testing.assert_array_equal(device.buffers[x], np.ones((1, 3), np.float32))
     assert calibrator.get_batch(["ids", "x"]) is None
@@ -93,7 +94,7 @@ def test_batches_reach_the_device_in_the_order_of_the_names_that_tensorrt_asks_f
 
 
 def test_minmax_is_tensorrts_other_class() -> None:
-    made = make_calibrator(V8, Calibration("minmax"), feeder(batches(3)))
+    made = make_calibrator(V8, "minmax", feeder(batches(3)))
     assert isinstance(made, V8.module.IInt8MinMaxCalibrator)
 
 
@@ -103,7 +104,7 @@ def test_an_error_in_the_data_is_kept_and_nothing_is_fed_afterwards() -> None:
         raise DataError("the disk went away")
 
     feeding = feeder(broken())
-    calibrator = make_calibrator(V8, Calibration("entropy"), feeding)
+    calibrator = make_calibrator(V8, "entropy", feeding)
     assert calibrator.get_batch(["x"]) is not None
     assert calibrator.get_batch(["x"]) is None  # to TensorRT this is the end of the data
     assert calibrator.get_batch(["x"]) is None
@@ -130,11 +131,9 @@ def test_a_batch_of_another_shape_is_an_error_that_names_it() -> None:
     assert "1x3" in feeding.raised.message
 
 
-def test_given_scales_are_read_in_place_of_batches_and_found_ones_are_kept() -> None:
+def test_no_cache_is_read_and_the_found_scales_are_kept() -> None:
     feeding = feeder(batches(3))
-    reading = make_calibrator(V8, Calibration("entropy", scales=b"TRT-8503-EntropyCalibration2\n"), feeding)
-    assert reading.read_calibration_cache() == b"TRT-8503-EntropyCalibration2\n"
-    native = make_calibrator(V8, Calibration("entropy"), feeding)
+    native = make_calibrator(V8, "entropy", feeding)
     assert native.read_calibration_cache() is None
     native.write_calibration_cache(memoryview(b"TRT-8503-EntropyCalibration2\nx: 3c010a14\n"))
     assert feeding.cache.endswith(b"x: 3c010a14\n")

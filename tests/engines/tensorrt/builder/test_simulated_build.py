@@ -57,8 +57,8 @@ def test_weak_types_become_what_is_permitted_except_where_they_fall_back(
     bench = Bench(simulated_tensorrt(version, Circumstances(fallback={"conv2"})), model, weak=True)
     bench.add_profile()
     bench.permit(*flags)
-    untold = spelled(bench.layers(), "Format/Datatype")
-    assert set(untold.values()) == {"N/A due to dynamic shapes"}
+    before = spelled(bench.layers(), "Format/Datatype")
+    assert set(before.values()) == {"N/A due to dynamic shapes"}
     told = spelled(bench.layers(shape=(2, 4, 8, 8)), "Format/Datatype")
     assert words in told["conv1"]
     assert "FP32" in told["conv2"]
@@ -170,9 +170,9 @@ def test_a_calibrator_is_driven_to_the_end_of_its_batches(
     written: list[bytes] = []
 
     class Calibrator(module.IInt8EntropyCalibrator2):  # type: ignore[misc]
-        def __init__(self, batches: int, scales: bytes | None = None) -> None:
+        def __init__(self, batches: int) -> None:
             module.IInt8EntropyCalibrator2.__init__(self)
-            self.left, self.scales = batches, scales
+            self.left = batches
 
         def get_batch_size(self) -> int:
             return 1
@@ -182,8 +182,8 @@ def test_a_calibrator_is_driven_to_the_end_of_its_batches(
             self.left -= 1
             return [1000] if self.left >= 0 else None
 
-        def read_calibration_cache(self) -> bytes | None:
-            return self.scales
+        def read_calibration_cache(self) -> None:
+            """There is none."""
 
         def write_calibration_cache(self, cache: Any) -> None:
             written.append(bytes(cache))
@@ -191,6 +191,7 @@ def test_a_calibrator_is_driven_to_the_end_of_its_batches(
     bench = Bench(module, tiny_file("residual"), weak=True)
     bench.add_profile()
     bench.permit("INT8")
+    bench.calibrate_at(2, 4, 8, 8)
     bench.config.int8_calibrator = Calibrator(2)
     assert "Int8" in spelled(bench.layers(shape=(2, 4, 8, 8)), "Format/Datatype")["conv1"]
     assert asked == [["x"]] * 3
@@ -199,11 +200,6 @@ def test_a_calibrator_is_driven_to_the_end_of_its_batches(
     bench.config.int8_calibrator = Calibrator(0)
     assert bench.build() is None
     assert "no scaling factors detected" in bench.said.errors()[0]
-
-    bench.config.int8_calibrator = Calibrator(9, f"{header}EntropyCalibration2\nx: 3c010a14\n".encode())
-    told = spelled(bench.layers(shape=(2, 4, 8, 8)), "Format/Datatype")
-    assert ("Int8" in told["conv1"], "Int8" in told["conv2"]) == (True, False)
-    assert any("Missing scale and zero-point for tensor r1" in text for _, text in bench.said)
 
 
 @pytest.mark.parametrize("version", NEWER)

@@ -15,9 +15,9 @@ import pytest
 from onnx import helper, numpy_helper
 from simulated_machine import Machine, install
 
-from qcompile.calibration import calibrate
+from qcompile.calibration import calibrate, load_ranges
 from qcompile.compiler.quantize.quantize import quantize
-from qcompile.errors import BuildError, IntentNotReached, InvalidOption, UnsupportedOperator
+from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompileError, UnsupportedOperator
 
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
@@ -111,17 +111,6 @@ def test_what_the_engine_is_made_of_is_recorded(machine: OnMachine, model: Path)
     assert machine("8.5.3").build(model, name="old").manifest.proof["weights_bytes"] is None
 
 
-def test_layers_inside_a_block_are_untold_and_weak_types_warn_of_it(machine: OnMachine, model: Path) -> None:
-    here = machine("8.5.3", blocks={"conv1", "conv2", "gemm"})
-    manifest = here.build(model, "fp16").manifest
-    assert manifest.proof["untold"] == 3
-    assert manifest.proof["layers_by_precision"] == {"untold": NETWORK}
-    assert any("fused blocks TensorRT tells no precision" in text for text in manifest.warnings)
-    strong = machine("10.16", blocks={"conv1", "conv2", "gemm"}).build(model, "fp16", name="strong").manifest
-    assert strong.proof["layers_by_precision"] == {"fp16": NETWORK}
-    assert not any("fused blocks" in text for text in strong.warnings)
-
-
 @pytest.mark.parametrize(("version", "precision"), [("8.5.3", "bf16"), ("8.5.3", "fp8")])
 def test_a_precision_that_a_version_has_in_neither_way_is_refused(
     version: str, precision: str, machine: OnMachine, model: Path, ranges: Path
@@ -141,25 +130,37 @@ def test_int8_beside_fp16_sets_both_flags_where_types_are_weak(
 
 
 @pytest.mark.parametrize("version", ["8.5.3", "10.16"])
-def test_our_scales_reach_tensorrts_calibrator(
-    version: str, machine: OnMachine, model: Path, ranges: Path, monkeypatch: pytest.MonkeyPatch
+def test_our_ranges_are_set_on_the_networks_tensors(
+    version: str, machine: OnMachine, model: Path, ranges: Path
 ) -> None:
-    from qcompile.engines.tensorrt.builder import builder
-
-    monkeypatch.setattr(builder, "Device", _NoDevice)  # scales need no batches
     here = machine(version)
     manifest = here.build(model, "int8", ranges=ranges, calibrator="ranges").manifest
     assert manifest.proof["layers_by_precision"] == {"int8": NETWORK}
-    assert manifest.proof["calibration_batches"] == 0
+    assert (manifest.proof["calibrator"], manifest.proof["calibration_batches"]) == ("ranges", 0)
     assert manifest.proof["typing"] == "weak"
     assert "INT8" in here.flags()
+    assert here.told("int8_calibrator") == []
+    found = load_ranges(ranges)
+    expected = {(-found.amax(name), found.amax(name)) for name in found.names()}
+    assert set(here.told("set_dynamic_range")) == expected
 
 
-class _NoDevice:
-    """A device that nothing is copied to."""
+@pytest.mark.parametrize("said", ["", "ITensor::setDynamicRange: Error Code 3: API Usage Error (no)"])
+def test_a_range_that_tensorrt_does_not_take_is_an_error(
+    said: str, machine: OnMachine, model: Path, ranges: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = machine("10.16")
 
-    def close(self) -> None:
-        """Nothing to free."""
+    def refuse(tensor: Any, low: float, high: float) -> bool:
+        if said:
+            tensor._log.log(here.module.ILogger.Severity.ERROR, said)
+        return not low < high
+
+    monkeypatch.setattr(here.module.ITensor, "set_dynamic_range", refuse)
+    message = "`calibrator` ranges: tensor 'x'" if said else "takes no range for .* tensors: x"
+    with pytest.raises(QCompileError, match=message):
+        here.build(model, "int8", ranges=ranges, calibrator="ranges")
+    assert here.nothing_built
 
 
 def test_tensorrt_11_has_no_calibrators_and_says_what_is_left(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,9 @@ class GpuTimes:
         compute: By CUDA events on the stream, from after the last copy to the device until before the first
             copy from it: the kernels, and the gaps in which the device waits for the host to enqueue them.
         with_transfers: By CUDA events, from before the first copy to the device until after the last copy
-            from it. Inputs that were on the device are not copied. Filling page-locked memory with the
-            feeds, and copies out of it, are not contained.
-        enqueue: By the host's clock, inside `execute_async_v3`, or inside the launch of the CUDA graph.
+            from it. Inputs that were on the device are copied for a CUDA graph alone. Filling page-locked
+            memory with the feeds, and copies out of it, are not contained.
+        enqueue: By the host's clock, inside `execute_async_v3`, the launch of the CUDA graph, or `forward()`.
     """
 
     compute: NDArray[np.int64]
@@ -32,9 +31,9 @@ class GpuTimes:
     enqueue: NDArray[np.int64]
 
 
-def elapsed_ns(start: Any, end: Any) -> int:
-    """Return the time between two recorded events of PyCUDA, which tells milliseconds."""
-    return round(float(end.time_since(start)) * _NS_PER_MS)
+def nanoseconds(milliseconds: float) -> int:
+    """Return whole nanoseconds: CUDA tells the time between two events in milliseconds."""
+    return round(float(milliseconds) * _NS_PER_MS)
 
 
 def collect(runs: Sequence[tuple[int, int, int]]) -> GpuTimes:

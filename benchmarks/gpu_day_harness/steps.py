@@ -1,0 +1,98 @@
+"""The steps of the day as processes: each is ended in time, and what it saw is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+_LINES, _CHARACTERS = 200, 8000
+
+
+def ended(name: str, command: Sequence[str], limit_s: float, folder: Path) -> dict[str, Any]:
+    """Run a step to its end, or end it, and return what came of it."""
+    start, recording = time.monotonic(), folder / "recordings" / f"{name}.jsonl"
+    variables = environment(folder) | {"QCOMPILE_TENSORRT_RECORD": str(recording)}
+    said = folder / f"{name}.log"
+    with said.open("w") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
+        try:
+            code: int | None = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(child)
+    notes = folder / f"{name}.json"
+    outcome: dict[str, Any] = json.loads(notes.read_text()) if notes.is_file() else {}
+    if code is None:
+        outcome |= {"result": "timed out", "limit_s": round(limit_s, 1)}
+    elif code < 0:
+        outcome |= {"result": "crashed", "signal": signal.Signals(-code).name}
+    else:
+        outcome.setdefault("result", "passed" if code == 0 else "failed")
+    outcome |= {
+        "seconds": round(time.monotonic() - start, 1),
+        "output": said.read_text(errors="replace")[-_CHARACTERS:],
+    }
+    return outcome | recorded(folder, name)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a step and what it started."""
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def recorded(folder: Path, name: str) -> dict[str, Any]:
+    """Return what TensorRT said in a step, and the call that had not returned when a recording ended."""
+    files = sorted((folder / "recordings").glob(f"{name}.jsonl*"))
+    said: dict[str, None] = {}
+    died_in = ""
+    for path in files:
+        under_way: dict[int, str] = {}
+        for event in _events(path):
+            if "call" in event:
+                under_way[event["n"]] = event["call"]
+            elif "gives" in event or "raises" in event:
+                under_way.pop(event["n"], None)
+            if event.get("callback") == "ILogger.log":
+                severity, text = event["args"]
+                said[f"{severity['enum'].removeprefix('Severity.')}: {text}"] = None
+        died_in = next(reversed(under_way.values()), died_in)
+    kept = [line for line in said if line.startswith(("ERROR", "WARNING", "INTERNAL_ERROR"))]
+    return {"recordings": [path.name for path in files], "tensorrt_said": kept[:_LINES], "died_in": died_in}
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a recording after its header, of which the last may be cut short."""
+    for line in path.read_text(errors="replace").splitlines()[1:]:
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a step, in which `import qcompile` is this repository."""
+    path = os.pathsep.join([str(home(folder)), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def home(folder: Path) -> Path:
+    """A folder that holds this repository under its package's name."""
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / "qcompile").exists():
+        (home / "qcompile").symlink_to(ROOT)
+    return home.resolve()

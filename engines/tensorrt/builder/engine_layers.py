@@ -1,0 +1,203 @@
+"""Read the layers of an engine from what TensorRT's inspector answers, in the words of any version.
+
+An answer may be nothing (issues 4438 and 2583: an engine of several profiles), cut off, or hold control
+characters (issue 2779); layers may be names alone, at another verbosity. What cannot be read is not known,
+and never an error: the engine is built by then.
+
+| | 8.2 to 10 | 11 |
+|---|---|---|
+| inputs and outputs | "Bindings": names | "I/O Tensors": objects |
+| a tensor's type | "Format/Datatype": a sentence, or a word in a block | "Format" and "Datatype" |
+
+(migration guide 11.0, "Migrating IEngineInspector Usage"; trex/activations.py for the sentences and words.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .layer_names import Members, members, profile_of
+
+UNREPORTED = "unreported"
+"""The precision of a layer of which the inspector tells none."""
+
+_SPELLINGS = (
+    (r"uint8", "uint8"),
+    (r"int8", "int8"),
+    (r"fp8|e4m3|e5m2", "fp8"),
+    (r"int4", "int4"),
+    (r"fp4|e2m1", "fp4"),
+    (r"bf16|bfloat", "bf16"),
+    (r"half|fp16|float16", "fp16"),
+    (r"double|fp64|float64", "fp64"),
+    (r"float|fp32", "fp32"),
+    (r"int32", "int32"),
+    (r"int64", "int64"),
+    (r"bool", "bool"),
+)
+"""How types are spelled, of which a sentence holds one: "Row major linear FP16 format", "Half"."""
+
+_TYPE_KEYS = ("Format/Datatype", "Datatype", "DataType", "Data Type")
+_WEIGHT_KEYS = ("Weights", "ConvWeights")
+"""The second of "ConvActPool", a convolution with the pooling behind it (TREX, resnet-qat-residual)."""
+
+_MOVE_ONLY = ("Reformat", "NoOp", "Shape", "Constant", "signal", "wait", "TrainStation")
+"""The last three wait for other streams, or for sizes that depend on data (trex/parser.py, TREX v0.1.8)."""
+
+_BLOCKS = ("myelin", "kgen", "fusion")
+_PRODUCT = re.compile("conv|gemm|matrix|matmul|fullyconnected", re.IGNORECASE)
+"""Kinds of layers that multiply: "CaskConvolution", "CudaDepthwiseConvolution", "gemm", "MatrixMultiply"."""
+
+_TYPE = r"(?:tf32|bf16|f16|f32|f64|i8|u8|i32|e4m3|e5m2|e2m1)"
+_OPERANDS = re.compile(rf"_{_TYPE}{_TYPE}_({_TYPE}){_TYPE}_{_TYPE}(?:_|$)")
+"""In a kernel's name: in and out, operands and sum, scale; `_i8f16_i8i32_f32_` multiplies INT8 (TREX)."""
+_OF_OPERANDS = {"i8": "int8", "e4m3": "fp8", "e5m2": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32",
+                "tf32": "fp32"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """One layer of an engine.
+
+    Attributes:
+        name: The network's layers that it is made of, or TensorRT's name for a block.
+        kind: TensorRT's kind, such as "CaskConvolution"; empty where it is not told.
+        precision: Of its first input, its weights or its kernel, as far as one is told; "unreported" of
+            others, and of blocks: what goes in and comes out is not what is computed inside.
+        tactic: Name of the kernel; empty where none is told.
+        members: The layers and nodes that it is made of.
+    """
+
+    name: str
+    kind: str
+    precision: str
+    tactic: str
+    members: Members = field(default_factory=Members)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is a fused block of TensorRT's second compiler, whose types are not those inside."""
+        return _is_block(self.name, self.kind, self.tactic)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is a convolution or a matrix product, with or without what is fused to it."""
+        return bool(_PRODUCT.search(self.kind)) or bool(_OPERANDS.search(self.tactic))
+
+
+@dataclass(frozen=True)
+class ReadLayers:
+    """What an answer of the inspector says.
+
+    Attributes:
+        layers: Those that compute, in order.
+        moving: Count of layers that only copy, reformat, wait or hold constants.
+        problem: Why nothing, or not all, could be read; empty where all was.
+    """
+
+    layers: Sequence[EngineLayer] = ()
+    moving: int = 0
+    problem: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no layer at all was read."""
+        return not self.layers and not self.moving
+
+
+def read_layers(answer: object, profile: int = 0) -> ReadLayers:
+    """Return the layers of a profile from an answer of the inspector.
+
+    Before 10 the layers of all profiles are listed, those of the first without a number (trex/parser.py);
+    from 10 on once for all (Polygraphy, backend/trt/util.py `str_from_engine`).
+
+    Args:
+        answer: Of `get_engine_information`, or a list of decoded answers of `get_layer_information`.
+        profile: Of which layers are read, where the names tell.
+    """
+    value = answer
+    if not isinstance(answer, list):
+        value, problem = decoded(answer)
+        if problem:
+            return ReadLayers(problem=problem)
+    entries = value.get("Layers") if isinstance(value, dict) else value
+    if not isinstance(entries, list):
+        return ReadLayers(problem="its answer holds no list of layers")
+    return _read_entries(entries, profile)
+
+
+def decoded(answer: object) -> tuple[Any, str]:
+    """Return an answer's JSON, or why there is none in it."""
+    if answer is None or (isinstance(answer, str) and not answer.strip("\0 \t\r\n")):
+        return None, "its answer is empty"
+    if not isinstance(answer, str):
+        return None, f"its answer is a {type(answer).__name__}"
+    try:
+        return json.loads(answer.strip("\0"), strict=False), ""
+    except (ValueError, RecursionError):
+        return None, "its answer is no JSON, or is cut off"
+
+
+def _read_entries(entries: Sequence[object], profile: int) -> ReadLayers:
+    profiles = [profile_of(_name(entry)) for entry in entries]
+    chosen = profile if profile in profiles else 0
+    layers, moving, unreadable = [], 0, 0
+    for entry, its_profile in zip(entries, profiles, strict=True):
+        if its_profile != chosen:
+            continue
+        if isinstance(entry, str):
+            layers.append(EngineLayer(entry, "", UNREPORTED, "", members(entry)))
+        elif not isinstance(entry, dict):
+            unreadable += 1
+        elif entry.get("LayerType") in _MOVE_ONLY:
+            moving += 1
+        else:
+            layers.append(_layer(entry))
+    return ReadLayers(layers, moving, f"{unreadable} of its layers cannot be read" if unreadable else "")
+
+
+def _layer(entry: dict[str, Any]) -> EngineLayer:
+    name, kind, tactic = _name(entry), _text(entry, "LayerType"), _text(entry, "TacticName")
+    precision = UNREPORTED if _is_block(name, kind, tactic) else _told(entry, tactic)
+    return EngineLayer(name, kind, precision, tactic, members(name, _text(entry, "Metadata")))
+
+
+def _told(entry: dict[str, Any], tactic: str) -> str:
+    """The type of the first input; where it depends on shapes, of the weights, or the kernel's operands."""
+    inputs = entry.get("Inputs")
+    first = inputs[0] if isinstance(inputs, list) and inputs else {}
+    sources = [first.get(key) for key in _TYPE_KEYS] if isinstance(first, dict) else []
+    weights = [entry.get(key) for key in _WEIGHT_KEYS]
+    sources += [one.get("Type") for one in weights if isinstance(one, dict)]
+    for spelled in sources:
+        precision = spelled_precision(spelled)
+        if precision != UNREPORTED:
+            return precision
+    operands = _OPERANDS.search(tactic)
+    return _OF_OPERANDS.get(operands.group(1), UNREPORTED) if operands else UNREPORTED
+
+
+def spelled_precision(spelled: object) -> str:
+    """Return the precision that a version's spelling of a type means."""
+    lowered = spelled.lower() if isinstance(spelled, str) else ""
+    if lowered.startswith("n/a"):  # "N/A due to dynamic shapes"
+        return UNREPORTED
+    return next((name for pattern, name in _SPELLINGS if re.search(pattern, lowered)), UNREPORTED)
+
+
+def _is_block(name: str, kind: str, tactic: str) -> bool:
+    """A kernel inside a block that tells its operands is none: "gemm", or "fusion" with such a tactic."""
+    return "{ForeignNode[" in name or (kind.lower() in _BLOCKS and not _OPERANDS.search(tactic))
+
+
+def _name(entry: object) -> str:
+    return _text(entry, "Name") if isinstance(entry, dict) else entry if isinstance(entry, str) else ""
+
+
+def _text(entry: dict[str, Any], key: str) -> str:
+    value = entry.get(key)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,185 @@
+"""`qcompile migrate`: a command line of trtexec or Polygraphy becomes a recipe, and its cache becomes ranges.
+
+text ─ command_line ─▶ words ─ trtexec, polygraphy ─▶ intent ─┐
+                                       ONNX file ─ model_facts ┴─ precision, layers, as_recipe ─▶ recipe.toml
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import InvalidOption, MissingFile
+from ...files import check_output, require_file, write_text, writing
+from ..recipe import make_recipe
+from . import polygraphy, trtexec
+from .as_recipe import recipe_text, recipe_values
+from .command_line import Invocation, read_command
+from .flags import RTX
+from .intent import Intent, Outcome
+from .model_facts import read_facts
+from .places import Places
+from .precision import choose_precision
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_TF32_OFF, _USES_RTX, _VISIBLE = "NVIDIA_TF32_OVERRIDE", "POLYGRAPHY_USE_TENSORRT_RTX", "CUDA_VISIBLE_DEVICES"
+_BEGINS_FILE = "@"
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A recipe that was written, and what became of the command.
+
+    Attributes:
+        recipe: The recipe.
+        ranges: The ranges of the calibration cache, if it had one.
+        tool: "trtexec" or "polygraphy".
+        outcomes: What became of each option and variable.
+        then: Commands that do what the command did, the recipe's first.
+    """
+
+    recipe: Path
+    ranges: Path | None
+    tool: str
+    outcomes: Sequence[Outcome]
+    then: Sequence[str]
+
+    @property
+    def missing(self) -> Sequence[Outcome]:
+        """The options that have no equal; empty where every intent is kept."""
+        return [one for one in self.outcomes if one.fate == "missing"]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the `--json` form."""
+        return {
+            "recipe": str(self.recipe),
+            "ranges": str(self.ranges) if self.ranges else None,
+            "tool": self.tool,
+            "kept": not self.missing,
+            "options": [one.as_json() for one in self.outcomes],
+            "then": list(self.then),
+        }
+
+
+def migrate(
+    command: str,
+    output: str | Path = "recipe.toml",
+    *,
+    target: str = "",
+    gpus: Sequence[str] = (),
+    data: str = "",
+    paths: Sequence[str] = (),
+) -> Migration:
+    """Write the recipe of a command line; nothing of the command is run.
+
+    Args:
+        command: The whole command line, or "@" and a file that holds it.
+        output: Recipe to write; ranges lie beside it.
+        target: "tensorrt" or "tensorrt-rtx"; empty for the runtime that the command uses.
+        gpus: Compute capabilities to build for, of target "tensorrt-rtx".
+        data: Samples to calibrate on, in place of the command's.
+        paths: `OLD=NEW`: how a folder or file of the command is named here.
+
+    Returns:
+        What became of each option. Where one has no equal, the recipe is written too, and says so.
+
+    Raises:
+        InvalidOption: If an option is unknown or wrong, or INT8 has nothing to calibrate on.
+        MissingFile: If the model is not there.
+        CalibrationError: If the calibration cache is not the model's.
+    """
+    output = Path(output)
+    check_output(output)
+    call = read_command(_text(command))
+    target = target or (RTX if call.variables.get(_USES_RTX, "0") not in ("", "0") else "tensorrt")
+    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
+    intent = translate(call.words, target)
+    _surroundings(call, intent)
+    if gpus:
+        intent.gpus = list(gpus)
+    places = Places(call, paths, output)
+    facts = read_facts(_model(intent, places))
+    intent.data = data or (places.find_data(intent.data) if intent.data else "")
+    cache = places.find(intent.cache) if intent.cache else None
+    if data and intent.cache:
+        intent.revise("calibrate.ranges", "unneeded", "`data` is given in its place")
+        cache = None
+    chosen = choose_precision(intent, facts, cache=cache is not None and cache.is_file())
+    ranges = output.with_suffix(".ranges") if chosen.scales == "cache" else None
+    sections = recipe_values(intent, facts, chosen, places, target=target, ranges=ranges)
+    engine = output.parent / "out" / f"{sections['artifact']['name']}.engine"
+    then = _then(output, facts.path, engine, intent)
+    text = recipe_text(sections, intent, command=call.text, then=then)
+    make_recipe(tomllib.loads(text), output)  # what cannot run is not written
+    if ranges is not None and cache is not None:
+        from ...calibration import save_ranges
+        from ...calibration.tensorrt_cache import read_cache
+
+        found = read_cache(cache, facts.path)
+        with writing(ranges) as path:
+            save_ranges(found, path)
+    write_text(output, text)
+    return Migration(output, ranges, call.tool, tuple(intent.outcomes), then)
+
+
+def _text(command: str) -> str:
+    if not command.startswith(_BEGINS_FILE):
+        return command
+    path = require_file(Path(command[1:]), what="command")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidOption(f"`command` {path}: is no text ({error})", option="command") from error
+
+
+def _model(intent: Intent, places: Places) -> Path:
+    if not intent.model:
+        missing = "; ".join(f"{one.flag}: {one.note}" for one in intent.missing)
+        raise InvalidOption(
+            "the command names no ONNX file, and a recipe starts from one", hint=missing, option="command"
+        )
+    path = places.find(intent.model)
+    if not path.is_file():
+        raise MissingFile(
+            f"model {path} does not exist",
+            hint=f"`paths` {intent.model}=FILE says where it lies here",
+            file=path,
+        )
+    return path
+
+
+def _surroundings(call: Invocation, intent: Intent) -> None:
+    """Say what became of what stands in front of the program."""
+    if call.wrapper:
+        note = "nothing of the command is run"
+        if call.mounts:
+            folders = ", ".join(f"{there} is {here}" for there, here in call.mounts.items())
+            note = f"{note}; {folders}"
+        intent.outcomes.append(Outcome("", call.wrapper, "unneeded", note=note))
+    for name, value in call.variables.items():
+        one = Outcome("", f"{name}={value}", "unneeded", note="set it for `run` too, where it matters")
+        if name == _TF32_OFF and value == "0":
+            intent.tf32 = False
+            one = Outcome("", one.flag, "kept", "artifact.precision", "TF32 is off")
+        elif name == _USES_RTX:
+            one = Outcome("", one.flag, "kept", "artifact.target")
+        elif name == _VISIBLE:
+            one.note = "set it for `run` too: the first GPU is used"
+        elif name == "LD_PRELOAD":
+            one.fate, one.note = "missing", "if it holds plugins, list the library in `plugins`"
+        intent.outcomes.append(one)
+
+
+def _then(recipe: Path, model: Path, engine: Path, intent: Intent) -> list[str]:
+    commands = [shlex.join(["qcompile", "run", str(recipe)])]
+    if intent.compares is not None:
+        data = [f"--{'data'}", intent.data] if intent.data else []
+        commands.append(shlex.join(["qcompile", "diff", str(model), str(engine), *data, *intent.compares]))
+    return commands

@@ -1,0 +1,185 @@
+"""What TensorRT's own calibrator is given: bytes of the parsed network's types, at one shape, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from simulated_machine import Machine, install
+
+from qcompile.data.readers import Batch
+from qcompile.engines.tensorrt.builder import builder
+from qcompile.engines.tensorrt.builder.sample_types import CalibrationInput, convert
+from qcompile.errors import DataError, InvalidOption
+
+MIXED = """<ir_version: 8, opset_import: ["" : 16]>
+mixed (float[n,4] x, int64[n,2] ids, bool[n,4] kept, int64[2] size) => (float[a,b] y)
+<float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, int64[1] axes = {1}> {
+    product = MatMul (x, w)
+    zero = Sub (product, product)
+    masked = Where (kept, product, zero)
+    wide = Cast <to = 1> (ids)
+    total = ReduceSum <keepdims = 1> (wide, axes)
+    sum = Add (masked, total)
+    y = Expand (sum, size)
+}"""
+FEEDS = {
+    "x": np.linspace(-1, 1, 4, dtype=np.float32).reshape(1, 4),
+    "ids": np.array([[1, 2]]),
+    "kept": np.array([[True, False, True, True]]),
+    "size": np.array([3, 4]),
+}
+
+OnMachine = Callable[..., Machine]
+
+
+class Memory:
+    """A device that keeps what was copied to it, by input."""
+
+    def __init__(self, _: int = 0) -> None:
+        self.copied: dict[str, list[np.ndarray[Any, Any]]] = {}
+
+    def copy(self, name: str, array: np.ndarray[Any, Any]) -> int:
+        self.copied.setdefault(name, []).append(array.copy())
+        return 1000 + len(name)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """What the next build copies to."""
+    made = Memory()
+    monkeypatch.setattr(builder, "Device", lambda *_: made)
+    return made
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
+    """`machine("8.5.3")` is a machine with that TensorRT."""
+    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A model with inputs of every kind; the values of `size` are a shape."""
+    onnx.save(parser.parse_model(MIXED), tmp_path / "mixed.onnx")
+    return tmp_path / "mixed.onnx"
+
+
+def calibrated(here: Machine, model: Path, *samples: dict[str, Any], **options: Any) -> Any:
+    """Build with TensorRT's own calibrator on samples."""
+    folder = here.folder / "samples"
+    folder.mkdir()
+    for index, sample in enumerate(samples):
+        np.savez(folder / f"{index}.npz", **sample)
+    sizes = {"x": (2, 4), "ids": (2, 2), "kept": (2, 4), "size": (4, 4)}
+    return here.build(
+        model, "int8", calibrator="native", data=str(folder), min_shapes={**sizes, "size": (1, 4)},
+        opt_shapes=sizes, max_shapes=sizes, allow_fallback=True, options=options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "wide"), [("8.5.3", "int32"), ("10.16", "int64")])
+def test_samples_are_copied_in_the_networks_types(
+    version: str, wide: str, machine: OnMachine, mixed: Path, device: Memory
+) -> None:
+    here = machine(version)
+    proof = calibrated(here, mixed, FEEDS, FEEDS).manifest.proof
+    assert proof["calibration_batches"] == 2
+    first = {name: arrays[0] for name, arrays in device.copied.items()}
+    assert {name: str(array.dtype) for name, array in first.items()} == {
+        "x": "float32", "ids": wide, "kept": "bool", "size": wide
+    }  # fmt: skip
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, FEEDS[name])
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16"])
+def test_the_calibration_profile_has_the_values_of_shape_inputs(
+    version: str, machine: OnMachine, mixed: Path, device: Memory
+) -> None:
+    here = machine(version)
+    calibrated(here, mixed, FEEDS)
+    assert ("size", (3, 4), (3, 4), (3, 4)) in here.told("set_shape_input")
+    assert ("ids", (1, 2), (1, 2), (1, 2)) in here.told("set_shape")
+    assert "size" not in {name for name, *_ in here.told("set_shape")}
+    assert device.copied
+
+
+def test_a_float16_input_gets_float16_samples(machine: OnMachine, mixed: Path, device: Memory) -> None:
+    calibrated(machine("8.5.3"), mixed, FEEDS, io_formats=("x=float16",))
+    np.testing.assert_array_equal(device.copied["x"][0], FEEDS["x"].astype(np.float16))
+    assert device.copied["x"][0].dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "value", "said"),
+    [
+        ("8.5.3", "ids", [[1, 2**31]], "1.npz: input 'ids' is int64 with values that int32"),
+        ("8.5.3", "x", [[0, 0, 0, 1e5]], "1.npz: input 'x' is float32 with values that float16"),
+        ("10.16", "size", [4, 4], "holds the shape 4, 4; TensorRT calibrates at one.* 3, 4"),
+        ("10.16", "ids", [[1, 2], [3, 4]], "input 'ids' has shape 2x2"),
+    ],
+)
+def test_a_sample_that_the_network_does_not_hold_ends_the_build_by_name(
+    version: str, name: str, value: Any, said: str, machine: OnMachine, mixed: Path, device: Memory
+) -> None:
+    options = {"io_formats": ("x=float16",)} if name == "x" else {}
+    here = machine(version)
+    wrong = {**FEEDS, name: np.array(value, FEEDS[name].dtype)}
+    with pytest.raises(DataError, match=said):
+        calibrated(here, mixed, FEEDS, wrong, **options)
+    assert here.nothing_built
+    assert name in device.copied
+
+
+@pytest.mark.parametrize(
+    ("formats", "said"),
+    [("x=:hwc8", "in a memory format of its own"), ("x=bfloat16", "is BF16; .* calibrates no such input")],
+)
+def test_an_input_whose_bytes_we_do_not_know_is_refused(
+    formats: str, said: str, machine: OnMachine, mixed: Path, device: Memory
+) -> None:
+    with pytest.raises(InvalidOption, match=rf"`calibrator`: input 'x' .*{said}"):
+        calibrated(machine("10.16"), mixed, FEEDS, io_formats=(formats,))
+    assert not device.copied
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "fits"),
+    [
+        (np.array([2**31 - 1, -(2**31)]), "int32", True),
+        (np.array([2**31]), "int32", False),
+        (np.array([0, 1]), "bool", True),
+        (np.array([2]), "bool", False),
+        (np.array([0.1], np.float64), "float32", True),  # rounded, as whoever calls the engine rounds it
+        (np.array([1e39], np.float64), "float32", False),
+        (np.array([np.inf, np.nan], np.float32), "float16", True),
+        (np.array([3.0], np.float32), "uint8", True),
+        (np.array([3.5], np.float32), "uint8", False),
+        (np.array([np.nan], np.float32), "int32", False),
+        (np.array(7), "int32", True),
+    ],
+)
+def test_a_conversion_keeps_every_value_or_is_none(
+    array: np.ndarray[Any, Any], dtype: str, fits: bool
+) -> None:
+    converted = convert(array, np.dtype(dtype))
+    assert (converted is not None) == fits
+    if converted is not None:
+        assert (converted.dtype, converted.shape) == (np.dtype(dtype), array.shape)
+        np.testing.assert_array_equal(converted, array.astype(dtype))
+
+
+def test_a_transposed_sample_is_made_contiguous() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    taken = CalibrationInput("x", np.dtype("float32"), (3, 2)).take(Batch({"x": array}, None, "one"))
+    assert taken.flags.c_contiguous
+    np.testing.assert_array_equal(taken, array)

@@ -1,0 +1,234 @@
+"""The real TensorRT-RTX is recorded and replayed: recordings made here, and one of `tests/samples`."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_builds import build_and_look
+from replayed_tensorrt import Differs, Tape
+
+import qcompile
+from qcompile.engines.tensorrt import recorder
+from qcompile.engines.tensorrt.adapter import load_adapter
+from qcompile.errors import InvalidOption, UnsupportedOperator
+
+tensorrt_rtx = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+
+MakeFile = Callable[..., Path]
+SAMPLES = sorted((Path(__file__).parents[2] / "samples/tensorrt").glob("tensorrt-rtx-*.jsonl"))
+BATCHES = {"min_shapes": (1,), "opt_shapes": (2,), "max_shapes": (4,)}
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """TensorRT-RTX is recorded to this file; afterwards it is as it was."""
+    path = tmp_path / "recording.jsonl"
+    monkeypatch.setenv(recorder.VARIABLE, str(path))
+    yield path
+    recorder.stop_recording(tensorrt_rtx)
+    gc.collect()
+
+
+def build(model: Path, output: Path, **more: Any) -> str:
+    """Build for an sm86 and return the digest of the engine."""
+    shapes = {key: {"x": (*value, 16)} for key, value in BATCHES.items()}
+    built = qcompile.build(model, output, target="tensorrt-rtx", gpus=["sm86"], **shapes, **more)
+    return hashlib.sha256(built.path.read_bytes()).hexdigest()
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """The lines of a recording after the header."""
+    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
+
+
+def test_a_recorded_build_makes_the_same_engine(tiny_file: MakeFile, tmp_path: Path, record: Path) -> None:
+    with_recorder = build(tiny_file("mlp"), tmp_path / "recorded.engine")
+    assert any(event.get("call") == "Builder.build_serialized_network" for event in events(record))
+    recorder.stop_recording(tensorrt_rtx)
+    size = record.stat().st_size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(recorder.VARIABLE)
+        assert build(tiny_file("mlp"), tmp_path / "plain.engine") == with_recorder
+    assert record.stat().st_size == size
+
+
+@pytest.mark.usefixtures("record")
+def test_the_module_is_given_back_as_it_was() -> None:
+    def members() -> dict[str, Any]:
+        kinds = [value for value in vars(tensorrt_rtx).values() if isinstance(value, type)]
+        return {f"{kind.__name__}.{name}": value for kind in kinds for name, value in vars(kind).items()}
+
+    before = members()
+    load_adapter("tensorrt-rtx")
+    assert members() != before
+    recorder.stop_recording(tensorrt_rtx)
+    assert members() == before
+
+
+def test_the_header_says_what_was_recorded_and_every_name_there_is(record: Path) -> None:
+    load_adapter("tensorrt-rtx")
+    header = json.loads(record.read_text().splitlines()[0])
+    assert (header["recording"], header["module"]) == (1, "tensorrt_rtx")
+    assert header["tensorrt"] == tensorrt_rtx.__version__
+    assert {"gpu", "driver", "date", "qcompile", "python"} <= header.keys()
+    assert header["names"]["DataType"]["enum"]["INT64"] == 8
+    assert header["names"]["IBuilderConfig"]["class"]["profiling_verbosity"] == "property"
+    assert header["names"]["ILogger"]["class"]["Severity"]["ERROR"] == 1
+    public = {name for name in vars(tensorrt_rtx) if not name.startswith("_")}
+    assert set(header["names"]) == public
+
+
+def test_log_lines_lie_in_the_call_that_made_them(tiny_file: MakeFile, tmp_path: Path, record: Path) -> None:
+    build(tiny_file("mlp"), tmp_path / "m.engine")
+    found = events(record)
+    calls = {event["n"]: event["call"] for event in found if "call" in event}
+    lines = [event for event in found if event.get("callback") == "ILogger.log"]
+    assert {calls[event["in"]] for event in lines} >= {
+        "OnnxParser.parse_from_file",
+        "Builder.build_serialized_network",
+    }
+    assert {event["callback"] for event in found if "callback" in event} >= {"IProgressMonitor.phase_start"}
+    (plan,) = (event["gives"] for event in found if "IHostMemory" in str(event.get("gives")))
+    written = (tmp_path / "m.engine").read_bytes()
+    assert (plan["bytes"], plan["sha256"]) == (len(written), hashlib.sha256(written).hexdigest())
+
+
+def test_a_recorded_build_is_replayed_in_place_of_tensorrt(
+    tiny_file: MakeFile, tmp_path: Path, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = {}
+    for name in ("real", "replayed"):
+        tape = Tape.read(record) if name == "replayed" else None
+        if tape is not None:
+            monkeypatch.setitem(sys.modules, "tensorrt_rtx", tape.module)
+        build(tiny_file("mlp"), tmp_path / f"{name}.engine")
+        proof[name] = qcompile.artifact.read_manifest(tmp_path / f"{name}.engine")
+        recorder.stop_recording(tensorrt_rtx)
+        monkeypatch.delenv(recorder.VARIABLE, raising=False)
+    assert tape is not None
+    assert tape.is_at_end, tape.next_use
+    assert proof["real"] is not None
+    assert proof["replayed"] is not None
+    assert proof["real"].proof == proof["replayed"].proof
+    assert (tmp_path / "real.engine").stat().st_size == (tmp_path / "replayed.engine").stat().st_size
+
+
+def test_a_refusal_is_recorded_and_replayed(
+    tmp_path: Path, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.example" : 1]>
+        tiny (float[2,3] x) => (float[2,3] y) { h = Relu(x) y = com.example.Unknown(h) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    said = []
+    for replayed in (False, True):
+        if replayed:
+            monkeypatch.setitem(sys.modules, "tensorrt_rtx", Tape.read(record).module)
+        with pytest.raises(UnsupportedOperator) as caught:
+            qcompile.build(tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"])
+        said.append(caught.value.message)
+        recorder.stop_recording(tensorrt_rtx)
+        monkeypatch.delenv(recorder.VARIABLE, raising=False)
+    assert said[0] == said[1]
+    assert "Unknown" in said[0]
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_the_recording_kept_here_is_what_the_real_one_says(path: Path, tmp_path: Path) -> None:
+    tape = Tape.read(path)
+    replayed = build_and_look(tape.module, tmp_path)
+    assert tape.is_at_end, tape.next_use
+    if tape.header["tensorrt"] != tensorrt_rtx.__version__:
+        pytest.skip(f"recorded {tape.header['tensorrt']}, installed {tensorrt_rtx.__version__}")
+    real = build_and_look(tensorrt_rtx, tmp_path)
+    gc.collect()
+    assert replayed == real
+
+
+def test_there_is_a_recording_of_a_real_tensorrt() -> None:
+    assert SAMPLES
+
+
+def test_the_first_use_that_differs_is_named() -> None:
+    module = Tape.read(SAMPLES[0]).module
+    log = type("Log", (module.ILogger,), {"log": lambda *_: None})()
+    builder = module.Builder(log)
+    with pytest.raises(Differs, match=r"use 3: recorded call Builder.create_network\(1\), made .*\(2\)"):
+        builder.create_network(2)
+    with pytest.raises(Differs, match=r"create_network.*made call .*create_builder_config"):
+        builder.create_builder_config()
+    network = builder.create_network(1)
+    with pytest.raises(Differs, match=r"recorded call OnnxParser.__init__.*made get .*num_layers"):
+        _ = network.num_layers
+    with pytest.raises(AttributeError):
+        _ = network.no_such_member
+
+
+def test_no_recording_is_overwritten(tmp_path: Path, record: Path) -> None:
+    record.write_text("of another process")
+    (tmp_path / "recording.jsonl.2").write_text("of a third one")
+    load_adapter("tensorrt-rtx")
+    assert record.read_text() == "of another process"
+    assert (tmp_path / "recording.jsonl.2").read_text() == "of a third one"
+    assert (tmp_path / "recording.jsonl.3").read_text().startswith('{"recording": 1')
+
+
+def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(recorder.VARIABLE, str(tmp_path / "file/recording.jsonl"))
+    with pytest.raises(InvalidOption, match=f"{recorder.VARIABLE}=.*cannot be written"):
+        load_adapter("tensorrt-rtx")
+
+
+DIES = """
+import os
+from qcompile.engines.tensorrt.adapter import load_adapter
+module = load_adapter("tensorrt-rtx").module
+
+class Log(module.ILogger):
+    def __init__(self):
+        module.ILogger.__init__(self)
+    def log(self, severity, text):
+        os._exit(3)
+
+log = Log()
+module.OnnxParser(module.Builder(log).create_network(0), log).parse_from_file("/nonexistent.onnx")
+"""
+
+
+def test_where_a_process_dies_the_last_line_says_in_which_call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "recording.jsonl"
+    monkeypatch.setenv(recorder.VARIABLE, str(path))
+    assert subprocess.run([sys.executable, "-c", DIES], check=False, timeout=120).returncode == 3
+    assert events(path)[-1]["call"] == "OnnxParser.parse_from_file"
+
+
+def test_a_monitor_is_called_and_ends_a_build_as_without_a_recorder(
+    tiny_file: MakeFile, tmp_path: Path, record: Path
+) -> None:
+    def interrupt(step: str, done: int = 0, _: int | None = None) -> None:
+        if step == "build" and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(tiny_file("mlp"), tmp_path / "m.engine", progress=interrupt)
+    name = "IProgressMonitor.step_complete"
+    assert False in [event.get("gives") for event in events(record) if event.get("callback") == name]
+
+
+def test_nothing_is_recorded_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(recorder.VARIABLE, raising=False)
+    before = vars(tensorrt_rtx.Builder)["create_network"]
+    load_adapter("tensorrt-rtx")
+    assert vars(tensorrt_rtx.Builder)["create_network"] is before
