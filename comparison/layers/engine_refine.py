@@ -197,3 +197,7 @@ class EngineRefinement(Refinement):
                 f"a part ends with {self.pairs[bad].reference}, and the engine goes on: where it fuses that "
                 "tensor with what reads it, the kernel is another"
             )
+        if self.runs.rebuilder.builds and self.runs.rebuilder.types_are_weak:
+            self.unknown.append(
+                "types are weak in this TensorRT: it may compute a layer of a part in another precision"
+            )

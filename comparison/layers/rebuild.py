@@ -58,6 +58,11 @@ class Rebuilder:
             return ""
         return "unfused" if marks_unfused(adapter) else "marked"
 
+    @property
+    def types_are_weak(self) -> bool:
+        """Whether TensorRT chooses the types of layers, in each build by itself."""
+        return self.engine.precision != "fp32" and not self._adapter().strongly_typed
+
     def part(self, names: Sequence[str]) -> tuple[Side, dict[str, str]]:
         """Build what lies before tensors, and return it with tensor to the output that holds it.
 

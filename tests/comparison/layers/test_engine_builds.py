@@ -150,6 +150,21 @@ def test_another_model_than_the_engine_was_built_from_is_refused(
         pass
 
 
+def test_an_engine_that_tensorrt_calibrated_cannot_be_built_again(
+    tmp_path: Path, tiny_file: Files, samples: Files
+) -> None:
+    built = Built(tmp_path, tiny_file, samples, "fp32")
+    beside = built.engine.with_name("m.engine.json")
+    manifest = json.loads(beside.read_text())
+    manifest["options"]["calibrator"] = "entropy"
+    beside.write_text(json.dumps(manifest))
+    with (
+        pytest.raises(InvalidOption, match="calibrated, which a manifest does not keep"),
+        engine_graph(built.engine, built.model),
+    ):
+        pass
+
+
 def test_ranges_that_a_manifest_does_not_keep_lead_to_the_quantized_file(
     tmp_path: Path, tiny_file: Files, samples: Files
 ) -> None:
