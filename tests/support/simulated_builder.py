@@ -20,6 +20,7 @@ import simulated_engine
 import simulated_network
 import simulated_parser
 import simulated_process
+import simulated_refit
 from recorded_tensorrt import recorded_module, stored
 from simulated_calibration import find_scales
 from simulated_network import kind_of, say
@@ -95,7 +96,14 @@ def simulated_tensorrt(
 
     Source: the tests' own.
     """
-    families = (simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_process)
+    families = (
+        simulated_network,
+        simulated_parser,
+        simulated_config,
+        simulated_engine,
+        simulated_process,
+        simulated_refit,
+    )
     ours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
     for family in families:
         ours |= family.BEHAVIOURS

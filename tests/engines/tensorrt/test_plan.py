@@ -103,6 +103,20 @@ def test_newer_parsers_make_a_layer_of_it(version: str, machine: OnMachine, norm
     assert read_plan(built.path.read_bytes())["plugins"] == []
 
 
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({}, False), ({"version_compatible": True}, True), ({"hardware_compatible": "ampere+"}, True)],
+)
+def test_a_portable_engine_is_parsed_without_the_plugin(
+    options: dict[str, Any], asked: bool, machine: OnMachine, normalized: Path
+) -> None:
+    here = machine("10.16")
+    here.build(normalized, options=options)
+    native = here.module.OnnxParserFlag.NATIVE_INSTANCENORM
+    of_parser = [call for call in here.module.recorded_calls if call.owner == "OnnxParser"]
+    assert ((native,) in [call.args for call in of_parser if call.member == "set_flag"]) == asked
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_tensorrts_own_plugins_are_there_before_a_plan_is_read(version: str) -> None:
     adapter, plan = fresh(version, plugins=["InstanceNormalization_TRT"])
