@@ -18,7 +18,7 @@ from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, make_log
-from ..plan import PlanNeeds, register_plugins
+from ..plan import needs_of_build, register_plugins
 from ..runner.cuda_context import current_device
 from .calibrator import Calibrator, Device, Feeder, first_and_all, make_calibrator
 from .configure import add_profiles, configure, set_calibration_profile
@@ -223,8 +223,7 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     inspections = []
     if prepared.gpu is not None:
         request.progress("inspect")
-        options = request.spec.tensorrt
-        needs = PlanNeeds(options.plugins, host_code=options.version_compatible)
+        needs = needs_of_build(request.spec.tensorrt)
         inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
     proven = prove(
         adapter,

@@ -23,8 +23,9 @@ from tensorrt_simulation import Simulation, values
 
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, open_plan
+from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, needs_of_build, open_plan
 from qcompile.errors import ArtifactError
+from qcompile.spec.tensorrt import TensorRTOptions
 
 INSTANCE_NORM = """<ir_version: 8, opset_import: ["" : 16]>
 normalized (float[batch,4,8,8] x) => (float[batch,4,8,8] y)
@@ -181,4 +182,7 @@ def test_only_a_version_compatible_manifest_and_a_trusted_file_permit_it(
     manifest = machine("10.16").build(normalized, options={"version_compatible": True}).manifest
     assert needs_of(manifest).host_code
     assert not needs_of(about(manifest)).host_code
+    lean = {"version_compatible": True, "exclude_lean_runtime": True}
+    assert not needs_of(about(manifest, **lean)).host_code
+    assert not needs_of_build(TensorRTOptions(**lean)).host_code
     assert needs_of(None) == PlanNeeds(host_code=True)
