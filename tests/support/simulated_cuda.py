@@ -26,19 +26,31 @@ _ALIGNMENT = 256
 
 
 class Error(Exception):
-    """`pycuda.driver.Error`."""
+    """`pycuda.driver.Error`.
+
+    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp.
+    """
 
 
 class OutOfMemory(Error):
-    """`pycuda.driver.MemoryError`."""
+    """`pycuda.driver.MemoryError`.
+
+    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp, `MemoryError`.
+    """
 
 
 class LogicError(Error):
-    """`pycuda.driver.LogicError`."""
+    """`pycuda.driver.LogicError`.
+
+    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp, `LogicError`.
+    """
 
 
 class Misuse(AssertionError):
-    """What a real driver would answer with a crash or with wrong results."""
+    """What a real driver would answer with a crash or with wrong results.
+
+    Source: the tests' own.
+    """
 
 
 class Stream:
@@ -73,7 +85,8 @@ class Stream:
 class Event:
     """Knows the stream it was recorded on, and when it happened.
 
-    Source: driver API, cuEventRecord "captures in hEvent the contents of hStream at the time of this call".
+    Source: documentation of CUDA's driver API, cuEventRecord "captures in hEvent the contents of hStream at
+    the time of this call".
     """
 
     def __init__(self) -> None:
@@ -105,6 +118,9 @@ class SimulatedGpu:
         stack: The thread's stack of current contexts, by handle.
         retained: Device to the references on its primary context.
         name: Of the GPU; a runtime cache is of one.
+
+    Source: CUDA's driver API, documentation of memory and context management; PyCUDA 2026.1,
+    src/cpp/cuda.hpp, for the stacks.
     """
 
     def __init__(self, devices: int = 2, memory_bytes: int = 1 << 26) -> None:
@@ -253,7 +269,10 @@ class SimulatedGpu:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedGpu:
-    """Put the simulation where qcompile looks for PyCUDA and libcuda, and return it."""
+    """Put the simulation where qcompile looks for PyCUDA and libcuda, and return it.
+
+    Source: the tests' own.
+    """
     from simulated_libcuda import Library
     from simulated_pycuda import make_module
 

@@ -30,7 +30,10 @@ CONTEXT_BYTES = 4096
 
 
 def make_adapter(version: str, gpu: SimulatedGpu) -> Adapter:
-    """Return the adapter of one version, on a simulated GPU."""
+    """Return the adapter of one version, on a simulated GPU.
+
+    Source: the tests' own.
+    """
     module: Any = recorded_module(version, behaviours(version, gpu))
     module.init_libnvinfer_plugins = init_plugins(module)
     return Adapter(module, "tensorrt-rtx" if version == "rtx" else "tensorrt")

@@ -15,7 +15,10 @@ OUT_OF_MEMORY, NO_CONTEXT, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 2, 201, 90
 
 
 class Library:
-    """libcuda, as far as ctypes reaches it: each function returns an error code."""
+    """libcuda, as far as ctypes reaches it: each function returns an error code.
+
+    Source: CUDA's driver API, documentation of each function; the numbers are cuda.h's.
+    """
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         self._gpu = gpu
@@ -58,6 +61,7 @@ class Library:
         return 0
 
     def cuStreamSynchronize(self, stream: Any) -> int:
+        # Source: CUDA driver API, Stream Management: waits until the stream has completed all operations.
         if self._gpu.enter("cuStreamSynchronize"):
             return CAPTURE_UNSUPPORTED
         self._gpu.streams[stream.value].run()
