@@ -200,6 +200,10 @@ class ArtifactOptions(QuantizeOptions):
                 raise Refused(f"{one.name}{inner}", problem, hint="leave it out")
         for kind in _SHAPE_KINDS:
             self.shapes(kind)
+        if self.gpus and self.tensorrt.device:
+            raise Refused(
+                "tensorrt.device", "excludes `gpus`: what is built ahead of time needs none of here"
+            )
         if self.calibrator and self.precision not in ("int8", "best"):
             raise Refused("calibrator", f"is for `precision` int8; the precision is {self.precision}")
 

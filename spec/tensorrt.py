@@ -31,6 +31,14 @@ class TensorRTOptions(Checked):
             metavar="NAME:MIN..OPT..MAX,...",
         ),
     ] = ()
+    device: Annotated[
+        int,
+        option(
+            "Number of this machine's GPU to build, calibrate and verify on, as CUDA counts them.",
+            metavar="N",
+            ge=0,
+        ),
+    ] = 0
     workspace: Annotated[
         str, option("Largest workspace of a layer, such as 4G (powers of 1024).", metavar="SIZE")
     ] = ""

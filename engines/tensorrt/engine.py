@@ -88,6 +88,8 @@ class TensorRT(Engine):
                     f"`ignore_faults` {name}: there is no such known fault; there are {', '.join(known)}",
                     option="ignore_faults",
                 )
+        if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
+            raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
         if spec.calibrator:
             adapter.require_calibrators()
         adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
@@ -101,13 +103,14 @@ class TensorRT(Engine):
         from .runner.engine_share import EngineUse
         from .verify import verified
 
-        outcome = build_plan(load_adapter(self.name).typed(request.spec.tensorrt.typing), request)
+        options = request.spec.tensorrt
+        outcome = build_plan(load_adapter(self.name).typed(options.typing), request)
         if request.spec.gpus:
             return outcome  # for GPUs that need not be here
-        options = request.spec.tensorrt
         profiles = outcome.proof.get("profiles")
         # No runtime cache: what is written beside a file that is being built becomes a part of it.
         use = EngineUse(
+            options.device,
             profiles=profiles if isinstance(profiles, list) else (),
             needs=PlanNeeds(options.plugins, host_code=options.version_compatible),
         )
