@@ -1,4 +1,4 @@
-"""Behaviours of TensorRT's runtime objects, as far as a build, its proof and a refit need them."""
+"""Behaviours of TensorRT's runtime objects, as far as a build and its proof need them."""
 
 from __future__ import annotations
 
