@@ -26,6 +26,7 @@ from .errors import ArtifactError, InvalidOption
 from .files import writing
 from .fitting import Fitted, Fitting
 from .progress import Progress, silent
+from .spec.words import CALIBRATED, WAY_OUT
 
 if TYPE_CHECKING:
     from .calibration import Ranges
@@ -139,7 +140,7 @@ def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
     from .data.batches import Data
     from .model.weightless import read_weightless
 
-    if spec.data is None or spec.calibrator:
+    if spec.data is None:
         return None
     return next(iter(Data(spec.data, read_weightless(Path(model)).io.inputs))).feeds
 
@@ -189,6 +190,7 @@ def _decided(
     if spec.precision not in capabilities.in_graph:
         raise InvalidOption(
             f"`precision` {spec.precision}: target {spec.target} has {', '.join(capabilities.in_graph)}",
+            hint=WAY_OUT.get(spec.precision, ""),
             option="precision",
         )
     return spec
@@ -217,7 +219,7 @@ class _Lowering:
         self.path, self.progress = path, progress
         weak = spec.tensorrt.typing == "weak"
         self.needed = "fp32" if spec.calibrator else capabilities.needed(spec.precision, weak=weak)
-        self.static = self.needed in ("int8", "fp8") and spec.mode == "static"
+        self.static = self.needed in CALIBRATED and spec.mode == "static"
         self.manifest: Manifest | None = None
         self.fitting = Fitting(model, spec, capabilities, self.needed, path, progress)
         self.fitted = Fitted(model)

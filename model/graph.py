@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .block_formats import block_formats
 from .onnx_file import dtype_name, tensor_bytes
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     "fp8": both operands come from DequantizeLinear of float8; the key is there only where there are such.
     "int4", or "int8" for MatMulNBits of 8 bits: weights alone are stored so, and multiplied as floats; the
     key is there only where there are such nodes.
+    "nvfp4", "mxfp8": both operands come from blocks of these formats, with or without a Cast and a Transpose
+    behind them; the keys are there only where there are such.
     "fp16", "bf16" and "fp32": by the type of an operand. A recurrent layer has no integer form but its own
     integer operator: behind DequantizeLinear it computes in float.
 
@@ -215,7 +218,10 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
             operands = [made_by.get(name) for name in node.input[:2]]
             dequantized = all(m is not None and m.op_type in _DEQUANTIZERS for m in operands)
-            if dequantized and not as_executed and node.op_type not in _RECURRENT:
+            blocks = block_formats([*node.input[:2]], made_by, types)
+            if len(blocks) == 1 and blocks != {""}:
+                by_precision.setdefault(blocks.pop(), []).append(node)
+            elif dequantized and not as_executed and node.op_type not in _RECURRENT:
                 stored = {
                     _DEQUANTIZERS[m.op_type] or types.get(m.input[0], "") for m in operands if m is not None
                 }
@@ -254,7 +260,10 @@ def holds_half(model: onnx.ModelProto) -> bool:
 
 
 def graph_precision(model: onnx.ModelProto) -> str:
-    """Return the first of "int8", "fp8", "int4", "fp16", "bf16" that any weighted node is in, else "fp32"."""
+    """Return the first of these precisions that any weighted node is in, else "fp32".
+
+    They are "int8", "fp8", "nvfp4", "mxfp8", "int4", "fp16" and "bf16".
+    """
     nodes = weighted_nodes(model)
-    ordered = ("int8", "fp8", "int4", "fp16", "bf16")
+    ordered = ("int8", "fp8", "nvfp4", "mxfp8", "int4", "fp16", "bf16")
     return next((precision for precision in ordered if nodes.get(precision)), "fp32")

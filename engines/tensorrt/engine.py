@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from ...artifact import read_manifest
 from ...errors import EngineUnavailable, InvalidOption
 from ...spec.artifacts import BuildSpec
-from ...spec.words import PRECISIONS, Precision
+from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..faults import KnownFault
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
+from .block_formats import check_block_format, dequantized_products
 from .known_faults import KNOWN_FAULTS, faults_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class TensorRT(Engine):
                 "say in a strongly typed network",
                 "give `typing` weak, or leave it out",
             )
+        if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
+            raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
         known = [fault.name for fault in KNOWN_FAULTS]
         for name in spec.tensorrt.ignore_faults:
             if name not in (*known, "all"):
@@ -88,18 +91,18 @@ class TensorRT(Engine):
                     f"`ignore_faults` {name}: there is no such known fault; there are {', '.join(known)}",
                     option="ignore_faults",
                 )
-        if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
-            raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
         if spec.calibrator:
             adapter.require_calibrators()
         adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
+        if spec.precision in BLOCK_FORMATS:
+            check_block_format(adapter, spec.precision, spec.gpus)
 
     def highest_opset(self) -> int | None:
         return load_adapter(self.name).highest_opset
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
-        from .plan import PlanNeeds
+        from .plan import needs_of_build
         from .runner.engine_share import EngineUse
         from .verify import verified
 
@@ -112,7 +115,7 @@ class TensorRT(Engine):
         use = EngineUse(
             options.device,
             profiles=profiles if isinstance(profiles, list) else (),
-            needs=PlanNeeds(options.plugins, host_code=options.version_compatible),
+            needs=needs_of_build(options),
         )
         return verified(outcome, request, lambda: self._opened(request.output, use, outcome.io))
 
@@ -184,9 +187,16 @@ class TensorRTRTX(TensorRT):
     def why_not_build(self) -> str:
         return self._why_not_import()
 
+    def fix(self) -> str:
+        if not self._why_not_import() and why_no_gpu():
+            return "run it on a machine with an NVIDIA GPU"
+        return super().fix()
+
     def build(self, request: BuildRequest) -> BuildOutcome:
         _require_gpus(request)
-        return super().build(request)
+        outcome = super().build(request)
+        slow = dequantized_products(load_adapter(self.name), request.precision)
+        return replace(outcome, warnings=(*outcome.warnings, *slow))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         _require_gpus(request)
