@@ -8,6 +8,7 @@
 FP32, TF32, FP16, INT8 by Q/DQ, by our cache and by TensorRT's entropy calibrator, of ResNet-18 and -50,
 MobileNetV2 and BERT-base, at batch 1, 8, 32 and 128, with and without CUDA graphs, against PyTorch eager
 (FP32 and FP16), TorchScript and torch.compile, in interleaved rounds, each subject in a process of its own.
+Two tables each: host to host, all of them from and to page-locked memory, and everything on the device.
 For comparison of ratios, published for a V100 at batch 1, ResNet-50, in ms: PyTorch FP32 4.2, TorchScript
 3.8, ONNX Runtime 3.5, TensorRT FP32 2.1, FP16 1.3, INT8 0.9.
 """
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -173,73 +175,84 @@ class Process:
         self.child.wait(60)
 
 
-def measure(options: argparse.Namespace) -> None:
-    """The table of a model and batch: every subject, interleaved."""
-    from qcompile.bench.statistics.launches import median
-    from qcompile.bench.statistics.speedup import speedup
-    from qcompile.model.output_error import output_error
+@dataclass(frozen=True)
+class Row:
+    """What is timed: a subject, host to host or on the device."""
 
+    process: Process
+    on_device: bool
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Two tables of each model and batch: host to host, and everything on the device."""
     for name in options.models:
         for batch in options.batches:
-            given = str(options.folder / f"{name}.{batch}.npz")
-            abouts: dict[str, tuple[str, dict[str, Any]]] = {
-                title: (
-                    sys.executable,
-                    {
-                        "kind": "torch",
-                        "source": source(name),
-                        "feeds": given,
-                        "device": options.device,
-                        **about,
-                    },
-                )
-                for title, about in TORCH.items()
-            }
-            for variant in options.variants:
-                engine = engine_file(options, name, variant)
-                for graph in (False, True) if engine.is_file() else ():
-                    title = f"TensorRT {variant}{', CUDA graph' if graph else ''}"
-                    about = {"kind": "engine", "engine": str(engine), "cuda_graph": graph, "feeds": given}
-                    abouts[title] = (options.tensorrt_python, about)
-            subjects = {title: Process(python, about) for title, (python, about) in abouts.items()}
+            subjects = {title: Process(*about) for title, about in abouts(options, name, batch).items()}
             for title, one in subjects.items():
                 if one.error:
                     print(f"{name} batch {batch}: {title}: {one.error}", flush=True)
             alive = {title: one for title, one in subjects.items() if not one.error}
-            rounds = interleave(alive)
-            print(
-                f"\n{name}, batch {batch}\n\n| | ms | against eager FP32 | compute ms | enqueue ms | SNR dB |"
-            )
-            print("|---|---|---|---|---|---|")
-            reference = outputs(alive[BASELINE], options.folder)
-            for title, one in alive.items():
-                ratio = speedup([rounds[BASELINE]], [rounds[title]]) if title != BASELINE else None
-                told = f"{ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else ""
-                gpu = one.ask(do="gpu", iterations=100) if title.startswith("TensorRT") else {}
-                found = output_error(reference, outputs(one, options.folder)).snr_db
-                compute, enqueue = (f"{gpu[key]:.3f}" if gpu else "" for key in ("compute", "enqueue"))
-                latency_ms = median(rounds[title])
-                print(
-                    f"| {title} | {latency_ms:.3f} | {told} | {compute} | {enqueue} | {found:.1f} |",
-                    flush=True,
-                )
+            for on_device in (False, True) if options.device != "cpu" else (False,):
+                place = "on the device" if on_device else "host to host, in page-locked memory"
+                print(f"\n{name}, batch {batch}, {place}\n", flush=True)
+                print_table({title: Row(one, on_device) for title, one in alive.items()}, options.folder)
             for one in subjects.values():
                 one.close()
 
 
-def interleave(subjects: dict[str, Process]) -> dict[str, list[float]]:
-    """Medians of each round in milliseconds, each subject a block a round, in alternating order."""
+def abouts(options: argparse.Namespace, name: str, batch: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The subjects of a table: title to interpreter and what to load."""
+    given = str(options.folder / f"{name}.{batch}.npz")
+    torch = {"kind": "torch", "source": source(name), "feeds": given, "device": options.device}
+    subjects = {title: (sys.executable, {**torch, **about}) for title, about in TORCH.items()}
+    for variant in options.variants:
+        engine = engine_file(options, name, variant)
+        for graph in (False, True) if engine.is_file() else ():
+            title = f"TensorRT {variant}{', CUDA graph' if graph else ''}"
+            about = {"kind": "engine", "engine": str(engine), "cuda_graph": graph, "feeds": given}
+            subjects[title] = (options.tensorrt_python, about)
+    return subjects
+
+
+def print_table(rows: dict[str, Row], folder: Path) -> None:
+    """Time all in turn and print their latency, speed-up, times by CUDA events, and error."""
+    from qcompile.bench.statistics.launches import median
+    from qcompile.bench.statistics.speedup import speedup
+    from qcompile.model.output_error import output_error
+
+    rounds = interleave(rows)
+    print("| | ms | against eager FP32 | compute ms | enqueue ms | SNR dB |\n|---|---|---|---|---|---|")
+    reference = outputs(rows[BASELINE].process, folder)
+    for title, row in rows.items():
+        ratio = speedup([rounds[BASELINE]], [rounds[title]]) if title != BASELINE else None
+        told = f"{ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else ""
+        gpu = row.process.ask(do="gpu", iterations=100)
+        compute, enqueue = (f"{gpu[key]:.3f}" if key in gpu else "" for key in ("compute", "enqueue"))
+        snr_db = output_error(reference, outputs(row.process, folder)).snr_db
+        latency_ms = median(rounds[title])
+        print(f"| {title} | {latency_ms:.3f} | {told} | {compute} | {enqueue} | {snr_db:.1f} |", flush=True)
+
+
+def interleave(rows: dict[str, Row]) -> dict[str, list[float]]:
+    """Medians of each round in milliseconds, each row a block a round, in alternating order."""
+
+    def durations_ns(row: Row, iterations: int) -> list[int]:
+        answer = row.process.ask(do="time", iterations=iterations, on_device=row.on_device)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        found: list[int] = answer["ns"]
+        return found
+
     iterations = {}
-    for title, one in subjects.items():
+    for title, row in rows.items():
         for _ in range(3):
-            slowest = statistics.median(one.ask(do="time", iterations=10)["ns"])
-        iterations[title] = max(int(BLOCK_S * 1e9 / slowest), 5)
-    found: dict[str, list[float]] = {title: [] for title in subjects}
+            call_ns = statistics.median(durations_ns(row, 10))
+        iterations[title] = max(int(BLOCK_S * 1e9 / call_ns), 5)
+    medians_ms: dict[str, list[float]] = {title: [] for title in rows}
     for number in range(ROUNDS):
-        for title in list(subjects)[:: 1 if number % 2 == 0 else -1]:
-            times = subjects[title].ask(do="time", iterations=iterations[title])["ns"]
-            found[title].append(statistics.median(times) / 1e6)
-    return found
+        for title in list(rows)[:: 1 if number % 2 == 0 else -1]:
+            medians_ms[title].append(statistics.median(durations_ns(rows[title], iterations[title])) / 1e6)
+    return medians_ms
 
 
 def outputs(one: Process, folder: Path) -> Any:

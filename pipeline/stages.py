@@ -219,7 +219,7 @@ def build_stage(
     from ..lowering import load_lowered
 
     tensorrt = one.target.startswith("tensorrt")
-    gpu = find_gpu() if tensorrt and not one.gpus else None
+    gpu = find_gpu(one.tensorrt.device) if tensorrt and not one.gpus else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
     covers = tensorrt and not has_shapes(one)
     lowered = load_lowered(graph.path) if graph else None

@@ -81,6 +81,9 @@ def test_tensorrts_own_calibrator_gets_the_calibration_data(
     class Memory:
         """A device that keeps nothing."""
 
+        def __init__(self, device: int) -> None:
+            assert device == 0
+
         def copy(self, name: str, array: object) -> int:
             return 1
 

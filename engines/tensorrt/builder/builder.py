@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, make_log
 from ..plan import PlanNeeds, register_plugins
+from ..runner.cuda_context import current_device
 from .calibrator import Calibrator, Device, Feeder, first_and_all, make_calibrator
 from .configure import add_profiles, configure, set_calibration_profile
 from .debug_marks import mark_debug_tensors
@@ -45,7 +46,7 @@ class Prepared:
         profiles: Optimization profiles.
         monitor: Told of the build's progress; None where TensorRT has none.
         timing_cache: Its file; None for none.
-        warnings: What the build was not given.
+        warnings: What the build was not given, and named layers that are not there.
         gpu: The device here; None where there is none.
     """
 
@@ -70,7 +71,7 @@ def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
         UnsupportedOperator: If the parser refuses a node, naming it.
         BuildError: If the build fails, with TensorRT's reason.
     """
-    with _frames_cleared(), _scaling(adapter, request) as scales:
+    with _frames_cleared(), _on_device(request), _scaling(adapter, request) as scales:
         return _build(adapter, request, scales)
 
 
@@ -80,7 +81,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
     Raises:
         InvalidOption, UnsupportedOperator: As `build_plan`.
     """
-    with _frames_cleared(), _scaling(adapter, request) as scales:
+    with _frames_cleared(), _on_device(request), _scaling(adapter, request) as scales:
         prepared = _prepare(adapter, request, scales)
         return {
             "tensorrt": adapter.name,
@@ -106,6 +107,10 @@ def _frames_cleared() -> Iterator[None]:
         raise
 
 
+def _on_device(request: BuildRequest) -> AbstractContextManager[None]:
+    return current_device(request.spec.tensorrt.device, request.source or request.model)
+
+
 @dataclass(frozen=True)
 class Fed:
     """Which of TensorRT's own calibrators, and what it takes its batches from."""
@@ -126,7 +131,7 @@ def _scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
         yield scales
         return
     first, batches = first_and_all(scales.batches)
-    device = Device()
+    device = Device(request.spec.tensorrt.device)
     try:
         yield Fed(scales.calibrator, Feeder(first, batches, device, request.progress))
     finally:
@@ -136,7 +141,7 @@ def _scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
 def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepared:
     spec, path = request.spec, Path(request.model)
     options = spec.tensorrt
-    gpu = None if spec.gpus else find_gpu()
+    gpu = None if spec.gpus else find_gpu(options.device)
     timing_cache = cache_file(adapter, gpu, options.timing_cache)
     model = load_onnx(path, external_data=False)
     io, notes = model_io(model), read_notes(model)
@@ -164,7 +169,16 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     configure(adapter, builder, config, log, options)
     warnings = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
-    keep_layers(adapter, network, config, log, request.layers)
+    unfound = keep_layers(
+        adapter,
+        network,
+        config,
+        log,
+        request.layers,
+        exact={*spec.layer_precisions, *spec.exclude, *spec.only},
+        constraints=options.precision_constraints,
+    )
+    warnings = (*warnings, *unfound)
     if isinstance(scales, GivenRanges):
         set_ranges(adapter, network, log, scales)
     elif scales is not None:

@@ -20,6 +20,7 @@ from ...gpu import find_gpu, why_no_gpu
 from ..adapter import Adapter
 from ..compatibility import check_version_and_gpu
 from ..plan import OpenPlan, needs_of, open_plan
+from ..runner.cuda_context import current_device
 
 _SHOWN = 5
 
@@ -44,7 +45,8 @@ def refit_plan(
         BuildError: If weights are missing or TensorRT refuses them, naming them.
     """
     artifact = load_artifact(engine_file)
-    gpu = find_gpu()
+    device = _device(artifact.manifest)
+    gpu = find_gpu(device)
     if gpu is None:
         raise EngineUnavailable(
             f"{engine_file}: cannot be refitted here: {why_no_gpu()}",
@@ -59,17 +61,27 @@ def refit_plan(
             hint="refit takes other weights of the same model; build it instead",
             file=source,
         )
-    progress("load the engine")
-    opened = open_plan(
-        adapter, engine_file.read_bytes(), needs_of(artifact.manifest), subject=str(engine_file)
-    )
+    with current_device(device, str(engine_file)):
+        progress("load the engine")
+        plan = _refitted(adapter, artifact, graph, source, progress)
+    return _write(adapter, plan, artifact.manifest, output, source, graph)
+
+
+def _device(manifest: Manifest) -> int:
+    """The number of the GPU that it was built on; 0 on a machine that has none of that number."""
+    built_on: Any = manifest.options.get("device") or 0
+    return int(built_on) if find_gpu(int(built_on)) is not None else 0
+
+
+def _refitted(adapter: Adapter, artifact: Artifact, graph: Path, source: str, progress: Progress) -> Any:
+    """The plan with new weights."""
+    file = artifact.path
+    opened = open_plan(adapter, file.read_bytes(), needs_of(artifact.manifest), subject=str(file))
     if not opened.engine.refittable:
-        raise ArtifactError(
-            f"{engine_file}: takes no new weights", hint="build it with `refit`", file=engine_file
-        )
+        raise ArtifactError(f"{file}: takes no new weights", hint="build it with `refit`", file=file)
     progress("refit")
     _refit(adapter, opened, graph, source)
-    return _write(adapter, opened.engine, artifact.manifest, output, source, graph)
+    return adapter.serialize_with_weights(opened.engine)
 
 
 def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None:
@@ -117,9 +129,8 @@ def _set_by_name(refitter: Any, weights: Mapping[str, NDArray[Any]]) -> list[str
 
 
 def _write(
-    adapter: Adapter, engine: Any, manifest: Manifest, output: Path, source: str, graph: Path
+    adapter: Adapter, plan: Any, manifest: Manifest, output: Path, source: str, graph: Path
 ) -> Artifact:
-    plan = adapter.serialize_with_weights(engine)
     with writing(output) as path:
         path.write_bytes(memoryview(plan))
         renewed = commit(

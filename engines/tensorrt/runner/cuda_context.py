@@ -102,6 +102,27 @@ class PrimaryContext:
         self.driver.remove_context(handle)
 
 
+@contextmanager
+def current_device(device: int, subject: str) -> Iterator[None]:
+    """Let TensorRT build on a device in the block: it takes the one whose context is current in the thread.
+
+    trtexec calls `cudaSetDevice` (samples/common/sampleDevice.h, `setCudaDevice`), which makes a device's
+    primary context current. Device 0 is current where none is, and needs no PyCUDA.
+
+    Raises:
+        EngineUnavailable: If there is no such device, or no PyCUDA for another one than 0.
+    """
+    if device == 0:
+        yield
+        return
+    context = PrimaryContext(device, subject)
+    try:
+        with context.active("building"):
+            yield
+    finally:
+        context.close()
+
+
 def _forget_locals(error: BaseException, outer: BaseException | None) -> None:
     """Clear the finished frames of an error and of what caused it, up to what was being handled before."""
     chained: BaseException | None = error

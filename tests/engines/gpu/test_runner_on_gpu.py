@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from engines_on_gpu import build, open_runner, values
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-import qcompile
 from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
-from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.errors import DataError, InvalidOption, ModelError
 
 pytestmark = pytest.mark.gpu
 
-BATCHES = {"min_shapes": (1,), "opt_shapes": (4,), "max_shapes": (16,)}
 NONZERO = """<ir_version: 8, opset_import: ["" : 17]>
 nonzero (float[n,4] x) => (int32[2,k] places, float[n,4] twice) {
     found = NonZero (x)
@@ -33,34 +31,6 @@ nonzero (float[n,4] x) => (int32[2,k] places, float[n,4] twice) {
 }"""
 SLACK_BYTES = 4 << 20
 """What the driver may take for itself between two readings of free memory."""
-
-
-def build(model: onnx.ModelProto, folder: Path, precision: str = "fp32", axes: str = "x") -> Path:
-    """Build for 1 to 16 rows, without cuBLAS and cuDNN on TensorRT 8, which may not be there."""
-    import tensorrt
-
-    from qcompile.spec.tensorrt import TensorRTOptions
-
-    source, output = folder / "model.onnx", folder / f"{precision}.engine"
-    onnx.save(model, source)
-    others = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim][1:]
-    shapes = {name: {axes: (rows[0], *others)} for name, rows in BATCHES.items()}
-    options = TensorRTOptions(tactic_sources=("none",)) if tensorrt.__version__.startswith("8.") else None
-    return qcompile.build(
-        source, output, target="tensorrt", precision=precision, tensorrt=options, **shapes
-    ).path
-
-
-def open_runner(path: Path, **options: Any) -> TensorRTRunner:
-    """Load an engine."""
-    runner = qcompile.load(path, **options)
-    assert isinstance(runner, TensorRTRunner)
-    return runner
-
-
-def values(rows: int, *, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Normal feeds of the residual network."""
-    return np.random.default_rng([seed, rows]).standard_normal((rows, 4, 8, 8)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
