@@ -196,7 +196,7 @@ class Adapter:
         """
         if self.strongly_typed and not weak:
             return []
-        if precision in _IN_GRAPH:
+        if precision not in _WEAK_FLAGS:
             raise InvalidOption(
                 f"`precision` {precision}: {self.name} has no flag for it, and no strongly typed networks",
                 hint="use TensorRT 10 or newer, or another precision",
@@ -212,7 +212,7 @@ class Adapter:
         """
         if precision == "tf32":
             return "fp32"
-        return precision if self.strongly_typed or precision not in _WEAK_FLAGS else "fp32"
+        return precision if self.strongly_typed or precision in _IN_GRAPH else "fp32"
 
     def flag(self, name: str, option: str) -> Any:
         """Return a builder flag.
