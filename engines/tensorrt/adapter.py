@@ -97,9 +97,7 @@ class Adapter:
             InvalidOption: If this version does not have them.
         """
         if typing == "weak" and not self.has_weak_types:
-            raise self.lacks(
-                "`typing` weak", "flags that permit a precision", "leave it out: the graph has the types"
-            )
+            raise self.lacks("`typing` weak", "flags that permit a precision", "leave it out")
         if typing == "strong" and not self.strongly_typed:
             raise self.lacks("`typing` strong", "strongly typed networks", "leave it out, or use TensorRT 10")
         return replace(self, weak=True) if typing == "weak" else self
@@ -196,7 +194,7 @@ class Adapter:
         """
         if self.strongly_typed and not weak:
             return []
-        if precision in _IN_GRAPH:
+        if precision not in _WEAK_FLAGS:
             raise InvalidOption(
                 f"`precision` {precision}: {self.name} has no flag for it, and no strongly typed networks",
                 hint="use TensorRT 10 or newer, or another precision",
@@ -212,7 +210,7 @@ class Adapter:
         """
         if precision == "tf32":
             return "fp32"
-        return precision if self.strongly_typed or precision not in _WEAK_FLAGS else "fp32"
+        return precision if self.strongly_typed or precision in _IN_GRAPH else "fp32"
 
     def flag(self, name: str, option: str) -> Any:
         """Return a builder flag.
@@ -283,9 +281,7 @@ class Adapter:
         """
         option = "`hardware_compatible`"
         if self.builds_ahead_of_time:
-            raise self.lacks(
-                option, "such levels; its engines are built for the GPUs of `gpus`", "give `gpus`"
-            )
+            raise self.lacks(option, "such levels; its engines are for the GPUs of `gpus`", "give `gpus`")
         levels = getattr(self.module, "HardwareCompatibilityLevel", None)
         if levels is None or not hasattr(levels, _HARDWARE[name]):
             raise self.lacks(f"{option} {name}", "such level of hardware compatibility")
