@@ -36,6 +36,12 @@ _INTEGER = frozenset(
 )
 _RECURRENT = frozenset(["LSTM", "GRU", "RNN"])
 _FUSED = _RECURRENT | {"FusedConv", "FusedGemm", "FusedMatMul", "GemmFloat8", "Attention"}
+_DEQUANTIZERS = {
+    "DequantizeLinear": "",
+    "TRT_FP8DequantizeLinear": "float8_e4m3fn",
+    "TRT_INT4DequantizeLinear": "int4",
+}
+"""Operators that dequantize, to the type that they read where their name says it (TensorRT's own)."""
 _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -211,12 +217,14 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
             by_precision.setdefault("int8" if bits == 8 else "int4", []).append(node)
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
             operands = [made_by.get(name) for name in node.input[:2]]
-            dequantized = all(m is not None and m.op_type == "DequantizeLinear" for m in operands)
+            dequantized = all(m is not None and m.op_type in _DEQUANTIZERS for m in operands)
             blocks = block_formats([*node.input[:2]], made_by, types)
             if len(blocks) == 1 and blocks != {""}:
                 by_precision.setdefault(blocks.pop(), []).append(node)
             elif dequantized and not as_executed and node.op_type not in _RECURRENT:
-                stored = {types.get(m.input[0], "") for m in operands if m is not None}
+                stored = {
+                    _DEQUANTIZERS[m.op_type] or types.get(m.input[0], "") for m in operands if m is not None
+                }
                 by_precision.setdefault("fp8" if stored == {"float8_e4m3fn"} else "int8", []).append(node)
             else:
                 halves = [_HALVES[types[name]] for name in node.input[:2] if types.get(name) in _HALVES]
@@ -231,9 +239,9 @@ def _reads_int4(
     maker = made_by.get(node.input[1]) if node.op_type in WEIGHTED else None
     while maker is not None and maker.op_type in ("Reshape", "Transpose"):
         maker = made_by.get(maker.input[0])
-    if maker is None or maker.op_type != "DequantizeLinear":
+    if maker is None or maker.op_type not in _DEQUANTIZERS:
         return False
-    return types.get(maker.input[0], "") in ("int4", "uint4")
+    return (_DEQUANTIZERS[maker.op_type] or types.get(maker.input[0], "")) in ("int4", "uint4")
 
 
 def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, dict[str, int]]:

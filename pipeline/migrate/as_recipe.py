@@ -57,10 +57,12 @@ def recipe_values(
         artifact["layers"] = layers
     if intent.gpus:
         artifact["gpus"] = intent.gpus
+    if intent.device is not None:
+        artifact["device"] = intent.device
     profiles = complete_profiles(intent, facts)
     if len(profiles) == 1:
         artifact |= _shapes(profiles[0])
-    tensorrt = _build_options(intent, facts, places, profiles, target)
+    tensorrt = _build_options(intent, facts, places, profiles, target=target)
     sections: Sections = {
         "": top,
         "model": {"source": places.spell(facts.path), "simplify": False},
@@ -111,10 +113,10 @@ def _profile_text(profile: Profile) -> str:
 
 
 def _build_options(
-    intent: Intent, facts: ModelFacts, places: Places, profiles: Sequence[Profile], target: str
+    intent: Intent, facts: ModelFacts, places: Places, profiles: Sequence[Profile], *, target: str
 ) -> Values:
     options = dict(intent.tensorrt)
-    if formats := io_formats(intent, facts, target):
+    if formats := io_formats(intent, facts):
         options["io_formats"] = formats
     if len(profiles) > 1:
         options["profiles"] = [_profile_text(one) for one in profiles]

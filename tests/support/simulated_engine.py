@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from recorded_tensorrt import stored
-from simulated_inspector import engine_information, layer_entries
+from simulated_inspector import engine_information, layer_entries, listed_profiles
 from simulated_network import say
 from simulated_plan import read_plan, write_plan
 from simulated_process import missing_plugin, registered_logger, registry_of
@@ -81,7 +81,10 @@ class Runtime:
 
 
 class Engine:
-    """ICudaEngine of a plan."""
+    """ICudaEngine of a plan.
+
+    Source: NvInferRuntime.h of release/8.5 to 10.13, `ICudaEngine`.
+    """
 
     def __init__(self, log: Any, plan: dict[str, Any]) -> None:
         self._log, self._plan = log, plan
@@ -92,7 +95,8 @@ class Engine:
 
     @property
     def num_layers(self) -> int:
-        return len(self._plan["layers"])
+        # Source: Polygraphy, backend/trt/util.py `str_from_engine`: before 10, those of all profiles.
+        return len(self._plan["layers"]) * listed_profiles(self._module, self._plan)
 
     @property
     def num_io_tensors(self) -> int:
@@ -193,7 +197,11 @@ class Engine:
 
 
 class Inspector:
-    """EngineInspector."""
+    """EngineInspector.
+
+    Source: NvInferRuntime.h of release/10.13, `IEngineInspector::setExecutionContext`: only with all input
+    shapes does it show formats.
+    """
 
     execution_context = None
 
@@ -201,14 +209,15 @@ class Inspector:
         self._engine = engine
 
     def get_engine_information(self, format: Any) -> str:
-        return engine_information(self._module, self._engine._plan, self._shapes_known())
+        return engine_information(self._module, self._engine._plan, self._known_profile())
 
     def get_layer_information(self, index: int, format: Any) -> str:
-        return json.dumps(layer_entries(self._module, self._engine._plan, self._shapes_known())[index])
+        return json.dumps(layer_entries(self._module, self._engine._plan, self._known_profile())[index])
 
-    def _shapes_known(self) -> bool:
+    def _known_profile(self) -> int | None:
         context = stored(self, "execution_context", None)
-        return context is not None and context._all_known()
+        known = context is not None and context._all_known()
+        return int(context.active_optimization_profile) if known else None
 
 
 class Context:
@@ -260,7 +269,11 @@ class Context:
 
 
 class SerializationConfig:
-    """ISerializationConfig; of a stripped engine it leaves the weights out unless told otherwise."""
+    """ISerializationConfig; of a stripped engine it leaves the weights out unless told otherwise.
+
+    Source: NvInferRuntime.h of release/10.13, `ISerializationConfig` and `SerializationFlag`;
+    docs.nvidia.com, "Weight-stripped engines", on what a stripped engine leaves out.
+    """
 
     def __init__(self, *, excluded: bool) -> None:
         self._flags = int(excluded) << int(self._module.SerializationFlag.EXCLUDE_WEIGHTS)
@@ -286,7 +299,11 @@ class SerializationConfig:
 
 
 class Refitter:
-    """Refitter: takes all weights that are missing before it refits."""
+    """Refitter: takes all weights that are missing before it refits.
+
+    Source: NvInferRuntime.h of release/10.13, `IRefitter`: false if `getMissingWeights() != 0`, and for a
+    name, count or type that is not the prototype's.
+    """
 
     max_threads = 1
     weights_validation = True
@@ -341,7 +358,10 @@ class Refitter:
 
 
 class ParserRefitter:
-    """OnnxParserRefitter: gives a refitter the weights of an ONNX file, by their names."""
+    """OnnxParserRefitter: gives a refitter the weights of an ONNX file, by their names.
+
+    Source: NvOnnxParser.h of onnx-tensorrt 10.0-GA, `IParserRefitter`; ModelRefitter.cpp.
+    """
 
     def __init__(self, refitter: Any, log: Any) -> None:
         self._refitter, self._log = refitter, log

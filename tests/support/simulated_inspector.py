@@ -1,13 +1,22 @@
 """The JSON of TensorRT's engine inspector, as each version spells it.
 
 8.5: layers with Name, LayerType, Inputs, Outputs of Name, Location, Dimensions and "Format/Datatype", then
-ParameterType, Weights, TacticName, TacticValue (docs.nvidia.com/deeplearning/tensorrt, "Engine Inspector").
-10.x: also StreamId and Metadata (github.com/NVIDIA/TensorRT/issues/4020, of 10.2); layers of the second
-compiler spell a type alone, "Half", where others have a sentence (issues/4397). In both, a layer whose shapes
-are dynamic has "N/A due to dynamic shapes" for its format and type, until the inspector is given an execution
-context that knows them; its weights' type is told. 11.x: "Bindings" became "I/O Tensors", and
-"Format/Datatype" became "Format" and "Datatype" (docs.nvidia.com/deeplearning/tensorrt/11.3.0, "Migrating
-IEngineInspector Usage from TensorRT 10.x to 11.x"); that TensorRT-RTX 1.7 has this form too is assumed.
+ParameterType, Weights, TacticName, TacticValue. Source: the ten graphs of TREX (tools/experimental/
+trt-engine-explorer in NVIDIA/TensorRT, release/8.5). The layers of every profile are listed, those of others
+than the first with " [profile 1]" behind their names. Source: trex/parser.py `filter_profiles`; Polygraphy,
+backend/trt/util.py `str_from_engine`: `num_layers // num_optimization_profiles`, "In TRT 10, layer
+information is not specified per profile".
+
+10.x: also StreamId and Metadata. Source: NVIDIA/TensorRT issue 4020, of 10.2. Layers of the second compiler
+spell a type alone, "Half", where others have a sentence. Source: issue 4397, of 10.10.
+
+In both, a layer whose shapes are dynamic has no format, until the inspector is given an execution context
+that knows them. Source: NvInferRuntime.h `IEngineInspector::setExecutionContext`; the words "N/A due to
+dynamic shapes" are those that Polygraphy reads ("N/A" in `dtype_from_fmt_dtype`).
+
+11.x: "Bindings" became "I/O Tensors", and "Format/Datatype" became "Format" and "Datatype". Source:
+migration guide 11.0, "Migrating IEngineInspector Usage from TensorRT 10.x to 11.x". TensorRT-RTX is given the
+same form, for which there is no source: both forms are read.
 """
 
 from __future__ import annotations
@@ -36,23 +45,46 @@ _KERNELS = {
 _UNKNOWN = "N/A due to dynamic shapes"
 
 
-def engine_information(module: Any, plan: dict[str, Any], shapes_known: bool) -> str:
+def engine_information(module: Any, plan: dict[str, Any], known: int | None) -> str:
     """Return the inspector's JSON for an engine.
 
     Args:
         module: Whose spelling.
         plan: From `simulated_plan`.
-        shapes_known: Whether an execution context knows the shapes of the inputs.
+        known: Profile whose shapes an execution context knows; None where there is none that does.
+    """
+    return json.dumps({"Layers": layer_entries(module, plan, known), **_io(module, plan)}, indent=1)
+
+
+def layer_entries(module: Any, plan: dict[str, Any], known: int | None) -> list[Any]:
+    """Return the inspector's words on each layer, for each profile where the version lists them so.
+
+    Source: the head of this file: docs.nvidia.com, "Engine Inspector", and issues 4020 and 4397.
     """
     if plan["verbosity"] == "NONE":
-        return json.dumps({"Layers": [], **_io(module, plan)})
-    if plan["verbosity"] != "DETAILED":
-        return json.dumps({"Layers": [layer["name"] for layer in plan["layers"]], **_io(module, plan)})
-    return json.dumps({"Layers": layer_entries(module, plan, shapes_known), **_io(module, plan)}, indent=1)
+        return []
+    entries: list[Any] = []
+    for profile in range(listed_profiles(module, plan)):
+        suffix = f" [profile {profile}]" if profile else ""
+        told = known is not None and (known == profile or not _by_profile(module))
+        for entry in _entries(module, plan, shapes_known=told):
+            entry["Name"] += suffix
+            entries.append(entry if plan["verbosity"] == "DETAILED" else entry["Name"])
+    return entries
 
 
-def layer_entries(module: Any, plan: dict[str, Any], shapes_known: bool) -> list[dict[str, Any]]:
-    """Return the inspector's words on each layer."""
+def listed_profiles(module: Any, plan: dict[str, Any]) -> int:
+    """How often the layers are listed, and counted in `num_layers`."""
+    return max(len(plan["profiles"]), 1) if _by_profile(module) else 1
+
+
+def _by_profile(module: Any) -> bool:
+    """Before 10."""
+    return not hasattr(module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+def _entries(module: Any, plan: dict[str, Any], *, shapes_known: bool) -> list[dict[str, Any]]:
+    # Source: as `layer_entries`: docs.nvidia.com, "Engine Inspector", and issues 4020 and 4397.
     split = _split(module)
     entries = []
     for index, layer in enumerate(plan["layers"]):
@@ -84,6 +116,9 @@ def layer_entries(module: Any, plan: dict[str, Any], shapes_known: bool) -> list
 
 
 def _tensor(layer: dict[str, Any], tensor: list[Any], split: bool, told: bool) -> dict[str, Any]:
+    """Source: tools/experimental/trt-engine-explorer/trex/activations.py of release/10.13, and the 11.3
+    migration guide, docs.nvidia.com.
+    """
     name, shape, dtype = tensor
     entry: dict[str, Any] = {"Name": name, "Dimensions": shape}
     if not layer["second_compiler"]:

@@ -23,7 +23,10 @@ GPU = Gpu("Simulated A10", "sm86", 24 << 30, "12.4")
 
 @dataclass
 class Machine:
-    """What a test builds on."""
+    """What a test builds on.
+
+    Source: the tests' own.
+    """
 
     module: Any
     circumstances: Circumstances
@@ -65,7 +68,10 @@ class Machine:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str, **about: Any) -> Machine:
-    """Put a version of TensorRT and a GPU into this process; `about` are `Circumstances`."""
+    """Put a version of TensorRT and a GPU into this process; `about` are `Circumstances`.
+
+    Source: the tests' own.
+    """
     circumstances = Circumstances(**about)
     module = simulated_tensorrt(version, circumstances)
     monkeypatch.setitem(sys.modules, "tensorrt", module)

@@ -25,7 +25,7 @@ _KINDS: dict[str, str] = {
     "AveragePool": "POOLING", "Softmax": "SOFTMAX", "Concat": "CONCATENATION", "Slice": "SLICE",
     "Gather": "GATHER", "LayerNormalization": "NORMALIZATION", "BatchNormalization": "SCALE",
     "Resize": "RESIZE", "Shape": "SHAPE", "Where": "SELECT", "Expand": "SLICE", "LRN": "LRN",
-    "Einsum": "EINSUM", "TopK": "TOPK",
+    "Einsum": "EINSUM", "TopK": "TOPK", "NonZero": "NON_ZERO",
     **dict.fromkeys(_ACTIVATIONS.split(), "ACTIVATION"), **dict.fromkeys(_ELEMENTWISE.split(), "ELEMENTWISE"),
     **dict.fromkeys(_UNARY.split(), "UNARY"), **dict.fromkeys(_REDUCE.split(), "REDUCE"),
 }  # fmt: skip
@@ -50,6 +50,8 @@ _WEIGHTS = {
 _SHAPES = {"Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "ConstantOfShape": (0,), "Resize": (3,)}
 """Inputs that hold a shape."""
 
+_COMPUTED_ON_SHAPES = ("Cast", "Concat", "Identity", "Mul", "Add", "Slice", "Gather", "Squeeze", "Unsqueeze")
+
 _NO_PLUGIN = 'creator && "Plugin not found, are the plugin name, version, and namespace correct?"'
 _PLACES = {
     True: ("builtin_op_importers.cpp", 5411, "importFallbackPluginImporter"),  # 8.5
@@ -61,7 +63,11 @@ _FOLDED = ("Constant", "ConstantOfShape")
 
 
 class ParserError:
-    """IParserError; `_found` holds what each method returns."""
+    """IParserError; `_found` holds what each method returns.
+
+    Source: NvOnnxParser.h of onnx-tensorrt 8.5-GA and 10.0-GA, `IParserError`; the recording
+    tensorrt-rtx-1.7.1.116.jsonl has one.
+    """
 
     def __init__(self, **found: Any) -> None:
         self._found = found
@@ -98,11 +104,18 @@ class ParserError:
 
 
 class Refused(Exception):
-    """A node that the parser does not take."""
+    """A node that the parser does not take.
+
+    Source: the tests' own.
+    """
 
 
 class Parser:
-    """OnnxParser."""
+    """OnnxParser.
+
+    Source: onnx-tensorrt 8.5-GA, ModelImporter.cpp and NvOnnxParser.h; TensorRT-RTX 1.7.1 by
+    test_simulated_as_real.py.
+    """
 
     def __init__(self, network: Any, log: Any) -> None:
         self._network, self._log = network, log
@@ -201,8 +214,24 @@ class Parser:
             f"{made._found['func']}:\n[{int(made._found['code'])}] {made._found['desc']}")  # fmt: skip
 
 
+def _behind(graph: Any, names: Any) -> set[str]:
+    """The tensors that shapes are computed of, themselves among them.
+
+    Source: TensorRT-RTX 1.7.1, whose `is_shape_tensor` is true of an input behind Cast and Concat.
+    """
+    found = set(names)
+    for node in reversed(graph.node):
+        if found & set(node.output) and node.op_type in _COMPUTED_ON_SHAPES:
+            found |= set(node.input)
+    return found
+
+
 class _Graph:
-    """An ONNX graph on its way into a network."""
+    """An ONNX graph on its way into a network.
+
+    Source: TensorRT-RTX 1.7.1 by test_simulated_as_real.py, which compares layers, types and shapes;
+    onnx-tensorrt 8.5-GA, builtin_op_importers.cpp, where 8.5 differs.
+    """
 
     def __init__(self, module: Any, network: Any, log: Any, model: Any) -> None:
         from onnx import shape_inference
@@ -222,8 +251,9 @@ class _Graph:
                 network._inputs.append(tensor)
         for node in model.graph.node:
             for index in _SHAPES.get(node.op_type, ()):
-                if index < len(node.input) and node.input[index] in self.tensors:
-                    self.tensors[node.input[index]]._holds_shape = True
+                for name in _behind(model.graph, node.input[index : index + 1]):
+                    if name in self.tensors:
+                        self.tensors[name]._holds_shape = True
 
     def add(self, node: Any) -> None:
         if node.op_type in _FOLDED:

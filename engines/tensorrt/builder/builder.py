@@ -46,7 +46,7 @@ class Prepared:
         profiles: Optimization profiles.
         monitor: Told of the build's progress; None where TensorRT has none.
         timing_cache: Its file; None for none.
-        warnings: What the build was not given.
+        warnings: What the build was not given, and named layers that are not there.
         gpu: The device here; None where there is none.
     """
 
@@ -169,7 +169,16 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     configure(adapter, builder, config, log, options)
     warnings = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
-    keep_layers(adapter, network, config, log, request.layers)
+    unfound = keep_layers(
+        adapter,
+        network,
+        config,
+        log,
+        request.layers,
+        exact={*spec.layer_precisions, *spec.exclude, *spec.only},
+        constraints=options.precision_constraints,
+    )
+    warnings = (*warnings, *unfound)
     if isinstance(scales, GivenRanges):
         set_ranges(adapter, network, log, scales)
     elif scales is not None:

@@ -14,6 +14,7 @@ from ...base import BuildRequest, Planned
 from ..adapter import Adapter
 from .engine_layers import UNREPORTED
 from .inspector import Inspection
+from .narrowed import narrowed_layers
 from .proof import ComputeLayer, by_precision
 from .stored_weights import widest_share
 from .verdict import Verdict, judge
@@ -88,6 +89,9 @@ def prove(
         verdict = judge(planned, _TOLD_AS.get(precision, precision), inspections)
     told = dict.fromkeys(verdict.unreported, UNREPORTED)
     told |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
+    half = request.spec.float_precision if precision in ("int8", "fp8") else precision
+    narrowed = [] if weak else _narrowed(request, layers, half)
+    told |= dict.fromkeys(narrowed, half)
     fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
     unproven, evidence = _other_evidence(request, verdict, precision, plan_bytes, chooses=chooses)
     return Proven(
@@ -100,7 +104,7 @@ def prove(
             **(inspections[0].as_json() if inspections else {}),
         },
         Planned((*_names(planned), *lost), {**lost, **fell_back}, verdict.unreported, unproven, evidence),
-        _problems(inspections),
+        [*_problems(inspections), *_not_kept(narrowed, half)],
     )
 
 
@@ -122,6 +126,20 @@ def _other_evidence(
     if share is None:
         return 1.0, ""
     return share, f"by the engine's size at most {share:.0%} of their weights are in {wide}"
+
+
+def _narrowed(request: BuildRequest, layers: Sequence[ComputeLayer], half: str) -> list[str]:
+    kept = [layer.name for layer in layers if layer.precision == "fp32"]
+    return narrowed_layers(Path(request.model), kept, request.output, half)
+
+
+def _not_kept(narrowed: Sequence[str], half: str) -> list[str]:
+    if not narrowed:
+        return []
+    return [
+        f"the graph has these layers in fp32, and TensorRT stores their weights in {half}: "
+        f"{', '.join(narrowed)}; they stay in fp32 where the layer behind each is in fp32, too (`layers`)"
+    ]
 
 
 def _problems(inspections: Sequence[Inspection]) -> list[str]:
