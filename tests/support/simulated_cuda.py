@@ -28,21 +28,21 @@ _ALIGNMENT = 256
 class Error(Exception):
     """`pycuda.driver.Error`.
 
-    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp.
+    Source: src/wrapper/wrap_cudadrv.cpp of inducer/pycuda.
     """
 
 
 class OutOfMemory(Error):
     """`pycuda.driver.MemoryError`.
 
-    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp, `MemoryError`.
+    Source: src/wrapper/wrap_cudadrv.cpp of inducer/pycuda.
     """
 
 
 class LogicError(Error):
     """`pycuda.driver.LogicError`.
 
-    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp, `LogicError`.
+    Source: src/wrapper/wrap_cudadrv.cpp of inducer/pycuda.
     """
 
 
@@ -85,8 +85,7 @@ class Stream:
 class Event:
     """Knows the stream it was recorded on, and when it happened.
 
-    Source: documentation of CUDA's driver API, cuEventRecord "captures in hEvent the contents of hStream at
-    the time of this call".
+    Source: driver API, cuEventRecord "captures in hEvent the contents of hStream at the time of this call".
     """
 
     def __init__(self) -> None:
@@ -118,9 +117,6 @@ class SimulatedGpu:
         stack: The thread's stack of current contexts, by handle.
         retained: Device to the references on its primary context.
         name: Of the GPU; a runtime cache is of one.
-
-    Source: CUDA's driver API, documentation of memory and context management; PyCUDA 2026.1,
-    src/cpp/cuda.hpp, for the stacks.
     """
 
     def __init__(self, devices: int = 2, memory_bytes: int = 1 << 26) -> None:

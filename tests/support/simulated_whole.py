@@ -21,6 +21,7 @@ import simulated_engine
 import simulated_gpu
 import simulated_machine
 import simulated_parser
+import simulated_refit
 from computed_plan import make_kernel
 from onnx import numpy_helper
 from simulated_cuda import SimulatedGpu
@@ -101,14 +102,14 @@ def _behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             chosen = running["IExecutionContext"].set_optimization_profile_async
             return bool(chosen(self, profile_index, handle))
 
-    class Refitter(simulated_engine.Refitter):
+    class Refitter(simulated_refit.Refitter):
         def _give(self, name: str, array: Any) -> bool:
-            taken = simulated_engine.Refitter._give(self, name, array)
+            taken = simulated_refit.Refitter._give(self, name, array)
             vars(self).setdefault("_arrays", {})[name] = np.array(array)
             return taken
 
         def refit_cuda_engine(self) -> bool:
-            done = simulated_engine.Refitter.refit_cuda_engine(self)
+            done = simulated_refit.Refitter.refit_cuda_engine(self)
             if done:
                 model = _model(self._engine._plan["model"])
                 for item in model.graph.initializer:

@@ -44,7 +44,8 @@ VALUES: dict[str, dict[str, tuple[int, ...]]] = {
 def reshaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine of the network with a shape tensor of two values."""
     folder = tmp_path_factory.mktemp("reshaped")
-    return build(parser.parse_model(HEADER + RESHAPED), folder, shapes=VALUES)
+    header = HEADER.replace("17", "16")  # to 8.5's opset it would be converted, and compared on made-up sizes
+    return build(parser.parse_model(header + RESHAPED), folder, shapes=VALUES)
 
 
 @pytest.fixture(scope="module")
