@@ -96,9 +96,7 @@ class Adapter:
             InvalidOption: If this version does not have them.
         """
         if typing == "weak" and not self.has_weak_types:
-            raise self.lacks(
-                "`typing` weak", "flags that permit a precision", "leave it out: the graph has the types"
-            )
+            raise self.lacks("`typing` weak", "flags that permit a precision", "leave it out")
         if typing == "strong" and not self.strongly_typed:
             raise self.lacks("`typing` strong", "strongly typed networks", "leave it out, or use TensorRT 10")
         return replace(self, weak=True) if typing == "weak" else self
@@ -264,11 +262,14 @@ class Adapter:
         Raises:
             InvalidOption: If this version has none of that name, with those it has.
         """
-        members = self.module.MemoryPoolType.__members__
+        return self._member(self.module.MemoryPoolType, name, f"`memory_pools` {name}", "pool")
+
+    def _member(self, kind: Any, name: str, option: str, what: str) -> Any:
+        members = kind.__members__
         spelled = name.upper().replace("-", "_")
         if spelled not in members:
             known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
-            raise self.lacks(f"`memory_pools` {name}", f"such pool; it has {known}", "choose one of these")
+            raise self.lacks(option, f"such {what}; it has {known}", "choose one of these")
         return members[spelled]
 
     def hardware_level(self, name: str) -> Any:
@@ -279,9 +280,7 @@ class Adapter:
         """
         option = "`hardware_compatible`"
         if self.builds_ahead_of_time:
-            raise self.lacks(
-                option, "such levels; its engines are built for the GPUs of `gpus`", "give `gpus`"
-            )
+            raise self.lacks(option, "such levels; its engines are for the GPUs of `gpus`", "give `gpus`")
         levels = getattr(self.module, "HardwareCompatibilityLevel", None)
         if levels is None or not hasattr(levels, _HARDWARE[name]):
             raise self.lacks(f"{option} {name}", "such level of hardware compatibility")
@@ -302,17 +301,10 @@ class Adapter:
         Raises:
             InvalidOption: If this version has none of that name, with those it has.
         """
-        members = self.module.TacticSource.__members__
-        bits = 0
-        for name in names if tuple(names) != ("none",) else ():
-            spelled = name.upper().replace("-", "_")
-            if spelled not in members:
-                known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
-                raise self.lacks(
-                    f"`tactic_sources` {name}", f"such source; it has {known}", "choose one of these"
-                )
-            bits |= 1 << int(members[spelled])
-        return bits
+        chosen = () if tuple(names) == ("none",) else dict.fromkeys(names)
+        kind = self.module.TacticSource
+        found = [self._member(kind, name, f"`tactic_sources` {name}", "source") for name in chosen]
+        return sum({1 << int(member) for member in found})
 
     def strip_flags(self, *, refit: bool, strip: bool) -> list[Any]:
         """Return the flags for engines that take new weights, and for those stored without any.
