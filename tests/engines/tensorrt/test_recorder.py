@@ -93,9 +93,8 @@ import qcompile
 from qcompile.errors import QCompileError
 shapes = dict(min_shapes={"x": (1, 16)}, opt_shapes={"x": (2, 16)}, max_shapes={"x": (4, 16)})
 try:
-    qcompile.build(
-        sys.argv[1], sys.argv[2], target="tensorrt-rtx", gpus=["sm86"], **(shapes if "mlp" in sys.argv[1] else {})
-    )
+    more = shapes if "mlp" in sys.argv[1] else {}
+    qcompile.build(sys.argv[1], sys.argv[2], target="tensorrt-rtx", gpus=["sm86"], **more)
 except QCompileError as error:
     print(error.message)
 """
@@ -110,7 +109,8 @@ def record_elsewhere(tmp_path: Path) -> Callable[[Path, Path], tuple[Path, str]]
         path = tmp_path / "elsewhere.jsonl"
         done = subprocess.run(
             [sys.executable, "-c", RECORDED, str(model), str(output)],
-            capture_output=True, text=True, check=True, timeout=120, env={**os.environ, recorder.VARIABLE: str(path)},
+            capture_output=True, text=True, check=True, timeout=120,
+            env={**os.environ, recorder.VARIABLE: str(path)},
         )  # fmt: skip
         return path, done.stdout.strip()
 
