@@ -192,6 +192,11 @@ def engine_graph(
         raise ArtifactError(
             f"{path}: {target}; an engine of TensorRT with its manifest is required", file=path
         )
+    if manifest.options.get("calibrator"):
+        raise InvalidOption(
+            f"{path}: TensorRT was given scales or calibrated, which a manifest does not keep",
+            hint="build it from a file with Q/DQ, which `qcompile quantize` writes",
+        )
     hint = "give the ONNX file that TensorRT parsed: for INT8 and FP8 the quantized one"
     parsed, digest = manifest.sources.get("graph"), fingerprint(Path(model))
     if digest not in (parsed, manifest.sources.get("model")):

@@ -76,12 +76,15 @@ class Fitting:
             UnsupportedOperator: Naming a node that it does not take, or would compute wrongly.
             ModelError: If a rewrite computes something else.
         """
+        from .compiler.opset.kernel_shapes import with_kernel_shapes
+
         self.warnings = []
         graph = self._with_io_types(graph)
         graph = self._without_lacking(graph)
         graph = self._with_kernel_shapes(graph)
         graph = self._in_older_opset(graph)
         graph = self._without_missing(graph)
+        graph = with_kernel_shapes(graph, self.path, self.spec.target)
         self._tell_of_foreign(graph)
         return self._without_faults(graph)
 

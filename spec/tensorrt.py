@@ -165,7 +165,7 @@ class TensorRTOptions(Checked):
         formats = {}
         for text in self.io_formats:
             name, equals, rest = text.rpartition("=")
-            match = re.fullmatch(r"([a-z]+\d*)?(?::([a-z]+\d*))?", rest)
+            match = re.fullmatch(r"([a-z]+\d*)?(?::([a-z_]+\d*))?", rest)
             if not (name and equals and rest and match):
                 hint = "for instance x=float16:chw32, or y=float16"
                 raise Refused("io_formats", "NAME=[DTYPE][:FORMAT] is required", value=text, hint=hint)

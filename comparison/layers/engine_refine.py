@@ -49,6 +49,7 @@ class EngineRefinement(Refinement):
         self.survey = ""
         self.unknown: list[str] = []
         self.ratios: dict[int, float] = {}  # as measured in a part, last
+        self.hints: dict[int, float] = {}  # as debug tensors showed
         self.beside: set[int] = set()  # measured in a part together with a tensor that lies before
         self.given_up = False
 
@@ -89,7 +90,7 @@ class EngineRefinement(Refinement):
     def _survey(self) -> None:
         """Let one build show where the fault may be, and look there."""
         kind = self.runs.rebuilder.survey
-        if not kind or self.limit < 3:
+        if not kind or self.limit < 2:
             return
         try:
             hints, outputs = self.runs.survey()
@@ -98,8 +99,9 @@ class EngineRefinement(Refinement):
             return
         self.survey = kind
         if self._reproduces(outputs, kind):
+            self.hints = {index: sums.snr_db for index, sums in hints.items()}
             hinted = Search([pair.upstream for pair in self.pairs], cap_db=self.search.cap_db)
-            hinted.record({index: sums.snr_db for index, sums in {**self.errors, **hints}.items()})
+            hinted.record({**self.search.snr_db, **self.hints})
             place = hinted.bad(self.threshold_db)
             if place is not None and place not in self.errors:
                 self._measure([*self.pairs[place].parents, place])
@@ -167,6 +169,8 @@ class EngineRefinement(Refinement):
 
     def _conclude(self) -> None:
         """Say what is not known."""
+        if self.given_up:  # what was measured since says nothing of the engine
+            return
         bad = self.search.bad(self.threshold_db)
         region = self.search.region(self.threshold_db)
         if bad is not None and region:
@@ -176,21 +180,31 @@ class EngineRefinement(Refinement):
                 f"the fault may lie earlier, at {', '.join(names[:_SHOWN])}{more}: "
                 f"{self.runs.rebuilder.builds} of {self.allowed} builds were made"
             )
+        elif bad is not None and not self._left() and self._unconfirmed():
+            self.unknown.append(
+                "the first bad one was not confirmed by a part that ends with it, and by those before it: "
+                f"{self.allowed} builds were allowed"
+            )
+        known = {**self.hints, **self.ratios}
         better = [
             (i, j)
-            for i, low in self.ratios.items()
-            for j, high in self.ratios.items()
+            for i, low in known.items()
+            for j, high in known.items()
             if low < self.threshold_db <= high and self.pairs[j].upstream >> i & 1
         ]
         if better:
             i, j = better[0]
             self.unknown.append(
-                f"the error shrinks again: {self.pairs[i].reference} has {self.ratios[i]:.1f} dB, "
-                f"{self.pairs[j].reference} behind it {self.ratios[j]:.1f} dB; a fault that is hidden before "
+                f"the error shrinks again: {self.pairs[i].reference} has {known[i]:.1f} dB, "
+                f"{self.pairs[j].reference} behind it {known[j]:.1f} dB; a fault that is hidden before "
                 "every tensor that was read is not seen"
             )
         if bad is not None:
             self.unknown.append(
                 f"a part ends with {self.pairs[bad].reference}, and the engine goes on: where it fuses that "
                 "tensor with what reads it, the kernel is another"
+            )
+        if self.runs.rebuilder.builds and self.runs.rebuilder.types_are_weak:
+            self.unknown.append(
+                "types are weak in this TensorRT: it may compute a layer of a part in another precision"
             )

@@ -97,13 +97,19 @@ def restricted(pairs: Pairs, kept: Sequence[int]) -> Pairs:
         pairs: All of them.
         kept: Their indexes, ascending.
     """
-    own = pairs.pairs
-    found: list[Pair] = []
-    for index in kept:
-        before = [at for at, other in enumerate(kept) if own[index].upstream >> other & 1]
-        hidden = sum(1 << at for at in before if any(own[kept[b]].upstream >> kept[at] & 1 for b in before))
-        parents = tuple(at for at in before if not hidden >> at & 1)
-        found.append(replace(own[index], upstream=sum(1 << at for at in before), parents=parents))
+    own, place = pairs.pairs, {index: at for at, index in enumerate(kept)}
+    nearest: list[set[int]] = []  # the kept ones right before each pair, behind those that are left out
+    for pair in own:
+        sets = ({place[one]} if one in place else nearest[one] for one in pair.parents)
+        nearest.append(set().union(*sets))
+    found = [
+        replace(
+            own[index],
+            upstream=sum(1 << at for at, other in enumerate(kept) if own[index].upstream >> other & 1),
+            parents=tuple(sorted(nearest[index])),
+        )
+        for index in kept
+    ]
     left = {pair.reference for pair in own} - {pair.reference for pair in found}
     alone = [*pairs.reference_only, *(pair.reference for pair in own if pair.reference in left)]
     return Pairs(tuple(found), tuple(dict.fromkeys(alone)), pairs.artifact_only)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,7 +44,7 @@ class EngineSource:
 
 
 class Rebuilder:
-    """Builds engines of parts of one graph, each in a folder of its own below `folder`."""
+    """Builds engines of parts of one graph, one in place of the other, below `folder`."""
 
     def __init__(self, source: EngineSource, engine: Side, folder: Path, progress: Progress) -> None:
         self.source, self.engine, self.folder, self.progress = source, engine, folder, progress
@@ -57,6 +58,11 @@ class Rebuilder:
             return ""
         return "unfused" if marks_unfused(adapter) else "marked"
 
+    @property
+    def types_are_weak(self) -> bool:
+        """Whether TensorRT chooses the types of layers, in each build by itself."""
+        return self.engine.precision != "fp32" and not self._adapter().strongly_typed
+
     def part(self, names: Sequence[str]) -> tuple[Side, dict[str, str]]:
         """Build what lies before tensors, and return it with tensor to the output that holds it.
 
@@ -65,12 +71,13 @@ class Rebuilder:
         """
         model = load_onnx(self.source.graph)
         outputs = cut(model, names)
-        file = self._place() / "part.onnx"
-        save_onnx(model, file)
         nodes = {node.name for node in model.graph.node}
         inputs = {value.name for value in model.graph.input}
-        del model
-        return self._build(file, nodes=nodes, inputs=inputs, debug=()), outputs
+        with tempfile.TemporaryDirectory(prefix="cut-", dir=self.folder) as place:
+            file = Path(place) / "part.onnx"
+            save_onnx(model, file)
+            del model
+            return self._build(file, nodes=nodes, inputs=inputs, debug=()), outputs
 
     def whole(self, debug: Sequence[str]) -> Side:
         """Build the whole graph again, with debug tensors: those of names, or where none is fused away.
@@ -81,13 +88,15 @@ class Rebuilder:
         model = load_onnx(self.source.graph, external_data=False)
         nodes = {node.name for node in model.graph.node}
         inputs = {value.name for value in model.graph.input}
-        self._place()
         marks = None if self.survey == "unfused" else debug
         return self._build(self.source.graph, nodes=nodes, inputs=inputs, debug=marks)
 
     def _build(self, graph: Path, *, nodes: set[str], inputs: set[str], debug: Sequence[str] | None) -> Side:
         self.builds += 1
-        file = self.folder / "part" / "part.engine"
+        place = self.folder / "part"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        file = place / "part.engine"
         source = self.source
         request = BuildRequest(
             str(graph),
@@ -115,12 +124,6 @@ class Rebuilder:
 
     def _adapter(self) -> Adapter:
         return load_adapter(self.source.spec.target)
-
-    def _place(self) -> Path:
-        place = self.folder / "part"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        return place
 
 
 def _spec_for(source: EngineSource, inputs: set[str]) -> BuildSpec:

@@ -13,6 +13,8 @@
 | builds with no GPU, for others           | no  | no  | no   | no   | yes          |
 | contexts may share a profile             | no  | (1) | yes  | yes  | yes          |
 | tells whether a stream can be captured   | no  | no  | no   | no   | yes          |
+| captures CUDA graphs by itself           | no  | no  | no   | no   | from 1.2 on  |
+| compiles kernels where an engine runs, and keeps them in a runtime cache | no | no | no | no | yes |
 
 1. If the engine was built with the preview feature PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says
    "the default value for this flag is on and can not be changed".
@@ -369,6 +371,16 @@ class Adapter:
             return []
         # By position: the real function takes (profile, name), and names them the other way round.
         return list(engine.get_tensor_profile_values(profile, name))
+
+    @property
+    def captures_by_itself(self) -> bool:
+        """Whether execution contexts can be told to capture and replay CUDA graphs."""
+        return hasattr(self.module, "CudaGraphStrategy")
+
+    @property
+    def keeps_runtime_caches(self) -> bool:
+        """Whether kernels are compiled where an engine runs, and can be kept."""
+        return hasattr(self.module, "IRuntimeCache")
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
         """Return what TensorRT says; True where it has no say, and the capture itself shows it."""

@@ -93,14 +93,14 @@ class FaultyBuilder:
         kinds = ("min", "opt", "max")
         return [{name: dict(zip(kinds, shapes, strict=True)) for name, shapes in ranges.items()}]
 
-    def engine(self, graph: Path, output: Path) -> Path:
+    def engine(self, graph: Path, output: Path, precision: str = "fp32") -> Path:
         """Write the engine of a whole graph with its manifest, as `build` does."""
         model = load_onnx(graph)
         with writing(output) as path:
             profiles = self.write(model, path)
             digest = fingerprint(graph)
             manifest = Manifest(
-                kind="engine", stage="build", target=self.adapter.target, precision="fp32",
+                kind="engine", stage="build", target=self.adapter.target, precision=precision,
                 io=model_io(model), sources={"model": digest, "graph": digest},
                 tools={self.adapter.package: self.adapter.version}, device={"gpus": ["sm86"]},
                 proof={"profiles": profiles},
@@ -110,7 +110,7 @@ class FaultyBuilder:
 
     def source(self, graph: Path) -> EngineSource:
         """What `engine` was built from."""
-        spec = BuildSpec(target=self.adapter.target, gpus=())  # type: ignore[arg-type]
+        spec = BuildSpec(target=self.adapter.target)  # type: ignore[arg-type]
         profiles = self.write(load_onnx(graph), graph.with_suffix(".unused"))
         return EngineSource(graph, spec, profiles=profiles)
 

@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
+from qcompile.model.graph import infer_types
 from qcompile.model.output_error import output_error
 
 
@@ -40,3 +41,42 @@ def brute_force(
     """Tensor to signal-to-noise ratio, of the tensors that have the same name."""
     ours, theirs = all_at_once(reference, feeds), all_at_once(artifact, feeds)
     return {name: output_error(ours[name], theirs[name]).snr_db for name in ours if name in theirs}
+
+
+def scaled(model: onnx.ModelProto, tensor: str, times: float) -> onnx.ModelProto:
+    """The model with a tensor that is so many times too large; a model without the tensor stays."""
+    for index, node in enumerate(model.graph.node):
+        if tensor in node.output:
+            kind = infer_types(model).get(tensor, "float32")
+            right = f"{tensor}/right"
+            node.output[list(node.output).index(tensor)] = right
+            factor = numpy_helper.from_array(np.asarray(times, kind), f"{tensor}/factor")
+            model.graph.initializer.append(factor)
+            wrong = onnx.helper.make_node("Mul", [right, factor.name], [tensor], f"{tensor}/wrong")
+            model.graph.node.insert(index + 1, wrong)
+            return model
+    return model
+
+
+def random_network(layers: int, seed: int) -> onnx.ModelProto:
+    """So many layers of x [batch,8] to y: products, activations, and sums of two earlier tensors."""
+    generator = np.random.default_rng([layers, seed])
+    nodes, weights, tensors = [], [], ["x"]
+    for number in range(layers):
+        name, last = f"t{number}" if number < layers - 1 else "y", tensors[-1]
+        kind = generator.integers(0, 4)
+        if kind == 0 and len(tensors) > 2:
+            other = tensors[int(generator.integers(max(0, len(tensors) - 6), len(tensors) - 1))]
+            nodes.append(onnx.helper.make_node("Add", [last, other], [name], f"n{number}"))
+        elif kind == 1:
+            nodes.append(onnx.helper.make_node("LeakyRelu", [last], [name], f"n{number}", alpha=0.5))
+        else:
+            values = generator.standard_normal((8, 8)).astype(np.float32) * 0.35
+            weights.append(numpy_helper.from_array(values, f"w{number}"))
+            nodes.append(onnx.helper.make_node("MatMul", [last, f"w{number}"], [name], f"n{number}"))
+        tensors.append(name)
+    make = onnx.helper.make_tensor_value_info
+    ends = [make(name, onnx.TensorProto.FLOAT, ["batch", 8]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph(nodes, "random", ends[:1], ends[1:], weights)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)

@@ -19,6 +19,7 @@ from computed_plan import TYPES, make_kernel
 from recorded_tensorrt import recorded_module
 from simulated_cuda import SimulatedGpu
 from simulated_gpu import behaviours
+from simulated_process import init_plugins
 
 from qcompile.engines.tensorrt.adapter import Adapter
 
@@ -26,7 +27,8 @@ from qcompile.engines.tensorrt.adapter import Adapter
 def make_debug_adapter(version: str, gpu: SimulatedGpu) -> Adapter:
     """As `simulated_gpu.make_adapter`, with debug tensors in the versions that have them."""
     base = behaviours(version, gpu)
-    module = recorded_module(version, {**base, **debug_behaviours(base, gpu)})
+    module: Any = recorded_module(version, {**base, **debug_behaviours(base, gpu)})
+    module.init_libnvinfer_plugins = init_plugins(module)
     return Adapter(module, "tensorrt-rtx" if version == "rtx" else "tensorrt")
 
 
@@ -52,8 +54,8 @@ def debug_behaviours(base: dict[str, Any], gpu: SimulatedGpu) -> dict[str, Any]:
             return name in self._about.get("marked", [])
 
     class IExecutionContext(base["IExecutionContext"]):  # type: ignore[misc]
-        def _open(self, engine: Any) -> None:
-            base["IExecutionContext"]._open(self, engine)
+        def _open(self, engine: Any, *config: Any) -> None:
+            base["IExecutionContext"]._open(self, engine, *config)
             self._listener: Any = None
             self._shown: set[str] = set()
 

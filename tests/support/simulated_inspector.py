@@ -24,6 +24,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from recorded_tensorrt import stored
+
 _SENTENCES = {
     # As in trex/activations.py in NVIDIA/TensorRT.
     "FLOAT": "Row major linear FP32",
@@ -152,3 +154,27 @@ def _io(module: Any, plan: dict[str, Any]) -> dict[str, Any]:
 def _split(module: Any) -> bool:
     """Whether the form is that of 11: it came with the end of weak types."""
     return not hasattr(module.BuilderFlag, "FP16")
+
+
+class Inspector:
+    """EngineInspector.
+
+    Source: NvInferRuntime.h of release/10.13, `IEngineInspector::setExecutionContext`: only with all input
+    shapes does it show formats.
+    """
+
+    execution_context = None
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def get_engine_information(self, format: Any) -> str:
+        return engine_information(self._module, self._engine._plan, self._known_profile())
+
+    def get_layer_information(self, index: int, format: Any) -> str:
+        return json.dumps(layer_entries(self._module, self._engine._plan, self._known_profile())[index])
+
+    def _known_profile(self) -> int | None:
+        context = stored(self, "execution_context", None)
+        known = context is not None and context._all_known()
+        return int(context.active_optimization_profile) if known else None

@@ -61,6 +61,7 @@ class Library:
         return 0
 
     def cuStreamSynchronize(self, stream: Any) -> int:
+        # Source: CUDA driver API, Stream Management: waits until the stream has completed all operations.
         if self._gpu.enter("cuStreamSynchronize"):
             return CAPTURE_UNSUPPORTED
         self._gpu.streams[stream.value].run()

@@ -104,7 +104,8 @@ class _Conversion:
         self, model: onnx.ModelProto, half: HalfType, block: dict[str, str], ranges: Ranges | None
     ) -> None:
         self.model, self.graph, self.half, self.block, self.ranges = model, model.graph, half, block, ranges
-        self.observed = set(ranges.names()) if ranges else set()
+        # A TensorRT cache has thresholds, which may clip: they are no largest values.
+        self.observed = set(ranges.names()) - set(ranges.fixed) if ranges else set()
         self.kept: dict[str, str] = {}
         self.unfit: dict[str, str] = {}  # those of them whose values the half type cannot hold
         self.kept_dequantizers: dict[str, str] = {}  # tensor to the name of its node

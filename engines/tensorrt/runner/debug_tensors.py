@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....errors import ModelError
 from .cuda_context import PrimaryContext
 from .io_tensors import numpy_dtype
 
@@ -23,7 +24,8 @@ from .io_tensors import numpy_dtype
 def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str]) -> Any:
     """Return an `IDebugListener` that copies tensors of these names.
 
-    Attributes of it: `tensors`, name to array; `raised`, the first exception; `passed`, the names of others.
+    Its `tensors` are name to array; `passed` are the names of others, and of those of a type that arrays
+    cannot have. `raise_again` raises the first exception.
     """
 
     class Listener(module.IDebugListener):  # type: ignore[misc]
@@ -31,7 +33,7 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
             module.IDebugListener.__init__(self)
             self.tensors: dict[str, NDArray[Any]] = {}
             self.passed: set[str] = set()
-            self.raised: BaseException | None = None
+            self._raised: BaseException | None = None
 
         def process_debug_tensor(
             self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int
@@ -41,6 +43,10 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
                 return True
             try:
                 dtype = numpy_dtype(type, name)
+            except ModelError:  # such as four bits
+                self.passed.add(name)
+                return True
+            try:
                 array = np.empty(tuple(int(extent) for extent in shape), dtype)
                 context.driver.synchronize(stream)
                 if array.nbytes and location == module.TensorLocation.HOST:
@@ -49,8 +55,16 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
                     context.cuda.memcpy_dtoh(array, addr)
                 self.tensors[name] = array
             except BaseException as error:
-                self.raised = self.raised or error
+                self._raised = self._raised or error.with_traceback(None)
             return True
+
+        def raise_again(self) -> None:
+            raised, self._raised = self._raised, None
+            if raised is not None:
+                try:
+                    raise raised
+                finally:
+                    del raised  # else it holds its own frame, and so the engine
 
     return Listener()
 

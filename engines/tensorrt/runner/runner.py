@@ -267,8 +267,7 @@ class TensorRTRunner(Runner):
             listener = make_listener(self._adapter.module, self._context, names)
             bound = self._bind(feeds, graph=False)
             bound.run_listened(listener)
-            if listener.raised is not None:
-                raise listener.raised
+            listener.raise_again()
             return {**listener.tensors, **self._integers.widen(_copies(bound))}
 
     @property

@@ -142,3 +142,38 @@ def test_ctrl_c_leaves_no_process_and_no_folder(
         layer_diff(model, model, samples=4, progress=interrupt)
     assert set(psutil.Process().children(recursive=True)) <= before
     assert not list(tmp_path.glob("qcompile-layers-*"))
+
+
+def test_options_of_engines_are_refused_for_other_artifacts_and_without_layers(
+    tiny_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tiny_file("residual"))
+    for arguments, said in (
+        (["--layers", "--graph", model], "--graph: belongs to an engine"),
+        (["--layers", "--max-builds", "2"], "--max-builds: belongs to an engine"),
+        (["--max-builds", "2"], "--max-builds: belongs to the comparison of layers"),
+    ):
+        with pytest.raises(SystemExit) as done:
+            main(["diff", model, model, *arguments])
+        assert done.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_an_engine_is_refused_without_a_gpu_before_its_graph_is_made_again(
+    tiny_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from qcompile.engines.registry import engine
+
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    reason = engine("tensorrt-rtx").why_not_run()
+    if not reason:
+        pytest.skip("engines run here")
+    model, built = tiny_file("residual", batch=2), tmp_path / "m.engine"
+    qcompile.build(model, built, target="tensorrt-rtx", gpus=["sm86"])
+    with pytest.raises(SystemExit) as done:
+        main(["diff", str(model), str(built), "--layers", "--json"])
+    assert done.value.code == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["error"] == "EngineUnavailable"
+    assert reason in said["message"]
+    assert "compare with the ONNX file that the engine was built from" in said["hint"]

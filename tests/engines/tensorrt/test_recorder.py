@@ -92,9 +92,9 @@ import sys
 import qcompile
 from qcompile.errors import QCompileError
 shapes = dict(min_shapes={"x": (1, 16)}, opt_shapes={"x": (2, 16)}, max_shapes={"x": (4, 16)})
+shapes = shapes if "mlp" in sys.argv[1] else {}
 try:
-    more = shapes if "mlp" in sys.argv[1] else {}
-    qcompile.build(sys.argv[1], sys.argv[2], target="tensorrt-rtx", gpus=["sm86"], **more)
+    qcompile.build(sys.argv[1], sys.argv[2], target="tensorrt-rtx", gpus=["sm86"], **shapes)
 except QCompileError as error:
     print(error.message)
 """
