@@ -1,7 +1,6 @@
-"""ONNX's operators as TensorRT's parser takes them.
+"""Layers that stand for operators of ONNX in the networks of TensorRT, and operators that versions lack.
 
-Source: TensorRT-RTX 1.7.1, against which test_simulated_as_real.py holds the networks; what names another
-source is of older parsers.
+Source: the networks of TensorRT-RTX 1.7.1's parser, against which `test_recorded.py` holds them.
 """
 
 from __future__ import annotations
@@ -36,13 +35,3 @@ LACKED = {"8.5.": "LayerNormalization GroupNormalization IsInf CastLike Gelu Har
 
 Source: docs/operators.md of 8.5-GA (N), and the names in DEFINE_BUILTIN_OP_IMPORTER of 8.5-GA to 10.0-GA.
 """
-
-WEIGHTS = {
-    # Inputs that the parser keeps as weights of the layer where they are initializers.
-    "Conv": (1, 2), "ConvTranspose": (1, 2), "BatchNormalization": (1, 2, 3, 4), "LayerNormalization": (),
-    "Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Slice": (1, 2, 3, 4), "Clip": (1, 2),
-    "Resize": (1, 2, 3), "Expand": (1,), "ReduceMean": (1,), "ReduceSum": (1,), "TopK": (1,),
-}  # fmt: skip
-
-SHAPES = {"Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "ConstantOfShape": (0,), "Resize": (3,)}
-"""Inputs that hold a shape."""

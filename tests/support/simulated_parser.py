@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from simulated_network import FLOATS, say
-from simulated_operators import KINDS, LACKED, OLDER, SHAPES, WEIGHTS
+from simulated_operators import KINDS, LACKED, OLDER
 from simulated_process import known_creators
+
+_WEIGHTS = {
+    # Inputs that the parser keeps as weights of the layer where they are initializers.
+    "Conv": (1, 2), "ConvTranspose": (1, 2), "BatchNormalization": (1, 2, 3, 4), "LayerNormalization": (),
+    "Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Slice": (1, 2, 3, 4), "Clip": (1, 2),
+    "Resize": (1, 2, 3), "Expand": (1,), "ReduceMean": (1,), "ReduceSum": (1,), "TopK": (1,),
+}  # fmt: skip
+
+_SHAPES = {"Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "ConstantOfShape": (0,), "Resize": (3,)}
+"""Inputs that hold a shape."""
 
 _COMPUTED_ON_SHAPES = ("Cast", "Concat", "Identity", "Mul", "Add", "Slice", "Gather", "Squeeze", "Unsqueeze")
 
@@ -220,7 +230,7 @@ class _Graph:
                 self.tensors[value.name] = tensor
                 network._inputs.append(tensor)
         for node in model.graph.node:
-            for index in SHAPES.get(node.op_type, ()):
+            for index in _SHAPES.get(node.op_type, ()):
                 for name in _behind(model.graph, node.input[index : index + 1]):
                     if name in self.tensors:
                         self.tensors[name]._holds_shape = True
@@ -234,7 +244,7 @@ class _Graph:
         kind = KINDS.get(node.op_type, native if node.op_type == "InstanceNormalization" else "PLUGIN_V3")
         if kind not in kinds:
             kind = OLDER[kind]
-        kept = [i for i in WEIGHTS.get(node.op_type, ()) if i < len(node.input)]
+        kept = [i for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input)]
         weights = [node.input[i] for i in kept if node.input[i] in self.constants]
         operands = [name for name in node.input if name and name not in weights]
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
