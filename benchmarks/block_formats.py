@@ -3,10 +3,10 @@
     pip install 'qcompile[benchmarks,tensorrt-rtx]'
     python benchmarks/block_formats.py [MODEL...] [--no-engines]
 
-Engines are TensorRT-RTX's, with FP16 for what is not quantized, batch 1 to 32 (opt 8). Accuracy is that of
-the graph with FP32 for the rest, in ONNX Runtime; it has no operators for blocks, so the roundings of NVFP4
-and MXFP8 are computed by float operators (`compiler/quantize/blocks/simulate.py`). No engine has run.
-What is exported and trained is kept in build/benchmarks.
+Engines are TensorRT-RTX's, with FP16 for what is not quantized, batch 1 to 32 (opt 8). Accuracy is that
+of the graph with FP32 for the rest, in ONNX Runtime; it has no operators for blocks, so the roundings of
+NVFP4 and MXFP8 are computed by float operators (`compiler/quantize/blocks/simulate.py`). No engine has
+run on a GPU here. What is exported and trained is kept in build/benchmarks.
 """
 
 from __future__ import annotations

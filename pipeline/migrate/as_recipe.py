@@ -121,7 +121,9 @@ def _build_options(
     if len(profiles) > 1:
         options["profiles"] = [_profile_text(one) for one in profiles]
         for kind in KINDS:
-            intent.revise(f"artifact.{kind}_shapes", "kept", "as a profile")
+            intent.revise(f"artifact.{kind}_shapes", "kept", "as a profile", key="artifact.tensorrt.profiles")
+    else:
+        intent.revise("artifact.tensorrt.profiles", "unneeded", "there is one profile")
     if options.get("timing_cache", "off") != "off":
         options["timing_cache"] = places.spell(places.find(str(options["timing_cache"])))
     elif options.get("timing_cache") == "off" and target == RTX:
@@ -173,8 +175,24 @@ def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) 
     bench = sections.get("bench")
     if bench is not None and "batch_size" not in bench:
         intent.revise("bench.batch_size", "unneeded", "the shapes of the profile are measured")
-    if bench is None:
-        intent.revise("bench.batch_size", "unneeded", "nothing is measured")
+    _settle_bench(intent, measures=bench is not None)
+    for one in intent.outcomes:
+        if one.fate == "kept" and not _is_there(one.to, sections):
+            intent.settle(one.name, "unneeded", note="the recipe says it otherwise, or needs nothing for it")
+
+
+def _settle_bench(intent: Intent, *, measures: bool) -> None:
+    for one in intent.outcomes:
+        if one.fate == "kept" and not measures and one.to.partition(".")[0] == "bench":
+            skips = one.name in ("buildOnly", "skipInference")
+            if not skips:
+                intent.settle(one.name, "unneeded", note="nothing is measured")
+
+
+def _is_there(key: str, sections: Sections) -> bool:
+    """Whether the recipe has a key; a command is none, and a section may say it by not being there."""
+    table, dot, name = key.rpartition(".")
+    return not dot or name in sections.get(table, {})
 
 
 def _plain(stem: str) -> str:

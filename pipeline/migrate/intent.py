@@ -99,11 +99,11 @@ class Intent:
             if one.name == name:
                 one.fate, one.to, one.note = fate, to if fate == "kept" else "", note
 
-    def revise(self, to: str, fate: Fate, note: str) -> None:
-        """Say the same of all options that were to become a key."""
+    def revise(self, to: str, fate: Fate, note: str, *, key: str = "") -> None:
+        """Say the same of all options that were to become a key, or now become another one."""
         for one in self.outcomes:
             if one.to == to and one.fate == "kept":
-                self.settle(one.name, fate, to, note)
+                self.settle(one.name, fate, key or to, note)
 
     def flags_of(self, key: str) -> str:
         """Return the options that became a key, as they were typed."""

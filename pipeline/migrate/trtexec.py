@@ -191,6 +191,9 @@ class _Trtexec(Translator):
     def transfers(self, typed: Typed) -> str:
         return "`bench` reports both: a call with its copies, and the kernels alone"
 
+    def loading(self, typed: Typed) -> str:
+        return "`bench` reports the time to load an artifact"
+
     def streams(self, typed: Typed) -> None:
         self.intent.bench["streams"] = [typed.number]
 
@@ -221,6 +224,7 @@ class _Trtexec(Translator):
         "maxAuxStreams": Translator.count, "useDLACore": Translator.count,
         **dict.fromkeys(("plugins", "staticPlugins", "dynamicPlugins"), Translator.plugin), "device": device,
         "buildOnly": skip, "skipInference": skip, "duration": duration, "percentile": percentiles,
+        "timeDeserialize": loading,
         "noDataTransfers": transfers, "includeDataTransfers": transfers, "streams": streams,
         "infStreams": streams, "useCudaGraph": cuda_graph, "atol": tolerance, "rtol": tolerance,
     }  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 from issue_commands import POLYGRAPHY, TRTEXEC, IssueCommand
-from issue_models import issue_model, write_cache, write_loader, write_samples
+from issue_models import assert_keys_are_there, issue_model, write_cache, write_loader, write_samples
 
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
@@ -73,6 +73,7 @@ def test_a_command_of_an_issue_builds_with_the_precision_it_meant(
         True for _ in missing
     ]
     assert all(said.note for said in done.outcomes if said.fate != "kept")
+    assert_keys_are_there(done)
     recipe = read_recipe(done.recipe)
     assert recipe.artifact[0].float_precision == (
         "fp32" if recipe.artifact[0].precision == "best" else one.floats

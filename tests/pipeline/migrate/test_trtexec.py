@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from issue_models import issue_model, write_cache
+from issue_models import assert_keys_are_there, issue_model, write_cache
 
 import qcompile
 from qcompile.calibration import load_ranges
@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def migrated(options: str, target: str = "tensorrt", **more: Any) -> tuple[Recipe, Migration]:
     done = qcompile.migrate(f"trtexec --onnx=m.onnx {options}", target=target, **more)
+    assert_keys_are_there(done)
     return read_recipe(done.recipe), done
 
 
@@ -278,7 +279,7 @@ def test_what_becomes_of_an_option_depends_on_its_value_and_the_target(
         ("--precisionConstraints=obey --layerPrecisions=nothing:fp32", (), "missing"),
         ("--precisionConstraints=obey --layerPrecisions=/a/Conv:int8", (), "missing"),
         ("--precisionConstraints=obey --layerPrecisions=/a/Conv:bf16", (), "missing"),
-        ("--precisionConstraints=obey --layerPrecisions=/a/Conv:int32", (), "kept"),
+        ("--precisionConstraints=obey --layerPrecisions=/a/Conv:int32", (), "unneeded"),
     ],
 )
 @pytest.mark.usefixtures("folder")
