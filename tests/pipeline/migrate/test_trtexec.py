@@ -199,6 +199,7 @@ def test_a_wrong_value_is_an_error_and_writes_nothing(options: str, said: str) -
         ("--hardwareCompatibilityLevel=sameComputeCapability", {"hardware_compatible": "same-sm"}),
         ("--sparsity=enable", {"sparse_weights": True}),
         ("--maxAuxStreams=4", {"aux_streams": 4}),
+        ("--device=1", {"device": 1}),
         ("--tacticSources=-JIT_CONVOLUTIONS,-CUDNN", {"tactic_sources": ("edge-mask-convolutions",)}),
         ("--plugins=a.so --staticPlugins=b.so --dynamicPlugins=c.so", {"plugins": ("a.so", "b.so", "c.so")}),
         ("--useDLACore=1 --allowGPUFallback", {"dla_core": 1, "gpu_fallback": True}),
