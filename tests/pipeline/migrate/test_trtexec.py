@@ -161,6 +161,8 @@ def test_several_profiles_and_names_with_a_star() -> None:
         ("--builderOptimizationLevel=high", "is no whole number"),
         ("--saveEngine", "a value is required"),
         ("--inputIOFormats=fp16:chw,fp16:chw", "2 are given for 3: image, ids, flag"),
+        ("--builderOptimizationLevel=9", "--builderOptimizationLevel=9: is 9; at most 5 is required"),
+        (f"--maxShapes={ALL.replace('4', '9')} --shapes={ALL}", "--shapes="),
         ("--sparsity=some", "disable, enable or force is required"),
         ("--fp16 model.onnx", "belongs to no option"),
         ("\u2014fp16", "belongs to no option"),
