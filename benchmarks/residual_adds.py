@@ -164,8 +164,11 @@ def _product_too(model: onnx.ModelProto, placement: Placement) -> Placement:
 
 
 def _of_product(name: str, made_by: dict[str, onnx.NodeProto], constants: set[str]) -> bool:
+    """Whether a product makes a tensor, through its bias and another shape."""
     node = made_by.get(name)
-    if node is not None and node.op_type == "Add" and set(node.input) & constants:
+    while node is not None and (
+        node.op_type == "Reshape" or (node.op_type == "Add" and set(node.input) & constants)
+    ):
         node = next((made_by[operand] for operand in node.input if operand in made_by), None)
     return node is not None and node.op_type in ("MatMul", "Gemm")
 

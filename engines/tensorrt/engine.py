@@ -102,7 +102,7 @@ class TensorRT(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
-        from .plan import PlanNeeds
+        from .plan import needs_of_build
         from .runner.engine_share import EngineUse
         from .verify import verified
 
@@ -115,7 +115,7 @@ class TensorRT(Engine):
         use = EngineUse(
             options.device,
             profiles=profiles if isinstance(profiles, list) else (),
-            needs=PlanNeeds(options.plugins, host_code=options.version_compatible),
+            needs=needs_of_build(options),
         )
         return verified(outcome, request, lambda: self._opened(request.output, use, outcome.io))
 

@@ -20,6 +20,7 @@ import simulated_engine
 import simulated_network
 import simulated_parser
 import simulated_process
+import simulated_refit
 from recorded_tensorrt import recorded_module, stored
 from simulated_calibration import find_scales
 from simulated_network import kind_of, say
@@ -95,9 +96,11 @@ def simulated_tensorrt(
 
     Source: the tests' own.
     """
-    families = (simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_process)
     ours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
-    for family in families:
+    for family in (
+        simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_process,
+        simulated_refit,
+    ):  # fmt: skip
         ours |= family.BEHAVIOURS
     module: Any = recorded_module(version, {**ours, **(behaviours or {})})
     module._circumstances = circumstances or Circumstances()

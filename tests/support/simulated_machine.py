@@ -54,6 +54,8 @@ class Machine:
         """The builder flags that were set and not taken away again."""
         found: set[str] = set()
         for call in self.module.recorded_calls:
+            if call.owner != "IBuilderConfig":
+                continue
             if call.member == "set_flag":
                 found.add(call.args[0].name)
             elif call.member == "clear_flag":

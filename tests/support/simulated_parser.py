@@ -1,8 +1,8 @@
 """Behaviours of TensorRT's ONNX parser: an ONNX graph becomes a network as it does there.
 
-Held against the parser of TensorRT-RTX 1.7.1 by `test_recorded.py`. Where older parsers differ, after their
-source (onnx/onnx-tensorrt, branch release/8.5-GA, builtin_op_importers.cpp). Left out are the helper layers,
-named ONNXTRT_..., that compute shapes.
+Source: the parser of TensorRT-RTX 1.7.1, against which `test_recorded.py` holds it. Where older parsers
+differ, onnx/onnx-tensorrt of branch 8.5-GA, with file and line. Left out are the helper layers, named
+ONNXTRT_..., that compute shapes.
 """
 
 from __future__ import annotations
@@ -11,34 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from simulated_network import FLOATS, say
+from simulated_operators import KINDS, LACKED, OLDER
 from simulated_process import known_creators
-
-_ACTIVATIONS = "Relu Sigmoid Tanh LeakyRelu Elu Selu HardSigmoid Softplus Softsign Clip Gelu"
-_ELEMENTWISE = "Add Sub Mul Div Pow Min Max Sum Mean And Or Equal Greater Less Mod"
-_UNARY = "Erf Sqrt Exp Log Neg Abs Reciprocal Floor Ceil Round Sin Cos Not IsInf Sign"
-_REDUCE = "GlobalAveragePool GlobalMaxPool ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd"
-_KINDS: dict[str, str] = {
-    "Conv": "CONVOLUTION", "ConvTranspose": "DECONVOLUTION", "MatMul": "MATRIX_MULTIPLY",
-    "Gemm": "MATRIX_MULTIPLY", "QuantizeLinear": "QUANTIZE", "DequantizeLinear": "DEQUANTIZE",
-    "Cast": "CAST", "Identity": "IDENTITY", "Dropout": "IDENTITY", "Reshape": "SHUFFLE", "Flatten": "SHUFFLE",
-    "Transpose": "SHUFFLE", "Squeeze": "SQUEEZE", "Unsqueeze": "UNSQUEEZE", "MaxPool": "POOLING",
-    "AveragePool": "POOLING", "Softmax": "SOFTMAX", "Concat": "CONCATENATION", "Slice": "SLICE",
-    "Gather": "GATHER", "LayerNormalization": "NORMALIZATION", "BatchNormalization": "SCALE",
-    "Resize": "RESIZE", "Shape": "SHAPE", "Where": "SELECT", "Expand": "SLICE", "LRN": "LRN",
-    "Einsum": "EINSUM", "TopK": "TOPK", "NonZero": "NON_ZERO",
-    **dict.fromkeys(_ACTIVATIONS.split(), "ACTIVATION"), **dict.fromkeys(_ELEMENTWISE.split(), "ELEMENTWISE"),
-    **dict.fromkeys(_UNARY.split(), "UNARY"), **dict.fromkeys(_REDUCE.split(), "REDUCE"),
-}  # fmt: skip
-"""Operator to the layer that computes it."""
-
-_OLDER = {
-    "CAST": "IDENTITY",
-    "SQUEEZE": "SHUFFLE",
-    "UNSQUEEZE": "SHUFFLE",
-    "NORMALIZATION": "SCALE",
-    "PLUGIN_V3": "PLUGIN_V2",
-}
-"""What stands in for a layer type before it existed."""
 
 _WEIGHTS = {
     # Inputs that the parser keeps as weights of the layer where they are initializers.
@@ -54,8 +28,10 @@ _COMPUTED_ON_SHAPES = ("Cast", "Concat", "Identity", "Mul", "Add", "Slice", "Gat
 
 _NO_PLUGIN = 'creator && "Plugin not found, are the plugin name, version, and namespace correct?"'
 _PLACES = {
-    True: ("builtin_op_importers.cpp", 5411, "importFallbackPluginImporter"),  # 8.5
-    False: ("onnxOpCheckers.cpp", 998, "checkFallbackPluginImporter"),  # TensorRT-RTX 1.7.1
+    # Source: builtin_op_importers.cpp:5757 of 8.5-GA.
+    True: ("builtin_op_importers.cpp", 5757, "importFallbackPluginImporter"),
+    # Source: TensorRT-RTX 1.7.1, recorded.
+    False: ("onnxOpCheckers.cpp", 998, "checkFallbackPluginImporter"),
 }
 _PLACE_OF_NODES = ("ModelImporter.cpp", 489, "parseNode")
 _STORED = ("INT8", "UINT8", "FP8", "INT4", "FP4")
@@ -153,7 +129,10 @@ class Parser:
         return self._knows(name) or name in known_creators(self._network._builder)
 
     def _knows(self, operator: str) -> bool:
-        return operator in _KINDS or operator in _FOLDED or self._is_native(operator)
+        version = str(self._module.__version__)
+        lacked = [name for start, names in LACKED.items() if version.startswith(start) for name in names]
+        known = operator in KINDS or operator in _FOLDED or self._is_native(operator)
+        return known and operator not in lacked
 
     def _is_native(self, operator: str) -> bool:
         """Whether a layer computes it that was a plugin before (8.5-GA, builtin_op_importers.cpp:2192)."""
@@ -175,6 +154,7 @@ class Parser:
     def _parse(self, model: Any) -> bool:
         network = self._network
         if not network._explicit:
+            # Source: ModelImporter.cpp:519 of 8.5-GA.
             text = "This version of the ONNX parser only supports TensorRT INetworkDefinitions with an "
             say(self, "ERROR", text + "explicit batch dimension. Please ensure the network was created using "
                 "the EXPLICIT_BATCH NetworkDefinitionCreationFlag.")  # fmt: skip
@@ -261,9 +241,9 @@ class _Graph:
             return
         kinds = self.module.LayerType.__members__
         native = "NORMALIZATION" if "NORMALIZATION" in kinds else "PLUGIN_V3"
-        kind = _KINDS.get(node.op_type, native if node.op_type == "InstanceNormalization" else "PLUGIN_V3")
+        kind = KINDS.get(node.op_type, native if node.op_type == "InstanceNormalization" else "PLUGIN_V3")
         if kind not in kinds:
-            kind = _OLDER[kind]
+            kind = OLDER[kind]
         kept = [i for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input)]
         weights = [node.input[i] for i in kept if node.input[i] in self.constants]
         operands = [name for name in node.input if name and name not in weights]
@@ -306,6 +286,7 @@ class _Graph:
     def _quantization(self, node: Any) -> list[Any]:
         """Data, scale and a zero point of floats; what is stored must be of a type that TensorRT has."""
         if len(node.input) < 3 and not hasattr(self.module.ParserError, "node_name"):
+            # Source: builtin_op_importers.cpp:1206 of 8.5-GA, QuantDequantLinearHelper: of both operators.
             text = "This version of TensorRT requires 3 inputs for the DequantizeLinear operator."
             raise Refused(f'(inputs.size() == 3) && "{text}"')
         stored = node.input[0] if node.op_type == "DequantizeLinear" else node.output[0]
@@ -375,6 +356,7 @@ class _Graph:
         )
         known = self.module.DataType.__members__
         if spelled == "INT64" and spelled not in known:
+            # Source: onnx2trt_utils.cpp:376 of 8.5-GA.
             text = "Your ONNX model has been generated with INT64 weights, while TensorRT does not natively "
             say(self, "WARNING", text + "support INT64. Attempting to cast down to INT32.")
             return "INT32"

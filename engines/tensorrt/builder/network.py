@@ -22,14 +22,27 @@ _NODE_OF_LAYER = re.compile(r"\[ONNX Layer: (.*?)(?: \| .*)?\]", re.DOTALL)
 _NUMBERED = re.compile(r"(.+)_\d+")
 
 
-def parse(adapter: Adapter, network: Any, log: Log, path: Path, *, shown: str = "") -> Any:
+def parse(
+    adapter: Adapter, network: Any, log: Log, path: Path, *, shown: str = "", portable: bool = False
+) -> Any:
     """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
+
+    Args:
+        adapter: Which TensorRT.
+        network: The network to fill.
+        log: What TensorRT says.
+        path: The file.
+        shown: How messages name it.
+        portable: Whether the engine is version or hardware compatible, which the plugin that 8.6 makes of
+            InstanceNormalization is not (NvOnnxParser.h of 8.6-GA, kNATIVE_INSTANCENORM; trtexec sets it).
 
     Raises:
         UnsupportedOperator: If it refuses a node, with operator, opset and the PyTorch module it comes from.
         BuildError: If it gives no node.
     """
     parser = adapter.module.OnnxParser(network, log.logger)
+    if portable and hasattr(adapter.module, "OnnxParserFlag"):
+        parser.set_flag(adapter.module.OnnxParserFlag.NATIVE_INSTANCENORM)
     if parser.parse_from_file(str(path)):
         return parser
     errors = [parser.get_error(index) for index in range(parser.num_errors)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -59,6 +61,12 @@ def test_each_fault_has_a_name_of_its_own_and_a_sentence() -> None:
     for fault in KNOWN_FAULTS:
         assert str(fault).startswith(f"{fault.name}: {fault.operator} ")
         assert fault.issues[-1] in str(fault)
+
+
+def test_the_documentation_lists_them_all() -> None:
+    text = (Path(__file__).parents[3] / "docs/tensorrt.md").read_text()
+    listed = set(re.findall(r"^\| `([a-z0-9-]+)` \| ", text, re.MULTILINE))
+    assert {fault.name for fault in KNOWN_FAULTS} <= listed
 
 
 # What TensorRT-RTX's real parser makes of a node.
