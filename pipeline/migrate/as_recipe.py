@@ -57,8 +57,6 @@ def recipe_values(
         artifact["layers"] = layers
     if intent.gpus:
         artifact["gpus"] = intent.gpus
-    if intent.device is not None:
-        artifact["device"] = intent.device
     profiles = complete_profiles(intent, facts)
     if len(profiles) == 1:
         artifact |= _shapes(profiles[0])
@@ -132,6 +130,9 @@ def _build_options(
     if "plugins" in options:
         assert isinstance(options["plugins"], list)
         options["plugins"] = [places.spell(places.find(path)) for path in options["plugins"]]
+    if "device" in options and intent.gpus:
+        del options["device"]
+        intent.revise("artifact.tensorrt.device", "unneeded", "the engine is built ahead of time for `gpus`")
     if "gpu_fallback" in options and "dla_core" not in options:
         del options["gpu_fallback"]
         intent.revise("artifact.tensorrt.gpu_fallback", "unneeded", "without a DLA it changes nothing")
