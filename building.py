@@ -106,6 +106,7 @@ def request_for(
         tf32=spec.precision == "best",
         planned=lowered.planned,
         left_in_float=lowered.left_in_float,
+        worked_around=lowered.worked_around,
         sample=first_sample(model, spec) if engine(spec.target).takes == "onnx" else None,
         warnings=lowered.warnings,
         progress=progress,
@@ -151,7 +152,9 @@ def refit(
             "target": manifest.target,
             "precision": manifest.precision,
             **{name: told[name] for name in ("float_precision", *names) if told.get(name)},
-            "tensorrt": {name: told[name] for name in ("io_formats",) if told.get(name)},
+            "tensorrt": {
+                name: told[name] for name in ("io_formats", "typing", "ignore_faults") if told.get(name)
+            },
         },
     )
     with _lowered(model, spec, progress) as lowered:

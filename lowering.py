@@ -12,16 +12,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .artifact import Manifest, commit, read_manifest
+from .constraints import Constraints
 from .errors import ArtifactError, InvalidOption
 from .files import writing
+from .fitting import Fitted, Fitting
 from .progress import Progress, silent
+from .spec.words import CALIBRATED, WAY_OUT
 
 if TYPE_CHECKING:
     from .calibration import Ranges
@@ -47,6 +52,7 @@ class LoweredGraph:
         planned: Names of the layers that were to be quantized before the engine was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
         warnings: What the user should know.
+        worked_around: Known fault of the engine to the nodes that were rewritten because of it.
     """
 
     path: str
@@ -56,6 +62,7 @@ class LoweredGraph:
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         """Return what the graph does not say, for its manifest."""
@@ -79,7 +86,12 @@ def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
     """Whether the graph must have another precision than float32, so that it is made, and not the model."""
     if capabilities.takes != "onnx" or spec.calibrator:
         return False
-    return spec.precision == "best" or capabilities.in_graph.get(spec.precision, "fp32") != "fp32"
+    if spec.precision == "best":
+        return True
+    weak = spec.tensorrt.typing == "weak"
+    return (
+        spec.precision in capabilities.in_graph and capabilities.needed(spec.precision, weak=weak) != "fp32"
+    )
 
 
 def lower(
@@ -118,8 +130,9 @@ def lower(
     engine(spec.target).check(spec)
     if capabilities.takes != "onnx":
         return LoweredGraph(str(model), spec.one_precision, spec.float_precision)
-    with writing(output) as path:
-        return _Lowering(Path(model), spec, chosen, capabilities, path, progress).run(output, keep=keep)
+    with writing(output) as path, _in_standard_forms(Path(model)) as standard:
+        lowering = _Lowering(standard, spec, chosen, capabilities, path, progress)
+        return lowering.run(output, Path(model), keep=keep)
 
 
 def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
@@ -127,9 +140,30 @@ def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
     from .data.batches import Data
     from .model.weightless import read_weightless
 
-    if spec.data is None or spec.calibrator:
+    if spec.data is None:
         return None
     return next(iter(Data(spec.data, read_weightless(Path(model)).io.inputs))).feeds
+
+
+@contextmanager
+def _in_standard_forms(model: Path) -> Iterator[Path]:
+    """A model with Q/DQ of ONNX in place of those of TensorRT, which ModelOpt writes; itself without them."""
+    from .compiler.opset.trt_operators import find_trt_operators, in_standard_forms
+    from .model.onnx_file import load_onnx, save_onnx
+    from .model.weightless import read_weightless
+
+    if not find_trt_operators(read_weightless(model).model):
+        yield model
+        return
+    loaded = load_onnx(model)
+    standard = in_standard_forms(loaded)
+    if standard is loaded:
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="qcompile-standard-") as folder:
+        path = Path(folder) / model.name
+        save_onnx(standard, path)
+        yield path
 
 
 def _decided(
@@ -156,6 +190,7 @@ def _decided(
     if spec.precision not in capabilities.in_graph:
         raise InvalidOption(
             f"`precision` {spec.precision}: target {spec.target} has {', '.join(capabilities.in_graph)}",
+            hint=WAY_OUT.get(spec.precision, ""),
             option="precision",
         )
     return spec
@@ -182,11 +217,15 @@ class _Lowering:
     ) -> None:
         self.model, self.spec, self.ranges, self.capabilities = model, spec, ranges, capabilities
         self.path, self.progress = path, progress
-        self.needed = "fp32" if spec.calibrator else capabilities.in_graph[spec.precision]
-        self.static = self.needed in ("int8", "fp8") and spec.mode == "static"
+        weak = spec.tensorrt.typing == "weak"
+        self.needed = "fp32" if spec.calibrator else capabilities.needed(spec.precision, weak=weak)
+        self.static = self.needed in CALIBRATED and spec.mode == "static"
         self.manifest: Manifest | None = None
+        self.fitting = Fitting(model, spec, capabilities, self.needed, path, progress)
+        self.fitted = Fitted(model)
 
-    def run(self, output: Path, *, keep: bool) -> LoweredGraph:
+    def run(self, output: Path, source: Path, *, keep: bool) -> LoweredGraph:
+        """Make the graph; `source` is the user's file, from which the model may have been rewritten."""
         planned: Sequence[str] = ()
         left: Mapping[str, str] = {}
         if not self._must_be_typed():
@@ -199,18 +238,22 @@ class _Lowering:
             graph, planned, left = self._quantized_as_told()
         else:
             graph = self._typed(data=self.spec.data)
-        if keep and graph != self.path:
+        constraints = Constraints(self.model, self.spec, self.capabilities, self.needed, self.ranges)
+        layers, graph = constraints.of(graph, self.path)
+        if (keep or graph != source) and graph != self.path:
             from .model.onnx_file import load_onnx, save_onnx
 
             save_onnx(load_onnx(graph), self.path)
             graph = self.path
         warnings = [*self.manifest.warnings, *self._unlearnt()] if self.manifest else []
+        warnings += self.fitted.warnings
         lowered = LoweredGraph(
             str(output if graph == self.path else graph),
-            self.spec.one_precision, self.spec.float_precision, self._constraints(), planned, left, warnings,
+            self.spec.one_precision, self.spec.float_precision, layers, planned, left, warnings,
+            self.fitted.worked_around,
         )  # fmt: skip
         if graph == self.path:
-            self._record(lowered)
+            self._record(lowered, source)
         return lowered
 
     def _must_be_typed(self) -> bool:
@@ -310,68 +353,9 @@ class _Lowering:
         return graph, planned, left
 
     def _fitted(self, graph: Path) -> Path:
-        """Give inputs and outputs their types, and the file operators and an opset that the engine reads."""
-        from .model.onnx_file import load_onnx, opset, save_onnx
-
-        formats, highest = self.spec.tensorrt.tensor_formats, self.capabilities.highest_opset
-        types = {name: dtype for name, (dtype, _) in formats.items() if dtype}
-        if types:
-            from .compiler.io_types import set_io_types
-
-            save_onnx(set_io_types(load_onnx(graph), types), self.path)
-            graph = self.path
-        graph = self._without_lacking(graph)
-        if highest is not None and opset(load_onnx(graph, external_data=False)) > highest:
-            from .compiler.opset.fit import fit_opset
-
-            fit_opset(graph, self.path, highest, progress=self.progress)
-            graph = self.path
-        return graph
-
-    def _without_lacking(self, graph: Path) -> Path:
-        """Write operators that the engine lacks in others, where they can be."""
-        from .compiler.opset.dft import dft_to_products
-        from .compiler.opset.folds import folds_to_transposes
-        from .compiler.opset.plain_forms import einsums_in_lower_case, eyes_to_ranges
-        from .compiler.opset.scatter_adds import scatter_adds_to_products
-        from .model.onnx_file import load_onnx, save_onnx
-        from .model.weightless import read_weightless
-
-        rewrites = {
-            "Col2Im": folds_to_transposes, "DFT": dft_to_products, "Einsum": einsums_in_lower_case,
-            "EyeLike": eyes_to_ranges, "ScatterND": scatter_adds_to_products,
-        }  # fmt: skip
-        held = {node.op_type for node in read_weightless(graph).model.graph.node} & {*self.capabilities.lacks}
-        if not held:
-            return graph
-        model = load_onnx(graph)
-        if not [name for operator in sorted(held) for name in rewrites[operator](model)]:
-            return graph
-        save_onnx(model, self.path)
-        return self.path
-
-    def _constraints(self) -> dict[str, str]:
-        """Node to precision, where the engine chooses types; where the graph has them, it has these too."""
-        from .compiler.quantize.match_nodes import match_nodes
-        from .model.weightless import read_weightless
-
-        spec = self.spec
-        if spec.precision in _FLOATS or self.needed == spec.precision:
-            return {}
-        if not (spec.layers or spec.exclude or spec.only):
-            return {}
-        if not self.capabilities.keeps_layers:
-            raise InvalidOption(
-                f"{spec.precision} for {spec.target}: it chooses the types of all layers by itself",
-                hint="leave `layers` and `exclude` out, or choose another precision or target",
-            )
-        graph = read_weightless(self.model).model.graph
-        above = dict.fromkeys(match_nodes(graph, spec.exclude, only=spec.only), "fp32")
-        return above | {
-            name: kind
-            for pattern, kind in spec.layer_precisions.items()
-            for name in match_nodes(graph, [pattern])
-        }
+        """Fit the graph to what reads it, and note what was worked around."""
+        self.fitted = self.fitting.fit(graph)
+        return self.fitted.path
 
     def _unlearnt(self) -> list[str]:
         """What static INT8 lacks without data."""
@@ -380,7 +364,7 @@ class _Lowering:
         lost = "biases were not corrected, and " if self.spec.correct_bias else ""
         return [f"no data was given: {lost}what INT8 loses was judged on random input"]
 
-    def _record(self, lowered: LoweredGraph) -> None:
+    def _record(self, lowered: LoweredGraph, source: Path) -> None:
         """Write the manifest of the graph: that of its quantization, and what the graph does not say."""
         from .model.onnx_file import load_onnx, model_io
         from .model.weightless import fingerprint
@@ -390,7 +374,7 @@ class _Lowering:
             stage="lower",
             target=self.spec.target,
             precision=self.needed,
-            sources={"model": fingerprint(self.model)},
+            sources={"model": fingerprint(source)},
         )
         io = model_io(load_onnx(self.path, external_data=False))
         options = {**manifest.options, _RECORD: lowered.as_json()}

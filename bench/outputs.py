@@ -122,8 +122,10 @@ def describe(
 def _why_not(runtime: str, pythons: Interpreters | None) -> str:
     if pythons and pythons.python(runtime):
         return pythons.why_not_run(runtime)
-    # Of the others, the worker itself says best why it cannot load.
-    return engine(runtime).why_not_run() if runtime.startswith("tensorrt") else ""
+    if not runtime.startswith("tensorrt"):
+        return ""  # of the others, the worker itself says best why it cannot load
+    reason = engine(runtime).why_not_run()
+    return f"{reason}; {engine(runtime).fix()}" if reason else ""
 
 
 def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ()) -> ModelIO:

@@ -47,7 +47,6 @@ from qcompile.model.output_error import output_error
 from qcompile.model.weightless import read_weightless
 
 HERE = Path(__file__).resolve().parent
-sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != HERE]  # numba imports coverage
 GPUS = ("sm80", "sm86", "sm89", "sm120")
 LAYERS = ("CONVOLUTION", "MATRIX_MULTIPLY", "ELEMENTWISE", "QUANTIZE", "DEQUANTIZE")
 CALIBRATED_ON, JUDGED_ON = 16, 16
@@ -118,7 +117,7 @@ class Case:
     """A model: what makes it, its input, samples for calibration and evaluation, whether it is trained."""
 
     source: str
-    inputs: str = "image:[batch,3,224,224]"
+    inputs: tuple[str, ...] = ("image:[batch,3,224,224]",)
     calibration: str = f"{HERE}/accuracy_methods.py:images"
     evaluation: str = f"{HERE}/accuracy_methods.py:images"
     trained: bool = False
@@ -126,7 +125,7 @@ class Case:
 
 def _digits(source: str) -> Case:
     data = f"{DIGITS}/data.py"
-    return Case(source, "image:[batch,3,32,32]", f"{data}:calibration", f"{data}:evaluation", trained=True)
+    return Case(source, ("image:[batch,3,32,32]",), f"{data}:calibration", f"{data}:evaluation", trained=True)
 
 
 CASES = {
@@ -165,8 +164,11 @@ def _product_too(model: onnx.ModelProto, placement: Placement) -> Placement:
 
 
 def _of_product(name: str, made_by: dict[str, onnx.NodeProto], constants: set[str]) -> bool:
+    """Whether a product makes a tensor, through its bias and another shape."""
     node = made_by.get(name)
-    if node is not None and node.op_type == "Add" and set(node.input) & constants:
+    while node is not None and (
+        node.op_type == "Reshape" or (node.op_type == "Add" and set(node.input) & constants)
+    ):
         node = next((made_by[operand] for operand in node.input if operand in made_by), None)
     return node is not None and node.op_type in ("MatMul", "Gemm")
 
@@ -197,6 +199,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="; ".join(CASES))
     parser.add_argument("--no-engines", action="store_true", help="accuracy alone")
     options = parser.parse_args()
+    sys.path.remove(str(HERE))  # its coverage.py is not the one that numba imports
     KEPT.mkdir(parents=True, exist_ok=True)
     engines = [] if options.no_engines else [f"engine, MB: {gpu}" for gpu in GPUS]
     head = ["model", "placement", "dB", "top-1", *map(str.lower, LAYERS), *engines, "generated programs"]
@@ -208,13 +211,13 @@ def main() -> None:
 
 def measured(name: str, case: Case, *, engines: bool) -> Iterator[list[str]]:
     """Yield a row for each placement of a model that differs from those before it."""
-    model = _exported(name, case)
-    expected, labels = _outputs(case, model)
+    model = exported(name, case)
+    expected, labels = outputs(case, model)
     seen: list[bytes] = []
     with tempfile.TemporaryDirectory() as folder:
         ranges = Path(folder) / "ranges"
-        data = _data(case, case.calibration, model, stop=CALIBRATED_ON)
-        qcompile.calibrate(model, data, ranges, targets=["tensorrt"])
+        samples = data(case, case.calibration, model, stop=CALIBRATED_ON)
+        qcompile.calibrate(model, samples, ranges, targets=["tensorrt"])
         for placement, change in PLACEMENTS.items():
             with placed(change):
                 graphs = [
@@ -227,7 +230,7 @@ def measured(name: str, case: Case, *, engines: bool) -> Iterator[list[str]]:
             if graphs[0].read_bytes() in seen:
                 continue
             seen.append(graphs[0].read_bytes())
-            found, _ = _outputs(case, graphs[0])
+            found, _ = outputs(case, graphs[0])
             right = expected.argmax(-1) if labels is None else labels
             decibels = output_error(expected, found).snr_db
             accuracy = f"{(found.argmax(-1) == right).mean():.1%}"
@@ -237,18 +240,30 @@ def measured(name: str, case: Case, *, engines: bool) -> Iterator[list[str]]:
 def _built(graph: Path, case: Case, *, engines: bool) -> list[str]:
     """Cells: layers of the parsed network, sizes of engines in MB, programs in the engine for sm86."""
     counts, sizes, programs = parsed_layers(graph), [], ""
-    name, shape = case.inputs.split(":", 1)
-    extents = [int(extent) for extent in shape.strip("[]").split(",")[1:]]
-    shapes = {f"{k}_shapes": {name: (n, *extents)} for k, n in (("min", 1), ("opt", 8), ("max", 32))}
     for gpu in GPUS if engines else ():
         artifact = qcompile.build(
-            graph, graph.with_suffix(".engine"), target="tensorrt-rtx", precision="int8", gpus=[gpu], **shapes
+            graph,
+            graph.with_suffix(".engine"),
+            target="tensorrt-rtx",
+            precision="int8",
+            gpus=[gpu],
+            **shapes(case),
         )  # type: ignore[arg-type]
         sizes.append(f"{artifact.path.stat().st_size / 1e6:.2f}")
         if gpu == "sm86":
             programs = str(len(re.findall(rb"[\t\n\r\x20-\x7e]{60000,}", artifact.path.read_bytes())))
         artifact.path.unlink()
     return [*(str(counts[kind]) for kind in LAYERS), *sizes, programs]
+
+
+def shapes(case: Case) -> dict[str, Any]:
+    """Least, usual and largest batch of a model's inputs, as `build` takes them."""
+    extents = {}
+    for spelled in case.inputs:
+        name, shape, *_ = spelled.split(":")
+        extents[name] = [int(extent) for extent in shape.strip("[]").split(",")[1:]]
+    batches = (("min", 1), ("opt", 8), ("max", 32))
+    return {f"{kind}_shapes": {name: (n, *rest) for name, rest in extents.items()} for kind, n in batches}
 
 
 def parsed_layers(graph: Path) -> Counter[str]:
@@ -264,27 +279,27 @@ def parsed_layers(graph: Path) -> Counter[str]:
     return Counter(network.get_layer(n).type.name for n in range(network.num_layers))
 
 
-def _exported(name: str, case: Case) -> Path:
+def exported(name: str, case: Case) -> Path:
     raw, path = KEPT / "residuals.raw.onnx", KEPT / f"residuals-{re.sub('[^A-Za-z0-9]+', '-', name)}.onnx"
     if not path.exists():
-        qcompile.export(case.source, raw, inputs=[case.inputs])
+        qcompile.export(case.source, raw, inputs=case.inputs)
         qcompile.simplify(raw, path)
     return path
 
 
-def _data(case: Case, source: str, model: Path, *, stop: int) -> Data:
+def data(case: Case, source: str, model: Path, *, stop: int) -> Data:
     """Samples; of generated ones the first calibrate, and the next are judged on."""
     limit = None if case.trained else stop
     return Data(source, read_weightless(model).io.inputs, batch_size=None if case.trained else 1, limit=limit)
 
 
-def _outputs(case: Case, model: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+def outputs(case: Case, model: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
     """The first output for all samples of the evaluation, and their labels."""
     found, labels = [], []
-    data = _data(case, case.evaluation, model, stop=CALIBRATED_ON + JUDGED_ON)
+    samples = data(case, case.evaluation, model, stop=CALIBRATED_ON + JUDGED_ON)
     graph = load_onnx(model)
     with qcompile.load(model) as runner:
-        for number, batch in enumerate(data):
+        for number, batch in enumerate(samples):
             if case.trained or number >= CALIBRATED_ON:
                 found.append(runner.infer(batch.feeds)[graph.graph.output[0].name])
                 labels.append(batch.labels)

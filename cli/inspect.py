@@ -91,6 +91,9 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
         if kinds:
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
             session.say(f"  {precision} {label}: {counts}")
+    for word in ("evidence", "inspector"):
+        if proof.get(word):
+            session.say(f"  {word}: {proof[word]}")
     left = proof.get("left_in_float", {})
     for name, reason in list(left.items())[:_LEFT_SHOWN]:
         session.say(f"  left in float: {name} ({reason})")

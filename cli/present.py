@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 from ..artifact import Artifact
 from .session import Session
-from .tables import bytes_text, curve_table, noise_lines, reasons, results_table
+from .tables import bytes_text, curve_table, gpu_table, noise_lines, reasons, results_table
 
 if TYPE_CHECKING:
     from ..bench.results.results import Results
@@ -35,8 +35,8 @@ def present_results(session: Session, results: Results) -> None:
 
     if not session.quiet:
         session.table(results_table(results, width=session.width))
-        for curve in get_args(Curve):
-            table = curve_table(results, curve)
+        curves = [curve_table(results, curve) for curve in get_args(Curve)]
+        for table in (gpu_table(results), *curves):
             if table is not None:
                 session.table(table)
     for line in reasons(results):

@@ -124,6 +124,23 @@ def curve_table(results: Results, curve: Curve) -> Table | None:
     return table
 
 
+def gpu_table(results: Results) -> Table | None:
+    """Return the times by the GPU's clock; None where there are none.
+
+    The ratio is of medians of 50 calls, without an interval: the verdict is that of the latencies.
+    """
+    rows = [(row.name, row.gpu_latency) for row in results.rows if row.gpu_latency is not None]
+    if not rows:
+        return None
+    base = results.row(results.baseline).gpu_latency
+    table = make_table("by the GPU's clock", "artifact", "compute ms", "ratio", "+ copies ms", "enqueue ms")
+    for name, latency in rows:
+        ratio = times(base.compute_ms / latency.compute_ms) if base and latency.compute_ms else DASH
+        cells = map(figure, (latency.with_transfers_ms, latency.enqueue_ms))
+        add_row(table, name, figure(latency.compute_ms), ratio, *cells)
+    return table
+
+
 def regression_table(regression: Regression) -> Table:
     """Return the table of two runs, one row per artifact; without verdicts across machines."""
     from ..bench.statistics.speedup import CONFIDENCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
 from ..spec.words import Precision
 from ..tensors import Feeds, ModelIO
+from .faults import KnownFault
 
 Place = Literal["cpu", "cuda"]
 
@@ -39,6 +40,7 @@ class BuildRequest:
         tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
         planned: Names of the layers that were to be quantized before the runtime was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
+        worked_around: Known fault of the runtime to the nodes that were rewritten because of it.
         sample: Real input to check the artifact on; random input otherwise.
         warnings: What was found while the graph was made, for the manifest.
         debug_tensors: Tensors that an engine of TensorRT can show while it runs; None for all that are not
@@ -54,6 +56,7 @@ class BuildRequest:
     tf32: bool = False
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
+    worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sample: Feeds | None = None
     warnings: Sequence[str] = ()
     debug_tensors: Sequence[str] | None = ()
@@ -278,6 +281,22 @@ class Engine(ABC):
             InvalidOption: Naming the version.
             IntentNotReached: Naming the processor, where the precision would be emulated.
         """
+
+    def reader(self) -> str:
+        """Return what reads ONNX files, for messages: the runtime, with its version where that decides."""
+        return self.name
+
+    def operators(self) -> Collection[str] | None:
+        """Return the operators that it reads; None where it reads all of ONNX, or that is not known."""
+        return None
+
+    def known_faults(self) -> Sequence[KnownFault]:
+        """Return what it is known to compute wrongly here."""
+        return ()
+
+    def graph_precision_if_weak(self, precision: Precision) -> Precision | None:
+        """Return `graph_precision` for weak types; None where it does not have them beside strong ones."""
+        return None
 
     def highest_opset(self) -> int | None:
         """Return the newest opset of ONNX files that it reads; None where it takes any we write."""

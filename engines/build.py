@@ -106,6 +106,7 @@ def _manifest(request: BuildRequest, outcome: BuildOutcome, weighed: Weighed) ->
             **outcome.proof,
             **weighed.proof,
             "left_in_float": dict(request.left_in_float),
+            **({"worked_around": dict(request.worked_around)} if request.worked_around else {}),
             "planned_in_precision": outcome.planned,
             "reached_in_precision": outcome.reached,
         },

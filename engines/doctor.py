@@ -112,14 +112,21 @@ def find_problems(installed: set[str], version_of: Callable[[str], str]) -> list
                 "pip uninstall -y onnx-simplifier && pip install --force-reinstall onnxsim",
             )
         )
-    if "numpy" in installed and version_of("numpy").startswith("1."):
-        problems.append(
-            Problem(
-                f"numpy {version_of('numpy')} is installed; qcompile is tested with numpy 2",
-                "pip install 'numpy>=2'",
-            )
-        )
-    return problems
+    return problems + _numpy_problems(installed, version_of)
+
+
+def _numpy_problems(installed: set[str], version_of: Callable[[str], str]) -> list[Problem]:
+    """TensorRT 8 is built with a pybind11 before 2.12, which first knew numpy 2; all else wants numpy 2."""
+    if "numpy" not in installed:
+        return []
+    numpy, tensorrt = version_of("numpy"), version_of("tensorrt") if "tensorrt" in installed else ""
+    if tensorrt.startswith("8.") and not numpy.startswith("1."):
+        found = f"tensorrt {tensorrt} and numpy {numpy} are installed: TensorRT 8 is built for numpy 1"
+        return [Problem(found, "pip install 'numpy<2'")]
+    if numpy.startswith("1.") and not tensorrt.startswith("8."):
+        found = f"numpy {numpy} is installed; qcompile is tested with numpy 2"
+        return [Problem(found, "pip install 'numpy>=2'")]
+    return []
 
 
 def _state(name: str) -> TargetState:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .block_formats import block_formats
 from .onnx_file import dtype_name, tensor_bytes
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ _INTEGER = frozenset(
 )
 _RECURRENT = frozenset(["LSTM", "GRU", "RNN"])
 _FUSED = _RECURRENT | {"FusedConv", "FusedGemm", "FusedMatMul", "GemmFloat8", "Attention"}
+_DEQUANTIZERS = {
+    "DequantizeLinear": "",
+    "TRT_FP8DequantizeLinear": "float8_e4m3fn",
+    "TRT_INT4DequantizeLinear": "int4",
+}
+"""Operators that dequantize, to the type that they read where their name says it (TensorRT's own)."""
 _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -188,6 +195,8 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     "fp8": both operands come from DequantizeLinear of float8; the key is there only where there are such.
     "int4", or "int8" for MatMulNBits of 8 bits: weights alone are stored so, and multiplied as floats; the
     key is there only where there are such nodes.
+    "nvfp4", "mxfp8": both operands come from blocks of these formats, with or without a Cast and a Transpose
+    behind them; the keys are there only where there are such.
     "fp16", "bf16" and "fp32": by the type of an operand. A recurrent layer has no integer form but its own
     integer operator: behind DequantizeLinear it computes in float.
 
@@ -208,9 +217,14 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
             by_precision.setdefault("int8" if bits == 8 else "int4", []).append(node)
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
             operands = [made_by.get(name) for name in node.input[:2]]
-            dequantized = all(m is not None and m.op_type == "DequantizeLinear" for m in operands)
-            if dequantized and not as_executed and node.op_type not in _RECURRENT:
-                stored = {types.get(m.input[0], "") for m in operands if m is not None}
+            dequantized = all(m is not None and m.op_type in _DEQUANTIZERS for m in operands)
+            blocks = block_formats([*node.input[:2]], made_by, types)
+            if len(blocks) == 1 and blocks != {""}:
+                by_precision.setdefault(blocks.pop(), []).append(node)
+            elif dequantized and not as_executed and node.op_type not in _RECURRENT:
+                stored = {
+                    _DEQUANTIZERS[m.op_type] or types.get(m.input[0], "") for m in operands if m is not None
+                }
                 by_precision.setdefault("fp8" if stored == {"float8_e4m3fn"} else "int8", []).append(node)
             else:
                 halves = [_HALVES[types[name]] for name in node.input[:2] if types.get(name) in _HALVES]
@@ -225,9 +239,9 @@ def _reads_int4(
     maker = made_by.get(node.input[1]) if node.op_type in WEIGHTED else None
     while maker is not None and maker.op_type in ("Reshape", "Transpose"):
         maker = made_by.get(maker.input[0])
-    if maker is None or maker.op_type != "DequantizeLinear":
+    if maker is None or maker.op_type not in _DEQUANTIZERS:
         return False
-    return types.get(maker.input[0], "") in ("int4", "uint4")
+    return (_DEQUANTIZERS[maker.op_type] or types.get(maker.input[0], "")) in ("int4", "uint4")
 
 
 def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, dict[str, int]]:
@@ -246,7 +260,10 @@ def holds_half(model: onnx.ModelProto) -> bool:
 
 
 def graph_precision(model: onnx.ModelProto) -> str:
-    """Return the first of "int8", "fp8", "int4", "fp16", "bf16" that any weighted node is in, else "fp32"."""
+    """Return the first of these precisions that any weighted node is in, else "fp32".
+
+    They are "int8", "fp8", "nvfp4", "mxfp8", "int4", "fp16" and "bf16".
+    """
     nodes = weighted_nodes(model)
-    ordered = ("int8", "fp8", "int4", "fp16", "bf16")
+    ordered = ("int8", "fp8", "nvfp4", "mxfp8", "int4", "fp16", "bf16")
     return next((precision for precision in ordered if nodes.get(precision)), "fp32")

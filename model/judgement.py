@@ -7,7 +7,7 @@ What counts as equal depends on the precision:
 | fp32       | each element within 1e-3 relative, or 1e-4 of the output's largest magnitude          |
 | tf32, fp16 | each element within 1e-2 relative, or 1e-2 of the output's largest magnitude          |
 | bf16       | each element within 5e-2 relative, or 5e-2 of the output's largest magnitude          |
-| int8, ...  | by what the output is, see below; FP8 and INT4 as INT8                                |
+| int8, ...  | by what the output is, see below; FP8, INT4, NVFP4 and MXFP8 as INT8                  |
 
 INT8 has steps of a 256th of the range: no element-wise tolerance says whether it is good.
 
@@ -37,7 +37,7 @@ from .output_error import ErrorSums, output_error
 
 RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
-BY_SIGNAL = ("fp8", "int8", "int4")
+BY_SIGNAL = ("fp8", "int8", "int4", "nvfp4", "mxfp8")
 
 Rule = Literal["classes", "embedding", "signal"]
 RULES: tuple[Rule, ...] = ("classes", "embedding", "signal")

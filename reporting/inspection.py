@@ -10,6 +10,9 @@ from ..artifact import digest_artifact, read_manifest, size_bytes
 from ..errors import InvalidOption
 from ..files import require_file
 
+_QUANTIZED = ("int8", "fp8", "nvfp4", "mxfp8")
+"""Precisions in which both operands are quantized."""
+
 
 def inspect(path: str | Path, *, nodes: bool = False) -> dict[str, Any]:
     """Return what is known of a file, ready for JSON.
@@ -67,6 +70,7 @@ def _onnx(path: Path, *, nodes: bool) -> dict[str, Any]:
     model = load_onnx(path)
     by_precision = count_weighted(model)
     total = sum(sum(kinds.values()) for kinds in by_precision.values())
+    quantized = sum(sum(by_precision.get(kind, {}).values()) for kind in _QUANTIZED)
     facts: dict[str, Any] = {
         "opset": opset(model),
         "ir_version": model.ir_version,
@@ -75,9 +79,7 @@ def _onnx(path: Path, *, nodes: bool) -> dict[str, Any]:
         "operators": count_operators(model),
         "precision": graph_precision(model),
         "weighted_by_precision": by_precision,
-        "quantized_share": sum(sum(by_precision.get(kind, {}).values()) for kind in ("int8", "fp8")) / total
-        if total
-        else 0.0,
+        "quantized_share": quantized / total if total else 0.0,
     }
     if nodes:
         names = {node.name: kind for kind, of_kind in weighted_nodes(model).items() for node in of_kind}

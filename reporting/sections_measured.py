@@ -78,7 +78,14 @@ def latency_section(source: Source) -> Section:
         "Thick bar: the middle half of the calls. Ring: the median."
     )
     drawn = Drawn(chart, "Latency of every timed call", note)
-    return Section("latency", "Latency distributions", charts=[drawn], precisions=True)
+    by_gpu = [
+        [Cell(s.label, subject=s), *(Cell(figure(value)) for value in vars(s.row.gpu_latency).values())]
+        for s in source.measured
+        if s.row.gpu_latency is not None
+    ]
+    columns = ("artifact", "compute, ms", "with copies, ms", "host's enqueue, ms")
+    tables = [Table("By the GPU's clock, medians.", columns, by_gpu)] if by_gpu else []
+    return Section("latency", "Latency distributions", charts=[drawn], tables=tables, precisions=True)
 
 
 def tradeoff_section(source: Source) -> Section:

@@ -23,6 +23,8 @@ LAYERS_KIND = "qcompile.layers"
 LAYERS_VERSION = 1
 LONGEST_NAME = 48
 
+_LOW = ("fp8", "float8", "mxfp8", "int4", "uint4", "fp4", "float4", "nvfp4")
+
 Family = Literal["float", "half", "int8", "low", "mixed"]
 FAMILIES: dict[Family, str] = {
     "float": "FP32",
@@ -168,7 +170,7 @@ def family_of(precision: str) -> Family:
         return "half"
     if name in ("int8", "uint8"):
         return "int8"
-    return "low" if name.startswith(("fp8", "float8", "int4", "uint4", "fp4", "float4")) else "mixed"
+    return "low" if name.startswith(_LOW) else "mixed"
 
 
 def _layers(path: Path) -> Layers:

@@ -15,6 +15,7 @@ from .decode import Checked, Refused, changed, read_shapes
 from .option import COMMA, SHAPES, argument, fields_of, option
 from .tensorrt import TensorRTOptions
 from .words import (
+    CALIBRATED,
     METHOD,
     METHOD_PATTERN,
     TENSORRT_TARGETS,
@@ -240,7 +241,7 @@ class ArtifactSection(ArtifactOptions):
     @property
     def needs_ranges(self) -> bool:
         """Whether its activations need calibrated ranges."""
-        static = self.precision in ("int8", "fp8", "best") and self.mode == "static"
+        static = self.precision in (*CALIBRATED, "best") and self.mode == "static"
         return static and not self.calibrates_itself
 
 
@@ -251,10 +252,13 @@ class QuantizeSpec(QuantizeOptions):
     target: Annotated[GraphTarget, option("Runtime that the Q/DQ nodes are placed for.")] = "onnxruntime"
     precision: Annotated[
         GraphPrecision,
-        option("Precision of the graph to write; fp8 is E4M3, for TensorRT from compute capability 8.9."),
+        option(
+            "Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89, nvfp4 and mxfp8 on "
+            "GPUs from sm100."
+        ),
     ] = "int8"
     ranges: Annotated[
-        Path | None, option("Ranges file for static INT8 and FP8.", metavar="FILE", place=True)
+        Path | None, option("Ranges file for static INT8, FP8 and NVFP4.", metavar="FILE", place=True)
     ] = None
     weight_type: Annotated[WeightType, option("Type of the weights in mode dynamic.")] = "int8"
     balance: Annotated[
@@ -276,7 +280,7 @@ class QuantizeSpec(QuantizeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeCommand(QuantizeSpec):
-    """Quantize an ONNX MODEL to INT8, FP8 or INT4 for a target, or convert it to FP16 or BF16."""
+    """Quantize an ONNX MODEL to INT8, FP8, NVFP4, MXFP8 or INT4 for a target, or convert to FP16 or BF16."""
 
     model: Annotated[Path, argument("ONNX file.")]
     output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]

@@ -41,7 +41,7 @@ class BuildKeywords(TypedDict, total=False):
     """Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."""
     quant_format: Literal["", "nbits", "qdq"]
     """Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."""
-    precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "best"]
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8", "best"]
     """Precision that the layers must reach, or the build fails."""
     gpus: Sequence[str]
     """Compute capability to build for, such as sm86; default: this machine's GPU."""
@@ -106,8 +106,9 @@ class QuantizeKeywords(TypedDict, total=False):
     """Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."""
     target: Literal["onnxruntime", "openvino", "tensorrt"]
     """Runtime that the Q/DQ nodes are placed for."""
-    precision: Literal["int8", "fp8", "int4", "fp16", "bf16"]
-    """Precision of the graph to write; fp8 is E4M3, for TensorRT from compute capability 8.9."""
+    precision: Literal["int8", "fp8", "int4", "nvfp4", "mxfp8", "fp16", "bf16"]
+    """Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89, nvfp4 and mxfp8 on GPUs
+    from sm100."""
     weight_type: Literal["int8", "uint8"]
     """Type of the weights in mode dynamic."""
     balance: bool

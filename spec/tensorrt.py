@@ -103,6 +103,30 @@ class TensorRTOptions(Checked):
         option("Largest number of auxiliary streams; -1 means TensorRT's default.", ge=-1),
     ] = -1
 
+    typing: Annotated[
+        Literal["", "strong", "weak"],
+        option(
+            "Who chooses the types of layers: the graph (strong), or TensorRT by what flags permit (weak, "
+            "TensorRT 8 and 10); strong wherever it can be by default."
+        ),
+    ] = ""
+    precision_constraints: Annotated[
+        Literal["", "obey", "prefer"],
+        option(
+            "What named layers of a weakly typed network demand: obey fails where there is no such kernel, "
+            "prefer takes another; obey by default."
+        ),
+    ] = ""
+    ignore_faults: Annotated[
+        tuple[str, ...],
+        option(
+            "Known fault of TensorRT that is not worked around, such as cumsum-axes; all for every one.",
+            flag="--ignore-fault",
+            metavar="NAME",
+            split=COMMA,
+        ),
+    ] = ()
+
     def check(self) -> None:
         """Read every value, and refuse options that contradict each other."""
         _ = self.workspace_bytes, self.pool_bytes, self.tensor_formats  # each refuses what it cannot read
@@ -110,6 +134,8 @@ class TensorRTOptions(Checked):
             raise Refused("exclude_lean_runtime", "belongs to `version_compatible`, which is not given")
         if self.gpu_fallback and self.dla_core < 0:
             raise Refused("gpu_fallback", "belongs to `dla_core`, which is not given")
+        if self.precision_constraints and self.typing == "strong":
+            raise Refused("precision_constraints", "is for `typing` weak; strong was given")
         if "none" in self.tactic_sources and len(self.tactic_sources) > 1:
             raise Refused("tactic_sources", "none excludes the others that are given")
 
@@ -139,7 +165,7 @@ class TensorRTOptions(Checked):
         formats = {}
         for text in self.io_formats:
             name, equals, rest = text.rpartition("=")
-            match = re.fullmatch(r"([a-z]+\d*)?(?::([a-z]+\d*))?", rest)
+            match = re.fullmatch(r"([a-z]+\d*)?(?::([a-z_]+\d*))?", rest)
             if not (name and equals and rest and match):
                 hint = "for instance x=float16:chw32, or y=float16"
                 raise Refused("io_formats", "NAME=[DTYPE][:FORMAT] is required", value=text, hint=hint)

@@ -7,14 +7,25 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8"]
 """What an artifact computes in."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 BuildPrecision = Literal[Precision, "best"]
 
-GraphPrecision = Literal["int8", "fp8", "int4", "fp16", "bf16"]
+GraphPrecision = Literal["int8", "fp8", "int4", "nvfp4", "mxfp8", "fp16", "bf16"]
 """What a float graph is quantized or converted to."""
+
+BlockFormat = Literal["nvfp4", "mxfp8"]
+"""Formats whose blocks of values share a scale; those of activations are computed at run time."""
+BLOCK_FORMATS: tuple[BlockFormat, ...] = get_args(BlockFormat)
+
+_FOR_TENSORRT = "only TensorRT multiplies it, from {} on: choose `target` tensorrt-rtx, or `precision` int8"
+WAY_OUT = {"fp8": _FOR_TENSORRT.format("sm89")} | dict.fromkeys(BLOCK_FORMATS, _FOR_TENSORRT.format("sm100"))
+"""What to ask for where a target has not the precision."""
+
+CALIBRATED = ("int8", "fp8", "nvfp4")
+"""Precisions that need the ranges of activations in mode static."""
 
 HalfPrecision = Literal["fp16", "bf16"]
 HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}

@@ -49,9 +49,9 @@ def residual(*, opset: int = 17, batch: int | str = "batch") -> onnx.ModelProto:
     """Two convolutions with a residual add, pooling and a Gemm: x [batch,4,8,8] to y [batch,3]."""
     c = CHANNELS
     nodes = [
-        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1], kernel_shape=[3, 3]),
         helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
-        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", pads=[1, 1, 1, 1], kernel_shape=[3, 3]),
         helper.make_node("Add", ["c2", "r1"], ["a"], "add"),
         helper.make_node("Relu", ["a"], ["r2"], "relu2"),
         helper.make_node("GlobalAveragePool", ["r2"], ["p"], "pool"),

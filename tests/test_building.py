@@ -135,7 +135,7 @@ def test_fp16_that_the_runtime_does_not_compute_is_not_reached_unless_a_fallback
 def test_an_unknown_precision_is_refused_with_the_known_ones(
     precision: str, model: Path, tmp_path: Path
 ) -> None:
-    known = "one of fp32, tf32, fp16, bf16, int8, fp8, int4, best is required"
+    known = "one of fp32, tf32, fp16, bf16, int8, fp8, int4, nvfp4, mxfp8, best is required"
     with pytest.raises(InvalidOption, match=known):
         build(model, tmp_path / "m.onnx", target="onnxruntime", precision=precision)
 

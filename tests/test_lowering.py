@@ -87,7 +87,9 @@ def build(folder: Path, output: Path, wishes: Wishes) -> Manifest:
     options = {name: value for name, value in wishes.items() if name != "io_formats"}
     if "layers" in options:
         options["layers"] = dict(text.split("=") for text in options["layers"])
-    static = options["precision"] in ("int8", "fp8", "best") and options.get("mode", "static") == "static"
+    static = (
+        options["precision"] in ("int8", "fp8", "nvfp4", "best") and options.get("mode", "static") == "static"
+    )
     return qcompile.build(
         model,
         output,

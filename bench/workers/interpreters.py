@@ -41,7 +41,8 @@ class Interpreters:
                     'a script must pass its arguments on: exec python "$@"',
                     option="python",
                 ) from error
-            self._answers[engine_name] = str(answer["why_not"])
+            reason, fix = str(answer["why_not"]), str(answer["fix"])
+            self._answers[engine_name] = f"{reason}; {fix}" if reason and fix else reason
         return self._answers[engine_name]
 
 

@@ -15,11 +15,13 @@ SCHEMA_VERSION = 1
 
 THRESHOLD_DB = {
     "fp32": 80.0, "tf32": 40.0, "fp16": 40.0, "bf16": 25.0, "fp8": 15.0, "int8": 15.0, "int4": 10.0,
+    "nvfp4": 10.0, "mxfp8": 15.0,
 }  # fmt: skip
 """Signal-to-noise ratio from which a tensor does not diverge, by the artifact's precision."""
 
 CAP_DB = {
     "fp32": 100.0, "tf32": 60.0, "fp16": 60.0, "bf16": 40.0, "fp8": 30.0, "int8": 30.0, "int4": 20.0,
+    "nvfp4": 20.0, "mxfp8": 30.0,
 }  # fmt: skip
 """Signal-to-noise ratio that rounding to the precision explains: above it nothing counts as lost."""
 

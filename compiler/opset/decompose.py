@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
 
-class _Chain:
+class Chain:
     """Nodes one behind the other, named after the one they stand for."""
 
     def __init__(self, node: onnx.NodeProto, scope: Scope) -> None:
@@ -65,7 +65,7 @@ class _Chain:
 
 def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Gelu, in the form in which exporters have always written it."""
-    chain, x = _Chain(node, scope), node.input[0]
+    chain, x = Chain(node, scope), node.input[0]
     kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
     one, half = chain.scalar(1.0, kind), chain.scalar(0.5, kind)
     if attribute(node, "approximate", "none") == "tanh":
@@ -87,7 +87,7 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     """
     from onnx import TensorProto, helper
 
-    chain, (x, scale, bias) = _Chain(node, scope), node.input
+    chain, (x, scale, bias) = Chain(node, scope), node.input
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     groups = int(attribute(node, "num_groups", 0))
     scales = scope.shape(scale)
@@ -121,7 +121,7 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     """RMSNormalization, whose mean of squares is that of float32 by default (stash_type)."""
     from onnx import TensorProto
 
-    chain, (x, scale) = _Chain(node, scope), node.input
+    chain, (x, scale) = Chain(node, scope), node.input
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     stash = attribute(node, "stash_type", TensorProto.FLOAT)
     axis = attribute(node, "axis", -1) % rank
@@ -142,7 +142,7 @@ def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     """LayerNormalization, as exporters wrote it before there was one; statistics as `rms_normalization`."""
     from onnx import TensorProto
 
-    chain, (x, scale, *bias) = _Chain(node, scope), node.input
+    chain, (x, scale, *bias) = Chain(node, scope), node.input
     if len([name for name in node.output if name]) > 1:
         raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)

@@ -17,14 +17,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, UnsupportedOperator, first_line
-from ...model.graph import ONNX_DOMAINS, subgraphs, without_weights
-from ...model.graph_edits import drop_unread, drop_unused_initializers, set_nodes
+from ...model.graph import ONNX_DOMAINS, without_weights
+from ...model.graph_edits import drop_unread, drop_unused_initializers
 from ...model.onnx_file import copy_model, opset
 from .compatible_ops import COMPATIBLE, trim, why_other
 from .decompose import DECOMPOSITIONS
 from .function_bodies import write_out
 from .rewrites import REWRITES
-from .scope import Scope, with_types
+from .scope import Scope, replace_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -84,17 +84,11 @@ class _Pass:
         self._walk(self._lowered)
 
     def _walk(self, replace: Any) -> None:
-        self._replace(Scope(self.model.graph, with_types(self.model).graph, self.highest), replace)
-
-    def _replace(self, scope: Scope, replace: Any) -> None:
-        nodes: list[onnx.NodeProto] = []
-        for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
-            for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
-                self._replace(Scope(inner, inner_typed, self.highest, scope), replace)
+        def changed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
             known = node.domain in ONNX_DOMAINS and not self._is_unchanged(node)
-            nodes.extend(replace(node, scope) if known else [node])
-        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        set_nodes(scope.graph, copies)
+            return list(replace(node, scope)) if known else [node]
+
+        replace_nodes(self.model, self.highest, changed)
 
     def _is_unchanged(self, node: onnx.NodeProto) -> bool:
         newer, older = self._schema(node, self.current), self._schema(node, self.highest)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnsupportedOperator
-from ...model.graph import constant_tensor, every_graph, tensor_values, without_weights
+from ...model.graph import constant_tensor, every_graph, subgraphs, tensor_values, without_weights
+from ...model.graph_edits import set_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -119,6 +120,39 @@ class Scope:
             operator=node.op_type,
             node=node.name,
         )
+
+
+def replace_nodes(
+    model: onnx.ModelProto, target: int, replace: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto]]
+) -> None:
+    """Replace every node of a model and of the graphs inside its nodes, these first.
+
+    Args:
+        model: It is changed; types and shapes are those from before.
+        target: The opset of what is written.
+        replace: Takes a node and its scope; returns what stands in its place, the node itself to keep it.
+    """
+    _replace_in(Scope(model.graph, with_types(model).graph, target), replace)
+
+
+def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
+    """Yield the scope of the model's graph and those of the graphs inside its nodes."""
+    waiting = [Scope(model.graph, with_types(model).graph, target)]
+    while waiting:
+        scope = waiting.pop()
+        yield scope
+        for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
+            for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
+                waiting.append(Scope(inner, inner_typed, target, scope))
+
+
+def _replace_in(scope: Scope, replace: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto]]) -> None:
+    nodes: list[onnx.NodeProto] = []
+    for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
+        for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
+            _replace_in(Scope(inner, inner_typed, scope.target, scope), replace)
+        nodes.extend(replace(node, scope))
+    set_nodes(scope.graph, [type(node).FromString(node.SerializeToString()) for node in nodes])
 
 
 def with_types(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from ...model.judgement import Judgement, judge_outputs
 from ...model.onnx_file import load_onnx, save_onnx
 from ...model.random_input import run_on
+from ...spec.words import BLOCK_FORMATS
 from ...tensors import Feeds
 from ..check import OnnxReference
 from ..opset.scatter_adds import scatter_adds_to_products
+from .blocks.simulate import simulated
 from .half.emulate import in_float32
 from .request import QuantizeRequest
 
@@ -31,14 +33,16 @@ def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
 
     It has next to no kernels for bfloat16, and none that adds float16 at indices: both are rewritten. Halves
     for another runtime are not optimized: casts between kernels would go, and the rounding with them. Nor is
-    FP8: its optimizer computes what is stored wrongly (1.31.1).
+    FP8: its optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
     """
     optimize = request.spec.target == "onnxruntime"
     kinds = {request.spec.precision, request.spec.float_precision, *request.spec.layer_precisions.values()}
-    if not kinds & {"bf16", "fp16"}:
+    if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
         return OnnxReference(path, optimize="fp8" not in kinds, integers=optimize)
     model = load_onnx(path)
     changed = not optimize and bool(scatter_adds_to_products(model))
+    if kinds & set(BLOCK_FORMATS):
+        model, changed = simulated(model), True
     if "bf16" in kinds:
         model, changed = in_float32(model), True
     if not changed:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,10 @@ from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.onnx_file import load_onnx, save_onnx
-from ...spec.words import HALVES
+from ...spec.words import BLOCK_FORMATS, HALVES
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from ..opset.upgrade import in_newer_opset
+from .blocks.method import quantize_in_blocks
 from .half.precision import to_half
 from .int8.adaptive_rounding import round_weights
 from .int8.bias_correction import correct_biases
@@ -27,6 +28,7 @@ from .int8.placement import Placement, plan
 from .int8.qdq_cleanup import keep_norms_apart
 from .int8.static import activation_limits, quantize_static
 from .int8.tables import large_tables, quantize_tables
+from .layer_precisions import in_mixed_precision, in_own_patterns, layer_precisions
 from .match_nodes import exactly, match_nodes
 from .prepare import prepare_graph
 from .request import Outcome, QuantizeRequest
@@ -51,6 +53,8 @@ def quantize_graph(request: QuantizeRequest) -> Outcome:
     """
     if request.spec.precision in HALVES:
         return _half(request)
+    if request.spec.precision in BLOCK_FORMATS:
+        return quantize_in_blocks(request)
     by_mode: dict[str, Callable[[QuantizeRequest], Outcome]] = {
         "static": lambda asked: best_static(asked, _static),
         "dynamic": _dynamic,
@@ -74,7 +78,7 @@ def _half(request: QuantizeRequest) -> Outcome:
     named = without_weights(request.model)
     name_nodes(named.graph)  # as `to_half` will
     left = match_nodes(named.graph, request.spec.exclude, only=request.spec.only)
-    layers = _layers(request, named.graph)
+    layers = layer_precisions(request, named.graph)
     left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
     half, kept = to_half(request.model, dtype, block=map(exactly, left), ranges=ranges)
     kept = {name: left.get(name, reason) for name, reason in kept.items()}
@@ -111,7 +115,7 @@ def _weights(request: QuantizeRequest) -> Outcome:
         exclude=left,
         hessians=hessians,
     )
-    proof["left_in_float"] = _told(proof["left_in_float"], excluded)
+    proof["left_in_float"] = in_own_patterns(proof["left_in_float"], excluded)
     return Outcome(lambda path: save_onnx(model, path), {**proof, "quant_format": quant_format})
 
 
@@ -142,7 +146,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     if float8:
         model = in_newer_opset(model, request.path, LOWEST_OPSET, data=request.spec.data)
     ready = prepare_graph(model)
-    layers = _layers(request, ready.graph)
+    layers = layer_precisions(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
     left |= {**match_nodes(ready.graph, request.spec.exclude), **request.in_float}
     if request.spec.target == "onnxruntime":
@@ -153,7 +157,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         ready, request.spec.target, exclude=map(exactly, left), only=request.spec.only, float8=float8
     )
     floats = {**placement.left_in_float, **(closed_lstms(ready) if opens else {})}
-    placement = replace(placement, left_in_float=_told(floats, left))
+    placement = replace(placement, left_in_float=in_own_patterns(floats, left))
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
     if not planned:
@@ -175,7 +179,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     if request.spec.correct_bias and request.spec.data is not None:
         samples = request.samples(_CORRECTED_ON)
         result, corrected = correct_biases(request.path, result, samples, progress=request.progress)
-    result, kept, missed = _mixed(request, result, layers)
+    result, kept, missed = in_mixed_precision(request, result, layers)
     _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),
@@ -206,58 +210,6 @@ def _static(request: QuantizeRequest) -> Outcome:
         proof["as_executed"] = counts
 
     return Outcome(write, proof, warnings)
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """What a node was asked to be by name, and the pattern that says so."""
-
-    kind: str
-    reason: str
-
-
-def _layers(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[str, _Layer]:
-    """Node name to what it was asked to be: the last pattern that names a node decides."""
-    return {
-        name: _Layer(kind, reason)
-        for pattern, kind in request.spec.layer_precisions.items()
-        for name, reason in match_nodes(graph, [pattern]).items()
-    }
-
-
-def _told(left: object, reasons: Mapping[str, str]) -> dict[str, str]:
-    """Name to reason, in the user's own patterns."""
-    assert isinstance(left, Mapping)
-    return {name: reasons.get(name, reason) for name, reason in left.items()}
-
-
-def _mixed(
-    request: QuantizeRequest, model: onnx.ModelProto, layers: Mapping[str, _Layer]
-) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
-    """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
-    what of that was to be half by name.
-    """
-    halves = {
-        kind
-        for kind in (request.spec.float_precision, *request.spec.layer_precisions.values())
-        if kind in HALVES
-    }
-    if not halves:
-        return model, {}, []
-    (half,) = halves
-    names = [node.name for node in model.graph.node]
-    asked = {name for name, layer in layers.items() if layer.kind == half}
-    if request.spec.float_precision == half:
-        block = {
-            name: layers[name].reason for name in names if name in layers and layers[name].kind == "fp32"
-        }
-    else:
-        block = {name: "not among the layers" for name in names if name not in asked}
-    mixed, kept = to_half(model, HALVES[half], block=map(exactly, block), ranges=request.ranges)
-    expected = asked if request.spec.float_precision != half else kept.keys()
-    kept = {name: block.get(name, reason) for name, reason in kept.items() if name in expected}
-    missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
-    return mixed, kept, missed
 
 
 def _nothing_to_quantize(placement: Placement) -> QuantizationError:

@@ -1,4 +1,4 @@
-"""`qcompile quantize`: a float ONNX file becomes INT8, FP8, INT4, FP16 or BF16, and is checked."""
+"""`qcompile quantize`: a float ONNX file becomes one of lower precision, and is checked."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from ...model.onnx_file import (
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.decode import called, changed
+from ...spec.words import BLOCK_FORMATS, HALVES
 from .judge import Judge
 from .methods import quantize_graph
 from .request import QuantizeRequest, check_options, check_ranges
@@ -154,7 +155,9 @@ def _compare(request: QuantizeRequest, path: Path) -> tuple[Check, str]:
     on = "the data" if request.spec.data else "random input"
     failed = [f"output {one.output!r} has {one.measured} on {on}; {one.criterion} is required"
               for one in judged.failed]  # fmt: skip
-    poor = "; ".join(failed) if request.spec.precision in ("int8", "fp8", "int4") else ""
+    poor = "; ".join(failed) if request.spec.precision not in HALVES else ""
     lowest = min(judged.outputs, key=lambda one: one.snr_db)
     detail = f"{lowest.snr_db:.1f} dB at output {lowest.output!r} on {on}"
+    if request.spec.precision in BLOCK_FORMATS:
+        detail += ", its roundings computed by float operators of ONNX Runtime"
     return Check("signal-to-noise ratio", not (poor and request.spec.data), detail), poor

@@ -12,7 +12,7 @@ from ...data.batches import Data
 from ...errors import InvalidOption
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
-from ...spec.words import HALVES
+from ...spec.words import BLOCK_FORMATS, CALIBRATED, HALVES
 
 if TYPE_CHECKING:
     import onnx
@@ -86,10 +86,11 @@ def check_options(spec: QuantizeSpec) -> None:
             hint="give `mode` weights",
             option="mode",
         )
-    if precision == "fp8" and (mode != "static" or target != "tensorrt"):
+    if precision in ("fp8", *BLOCK_FORMATS) and (mode != "static" or target != "tensorrt"):
         given = f"`target` {target}" if target != "tensorrt" else f"`mode` {mode}"
+        scales = "static scales" if precision == "fp8" else "scales of blocks"
         raise InvalidOption(
-            f"fp8 with {given}: only TensorRT multiplies FP8, with static scales",
+            f"{precision} with {given}: only TensorRT multiplies {precision.upper()}, with {scales}",
             hint="give `target` tensorrt, `mode` static and `ranges`, or `precision` int8",
             option="precision",
         )
@@ -122,7 +123,7 @@ def check_ranges(request: QuantizeRequest) -> None:
     """
     ranges = request.ranges
     if ranges is None:
-        if request.spec.precision in ("int8", "fp8") and request.spec.mode == "static":
+        if request.spec.precision in CALIBRATED and request.spec.mode == "static":
             raise InvalidOption(
                 f"static {request.spec.precision.upper()} needs the ranges of the activations",
                 hint="run `qcompile calibrate` first and give `ranges`",

@@ -6,13 +6,15 @@
 | INT8 calibrators (weak types)            | yes | yes | yes  | gone | gone         |
 | strongly typed networks                  | no  | no  | yes  | only | only         |
 | EXPLICIT_BATCH must be asked for         | yes | yes | no   | gone | gone         |
-| highest opset its parser reads           | 17  | 17  | 20 to 24 | 24 | 24         |
+| operators and opset its parser reads     | see `parser_operators`                 ||||
 | optimization level, hardware and version compatibility | no | yes | yes | yes | level alone |
 | progress monitor, stripped weights, refit from ONNX    | no | no  | yes | yes | yes         |
 | timing cache                             | yes | yes | yes  | yes  | does nothing |
 | builds with no GPU, for others           | no  | no  | no   | no   | yes          |
 | contexts may share a profile             | no  | (1) | yes  | yes  | yes          |
 | tells whether a stream can be captured   | no  | no  | no   | no   | yes          |
+| captures CUDA graphs by itself           | no  | no  | no   | no   | from 1.2 on  |
+| compiles kernels where an engine runs, and keeps them in a runtime cache | no | no | no | no | yes |
 
 1. If the engine was built with the preview feature PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says
    "the default value for this flag is on and can not be changed".
@@ -25,10 +27,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
+from ...spec.words import BLOCK_FORMATS
+from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser_of
 from .recorder import record_if_asked
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
@@ -42,8 +46,9 @@ _WEAK_FLAGS = {
 }
 """Builder flags that permit a precision where types are weak."""
 
+_IN_GRAPH = ("int8", "int4", "fp8", *BLOCK_FORMATS)
+
 _HARDWARE = {"ampere+": "AMPERE_PLUS", "same-sm": "SAME_COMPUTE_CAPABILITY"}
-_OPSET_OF_WEAK_TYPES, _OPSET_OF_FIRST_10, _NEWEST_OPSET = 17, 20, 24
 
 
 @dataclass(frozen=True)
@@ -53,10 +58,12 @@ class Adapter:
     Attributes:
         module: The imported Python module.
         target: "tensorrt" or "tensorrt-rtx".
+        weak: Whether types are left to TensorRT although the graph's could bind it.
     """
 
     module: Any
     target: str
+    weak: bool = False
 
     @property
     def version(self) -> str:
@@ -75,8 +82,27 @@ class Adapter:
 
     @property
     def strongly_typed(self) -> bool:
-        """Whether the graph's own types decide: the flag exists, and is used wherever it does."""
-        return hasattr(self.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+        """Whether the graph's own types decide: the flag exists, and is used unless `weak`."""
+        return not self.weak and hasattr(self.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+    @property
+    def has_weak_types(self) -> bool:
+        """Whether flags can permit a precision, so that TensorRT chooses types within them."""
+        return hasattr(self.module.BuilderFlag, "FP16")
+
+    def typed(self, typing: str) -> Adapter:
+        """Return the adapter for "weak" or "strong" types; itself for "".
+
+        Raises:
+            InvalidOption: If this version does not have them.
+        """
+        if typing == "weak" and not self.has_weak_types:
+            raise self.lacks(
+                "`typing` weak", "flags that permit a precision", "leave it out: the graph has the types"
+            )
+        if typing == "strong" and not self.strongly_typed:
+            raise self.lacks("`typing` strong", "strongly typed networks", "leave it out, or use TensorRT 10")
+        return replace(self, weak=True) if typing == "weak" else self
 
     @property
     def has_progress_monitor(self) -> bool:
@@ -93,17 +119,19 @@ class Adapter:
         """Whether a timing cache does anything: TensorRT-RTX chooses kernels where an engine runs."""
         return not self.builds_ahead_of_time
 
+    def parser(self) -> ParserOperators | None:
+        """Return what its ONNX parser reads: from the data of its version, else from the parser's own mouth.
+
+        None where neither knows: a version that is newer than the data, on a machine that cannot ask it.
+        """
+        known = None if self.builds_ahead_of_time else parser_of(self.version)
+        return known or ask_parser(self.module)
+
     @property
     def highest_opset(self) -> int:
-        """The newest opset its ONNX parser is known to read; it takes newer files without a word.
-
-        The parsers of 8.5 and 8.6 read 17, of 10.0 and 10.1 20, of 10.15 and 11 24 (onnx-tensorrt,
-        docs/operators.md of these releases). In between nothing is documented: after 20 operators changed
-        in their types alone, which a parser refuses by name.
-        """
-        if not self.strongly_typed:
-            return _OPSET_OF_WEAK_TYPES
-        return _OPSET_OF_FIRST_10 if self.version.startswith(("10.0.", "10.1.")) else _NEWEST_OPSET
+        """The newest opset to write for its ONNX parser, which takes newer files without a word."""
+        known = None if self.builds_ahead_of_time else parser_of(self.version)
+        return known.highest_opset if known else UNKNOWN_OPSET
 
     def has_calibrators(self) -> bool:
         """Whether it calibrates INT8 by itself: needs the classes and weak types."""
@@ -168,7 +196,7 @@ class Adapter:
         """
         if self.strongly_typed and not weak:
             return []
-        if precision not in _WEAK_FLAGS:
+        if precision in _IN_GRAPH:
             raise InvalidOption(
                 f"`precision` {precision}: {self.name} has no flag for it, and no strongly typed networks",
                 hint="use TensorRT 10 or newer, or another precision",
@@ -184,7 +212,7 @@ class Adapter:
         """
         if precision == "tf32":
             return "fp32"
-        return precision if self.strongly_typed or precision in ("int8", "int4", "fp8") else "fp32"
+        return precision if self.strongly_typed or precision not in _WEAK_FLAGS else "fp32"
 
     def flag(self, name: str, option: str) -> Any:
         """Return a builder flag.
@@ -343,6 +371,16 @@ class Adapter:
             return []
         # By position: the real function takes (profile, name), and names them the other way round.
         return list(engine.get_tensor_profile_values(profile, name))
+
+    @property
+    def captures_by_itself(self) -> bool:
+        """Whether execution contexts can be told to capture and replay CUDA graphs."""
+        return hasattr(self.module, "CudaGraphStrategy")
+
+    @property
+    def keeps_runtime_caches(self) -> bool:
+        """Whether kernels are compiled where an engine runs, and can be kept."""
+        return hasattr(self.module, "IRuntimeCache")
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
         """Return what TensorRT says; True where it has no say, and the capture itself shows it."""

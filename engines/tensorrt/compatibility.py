@@ -11,6 +11,7 @@ from .adapter import Adapter
 
 _RTX_MAGIC = b"vtrt"
 _AMPERE = 80
+_FOUR_NUMBERS = (8, 6)
 
 
 def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
@@ -35,7 +36,7 @@ def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu:
         ArtifactError: Saying what it was built by and for, and what is here.
     """
     built_by = str(manifest.tools.get(adapter.package, ""))
-    if not _same_version(built_by, adapter.version, bool(manifest.options.get("version_compatible"))):
+    if not _same_version(built_by, adapter.version, carries_runtime(manifest)):
         raise ArtifactError(
             f"{path}: was built by {adapter.package} {built_by or 'of unknown version'}; "
             f"here is {adapter.version}",
@@ -58,14 +59,32 @@ def target_of(plan: bytes) -> str:
     return "tensorrt-rtx" if plan.startswith(_RTX_MAGIC) else "tensorrt"
 
 
+def carries_runtime(manifest: Manifest) -> bool:
+    """Whether an engine holds the lean runtime, which newer versions run it with, as host code.
+
+    Without it only its own version loads it, unless the lean library of that version is given to
+    `IRuntime::loadRuntime` (NvInferRuntime.h).
+    """
+    options = manifest.options
+    return bool(options.get("version_compatible")) and not options.get("exclude_lean_runtime")
+
+
 def _same_version(built_by: str, here: str, compatible: bool) -> bool:
-    """Plans are of one version to its third number; version-compatible ones of one major version."""
+    """Plans are of one version; version-compatible ones of one major version.
+
+    From 8.6 on a plan is of one version to its fourth number ("expecting library version 8.6.1.6 got
+    8.6.1.2", NVIDIA/TensorRT issue 3069; "9.2.0.5 got 9.2.0.4", issue 3793), before to its third
+    ("8.2.4 got 8.2.3", pytorch/TensorRT issue 1059).
+    """
     built, present = (
-        tuple(int(part) for part in text.split(".")[:3] if part.isdigit()) for text in (built_by, here)
+        tuple(int(part) for part in text.split(".")[:4] if part.isdigit()) for text in (built_by, here)
     )
     if not built:
         return False
-    return built == present or (compatible and built[0] == present[0] and present >= built)
+    if compatible and built[0] == present[0] and present[:3] >= built[:3]:
+        return True
+    count = min(len(built), len(present), 4 if built >= _FOUR_NUMBERS else 3)
+    return built[:count] == present[:count]
 
 
 def _runs_on(gpus: list[str], gpu: Gpu, level: str) -> bool:

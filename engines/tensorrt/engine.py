@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING
 from ...artifact import read_manifest
 from ...errors import EngineUnavailable, InvalidOption
 from ...spec.artifacts import BuildSpec
-from ...spec.words import PRECISIONS, Precision
+from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
+from ..faults import KnownFault
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
+from .block_formats import check_block_format, dequantized_products
+from .known_faults import KNOWN_FAULTS, faults_of
 
 if TYPE_CHECKING:
     from .runner.engine_share import EngineUse
@@ -52,25 +56,58 @@ class TensorRT(Engine):
         in_graph = load_adapter(self.name).graph_precision(precision)
         return PRECISIONS[PRECISIONS.index(in_graph)]
 
-    def check(self, spec: BuildSpec) -> None:
+    def graph_precision_if_weak(self, precision: Precision) -> Precision | None:
         adapter = load_adapter(self.name)
+        if not adapter.has_weak_types:
+            return None
+        in_graph = adapter.typed("weak").graph_precision(precision)
+        return PRECISIONS[PRECISIONS.index(in_graph)]
+
+    def reader(self) -> str:
+        return load_adapter(self.name).name
+
+    def operators(self) -> Collection[str] | None:
+        parser = load_adapter(self.name).parser()
+        return parser.operators if parser else None
+
+    def known_faults(self) -> Sequence[KnownFault]:
+        adapter, gpu = load_adapter(self.name), find_gpu()
+        return faults_of(adapter.target, adapter.version, gpu.architecture if gpu else "")
+
+    def check(self, spec: BuildSpec) -> None:
+        adapter = load_adapter(self.name).typed(spec.tensorrt.typing)
+        if spec.tensorrt.precision_constraints and adapter.strongly_typed and not spec.calibrator:
+            raise adapter.lacks(
+                "`precision_constraints`",
+                "say in a strongly typed network",
+                "give `typing` weak, or leave it out",
+            )
         if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
             raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
+        known = [fault.name for fault in KNOWN_FAULTS]
+        for name in spec.tensorrt.ignore_faults:
+            if name not in (*known, "all"):
+                raise InvalidOption(
+                    f"`ignore_faults` {name}: there is no such known fault; there are {', '.join(known)}",
+                    option="ignore_faults",
+                )
         if spec.calibrator:
             adapter.require_calibrators()
         adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
+        if spec.precision in BLOCK_FORMATS:
+            check_block_format(adapter, spec.precision, spec.gpus)
 
     def highest_opset(self) -> int | None:
         return load_adapter(self.name).highest_opset
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
-        from .plan import PlanNeeds
+        from .plan import needs_of_build
         from .runner.engine_share import EngineUse
         from .verify import verified
 
         options = request.spec.tensorrt
-        outcome = build_plan(load_adapter(self.name), request)
+        outcome = build_plan(load_adapter(self.name).typed(options.typing), request)
         if request.spec.gpus:
             return outcome  # for GPUs that need not be here
         profiles = outcome.proof.get("profiles")
@@ -78,14 +115,14 @@ class TensorRT(Engine):
         use = EngineUse(
             options.device,
             profiles=profiles if isinstance(profiles, list) else (),
-            needs=PlanNeeds(options.plugins, host_code=options.version_compatible),
+            needs=needs_of_build(options),
         )
         return verified(outcome, request, lambda: self._opened(request.output, use, outcome.io))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         from .builder.builder import dry_run
 
-        return dry_run(load_adapter(self.name), request)
+        return dry_run(load_adapter(self.name).typed(request.spec.tensorrt.typing), request)
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
         return self.open_on_gpu(artifact, DeviceRun())
@@ -150,9 +187,16 @@ class TensorRTRTX(TensorRT):
     def why_not_build(self) -> str:
         return self._why_not_import()
 
+    def fix(self) -> str:
+        if not self._why_not_import() and why_no_gpu():
+            return "run it on a machine with an NVIDIA GPU"
+        return super().fix()
+
     def build(self, request: BuildRequest) -> BuildOutcome:
         _require_gpus(request)
-        return super().build(request)
+        outcome = super().build(request)
+        slow = dequantized_products(load_adapter(self.name), request.precision)
+        return replace(outcome, warnings=(*outcome.warnings, *slow))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         _require_gpus(request)

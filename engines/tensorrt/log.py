@@ -43,15 +43,12 @@ class Log:
         logger: The `ILogger` to give to TensorRT, the same for every `Log` of a module.
         errors: Messages of severity ERROR and INTERNAL_ERROR, in order.
         warnings: Messages of severity WARNING, each once.
-        raised: What Python raised while TensorRT logged, such as Ctrl-C: the binding prints and drops it
-            (python/src/infer/pyCore.cpp, `PyLogger::log`).
     """
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
         self.errors: list[str] = []
         self.warnings: list[str] = []
-        self.raised: BaseException | None = None
 
     def add(self, message: str, *, is_error: bool) -> None:
         """Keep a message."""
@@ -59,12 +56,6 @@ class Log:
         if is_error or message not in kept:
             kept.append(message)
             del kept[:-_KEPT]
-
-    def raise_again(self) -> None:
-        """Raise what was raised while TensorRT logged, if anything was."""
-        if self.raised is not None:
-            raised, self.raised = self.raised, None
-            raise raised
 
 
 def make_log(module: Any) -> Log:
@@ -106,10 +97,7 @@ def _make_logger(module: Any) -> Any:
             for listener in self._listeners:
                 listening = listener()
                 if listening is not None:
-                    try:
-                        listening.add(message, is_error=severity <= severities.ERROR)
-                    except BaseException as error:
-                        listening.raised = error
+                    listening.add(message, is_error=severity <= severities.ERROR)
 
     return Logger()
 

@@ -12,7 +12,8 @@ of them can load, all of them can, in this process or in a fresh one:
 3. The user's libraries of plugins are loaded, into the runtime's registry where it has one (trtexec:
    samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
 4. Version-compatible plans carry TensorRT's lean runtime, which is host code: the runtime loads them only if
-   `engine_host_code_allowed` says so (NvInferRuntime.h, default false; trtexec and Polygraphy set it).
+   `engine_host_code_allowed` says so (NvInferRuntime.h, default false; trtexec and Polygraphy set it). It
+   refuses them in its own version, too; without the lean runtime inside they need no permission.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from typing import Any
 from ...artifact import Manifest
 from ...errors import ArtifactError, InvalidOption, MissingFile
 from ...files import require_file
+from ...spec.tensorrt import TensorRTOptions
 from .adapter import Adapter
+from .compatibility import carries_runtime
 from .log import Log, last_error, make_log, setting
 
 
@@ -72,7 +75,13 @@ def needs_of(manifest: Manifest | None) -> PlanNeeds:
     if manifest is None:
         return PlanNeeds(host_code=True)
     plugins: Any = manifest.options.get("plugins") or ()
-    return PlanNeeds(tuple(str(path) for path in plugins), bool(manifest.options.get("version_compatible")))
+    return PlanNeeds(tuple(str(path) for path in plugins), host_code=carries_runtime(manifest))
+
+
+def needs_of_build(options: TensorRTOptions) -> PlanNeeds:
+    """Return what an engine needs that was just built with options."""
+    carries = options.version_compatible and not options.exclude_lean_runtime
+    return PlanNeeds(options.plugins, host_code=carries)
 
 
 def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) -> OpenPlan:

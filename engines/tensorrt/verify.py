@@ -83,6 +83,7 @@ def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable
 def _run(runner: Runner, outcome: BuildOutcome, request: BuildRequest) -> _Runs:
     runs, reference = _Runs(), _Reference(request, [tensor.name for tensor in outcome.io.outputs])
     for trial in trial_inputs(outcome, request):
+        request.progress(f"run it on {trial.words}")
         try:
             outputs = runner.infer(trial.feeds)
         except DataError as error:

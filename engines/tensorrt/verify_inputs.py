@@ -38,7 +38,8 @@ def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[TrialInpu
         request: What was built.
     """
     domains = read_domains(read_weightless(Path(request.model)).model)
-    found = [] if request.sample is None else [TrialInput("the data", request.sample)]
+    data = {} if request.sample is None else _as_declared(request.sample, outcome)
+    found = [TrialInput("the data", data)] if data else []
     seen: list[Any] = []
     for seed, (words, given) in enumerate(_places(outcome.proof["profiles"])):
         if given in seen:
@@ -48,6 +49,21 @@ def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[TrialInpu
         feeds = random_feeds(outcome.io.inputs, seed=seed, shapes=shapes, domains=domains)
         found.append(TrialInput(words, {**feeds, **values}))
     return found
+
+
+def _as_declared(sample: Feeds, outcome: BuildOutcome) -> Feeds:
+    """A batch with the float types that the engine's inputs were given; {} where it cannot be had."""
+    feeds: Feeds = {}
+    for tensor in outcome.io.inputs:
+        array = sample.get(tensor.name)
+        if array is None:
+            return {}
+        if array.dtype.kind == "f" and array.dtype.name != tensor.dtype:
+            if tensor.dtype not in ("float16", "float32", "float64"):
+                return {}
+            array = array.astype(tensor.dtype)
+        feeds[tensor.name] = array
+    return feeds
 
 
 def _places(profiles: Any) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:

@@ -57,10 +57,12 @@ def recipe_values(
         artifact["layers"] = layers
     if intent.gpus:
         artifact["gpus"] = intent.gpus
+    if intent.device is not None:
+        artifact["device"] = intent.device
     profiles = complete_profiles(intent, facts)
     if len(profiles) == 1:
         artifact |= _shapes(profiles[0])
-    tensorrt = _build_options(intent, facts, places, profiles, target)
+    tensorrt = _build_options(intent, facts, places, profiles, target=target)
     sections: Sections = {
         "": top,
         "model": {"source": places.spell(facts.path), "simplify": False},
@@ -111,15 +113,17 @@ def _profile_text(profile: Profile) -> str:
 
 
 def _build_options(
-    intent: Intent, facts: ModelFacts, places: Places, profiles: Sequence[Profile], target: str
+    intent: Intent, facts: ModelFacts, places: Places, profiles: Sequence[Profile], *, target: str
 ) -> Values:
     options = dict(intent.tensorrt)
-    if formats := io_formats(intent, facts, target):
+    if formats := io_formats(intent, facts):
         options["io_formats"] = formats
     if len(profiles) > 1:
         options["profiles"] = [_profile_text(one) for one in profiles]
         for kind in KINDS:
-            intent.revise(f"artifact.{kind}_shapes", "kept", "as a profile")
+            intent.revise(f"artifact.{kind}_shapes", "kept", "as a profile", key="artifact.tensorrt.profiles")
+    else:
+        intent.revise("artifact.tensorrt.profiles", "unneeded", "there is one profile")
     if options.get("timing_cache", "off") != "off":
         options["timing_cache"] = places.spell(places.find(str(options["timing_cache"])))
     elif options.get("timing_cache") == "off" and target == RTX:
@@ -171,8 +175,24 @@ def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) 
     bench = sections.get("bench")
     if bench is not None and "batch_size" not in bench:
         intent.revise("bench.batch_size", "unneeded", "the shapes of the profile are measured")
-    if bench is None:
-        intent.revise("bench.batch_size", "unneeded", "nothing is measured")
+    _settle_bench(intent, measures=bench is not None)
+    for one in intent.outcomes:
+        if one.fate == "kept" and not _is_there(one.to, sections):
+            intent.settle(one.name, "unneeded", note="the recipe says it otherwise, or needs nothing for it")
+
+
+def _settle_bench(intent: Intent, *, measures: bool) -> None:
+    for one in intent.outcomes:
+        if one.fate == "kept" and not measures and one.to.partition(".")[0] == "bench":
+            skips = one.name in ("buildOnly", "skipInference")
+            if not skips:
+                intent.settle(one.name, "unneeded", note="nothing is measured")
+
+
+def _is_there(key: str, sections: Sections) -> bool:
+    """Whether the recipe has a key; a command is none, and a section may say it by not being there."""
+    table, dot, name = key.rpartition(".")
+    return not dot or name in sections.get(table, {})
 
 
 def _plain(stem: str) -> str:

@@ -43,6 +43,7 @@ class Flag:
         fate: What becomes of it.
         note: Why it has no equal and what to do, or why nothing depends on it.
         same: The option that it is another spelling of, with a row of its own.
+        default: Its value where it is not given.
         rtx_fate: For TensorRT-RTX, where that differs.
         rtx_note: The reason.
     """
@@ -56,6 +57,7 @@ class Flag:
     fate: Fate
     note: str
     same: str
+    default: str
     rtx_fate: Fate | None
     rtx_note: str
 
@@ -142,6 +144,7 @@ def _read(name: str, row: dict[str, Any], source: str) -> Flag:
         _KINDS.get(kind, "kept"),
         row.get(kind, "") if kind != "to" else "",
         row.get("same", ""),
+        row.get("default", ""),
         _KINDS.get(rtx),
         rtx_note,
     )

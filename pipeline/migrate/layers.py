@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ...tensors import TensorInfo
-from .flags import RTX
 from .intent import Intent
 from .model_facts import ModelFacts, as_glob, matching
 from .precision import ChosenPrecision
@@ -14,6 +13,8 @@ from .values import PRECISIONS, wrong
 
 _LAYERS, _FORMATS = "artifact.layers", "artifact.tensorrt.io_formats"
 _FLOATS = ("float16", "bfloat16", "float32")
+_OF_THE_DLA = ("chw16", "dla_linear", "dla_hwc4")
+"""Memory formats that only a DLA has (TensorFormat in NvInferRuntime.h of 10.16)."""
 _INTEGERS = ("int8", "uint8", "int32", "int64")
 
 
@@ -72,7 +73,7 @@ def _pattern(name: str, hits: Sequence[str]) -> str:
     return as_glob(hits[0])
 
 
-def io_formats(intent: Intent, facts: ModelFacts, target: str) -> list[str]:
+def io_formats(intent: Intent, facts: ModelFacts) -> list[str]:
     """Return `artifact.tensorrt.io_formats`; what is not kept is said of the options that asked for it.
 
     Raises:
@@ -95,7 +96,7 @@ def io_formats(intent: Intent, facts: ModelFacts, target: str) -> list[str]:
     listed: list[str] = []
     problems: list[str] = []
     for tensor, dtype, memory in asked:
-        text, problem = _format(tensor, dtype, memory, target)
+        text, problem = _format(tensor, dtype, memory, dla="dla_core" in intent.tensorrt)
         listed += [text] if text else []
         problems += [problem] if problem else []
     if problems:
@@ -105,7 +106,7 @@ def io_formats(intent: Intent, facts: ModelFacts, target: str) -> list[str]:
     return listed
 
 
-def _format(tensor: TensorInfo, dtype: str, memory: str, target: str) -> tuple[str, str]:
+def _format(tensor: TensorInfo, dtype: str, memory: str, *, dla: bool) -> tuple[str, str]:
     """One entry, empty where the file has it already; and why it cannot be."""
     kept = "" if dtype == tensor.dtype else dtype
     problem = ""
@@ -113,8 +114,8 @@ def _format(tensor: TensorInfo, dtype: str, memory: str, target: str) -> tuple[s
     if kept and kept not in kinds:
         problem = f"{tensor.name!r} of {tensor.dtype} as {kept}: a cast would change what the numbers mean"
         kept = ""
-    if memory.startswith("dla_") and target == RTX:
-        problem, memory = f"{tensor.name!r}: TensorRT-RTX has no DLA, and no format {memory}", ""
+    if memory in _OF_THE_DLA and not dla:
+        problem, memory = f"{tensor.name!r}: the format {memory} is the DLA's, and there is none", ""
     memory = "" if memory == "linear" else memory
     if not (kept or memory):
         return "", problem

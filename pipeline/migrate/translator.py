@@ -77,7 +77,9 @@ class Translator:
         flag = typed.flag
         fate, note = flag.for_target(self.target)
         to = flag.to
-        if fate == "kept":
+        if flag.default and typed.values == (flag.default,):
+            fate, note = "unneeded", f"{flag.default} is the default"
+        elif fate == "kept":
             said = self.HANDLERS[flag.name](self, typed)
             fate, note = said if isinstance(said, tuple) else ("kept", said or "")
         self.intent.outcomes.append(Outcome(flag.name, typed.text, fate, to if fate == "kept" else "", note))
@@ -94,13 +96,12 @@ class Translator:
         """An option of the build that is a number."""
         self.intent.tensorrt[typed.flag.to.rpartition(".")[2]] = typed.number
 
-    def constrain(self, typed: Typed) -> tuple[Fate, str] | None:
+    def constrain(self, typed: Typed) -> None:
         """Whether the precisions of layers bind."""
-        known: dict[str, Constraints] = {"obey": "obey", "prefer": "prefer", "none": ""}
+        known: dict[str, Constraints] = {"obey": "obey", "prefer": "prefer"}
         if typed.value not in known:
             raise wrong(typed.flag.typed, f"{typed.value!r}; obey, prefer or none is required")
         self.intent.constraints = known[typed.value]
-        return None if known[typed.value] else ("unneeded", "none is the default")
 
     def compatible(self, typed: Typed) -> tuple[Fate, str] | None:
         """GPUs beside the one that builds."""

@@ -36,7 +36,8 @@ def translate(words: Sequence[str], target: str) -> Intent:
     for word in words:
         name, equals, value = word.partition("=")
         if not name.startswith("-"):
-            raise unread(word, "trtexec", "it writes --NAME=VALUE, with no space")
+            dash = "a long dash of a web page stands for two; " if word[:1] in "\u2013\u2014" else ""
+            raise unread(word, "trtexec", f"{dash}it writes {dashed('NAME')}=VALUE, with no space")
         flag = find_flag("trtexec", name.lstrip("-"))
         translator.take(Typed(flag, word, (value,) if equals else ()))
     return translator.finish()
@@ -158,10 +159,8 @@ class _Trtexec(Translator):
         self.intent.tensorrt |= {"strip_weights": True, "refit": True}
 
     def sparsity(self, typed: Typed) -> tuple[Fate, str] | None:
-        if typed.value not in ("disable", "enable", "force"):
+        if typed.value not in ("enable", "force"):
             raise wrong(typed.flag.typed, f"{typed.value!r}; disable, enable or force is required")
-        if typed.value == "disable":
-            return "unneeded", "disable is the default"
         self.intent.tensorrt["sparse_weights"] = True
         if typed.value == "enable":
             return None
@@ -170,11 +169,8 @@ class _Trtexec(Translator):
             "allowed, prune the weights to get them"
         )
 
-    def device(self, typed: Typed) -> tuple[Fate, str] | None:
-        if typed.number == 0:
-            return "unneeded", "0 is the default"
-        self.intent.tensorrt["device"] = typed.number
-        return None
+    def device(self, typed: Typed) -> None:
+        self.intent.device = typed.number
 
     def skip(self, typed: Typed) -> str:
         self._skips = True
@@ -195,11 +191,11 @@ class _Trtexec(Translator):
     def transfers(self, typed: Typed) -> str:
         return "`bench` reports both: a call with its copies, and the kernels alone"
 
-    def streams(self, typed: Typed) -> tuple[Fate, str] | None:
-        if typed.number == 1:
-            return "unneeded", "1 is the default"
-        self.intent.bench["streams"] = typed.number
-        return None
+    def loading(self, typed: Typed) -> str:
+        return "`bench` reports the time to load an artifact"
+
+    def streams(self, typed: Typed) -> None:
+        self.intent.bench["streams"] = [typed.number]
 
     def cuda_graph(self, typed: Typed) -> None:
         self.intent.bench["cuda_graph"] = True
@@ -228,6 +224,7 @@ class _Trtexec(Translator):
         "maxAuxStreams": Translator.count, "useDLACore": Translator.count,
         **dict.fromkeys(("plugins", "staticPlugins", "dynamicPlugins"), Translator.plugin), "device": device,
         "buildOnly": skip, "skipInference": skip, "duration": duration, "percentile": percentiles,
+        "timeDeserialize": loading,
         "noDataTransfers": transfers, "includeDataTransfers": transfers, "streams": streams,
         "infStreams": streams, "useCudaGraph": cuda_graph, "atol": tolerance, "rtol": tolerance,
     }  # fmt: skip

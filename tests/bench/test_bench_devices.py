@@ -75,6 +75,7 @@ def test_engines_come_once_more_with_cuda_graphs(tiny_file: Callable[..., Path],
     assert render(row, "onnx").runtime == "TensorRT-RTX (cuda-graph)"
     if runnables[1].why_not:  # no GPU here: the row says so as that without graphs does
         assert (row.status, row.reason) == ("not run", runnables[1].why_not)
+        assert row.reason.endswith("; run it on a machine with an NVIDIA GPU")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,17 @@ def test_numpy_1_is_a_problem() -> None:
     assert problem.fix == "pip install 'numpy>=2'"
 
 
+def test_tensorrt_8_wants_numpy_1() -> None:
+    installed = CLEAN | {"tensorrt"}
+    versions = {"tensorrt": "8.5.3.1", "numpy": "2.4.6"}
+    (problem,) = find_problems(installed, lambda name: versions.get(name, "1"))
+    assert "TensorRT 8 is built for numpy 1" in problem.problem
+    assert problem.fix == "pip install 'numpy<2'"
+    assert find_problems(installed, lambda name: {**versions, "numpy": "1.26.4"}.get(name, "1")) == []
+    newer = {"tensorrt": "10.16.1", "numpy": "2.4.6"}
+    assert find_problems(installed, lambda name: newer.get(name, "1")) == []
+
+
 def test_counting_by_numpy_is_a_problem_where_a_runtime_calibrates() -> None:
     (problem,) = find_problems(CLEAN - {"numba"}, numpy_2)
     assert problem.fix == "pip install numba"

@@ -45,7 +45,7 @@ def test_an_engine_that_can_build_here_names_the_precision_its_graph_must_have(n
     expected = {
         "torchscript": ["fp32"] * 5,
         "openvino": ["fp32", "fp32", "fp32", "int8", "int4"],
-        "tensorrt-rtx": ["fp32", "fp32", "fp16", "bf16", "int8", "fp8", "int4"],
+        "tensorrt-rtx": ["fp32", "fp32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8"],
     }
     assert needed == expected.get(name, ["fp32", "fp16", "bf16", "int8", "int4"])
     assert set(found.precisions) <= set(PRECISIONS)

@@ -90,6 +90,7 @@ def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, WeightlessMo
     ]  # fmt: skip
     assert outline.headings[0] == (1, "Use ") or outline.headings[0][1].startswith("Use")
     assert "onnx-int8-static" in outline.text
+    assert "By the GPU's clock, medians." in outline.text
 
 
 def test_headings_go_down_one_level_at_a_time(full: tuple[str, WeightlessModel]) -> None:

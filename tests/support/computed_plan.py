@@ -43,6 +43,8 @@ def write_plan(
         data_dependent: Outputs whose shape is known after the run alone.
         plugins: Creators without which it cannot be loaded.
         types, formats: Tensor to the type or format the engine tells, where not that of the model.
+
+    Source: the tests' own: no real plan is like it.
     """
     header = {
         "version": version, "profiles": profiles, "values": list(values) or [{} for _ in profiles],
@@ -54,7 +56,10 @@ def write_plan(
 
 
 def make_kernel(model: onnx.ModelProto) -> Any:
-    """Return feeds to outputs in order."""
+    """Return feeds to outputs in order.
+
+    Source: the tests' own: ONNX Runtime computes.
+    """
     types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     if onnx.TensorProto.BFLOAT16 in types:
         from onnx.reference import ReferenceEvaluator
@@ -73,7 +78,10 @@ def make_kernel(model: onnx.ModelProto) -> Any:
 
 
 class PlanTensor:
-    """What the model says of one input or output."""
+    """What the model says of one input or output.
+
+    Source: the tests' own.
+    """
 
     def __init__(self, value: onnx.ValueInfoProto, is_input: bool) -> None:
         kind = value.type.tensor_type

@@ -77,7 +77,10 @@ _CONSTANTS = {"MAX_DIMS": 8, "MAX_DESC_LENGTH": 127}
 
 
 class Call(NamedTuple):
-    """A use of a module: a call (of "__init__" too), or an attribute that was written."""
+    """A use of a module: a call (of "__init__" too), or an attribute that was written.
+
+    Source: the tests' own.
+    """
 
     owner: str
     member: str
@@ -87,7 +90,12 @@ class Call(NamedTuple):
 
 
 class _Enumeration(enum.Enum):
-    """As pybind11 makes them: equal to no number, but `int()` of one."""
+    """As pybind11 makes them: equal to no number, but `int()` of one.
+
+    Source: pybind11's py::enum_ (pybind11.h, `enum_base::init`);
+    tests/engines/tensorrt/builder/test_recorded.py holds it against TensorRT-RTX 1.7.1. Some of 8.5 are
+    arithmetic too (python/src/infer/pyCore.cpp of release/8.5); here they are stricter.
+    """
 
     def __int__(self) -> int:
         return int(self.value)
@@ -96,7 +104,11 @@ class _Enumeration(enum.Enum):
 
 
 class _Ordered(_Enumeration):
-    """As pybind11's arithmetic enumerations, of which TensorRT has one, the severity."""
+    """As pybind11's arithmetic enumerations, of which TensorRT has one, the severity.
+
+    Source: python/src/infer/pyCore.cpp of release/8.5 to 10.13, `py::enum_<ILogger::Severity>(...,
+    py::arithmetic())`.
+    """
 
     def _compared(self, other: object) -> int:
         if type(other) is not type(self):
@@ -117,7 +129,10 @@ class _Ordered(_Enumeration):
 
 
 class NotSimulated:
-    """A member that the version has and no behaviour was given for: it is there, and cannot be used."""
+    """A member that the version has and no behaviour was given for: it is there, and cannot be used.
+
+    Source: the tests' own.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -131,7 +146,10 @@ class NotSimulated:
 
 
 class _Metaclass(type):
-    """Refuses Python subclasses that do not construct their base, as pybind11 does."""
+    """Refuses Python subclasses that do not construct their base, as pybind11 does.
+
+    Source: pybind11's detail/class.h, `pybind11_meta_call`.
+    """
 
     def __call__(cls, *args: Any, **named: Any) -> Any:
         made = super().__call__(*args, **named)
@@ -142,7 +160,10 @@ class _Metaclass(type):
 
 
 class _Stored:
-    """An attribute that keeps what is written."""
+    """An attribute that keeps what is written.
+
+    Source: the tests' own.
+    """
 
     def __init__(self, name: str, default: Any) -> None:
         self._name, self._default = name, default
@@ -166,6 +187,8 @@ def recorded_module(
 
     Returns:
         The module. Its list `recorded_calls` says how it was used, see `Call`.
+
+    Source: the tests' own; the names are those of trt_api/README.md.
     """
     recorded = json.loads((Path(__file__).parent / "trt_api" / f"{FILES[version]}.json").read_text())
     module: Any = types.ModuleType("tensorrt_rtx" if version == "rtx" else "tensorrt")
@@ -190,6 +213,7 @@ def stored(instance: Any, name: str, default: Any) -> Any:
 
 
 def _enumeration(name: str, members: list[str], module: str) -> Any:
+    """Source: NvInfer.h, NvInferRuntime.h and NvInferRuntimeBase.h of release/8.5 to 11.1, for `_VALUES`."""
     known = _VALUES.get(name, {})
     if not set(members) <= set(known):
         known = {member: value for value, member in enumerate(sorted(members))}
@@ -199,6 +223,9 @@ def _enumeration(name: str, members: list[str], module: str) -> Any:
 
 
 def _other(module: Any, name: str, kind: str, severity: Any) -> Any:
+    """Source: python/src/infer/pyFoundationalTypes.cpp of release/10.13 for `float32` and its kin, and
+    python/packaging/bindings_wheel/tensorrt/__init__.py for `volume`.
+    """
     if kind == "DataType":
         return module.DataType[_ALIASES[name]]
     if kind == "Severity":
@@ -211,6 +238,7 @@ def _other(module: Any, name: str, kind: str, severity: Any) -> Any:
 
 
 def _class(module: Any, name: str, members: list[str], behaviour: Any, severity: Any) -> type:
+    """Source: the tests' own."""
     namespace: dict[str, Any] = {}
     for base in reversed(behaviour.__mro__ if behaviour is not None else ()):
         if base.__module__ != "builtins":
@@ -247,6 +275,7 @@ def _class(module: Any, name: str, members: list[str], behaviour: Any, severity:
 
 
 def _member(name: str, value: Any, severity: Any) -> Any:
+    """Source: the tests' own."""
     if name == "Severity":
         return severity
     if name in severity.__members__:
@@ -262,6 +291,8 @@ def _member(name: str, value: Any, severity: Any) -> Any:
 
 
 def _noted(name: str, function: Any, *, written: bool = False) -> Any:
+    """Source: the tests' own."""
+
     @functools.wraps(function)
     def call(self: Any, *args: Any, **named: Any) -> Any:
         _note(self, name, args, named, written=written)

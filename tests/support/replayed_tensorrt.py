@@ -29,21 +29,33 @@ _ENDS = ("gives", "raises")
 
 
 class Differs(AssertionError):
-    """A use that is not the one recorded."""
+    """A use that is not the one recorded.
+
+    Source: the tests' own.
+    """
 
 
 class _Enumeration(enum.Enum):
-    """As pybind11 makes them: equal to no number, `int()` of one, in order only where arithmetic is."""
+    """As pybind11 makes them: equal to no number, `int()` of one, in order only where arithmetic is.
+
+    Source: pybind11's py::enum_ (pybind11.h, `enum_base::init`), with the values that were recorded.
+    """
 
     def __int__(self) -> int:
         return int(self.value)
 
     __index__ = __int__
 
-    def __le__(self, other: Any) -> bool:
+    def __lt__(self, other: Any) -> bool:
         if type(other) is not type(self):
             raise TypeError("Expected an enumeration of matching type!")
-        return int(self) <= int(other)
+        return int(self) < int(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self is other or self < other
+
+    def __gt__(self, other: Any) -> bool:
+        return not self <= other
 
 
 class Tape:
@@ -53,6 +65,8 @@ class Tape:
         header: The first line.
         enumerations: By name, those of classes too.
         module: Stands in for the recorded one.
+
+    Source: the recording that is played, see qcompile/engines/tensorrt/recorder.py.
     """
 
     def __init__(self, header: dict[str, Any], uses: list[dict[str, Any]]) -> None:
@@ -195,7 +209,10 @@ class Tape:
 
 
 def _nested(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the uses that were made from outside, each with what happened inside it."""
+    """Return the uses that were made from outside, each with what happened inside it.
+
+    Source: the tests' own.
+    """
     uses: dict[int, dict[str, Any]] = {}
     outermost = []
     for line in lines:
@@ -219,6 +236,7 @@ def _words(use: Mapping[str, Any]) -> str:
 
 
 def _make_enumerations(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Source: the recording's header, by recorder.py."""
     found: dict[str, Any] = {}
     for name, about in names.items():
         if "enum" in about:
@@ -230,6 +248,7 @@ def _make_enumerations(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_module(tape: Tape, header: dict[str, Any]) -> Any:
+    """Source: the recording's header, by recorder.py."""
     module: Any = types.ModuleType(header["module"])
     module.__version__ = header["tensorrt"]
     for name, about in header["names"].items():
@@ -245,6 +264,7 @@ def _make_module(tape: Tape, header: dict[str, Any]) -> Any:
 
 
 def _make_class(tape: Tape, name: str, members: Mapping[str, Any]) -> type:
+    """Source: the recording's header, by recorder.py."""
     namespace: dict[str, Any] = {"_recorded_class": name, "_number": None}
     for member, kind in members.items():
         if kind in ("property", "read-only", "method"):
@@ -266,7 +286,10 @@ def _make_class(tape: Tape, name: str, members: Mapping[str, Any]) -> type:
 
 
 class _Function:
-    """A function of the module."""
+    """A function of the module.
+
+    Source: the tests' own.
+    """
 
     def __init__(self, tape: Tape, name: str) -> None:
         self._tape, self._name = tape, name
@@ -278,7 +301,10 @@ class _Function:
 
 
 class _Member:
-    """A property or a method of a class."""
+    """A property or a method of a class.
+
+    Source: the tests' own.
+    """
 
     def __init__(self, tape: Tape, name: str, kind: str) -> None:
         self._tape, self._name, self._kind = tape, name, kind

@@ -119,6 +119,7 @@ def _entry(rng: np.random.Generator, row: tuple[Any, ...], drift: Any, metric: s
         "cold_start_ms": {"process": 210.0, "load": 90 + 3 * ms, "first_result": 2.4 * ms,
                           "total": 300 + 5.4 * ms},
         "gpu_memory_bytes": None,
+        "gpu_latency_ms": {"compute": ms * 0.7, "with_transfers": ms * 0.9, "enqueue": ms * 0.1},
         "energy": {"unavailable": "this system tells no energy (no intel-rapl in /sys/class/powercap)"},
         "batches": [
             {"batch_size": n, "median_ms": ms * (0.25 + 0.75 * n / 8), "p90_ms": ms * n / 7,

@@ -20,6 +20,7 @@ import simulated_engine
 import simulated_network
 import simulated_parser
 import simulated_process
+import simulated_refit
 from recorded_tensorrt import recorded_module, stored
 from simulated_calibration import find_scales
 from simulated_network import kind_of, say
@@ -40,9 +41,6 @@ _REQUESTED = (
 _FEWER_TACTICS = (
     "Some tactics do not have sufficient workspace memory to run. Increasing workspace size will enable more "
     "tactics, please check verbose output for requested sizes."
-)
-_NO_INT8 = (
-    "Int8 precision has been set for a layer or layer output, but int8 is not configured in the builder"
 )
 _CANCELED = (
     "IBuilder::buildSerializedNetwork: Error Code 7: BuildCanceled (Build canceled by user In next at "
@@ -67,6 +65,8 @@ class Circumstances:
         reads_no_caches: Whether no timing cache can be read, as 8.5 without cuDNN reads none.
         dla_cores: Deep learning accelerators of this machine.
         measured: Tactics that builds measured, since no timing cache knew them; tests read it.
+
+    Source: the tests' own: which faults a test puts in.
     """
 
     device: str = "8.6"
@@ -93,10 +93,14 @@ def simulated_tensorrt(
         version: One of `recorded_tensorrt.VERSIONS`.
         circumstances: What builds meet; all goes well by default.
         behaviours: Classes in place of those here.
+
+    Source: the tests' own.
     """
-    families = (simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_process)
     ours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
-    for family in families:
+    for family in (
+        simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_process,
+        simulated_refit,
+    ):  # fmt: skip
         ours |= family.BEHAVIOURS
     module: Any = recorded_module(version, {**ours, **(behaviours or {})})
     module._circumstances = circumstances or Circumstances()
@@ -105,7 +109,10 @@ def simulated_tensorrt(
 
 
 class Logger:
-    """Logger: keeps nothing."""
+    """Logger: keeps nothing.
+
+    Source: python/src/infer/pyCore.cpp of release/10.13, `Logger`.
+    """
 
     def __init__(self, min_severity: Any = None) -> None:
         self._severity = min_severity
@@ -115,7 +122,11 @@ class Logger:
 
 
 class Builder:
-    """Builder."""
+    """Builder.
+
+    Source: NvInfer.h of release/10.13, `IBuilder`: a build that fails logs why and returns nullptr, which
+    Python sees as None. The recording tensorrt-rtx-1.7.1.116.jsonl has both.
+    """
 
     max_threads = 1
     max_batch_size = 1
@@ -168,7 +179,10 @@ def _computes(layer: Any) -> bool:
 
 
 def _wrong_profiles(network: Any, config: Any) -> str:
-    """What is wrong with the optimization profiles, in TensorRT-RTX 1.7.1's words."""
+    """What is wrong with the optimization profiles, in TensorRT-RTX 1.7.1's words.
+
+    Source: the recording tensorrt-rtx-1.7.1.116.jsonl, and TensorRT-RTX 1.7.1 by test_simulated_as_real.py.
+    """
     for tensor in network._inputs:
         if tensor._holds_shape or min(tensor._shape, default=0) >= 0:
             continue
@@ -187,17 +201,20 @@ def _wrong_profiles(network: Any, config: Any) -> str:
 
 
 def _wrong_flags(network: Any, config: Any) -> str:
-    """Flags that permit precisions belong to weak types; Q/DQ in a weakly typed network need INT8."""
-    if network._strong:
-        permitted = [name for name in ("FP16", "BF16", "INT8", "FP8") if config._has(name)]
-        return f"builder flag k{permitted[0]} is set, and the network is strongly typed." if permitted else ""
-    if any(kind_of(layer) == "QUANTIZE" for layer in network._layers) and not config._has("INT8"):
-        return _NO_INT8
-    return ""
+    """Flags that permit precisions belong to weak types.
+
+    Source: samples/common/sampleOptions.cpp of release/10.13, `stronglyTyped`: trtexec takes them away.
+    """
+    permitted = [name for name in ("FP16", "BF16", "INT8", "FP8") if network._strong and config._has(name)]
+    return f"builder flag k{permitted[0]} is set, and the network is strongly typed." if permitted else ""
 
 
 def _report_progress(builder: Any, config: Any) -> bool:
-    """Tell the monitor of nested phases, by the names of TensorRT-RTX 1.7.1; False when it cancels."""
+    """Tell the monitor of nested phases, by the names of TensorRT-RTX 1.7.1; False when it cancels.
+
+    Source: TensorRT-RTX 1.7.1, by
+    test_simulated_as_real.py::test_a_monitor_that_ends_a_build_ends_its_phases.
+    """
     monitor, outer, inner = config._monitor, "Building engine", "Cloning network graph"
     if monitor is None:
         return True
@@ -215,7 +232,10 @@ def _report_progress(builder: Any, config: Any) -> bool:
 
 
 def _has_kernels(builder: Any, network: Any, config: Any) -> bool:
-    """Whether every layer has an implementation; the log says why not, in the words of 8.6 and 10."""
+    """Whether every layer has an implementation; the log says why not, in the words of 8.6 and 10.
+
+    Source: NVIDIA/TensorRT issues 2643 and 1413.
+    """
     circumstances, workspace = builder._circumstances, config._pools["WORKSPACE"]
     node = next((layer._name for layer in network._layers if _computes(layer)), "")
     if circumstances.out_of_memory:
@@ -235,7 +255,11 @@ def _has_kernels(builder: Any, network: Any, config: Any) -> bool:
 
 
 def _chosen(layer: Any, config: Any, scales: set[str]) -> str:
-    """What a layer computes in: as its types say where they are strong, else as permitted."""
+    """What a layer computes in: as its types say where they are strong, else as permitted.
+
+    Source: NvInfer.h of release/8.6, `ILayer::setPrecision`: OBEY and PREFER decide, else the fastest;
+    fastest is here the lowest that is permitted.
+    """
     network = layer._network
     made_by = {tensor._name: found for found in network._layers for tensor in found._outputs}
     sources = [made_by.get(tensor._name) for tensor in layer._inputs[:2]]
@@ -253,7 +277,10 @@ def _chosen(layer: Any, config: Any, scales: set[str]) -> str:
 
 
 def _measure(builder: Any, config: Any, precisions: dict[str, str]) -> None:
-    """Measure every tactic that the timing cache does not know."""
+    """Measure every tactic that the timing cache does not know.
+
+    Source: NvInfer.h of release/10.13, `ITimingCache`: what was timed is not timed again.
+    """
     cache = config._cache
     for name, precision in precisions.items():
         key = f"{name}:{precision}"
@@ -264,6 +291,7 @@ def _measure(builder: Any, config: Any, precisions: dict[str, str]) -> None:
 
 
 def _plan(builder: Any, network: Any, config: Any, precisions: dict[str, str]) -> dict[str, Any]:
+    """Source: the tests' own: what a plan must tell for `simulated_engine`."""
     module, circumstances = builder._module, builder._circumstances
     layers = engine_layers(network, precisions, circumstances.blocks)
     built_for = [capability.name.removeprefix("SM") for capability in config._capabilities]

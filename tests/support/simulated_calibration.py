@@ -73,7 +73,10 @@ def _calibrate(builder: Any, network: Any, config: Any, tensors: set[str]) -> se
 
 
 def _without_shape(network: Any, config: Any) -> str:
-    """An input whose shape or values are not fixed, and not in the calibration profile."""
+    """An input whose shape or values are not fixed, and not in the calibration profile.
+
+    Source: NvInfer.h of release/8.6, `IBuilderConfig::setCalibrationProfile`.
+    """
     profile = config._calibration_profile
     for tensor in network._inputs:
         if tensor._holds_shape:
@@ -87,6 +90,9 @@ def _without_shape(network: Any, config: Any) -> str:
 
 
 def _cache_header(module: Any, calibrator: Any) -> str:
+    """Source: caches in NVIDIA/TensorRT issue 2036 (TRT-8203) and ultralytics issue 14121 (TRT-8601);
+    NvInferRuntimeBase.h of release/10.13, `NV_TENSORRT_VERSION_INT`, for the number from 10 on.
+    """
     major, minor, patch = (int(part) for part in module.__version__.split(".")[:3])
     number = major * 1000 + minor * 100 + patch if major < 10 else major * 10000 + minor * 100 + patch
     minmax = isinstance(calibrator, module.IInt8MinMaxCalibrator)

@@ -12,7 +12,11 @@ _POOLS = {"WORKSPACE": 64 << 30, "TACTIC_DRAM": 64 << 30, "TACTIC_SHARED_MEMORY"
 
 
 class HostMemory(bytes):
-    """IHostMemory: a buffer, and no sequence."""
+    """IHostMemory: a buffer, and no sequence.
+
+    Source: python/src/infer/pyFoundationalTypes.cpp of release/10.13, `IHostMemory`: a buffer with `dtype`
+    and `nbytes`, and nothing else.
+    """
 
     def __init__(self, content: bytes) -> None:
         self._size = len(content)
@@ -70,7 +74,11 @@ class Profile:
 
 
 class Config:
-    """IBuilderConfig: every option is kept; what a test refuses is logged as an error and not taken."""
+    """IBuilderConfig: every option is kept; what a test refuses is logged as an error and not taken.
+
+    Source: NvInfer.h of release/8.5 to 10.13, `IBuilderConfig`, and python/src/infer/pyCore.cpp; what is
+    refused, and in which words, is TensorRT-RTX 1.7.1's by test_simulated_as_real.py.
+    """
 
     DLA_core = -1
     avg_timing_iterations = 1

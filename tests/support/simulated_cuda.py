@@ -2,8 +2,11 @@
 
 Addresses are real, so what is bound wrongly computes wrongly. Streams are queues that run only when somebody
 waits, so what is not waited for is not there. Everything that is allocated, freed, pushed and popped is
-counted; freeing twice and touching what was freed are errors. Stacks of contexts behave as read in PyCUDA
-2026.1 (src/cpp/cuda.hpp), with its oddities. Times are of a clock that only copies and kernels advance.
+counted; freeing twice and touching what was freed are errors. Times are of a clock that only copies and
+kernels advance.
+
+Sources: "driver API" is https://docs.nvidia.com/cuda/cuda-driver-api/, "guide" the CUDA C++ programming
+guide, "cuda.hpp" src/cpp/cuda.hpp of inducer/pycuda. What names none of them is bookkeeping of the tests.
 """
 
 from __future__ import annotations
@@ -23,26 +26,43 @@ _ALIGNMENT = 256
 
 
 class Error(Exception):
-    """`pycuda.driver.Error`."""
+    """`pycuda.driver.Error`.
+
+    Source: src/wrapper/wrap_cudadrv.cpp of inducer/pycuda.
+    """
 
 
 class OutOfMemory(Error):
-    """`pycuda.driver.MemoryError`."""
+    """`pycuda.driver.MemoryError`.
+
+    Source: src/wrapper/wrap_cudadrv.cpp of inducer/pycuda.
+    """
 
 
 class LogicError(Error):
-    """`pycuda.driver.LogicError`."""
+    """`pycuda.driver.LogicError`.
+
+    Source: src/wrapper/wrap_cudadrv.cpp of inducer/pycuda.
+    """
 
 
 class Misuse(AssertionError):
-    """What a real driver would answer with a crash or with wrong results."""
+    """What a real driver would answer with a crash or with wrong results.
+
+    Source: the tests' own.
+    """
 
 
 class Stream:
-    """A queue of what to do, or while it is captured, a list of it."""
+    """A queue of what to do, or while it is captured, a list of it.
 
-    def __init__(self, gpu: SimulatedGpu, handle: int) -> None:
-        self.gpu, self.handle = gpu, handle
+    Source: driver API, cuStreamBeginCapture: "all operations pushed into the stream will not be executed, but
+    will instead be captured into a graph"; cuStreamCreate, CU_STREAM_NON_BLOCKING: such a stream performs "no
+    implicit synchronization with stream 0". PyTorch's streams are such, too (c10/cuda/CUDAStream.cpp).
+    """
+
+    def __init__(self, gpu: SimulatedGpu, handle: int, *, non_blocking: bool = True) -> None:
+        self.gpu, self.handle, self.non_blocking = gpu, handle, non_blocking
         self.queue: deque[Callable[[], None]] = deque()
         self.captured: list[Callable[[], None]] | None = None
         self.void = False
@@ -55,13 +75,18 @@ class Stream:
             self.queue.popleft()()
 
     def refuse_while_captured(self) -> None:
+        # Source: guide, "Prohibited and unhandled operations": synchronizing a stream that is captured, and
+        # calls that may be unsafe such as cuMemAlloc in the capturing thread, make the capture invalid.
         if self.captured is not None:
             self.void = True
             raise LogicError("operation not permitted when stream is capturing")
 
 
 class Event:
-    """Knows the stream it was recorded on, and when it happened."""
+    """Knows the stream it was recorded on, and when it happened.
+
+    Source: driver API, cuEventRecord "captures in hEvent the contents of hStream at the time of this call".
+    """
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
@@ -112,8 +137,8 @@ class SimulatedGpu:
         self.events: dict[int, Event] = {}
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self._handles = iter(range(0x1000, 1 << 30))
-        for handle in (1, 2):
-            self.streams[handle] = Stream(self, handle)
+        for handle in (1, 2):  # Source: driver API, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
+            self.streams[handle] = Stream(self, handle, non_blocking=False)
 
     def enter(self, call: str) -> bool:
         """Count a call that may fail, and return whether this one does."""
@@ -147,7 +172,11 @@ class SimulatedGpu:
         return not +self.live and not self.complaints and not any(self.retained.values())
 
     def allocate(self, size: int, kind: str = "device memory") -> int:
-        """Return an address, aligned as CUDA does; what lies there is garbage."""
+        """Return an address, aligned as CUDA does; what lies there is garbage.
+
+        Source: guide, "Device memory accesses": allocated addresses are "aligned to at least 256 bytes";
+        driver API, cuMemAlloc: "the memory is not cleared".
+        """
         if kind == "device memory" and self.used_bytes + size > self.memory_bytes:
             raise OutOfMemory("cuMemAlloc failed: out of memory")
         for stream in self.streams.values():
@@ -159,7 +188,11 @@ class SimulatedGpu:
         return address
 
     def release(self, address: int, kind: str) -> None:
-        """Free what `allocate` returned; waits for all streams, as cuMemFree does."""
+        """Free what `allocate` returned; waits for all streams.
+
+        Source: guide, "Stream ordered memory allocator": cudaMalloc and cudaFree make the GPU synchronize
+        across all executing streams.
+        """
         for stream in self.streams.values():
             stream.run()
         if address not in self._memory or self._memory[address][2] != kind:
@@ -193,7 +226,10 @@ class SimulatedGpu:
         )
 
     def require_context(self) -> None:
-        """Refuse a call without a current context, as the driver does."""
+        """Refuse a call without a current context.
+
+        Source: driver API, CUDA_ERROR_INVALID_CONTEXT: "there is no context bound to the current thread".
+        """
         if not self.stack:
             raise LogicError("invalid device context")
 
@@ -211,6 +247,12 @@ class SimulatedGpu:
         self.streams[stream.handle] = stream
         return stream
 
+    def run_blocking(self) -> None:
+        """Finish the streams that the legacy default stream waits for."""
+        for stream in self.streams.values():
+            if not stream.non_blocking:
+                stream.run()
+
     def run_all(self) -> None:
         """Finish all streams."""
         for stream in self.streams.values():
@@ -223,7 +265,10 @@ class SimulatedGpu:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedGpu:
-    """Put the simulation where qcompile looks for PyCUDA and libcuda, and return it."""
+    """Put the simulation where qcompile looks for PyCUDA and libcuda, and return it.
+
+    Source: the tests' own.
+    """
     from simulated_libcuda import Library
     from simulated_pycuda import make_module
 

@@ -1,12 +1,11 @@
-"""Behaviours of TensorRT's runtime objects, as far as a build, its proof and a refit need them."""
+"""Behaviours of TensorRT's runtime objects, as far as a build and its proof need them."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from recorded_tensorrt import stored
-from simulated_inspector import engine_information, layer_entries
+from simulated_inspector import Inspector, listed_profiles
 from simulated_network import say
 from simulated_plan import read_plan, write_plan
 from simulated_process import missing_plugin, registered_logger, registry_of
@@ -81,7 +80,10 @@ class Runtime:
 
 
 class Engine:
-    """ICudaEngine of a plan."""
+    """ICudaEngine of a plan.
+
+    Source: NvInferRuntime.h of release/8.5 to 10.13, `ICudaEngine`.
+    """
 
     def __init__(self, log: Any, plan: dict[str, Any]) -> None:
         self._log, self._plan = log, plan
@@ -92,7 +94,8 @@ class Engine:
 
     @property
     def num_layers(self) -> int:
-        return len(self._plan["layers"])
+        # Source: Polygraphy, backend/trt/util.py `str_from_engine`: before 10, those of all profiles.
+        return len(self._plan["layers"]) * listed_profiles(self._module, self._plan)
 
     @property
     def num_io_tensors(self) -> int:
@@ -192,25 +195,6 @@ class Engine:
         return next((tensor for tensor in self._plan["io"] if tensor["name"] == name), {})
 
 
-class Inspector:
-    """EngineInspector."""
-
-    execution_context = None
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def get_engine_information(self, format: Any) -> str:
-        return engine_information(self._module, self._engine._plan, self._shapes_known())
-
-    def get_layer_information(self, index: int, format: Any) -> str:
-        return json.dumps(layer_entries(self._module, self._engine._plan, self._shapes_known())[index])
-
-    def _shapes_known(self) -> bool:
-        context = stored(self, "execution_context", None)
-        return context is not None and context._all_known()
-
-
 class Context:
     """IExecutionContext, as far as shapes go."""
 
@@ -259,135 +243,9 @@ class Context:
         )
 
 
-class SerializationConfig:
-    """ISerializationConfig; of a stripped engine it leaves the weights out unless told otherwise."""
-
-    def __init__(self, *, excluded: bool) -> None:
-        self._flags = int(excluded) << int(self._module.SerializationFlag.EXCLUDE_WEIGHTS)
-
-    @property
-    def flags(self) -> int:
-        return self._flags
-
-    @flags.setter
-    def flags(self, value: int) -> None:
-        self._flags = value
-
-    def set_flag(self, flag: Any) -> bool:
-        self._flags |= 1 << int(flag)
-        return True
-
-    def clear_flag(self, flag: Any) -> bool:
-        self._flags &= ~(1 << int(flag))
-        return True
-
-    def get_flag(self, flag: Any) -> bool:
-        return bool(self._flags >> int(flag) & 1)
-
-
-class Refitter:
-    """Refitter: takes all weights that are missing before it refits."""
-
-    max_threads = 1
-    weights_validation = True
-
-    def __init__(self, engine: Any, log: Any) -> None:
-        self._engine, self._log = engine, registered_logger(self, log, "Refitter")
-        self._given: dict[str, dict[str, Any]] = {}
-        if not engine._plan["refittable"]:
-            say(self, "ERROR", "IRefitter: Error Code 4: API Usage Error (engine is not refittable)")
-
-    @property
-    def logger(self) -> Any:
-        return self._log
-
-    def get_all_weights(self) -> list[str]:
-        return list(self._engine._plan["weights"])
-
-    def get_missing_weights(self) -> list[str]:
-        return self._missing()
-
-    def set_named_weights(self, name: str, weights: Any, *_: Any) -> bool:
-        import numpy as np
-
-        return self._give(name, np.asarray(getattr(weights, "_array", weights)))
-
-    def refit_cuda_engine(self) -> bool:
-        if self._missing() or not self._engine._plan["refittable"]:
-            missing = ", ".join(self._missing())
-            say(self, "ERROR", f"IRefitter::refitCudaEngine: Error Code 4: missing weights: {missing}")
-            return False
-        self._engine._plan["weights"] |= self._given
-        self._engine._plan["stripped"] = False
-        return True
-
-    def _missing(self) -> list[str]:
-        entries = self._engine._plan["weights"]
-        if not self._given:
-            return [name for name, entry in entries.items() if not entry["sha256"]]
-        return [name for name, entry in entries.items() if not entry["sha256"] and name not in self._given]
-
-    def _give(self, name: str, array: Any) -> bool:
-        import hashlib
-
-        entry = self._engine._plan["weights"].get(name)
-        if entry is None or list(array.shape) != entry["shape"] or str(array.dtype) != entry["dtype"]:
-            found = f"{array.dtype} {list(array.shape)}"
-            wanted = f"{entry['dtype']} {entry['shape']}" if entry else "no such weights"
-            say(self, "ERROR", f"IRefitter::setNamedWeights: Error Code 3: {name}: {found}; {wanted}")
-            return False
-        self._given[name] = {**entry, "sha256": hashlib.sha256(array.tobytes()).hexdigest()}
-        return True
-
-
-class ParserRefitter:
-    """OnnxParserRefitter: gives a refitter the weights of an ONNX file, by their names."""
-
-    def __init__(self, refitter: Any, log: Any) -> None:
-        self._refitter, self._log = refitter, log
-        self._errors: list[Any] = []
-
-    @property
-    def num_errors(self) -> int:
-        return len(self._errors)
-
-    def get_error(self, index: int) -> Any:
-        return self._errors[index]
-
-    def clear_errors(self) -> None:
-        self._errors = []
-
-    def refit_from_file(self, path: str) -> bool:
-        import onnx
-        from onnx import numpy_helper
-
-        items = {item.name: item for item in onnx.load(path).graph.initializer}
-        for name in self._refitter._engine._plan["weights"]:
-            item = items.get(name)
-            if item is None or not self._refitter._give(name, numpy_helper.to_array(item)):
-                self._errors.append(self._error(name, "not found" if item is None else "of another shape"))
-                return False
-        return True
-
-    def _error(self, name: str, reason: str) -> Any:
-        return self._module.ParserError(
-            code=self._module.ErrorCode.REFIT_FAILED,
-            desc=f"Failed to refit weights {name}: {reason}",
-            file="ModelRefitter.cpp",
-            line=0,
-            func="refitOnnxWeights",
-            node=-1,
-            name="",
-            operator="",
-        )
-
-
 BEHAVIOURS: dict[str, Any] = {
     "Runtime": Runtime,
     "ICudaEngine": Engine,
     "EngineInspector": Inspector,
     "IExecutionContext": Context,
-    "ISerializationConfig": SerializationConfig,
-    "Refitter": Refitter,
-    "OnnxParserRefitter": ParserRefitter,
 }

@@ -2,8 +2,10 @@
 
 Names are those that each version has (`recorded_tensorrt`), the arithmetic is ONNX Runtime's on the CPU, and
 memory and streams are `simulated_cuda`'s. What NVIDIA documents as wrong use is refused as TensorRT does, or
-is a `Misuse`: profiles used twice before 8.6, misaligned addresses, a graph replayed after its execution
-context was changed, an execution context that outlives the CUDA context.
+is a `Misuse`.
+
+Sources: "header" is include/NvInferRuntime.h, "binding" python/src/infer/pyCore.cpp of NVIDIA/TensorRT, at
+release/10.16 where no other branch is named. Getters return what the plan says.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ CONTEXT_BYTES = 4096
 
 
 def make_adapter(version: str, gpu: SimulatedGpu) -> Adapter:
-    """Return the adapter of one version, on a simulated GPU."""
+    """Return the adapter of one version, on a simulated GPU.
+
+    Source: the tests' own.
+    """
     module: Any = recorded_module(version, behaviours(version, gpu))
     module.init_libnvinfer_plugins = init_plugins(module)
     return Adapter(module, "tensorrt-rtx" if version == "rtx" else "tensorrt")
@@ -42,7 +47,10 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
         return False
 
     class Counted:
-        """Exists as long as Python holds it, and must not outlive the CUDA context."""
+        """Exists as long as Python holds it.
+
+        Source: header, ~IExecutionContext and ~ICudaEngine free device memory, which needs the CUDA context.
+        """
 
         _counts = ""
 
@@ -65,6 +73,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             self._begin()
 
         def deserialize_cuda_engine(self, serialized_engine: bytes) -> Any:
+            # Source: header, IRuntime::deserializeCudaEngine: "nullptr if it could not be deserialized".
             header, _, model = serialized_engine.partition(b"\0")
             about = json.loads(header) if header.startswith(b"{") else {"version": "unknown"}
             if about["version"] != version or gpu.enter("deserialize_cuda_engine"):
@@ -148,6 +157,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             return self._module.IRuntimeConfig()
 
         def create_execution_context(self, *config: Any) -> Any:
+            # Source: binding, create_execution_context: None for C++'s nullptr.
             if gpu.enter("create_execution_context"):
                 complain(self._log, "out of memory")
                 return None
@@ -161,6 +171,9 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
         def _open(self, engine: Any, config: Any = None) -> None:
             self._engine, self._log = engine, engine._log
             self._compiled = RtxKernels(gpu, config)
+            # Source: header of release/8.5, createExecutionContext: "each execution context in concurrent use
+            # must use a separate optimization profile. The first execution context created will call
+            # setOptimizationProfile(0) implicitly"; getOptimizationProfile: -1 before one is set.
             self._exclusive = version == "8.5.3" and engine._is_dynamic
             first = engine._contexts == 0
             engine._contexts += 1
@@ -219,6 +232,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             return True
 
         def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
+            # Source: header, setInputShape: "false if [...] some other error occurred"; so the binding.
             if self._profile < 0:
                 return complain(self._log, "no optimization profile is chosen")
             declared, shape = self._engine._tensors[name].shape, tuple(shape)
@@ -233,6 +247,8 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             return True
 
         def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+            # Source: header, setTensorAddress: "If getTensorShape(name) reports a -1 for any dimension of an
+            # output after all input shapes have been set, use setOutputAllocator()".
             tensor = self._engine._tensors[name]
             if tensor.is_input:
                 return self._shapes.get(name, tensor.shape)
@@ -248,8 +264,13 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             return tuple(self._engine._kernel(feeds)[index].shape)
 
         def set_tensor_address(self, name: str, memory: int) -> bool:
-            if not memory or gpu.enter("set_tensor_address"):
-                return complain(self._log, f"{name}: null address")
+            # Source: header, setTensorAddress: "Pass data=nullptr to reset to the default state"; "The
+            # pointer must have at least 256-byte alignment".
+            if gpu.enter("set_tensor_address"):
+                return complain(self._log, f"{name}: injected")
+            if not memory:
+                self._addresses.pop(name, None)
+                return True
             if name not in self._engine._about["host"] and memory % 256:
                 raise Misuse(f"{name}: address {memory:#x} is not aligned")
             self._changed()
@@ -263,6 +284,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             return True
 
         def is_stream_capturable(self, stream: int) -> bool:
+            # Source: TensorRT-RTX's release notes 1.2: not "when using data-dependent dynamic shapes".
             return not self._engine._about["data_dependent"]
 
         def execute_async_v3(self, stream_handle: int) -> bool:
@@ -272,6 +294,8 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             if gpu.enter("execute_async_v3"):
                 return complain(self._log, "Cuda Runtime (an illegal memory access was encountered)")
             tensors = self._engine._tensors.values()
+            # Source: header, setTensorAddress: "each input must have a non-null address and each output must
+            # have a non-null address or an IOutputAllocator".
             missing = [
                 tensor.name
                 for tensor in tensors
@@ -279,6 +303,8 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             ]
             if missing or set(self._shapes) != {tensor.name for tensor in tensors if tensor.is_input}:
                 return complain(self._log, f"not everything is specified: {missing}")
+            # Source: header of release/8.5, enqueueV2: the first call after shapes were set "will cause
+            # failure in stream capture due to resource allocation"; developer guide: data-dependent shapes.
             if stream.captured is not None and (not self._is_settled or self._allocators or self._report):
                 stream.void = True
                 return complain(self._log, "operation not permitted when stream is capturing")
@@ -297,6 +323,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             return all(allocator.notified for allocator in self._outcomes.values())
 
         def _as_captured(self, run: Any) -> Any:
+            # Source: NVIDIA's best practices, CUDA graphs: "Use one execution context per captured graph".
             state = self._state
 
             def replay() -> None:
@@ -345,7 +372,8 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             else:
                 gpu.bytes_at(address, data.size)[:] = data
 
-        def _ask(self, name: str, size: int) -> int | None:
+        def _ask(self, name: str, size: int) -> int:
+            # Source: binding, PyOutputAllocator, release/8.5 and 10.16.
             allocator = self._allocators[name]
             if version == "8.5.3":
                 return allocator.reallocate_output(name, 0, size, 256)  # type: ignore[no-any-return]
@@ -357,6 +385,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             return np.frombuffer(data, tensor.dtype).reshape(shape)
 
         def _check_stream(self, handle: int) -> None:
+            # Source: header, enqueueV3: "Using default stream may lead to performance issues".
             if handle in (0, 1, 2):
                 raise Misuse("the default stream is used")
             if handle not in gpu.streams:

@@ -1,19 +1,30 @@
 """The JSON of TensorRT's engine inspector, as each version spells it.
 
 8.5: layers with Name, LayerType, Inputs, Outputs of Name, Location, Dimensions and "Format/Datatype", then
-ParameterType, Weights, TacticName, TacticValue (docs.nvidia.com/deeplearning/tensorrt, "Engine Inspector").
-10.x: also StreamId and Metadata (github.com/NVIDIA/TensorRT/issues/4020, of 10.2); layers of the second
-compiler spell a type alone, "Half", where others have a sentence (issues/4397). In both, a layer whose shapes
-are dynamic has "N/A due to dynamic shapes" for its format and type, until the inspector is given an execution
-context that knows them; its weights' type is told. 11.x: "Bindings" became "I/O Tensors", and
-"Format/Datatype" became "Format" and "Datatype" (docs.nvidia.com/deeplearning/tensorrt/11.3.0, "Migrating
-IEngineInspector Usage from TensorRT 10.x to 11.x"); that TensorRT-RTX 1.7 has this form too is assumed.
+ParameterType, Weights, TacticName, TacticValue. Source: the ten graphs of TREX (tools/experimental/
+trt-engine-explorer in NVIDIA/TensorRT, release/8.5). The layers of every profile are listed, those of others
+than the first with " [profile 1]" behind their names. Source: trex/parser.py `filter_profiles`; Polygraphy,
+backend/trt/util.py `str_from_engine`: `num_layers // num_optimization_profiles`, "In TRT 10, layer
+information is not specified per profile".
+
+10.x: also StreamId and Metadata. Source: NVIDIA/TensorRT issue 4020, of 10.2. Layers of the second compiler
+spell a type alone, "Half", where others have a sentence. Source: issue 4397, of 10.10.
+
+In both, a layer whose shapes are dynamic has no format, until the inspector is given an execution context
+that knows them. Source: NvInferRuntime.h `IEngineInspector::setExecutionContext`; the words "N/A due to
+dynamic shapes" are those that Polygraphy reads ("N/A" in `dtype_from_fmt_dtype`).
+
+11.x: "Bindings" became "I/O Tensors", and "Format/Datatype" became "Format" and "Datatype". Source:
+migration guide 11.0, "Migrating IEngineInspector Usage from TensorRT 10.x to 11.x". TensorRT-RTX is given the
+same form, for which there is no source: both forms are read.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+from recorded_tensorrt import stored
 
 _SENTENCES = {
     # As in trex/activations.py in NVIDIA/TensorRT.
@@ -36,23 +47,47 @@ _KERNELS = {
 _UNKNOWN = "N/A due to dynamic shapes"
 
 
-def engine_information(module: Any, plan: dict[str, Any], shapes_known: bool) -> str:
+def engine_information(module: Any, plan: dict[str, Any], known: int | None) -> str:
     """Return the inspector's JSON for an engine.
 
     Args:
         module: Whose spelling.
         plan: From `simulated_plan`.
-        shapes_known: Whether an execution context knows the shapes of the inputs.
+        known: Profile whose shapes an execution context knows; None where there is none that does.
+    """
+    return json.dumps({"Layers": layer_entries(module, plan, known), **_io(module, plan)}, indent=1)
+
+
+def layer_entries(module: Any, plan: dict[str, Any], known: int | None) -> list[Any]:
+    """Return the inspector's words on each layer, for each profile where the version lists them so.
+
+    Source: trex/parser.py, `filter_profiles`, and NvInferRuntime.h, `ProfilingVerbosity`, as the head of this
+    file says.
     """
     if plan["verbosity"] == "NONE":
-        return json.dumps({"Layers": [], **_io(module, plan)})
-    if plan["verbosity"] != "DETAILED":
-        return json.dumps({"Layers": [layer["name"] for layer in plan["layers"]], **_io(module, plan)})
-    return json.dumps({"Layers": layer_entries(module, plan, shapes_known), **_io(module, plan)}, indent=1)
+        return []
+    entries: list[Any] = []
+    for profile in range(listed_profiles(module, plan)):
+        suffix = f" [profile {profile}]" if profile else ""
+        told = known is not None and (known == profile or not _by_profile(module))
+        for entry in _entries(module, plan, shapes_known=told):
+            entry["Name"] += suffix
+            entries.append(entry if plan["verbosity"] == "DETAILED" else entry["Name"])
+    return entries
 
 
-def layer_entries(module: Any, plan: dict[str, Any], shapes_known: bool) -> list[dict[str, Any]]:
-    """Return the inspector's words on each layer."""
+def listed_profiles(module: Any, plan: dict[str, Any]) -> int:
+    """How often the layers are listed, and counted in `num_layers`."""
+    return max(len(plan["profiles"]), 1) if _by_profile(module) else 1
+
+
+def _by_profile(module: Any) -> bool:
+    """Before 10."""
+    return not hasattr(module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+def _entries(module: Any, plan: dict[str, Any], *, shapes_known: bool) -> list[dict[str, Any]]:
+    """Source: the ten graphs of trt-engine-explorer, trex/activations.py, and issues 4020 and 4397."""
     split = _split(module)
     entries = []
     for index, layer in enumerate(plan["layers"]):
@@ -84,6 +119,7 @@ def layer_entries(module: Any, plan: dict[str, Any], shapes_known: bool) -> list
 
 
 def _tensor(layer: dict[str, Any], tensor: list[Any], split: bool, told: bool) -> dict[str, Any]:
+    """Source: trex/activations.py, and the migration guide of 11.0, as the head of this file says."""
     name, shape, dtype = tensor
     entry: dict[str, Any] = {"Name": name, "Dimensions": shape}
     if not layer["second_compiler"]:
@@ -96,6 +132,7 @@ def _tensor(layer: dict[str, Any], tensor: list[Any], split: bool, told: bool) -
 
 
 def _io(module: Any, plan: dict[str, Any]) -> dict[str, Any]:
+    """Source: the migration guide of 11.0, as the head of this file says."""
     if not _split(module):
         return {"Bindings": [tensor["name"] for tensor in plan["io"]]}
     return {
@@ -117,3 +154,27 @@ def _io(module: Any, plan: dict[str, Any]) -> dict[str, Any]:
 def _split(module: Any) -> bool:
     """Whether the form is that of 11: it came with the end of weak types."""
     return not hasattr(module.BuilderFlag, "FP16")
+
+
+class Inspector:
+    """EngineInspector.
+
+    Source: NvInferRuntime.h of release/10.13, `IEngineInspector::setExecutionContext`: only with all input
+    shapes does it show formats.
+    """
+
+    execution_context = None
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def get_engine_information(self, format: Any) -> str:
+        return engine_information(self._module, self._engine._plan, self._known_profile())
+
+    def get_layer_information(self, index: int, format: Any) -> str:
+        return json.dumps(layer_entries(self._module, self._engine._plan, self._known_profile())[index])
+
+    def _known_profile(self) -> int | None:
+        context = stored(self, "execution_context", None)
+        known = context is not None and context._all_known()
+        return int(context.active_optimization_profile) if known else None

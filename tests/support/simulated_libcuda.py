@@ -1,5 +1,9 @@
 # ruff: noqa: N802 - the names are the driver's
-"""libcuda on a simulated GPU, as far as ctypes reaches it."""
+"""libcuda on a simulated GPU, as far as ctypes reaches it.
+
+Source of all: the CUDA driver API's page of each function (https://docs.nvidia.com/cuda/cuda-driver-api/),
+and cuda.h for the numbers of errors.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,10 @@ OUT_OF_MEMORY, NO_CONTEXT, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 2, 201, 90
 
 
 class Library:
-    """libcuda, as far as ctypes reaches it: each function returns an error code."""
+    """libcuda, as far as ctypes reaches it: each function returns an error code.
+
+    Source: CUDA's driver API, documentation of each function; the numbers are cuda.h's.
+    """
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         self._gpu = gpu
@@ -76,6 +83,7 @@ class Library:
         return 0
 
     def cuStreamEndCapture(self, stream: Any, graph: Any) -> int:
+        # Source: cuStreamEndCapture: "if the capture was invalidated [...] a NULL graph will be returned".
         found = self._gpu.streams[stream.value]
         if found.captured is None:
             return CAPTURE_UNSUPPORTED
@@ -109,6 +117,8 @@ class Library:
         return 0
 
     def cuGraphExecDestroy(self, executable: Any) -> int:
+        # Source: cuGraphExecDestroy: "if the executable graph is in-flight, it will not be terminated, but
+        # rather freed asynchronously on completion".
         for stream in self._gpu.streams.values():
             stream.run()
         del self._gpu.graphs[executable.value]

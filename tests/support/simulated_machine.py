@@ -23,7 +23,10 @@ GPU = Gpu("Simulated A10", "sm86", 24 << 30, "12.4")
 
 @dataclass
 class Machine:
-    """What a test builds on."""
+    """What a test builds on.
+
+    Source: the tests' own.
+    """
 
     module: Any
     circumstances: Circumstances
@@ -51,6 +54,8 @@ class Machine:
         """The builder flags that were set and not taken away again."""
         found: set[str] = set()
         for call in self.module.recorded_calls:
+            if call.owner != "IBuilderConfig":
+                continue
             if call.member == "set_flag":
                 found.add(call.args[0].name)
             elif call.member == "clear_flag":
@@ -65,7 +70,10 @@ class Machine:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str, **about: Any) -> Machine:
-    """Put a version of TensorRT and a GPU into this process; `about` are `Circumstances`."""
+    """Put a version of TensorRT and a GPU into this process; `about` are `Circumstances`.
+
+    Source: the tests' own.
+    """
     circumstances = Circumstances(**about)
     module = simulated_tensorrt(version, circumstances)
     monkeypatch.setitem(sys.modules, "tensorrt", module)

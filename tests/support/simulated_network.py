@@ -23,7 +23,11 @@ def kind_of(layer: Any) -> str:
 
 
 class Tensor:
-    """ITensor."""
+    """ITensor.
+
+    Source: NvInfer.h of release/8.5 to 10.13, `ITensor`, and python/src/infer/pyGraph.cpp; TensorRT-RTX 1.7.1
+    by test_simulated_as_real.py.
+    """
 
     location: Any = None
     broadcast_across_batch = False
@@ -104,6 +108,8 @@ class Layer:
     """ILayer.
 
     `_inputs` and `_outputs` are tensors; `_weights` are names of ONNX initializers that are no tensors.
+
+    Source: NvInfer.h of release/8.5 to 10.13, `ILayer`; `kSTRONGLY_TYPED` there for what cannot be set.
     """
 
     def __init__(self, network: Any, name: str, kind: str, onnx_name: str = "") -> None:
@@ -184,7 +190,10 @@ class Layer:
 
 
 class Network:
-    """INetworkDefinition, empty until a parser fills it."""
+    """INetworkDefinition, empty until a parser fills it.
+
+    Source: NvInfer.h of release/8.5 to 10.13, `INetworkDefinition` and `NetworkDefinitionCreationFlag`.
+    """
 
     name = "Unnamed Network 0"
 
@@ -260,7 +269,10 @@ class Network:
 
 
 def _at(network: Any, items: list[Any], index: int) -> Any:
-    """As TensorRT-RTX 1.7.1 answers an index that is too high: a logged error, and nothing."""
+    """As TensorRT-RTX 1.7.1 answers an index that is too high: a logged error, and nothing.
+
+    Source: TensorRT-RTX 1.7.1, tried.
+    """
     if 0 <= index < len(items):
         return items[index]
     text = f"vector::_M_range_check: __n (which is {index}) >= this->size() (which is {len(items)})"

@@ -1,8 +1,8 @@
 """Behaviours of TensorRT's ONNX parser: an ONNX graph becomes a network as it does there.
 
-Held against the parser of TensorRT-RTX 1.7.1 by `test_recorded.py`. Where older parsers differ, after their
-source (onnx/onnx-tensorrt, branch release/8.5-GA, builtin_op_importers.cpp). Left out are the helper layers,
-named ONNXTRT_..., that compute shapes.
+Source: the parser of TensorRT-RTX 1.7.1, against which `test_recorded.py` holds it. Where older parsers
+differ, onnx/onnx-tensorrt of branch 8.5-GA, with file and line. Left out are the helper layers, named
+ONNXTRT_..., that compute shapes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,24 @@ _KINDS: dict[str, str] = {
     "AveragePool": "POOLING", "Softmax": "SOFTMAX", "Concat": "CONCATENATION", "Slice": "SLICE",
     "Gather": "GATHER", "LayerNormalization": "NORMALIZATION", "BatchNormalization": "SCALE",
     "Resize": "RESIZE", "Shape": "SHAPE", "Where": "SELECT", "Expand": "SLICE", "LRN": "LRN",
-    "Einsum": "EINSUM", "TopK": "TOPK",
+    "Einsum": "EINSUM", "TopK": "TOPK", "NonZero": "NON_ZERO",
     **dict.fromkeys(_ACTIVATIONS.split(), "ACTIVATION"), **dict.fromkeys(_ELEMENTWISE.split(), "ELEMENTWISE"),
     **dict.fromkeys(_UNARY.split(), "UNARY"), **dict.fromkeys(_REDUCE.split(), "REDUCE"),
 }  # fmt: skip
 """Operator to the layer that computes it."""
 
-_OLDER = {
-    "CAST": "IDENTITY",
-    "SQUEEZE": "SHUFFLE",
-    "UNSQUEEZE": "SHUFFLE",
-    "NORMALIZATION": "SCALE",
-    "PLUGIN_V3": "PLUGIN_V2",
-}
-"""What stands in for a layer type before it existed."""
+_OLDER = {"CAST": "IDENTITY", "SQUEEZE": "SHUFFLE", "UNSQUEEZE": "SHUFFLE", "PLUGIN_V3": "PLUGIN_V2"}
+"""What stands in for a layer type before it existed.
+
+Source: docs/Changelog.md, 8.6 EA ("All cast operations will now use the new CastLayer over the previous
+IdentityLayer"); builtin_op_importers.cpp of 8.5-GA, importers of Squeeze, Unsqueeze and the fallback plugin.
+"""
+
+_LACKED = {"8.5.": "LayerNormalization GroupNormalization IsInf CastLike Gelu Hardmax Mish".split()}
+"""Start of a version to operators that its parser has no importer for, of those above.
+
+Source: docs/operators.md of 8.5-GA (N), and the names in DEFINE_BUILTIN_OP_IMPORTER of 8.5-GA to 10.0-GA.
+"""
 
 _WEIGHTS = {
     # Inputs that the parser keeps as weights of the layer where they are initializers.
@@ -50,10 +54,14 @@ _WEIGHTS = {
 _SHAPES = {"Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "ConstantOfShape": (0,), "Resize": (3,)}
 """Inputs that hold a shape."""
 
+_COMPUTED_ON_SHAPES = ("Cast", "Concat", "Identity", "Mul", "Add", "Slice", "Gather", "Squeeze", "Unsqueeze")
+
 _NO_PLUGIN = 'creator && "Plugin not found, are the plugin name, version, and namespace correct?"'
 _PLACES = {
-    True: ("builtin_op_importers.cpp", 5411, "importFallbackPluginImporter"),  # 8.5
-    False: ("onnxOpCheckers.cpp", 998, "checkFallbackPluginImporter"),  # TensorRT-RTX 1.7.1
+    # Source: builtin_op_importers.cpp:5757 of 8.5-GA.
+    True: ("builtin_op_importers.cpp", 5757, "importFallbackPluginImporter"),
+    # Source: TensorRT-RTX 1.7.1, recorded.
+    False: ("onnxOpCheckers.cpp", 998, "checkFallbackPluginImporter"),
 }
 _PLACE_OF_NODES = ("ModelImporter.cpp", 489, "parseNode")
 _STORED = ("INT8", "UINT8", "FP8", "INT4", "FP4")
@@ -61,7 +69,11 @@ _FOLDED = ("Constant", "ConstantOfShape")
 
 
 class ParserError:
-    """IParserError; `_found` holds what each method returns."""
+    """IParserError; `_found` holds what each method returns.
+
+    Source: NvOnnxParser.h of onnx-tensorrt 8.5-GA and 10.0-GA, `IParserError`; the recording
+    tensorrt-rtx-1.7.1.116.jsonl has one.
+    """
 
     def __init__(self, **found: Any) -> None:
         self._found = found
@@ -98,11 +110,18 @@ class ParserError:
 
 
 class Refused(Exception):
-    """A node that the parser does not take."""
+    """A node that the parser does not take.
+
+    Source: the tests' own.
+    """
 
 
 class Parser:
-    """OnnxParser."""
+    """OnnxParser.
+
+    Source: onnx-tensorrt 8.5-GA, ModelImporter.cpp and NvOnnxParser.h; TensorRT-RTX 1.7.1 by
+    test_simulated_as_real.py.
+    """
 
     def __init__(self, network: Any, log: Any) -> None:
         self._network, self._log = network, log
@@ -140,7 +159,10 @@ class Parser:
         return self._knows(name) or name in known_creators(self._network._builder)
 
     def _knows(self, operator: str) -> bool:
-        return operator in _KINDS or operator in _FOLDED or self._is_native(operator)
+        version = str(self._module.__version__)
+        lacked = [name for start, names in _LACKED.items() if version.startswith(start) for name in names]
+        known = operator in _KINDS or operator in _FOLDED or self._is_native(operator)
+        return known and operator not in lacked
 
     def _is_native(self, operator: str) -> bool:
         """Whether a layer computes it that was a plugin before (8.5-GA, builtin_op_importers.cpp:2192)."""
@@ -162,6 +184,7 @@ class Parser:
     def _parse(self, model: Any) -> bool:
         network = self._network
         if not network._explicit:
+            # Source: ModelImporter.cpp:519 of 8.5-GA.
             text = "This version of the ONNX parser only supports TensorRT INetworkDefinitions with an "
             say(self, "ERROR", text + "explicit batch dimension. Please ensure the network was created using "
                 "the EXPLICIT_BATCH NetworkDefinitionCreationFlag.")  # fmt: skip
@@ -201,8 +224,24 @@ class Parser:
             f"{made._found['func']}:\n[{int(made._found['code'])}] {made._found['desc']}")  # fmt: skip
 
 
+def _behind(graph: Any, names: Any) -> set[str]:
+    """The tensors that shapes are computed of, themselves among them.
+
+    Source: TensorRT-RTX 1.7.1, whose `is_shape_tensor` is true of an input behind Cast and Concat.
+    """
+    found = set(names)
+    for node in reversed(graph.node):
+        if found & set(node.output) and node.op_type in _COMPUTED_ON_SHAPES:
+            found |= set(node.input)
+    return found
+
+
 class _Graph:
-    """An ONNX graph on its way into a network."""
+    """An ONNX graph on its way into a network.
+
+    Source: TensorRT-RTX 1.7.1 by test_simulated_as_real.py, which compares layers, types and shapes;
+    onnx-tensorrt 8.5-GA, builtin_op_importers.cpp, where 8.5 differs.
+    """
 
     def __init__(self, module: Any, network: Any, log: Any, model: Any) -> None:
         from onnx import shape_inference
@@ -222,8 +261,9 @@ class _Graph:
                 network._inputs.append(tensor)
         for node in model.graph.node:
             for index in _SHAPES.get(node.op_type, ()):
-                if index < len(node.input) and node.input[index] in self.tensors:
-                    self.tensors[node.input[index]]._holds_shape = True
+                for name in _behind(model.graph, node.input[index : index + 1]):
+                    if name in self.tensors:
+                        self.tensors[name]._holds_shape = True
 
     def add(self, node: Any) -> None:
         if node.op_type in _FOLDED:
@@ -276,6 +316,7 @@ class _Graph:
     def _quantization(self, node: Any) -> list[Any]:
         """Data, scale and a zero point of floats; what is stored must be of a type that TensorRT has."""
         if len(node.input) < 3 and not hasattr(self.module.ParserError, "node_name"):
+            # Source: builtin_op_importers.cpp:1206 of 8.5-GA, QuantDequantLinearHelper: of both operators.
             text = "This version of TensorRT requires 3 inputs for the DequantizeLinear operator."
             raise Refused(f'(inputs.size() == 3) && "{text}"')
         stored = node.input[0] if node.op_type == "DequantizeLinear" else node.output[0]
@@ -345,6 +386,7 @@ class _Graph:
         )
         known = self.module.DataType.__members__
         if spelled == "INT64" and spelled not in known:
+            # Source: onnx2trt_utils.cpp:376 of 8.5-GA.
             text = "Your ONNX model has been generated with INT64 weights, while TensorRT does not natively "
             say(self, "WARNING", text + "support INT64. Attempting to cast down to INT32.")
             return "INT32"

@@ -40,6 +40,8 @@ class EngineLayer:
         weights: Type and count of its weights; None without.
         onnx_names: The ONNX nodes it comes from.
         second_compiler: Whether it is of TensorRT's second compiler (Myelin), which spells types otherwise.
+
+    Source: the tests' own.
     """
 
     name: str
@@ -59,6 +61,9 @@ def engine_layers(network: Any, precisions: dict[str, str], blocks: set[str]) ->
         network: INetworkDefinition.
         precisions: Layer that computes to what it computes in.
         blocks: Network layers that the engine has as one block of its second compiler.
+
+    Source: docs.nvidia.com, "Types of fusions": pointwise layers go into the convolution or product before
+    them.
     """
     made_by = {tensor._name: layer for layer in network._layers for tensor in layer._outputs}
     uses = Counter(tensor._name for layer in network._layers for tensor in layer._inputs)
@@ -84,6 +89,9 @@ def engine_layers(network: Any, precisions: dict[str, str], blocks: set[str]) ->
 
 
 def _folded(layer: Any, made_by: dict[str, Any]) -> bool:
+    """Source: docs.nvidia.com, "Explicit quantization": Q/DQ of weights and of fused tensors are no layers of
+    the engine.
+    """
     kind = kind_of(layer)
     if kind == "QUANTIZE":  # of weights, or fused into what makes the tensor
         return layer._inputs[0]._name in made_by
@@ -94,6 +102,9 @@ def _folded(layer: Any, made_by: dict[str, Any]) -> bool:
 def _engine_layer(
     layer: Any, made_by: dict[str, Any], precisions: dict[str, str], index: int, *, newer: bool
 ) -> EngineLayer:
+    """Source: tools/experimental/trt-engine-explorer/trex/colors.py and NVIDIA/TensorRT issue 4397, for the
+    kinds and names.
+    """
     kind, name = kind_of(layer), layer._name
     precision = precisions.get(name, layer._outputs[0]._dtype)
     source = layer._inputs[0]._dtype if kind in ("QUANTIZE", "CAST") else precision
@@ -114,7 +125,10 @@ def _engine_layer(
 
 
 def _with_block(layers: list[EngineLayer], blocks: set[str], *, newer: bool) -> list[EngineLayer]:
-    """Put the named layers into one block: of 8.5 "{ForeignNode[...]}", later a kernel of its own name."""
+    """Put the named layers into one block: of 8.5 "{ForeignNode[...]}", later a kernel of its own name.
+
+    Source: NVIDIA/TensorRT issues 3067 ("{ForeignNode[...]}", 8.x) and 4397 ("__myl_...", 10.x).
+    """
     inside = [layer for layer in layers if blocks & {*layer.name.split(" + "), *layer.onnx_names}]
     if not inside:
         return layers
@@ -140,7 +154,10 @@ def _tensors(tensors: list[Any], precision: str) -> list[tuple[str, list[int], s
 
 
 def _kind_behind(tensor: Any, made_by: dict[str, Any]) -> str:
-    """The kind of layer a tensor comes from, looking through Q/DQ and what only moves data."""
+    """The kind of layer a tensor comes from, looking through Q/DQ and what only moves data.
+
+    Source: the tests' own.
+    """
     layer = made_by.get(tensor._name)
     while layer is not None and kind_of(layer) in ("QUANTIZE", "DEQUANTIZE", "SHUFFLE") and layer._inputs:
         layer = made_by.get(layer._inputs[0]._name)
@@ -148,6 +165,7 @@ def _kind_behind(tensor: Any, made_by: dict[str, Any]) -> str:
 
 
 def _weights(layer: Any, made_by: dict[str, Any], precision: str) -> tuple[str, int] | None:
+    """Source: the tests' own."""
     if kind_of(layer) not in COMPUTES:
         return None
     items = [layer._network._weights[name] for name in layer._weights[:1]]
@@ -158,6 +176,7 @@ def _weights(layer: Any, made_by: dict[str, Any], precision: str) -> tuple[str, 
 
 
 def _count(shape: Any) -> int:
+    """Source: the tests' own."""
     count = 1
     for extent in shape:
         count *= extent
@@ -175,7 +194,11 @@ def plugins_of(network: Any) -> list[str]:
 
 
 def weight_entries(network: Any) -> dict[str, dict[str, Any]]:
-    """Return each weight that can be refitted to its type, shape, size and digest."""
+    """Return each weight that can be refitted to its type, shape, size and digest.
+
+    Source: NvInferRuntime.h of release/10.13, `IRefitter::getAllWeights`, for the names; the rest is the
+    tests' own.
+    """
     from onnx import numpy_helper
 
     found = {}
@@ -193,7 +216,11 @@ def weight_entries(network: Any) -> dict[str, dict[str, Any]]:
 
 
 def write_plan(plan: dict[str, Any], *, with_weights: bool) -> bytes:
-    """Serialize a plan; without weights it holds none of their digests."""
+    """Serialize a plan; without weights it holds none of their digests.
+
+    Source: the tests' own; the first bytes are those of real plans, of which the recording
+    tensorrt-rtx-1.7.1.116.jsonl has one.
+    """
     weights = plan["weights"]
     if not with_weights:
         plan = {**plan, "weights": {name: {**entry, "sha256": ""} for name, entry in weights.items()}}
@@ -202,7 +229,10 @@ def write_plan(plan: dict[str, Any], *, with_weights: bool) -> bytes:
 
 
 def read_plan(content: Any) -> dict[str, Any] | None:
-    """Return what `write_plan` wrote; None for anything else."""
+    """Return what `write_plan` wrote; None for anything else.
+
+    Source: the tests' own.
+    """
     content = bytes(content)
     if content[:4] not in MAGIC.values():
         return None

@@ -77,7 +77,11 @@ def missing_plugin(runtime: Any, plan: dict[str, Any]) -> str:
 
 
 class PluginRegistry:
-    """IPluginRegistry of a builder or a runtime: loads the libraries that the test's circumstances have."""
+    """IPluginRegistry of a builder or a runtime: loads the libraries that the test's circumstances have.
+
+    Source: TensorRT-RTX 1.7.1, by test_simulated_as_real.py, for the words; NvInferRuntime.h of release/8.6,
+    `IPluginRegistry::loadLibrary`.
+    """
 
     def __init__(self, owner: Any) -> None:
         self._log, self._circumstances = owner._log, owner._module._circumstances
@@ -95,7 +99,10 @@ class PluginRegistry:
 
 
 def registry_of(owner: Any) -> Any:
-    """The registry of a builder or a runtime, the same for each call."""
+    """The registry of a builder or a runtime, the same for each call.
+
+    Source: NvInferRuntime.h of release/8.6, `IRuntime::getPluginRegistry`.
+    """
     if "_registry" not in vars(owner):
         owner._registry = owner._module.IPluginRegistry(owner)
     return owner._registry

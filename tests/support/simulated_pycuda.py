@@ -1,4 +1,8 @@
-"""The part of `pycuda.driver` that is used here, on a simulated GPU; each name is one of PyCUDA 2026.1."""
+"""The part of `pycuda.driver` that is used here, on a simulated GPU; each name is one of PyCUDA 2026.1.
+
+Sources: src/cpp/cuda.hpp ("cuda.hpp") and src/wrapper/wrap_cudadrv.cpp of inducer/pycuda; "driver API" as in
+`simulated_cuda`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ from simulated_cuda import (
 
 
 def native(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave no frame with arguments in an error's traceback: PyCUDA's functions are no Python."""
+    """Leave no frame with arguments in an error's traceback.
+
+    Source: wrap_cudadrv.cpp: PyCUDA's functions are C++, whose frames no traceback has.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
@@ -39,13 +46,18 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
     """Return the module. Its objects release what they hold when they are collected, as PyCUDA's do."""
 
     def current() -> Any:
+        # Source: cuda.hpp, explicit_context_dependent::acquire_context: PyCUDA's own stack decides.
         gpu.require_context()
         if not gpu.pycuda_stack:
             raise LogicError("explicit_context_dependent failed: no currently active context?")
         return gpu.pycuda_stack[-1]
 
     class Owned:
-        """What belongs to a context and is released once; in a dead context it is lost, without a word."""
+        """What belongs to a context and is released once; in a dead context it is lost, without a word.
+
+        Source: cuda.hpp, scoped_context_activation ("cannot activate dead context") and
+        CUDAPP_CATCH_CLEANUP_ON_DEAD_CONTEXT.
+        """
 
         def _own(self, kind: str) -> None:
             self._context, self._kind, self._valid = current(), kind, True
@@ -59,6 +71,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
             self.device, self.valid, self.handle = device, True, gpu.primary(device)
 
         def push(self) -> None:
+            # Source: cuda.hpp, context_push: "we maintain all contexts floating other than the top one".
             if gpu.pycuda_stack:
                 gpu.stack.pop()
             gpu.stack.append(self.handle)
@@ -66,6 +79,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
 
         @staticmethod
         def pop() -> None:
+            # Source: cuda.hpp, context::pop and context::current_context, which drops invalid contexts.
             if not gpu.pycuda_stack:
                 raise LogicError("context::pop failed: cannot pop non-current context")
             gpu.stack.pop()
@@ -81,6 +95,8 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
             gpu.run_all()
 
         def detach(self) -> None:
+            # Source: cuda.hpp, context::detach; primary_context::detach_internal calls
+            # cuDevicePrimaryCtxRelease, which "does not pop the context from stack" (driver API).
             if not self.valid:
                 raise LogicError("context::detach failed: cannot detach from invalid context")
             was_active = bool(gpu.pycuda_stack) and gpu.pycuda_stack[-1] is self
@@ -99,18 +115,21 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
 
     class Device:
         def __init__(self, number: int) -> None:
+            # Source: driver API, cuDeviceGet: CUDA_ERROR_INVALID_DEVICE beyond the last.
             gpu.check("Device")
             if number >= gpu.devices:
                 raise LogicError("cuDeviceGet failed: invalid device ordinal")
             self._number = number
 
         def retain_primary_context(self) -> Context:
+            # Source: cuda.hpp, device::retain_primary_context: retained, not pushed.
             gpu.check("retain_primary_context")
             gpu.retained[self._number] += 1
             return Context(self._number)
 
     class DeviceAllocation(Owned):
         def __init__(self, size: int) -> None:
+            # Source: driver API, cuMemAlloc: "if bytesize is 0 [it] returns CUDA_ERROR_INVALID_VALUE".
             if size < 1:
                 raise LogicError("cuMemAlloc failed: invalid argument")
             self._own("device memory")
@@ -124,6 +143,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
         __index__ = __int__
 
         def free(self) -> None:
+            # Source: cuda.hpp, device_allocation::free: a second time throws CUDA_ERROR_INVALID_HANDLE.
             if not self._valid:
                 raise Misuse("device_allocation::free: invalid handle")
             if self._disown():
@@ -134,6 +154,8 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
                 gpu.release(self._address, "device memory")
 
     class PagelockedHostAllocation(Owned):
+        """Source: wrap_cudadrv.cpp, numpy_empty<pagelocked_host_allocation>: the array's base owns it."""
+
         def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
             self._own("page-locked memory")
             self._valid = False
@@ -156,7 +178,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
             gpu.check("Stream")
             self._own("stream")
             self.flags = flags
-            self._stream = Stream(gpu, gpu.handle())
+            self._stream = Stream(gpu, gpu.handle(), non_blocking=bool(flags & 1))
             gpu.streams[self._stream.handle] = self._stream
             gpu.count("stream", 1)
 
@@ -196,6 +218,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
             return self
 
         def time_since(self, start: PyEvent) -> float:
+            # Source: driver API, cuEventElapsedTime: CUDA_ERROR_NOT_READY before both have happened.
             if self._event.time_ns is None or start._event.time_ns is None:
                 raise LogicError("cuEventElapsedTime failed: device not ready")
             return (self._event.time_ns - start._event.time_ns) / 1e6
@@ -221,25 +244,30 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
         gpu.clock_ns += COPY_NS
 
     def buffer(array: Any) -> tuple[int, int]:
+        # Source: wrap_cudadrv.cpp, py_buffer_wrapper.
         view = memoryview(array)  # only what has the buffer protocol, as PyCUDA asks for it
         return pointer(np.asarray(array)), view.nbytes
 
     @native
     def memcpy_htod(dest: int, src: Any) -> None:
+        # Source: driver API, "API synchronization behavior": on the legacy default stream, which streams made
+        # with CU_STREAM_NON_BLOCKING neither wait for nor are waited for by.
         gpu.require_context()
         gpu.check("memcpy_htod")
-        gpu.run_all()
+        gpu.run_blocking()
         copy(gpu.bytes_at(int(dest), buffer(src)[1]), np.asarray(src).reshape(-1).view(np.uint8))
 
     @native
     def memcpy_dtoh(dest: Any, src: int) -> None:
         gpu.require_context()
         gpu.check("memcpy_dtoh")
-        gpu.run_all()
+        gpu.run_blocking()
         copy(np.asarray(dest).reshape(-1).view(np.uint8), gpu.bytes_at(int(src), buffer(dest)[1]))
 
     @native
     def memcpy_htod_async(dest: int, src: Any, stream: PyStream) -> None:
+        # Source: driver API, "API synchronization behavior": asynchronous from page-locked memory alone, and
+        # so an error from any other.
         gpu.require_context()
         gpu.check("memcpy_htod_async")
         address, size = buffer(src)

@@ -19,7 +19,8 @@ def behaviours(gpu: SimulatedGpu) -> dict[str, Any]:
     class IRuntimeConfig:
         def __init__(self) -> None:
             # Source: RTX CUDA graphs are "disabled by default"; api_usage.py: "the default strategy is LAZY".
-            self._graphs = self._module.CudaGraphStrategy.DISABLED
+            strategies = getattr(self._module, "CudaGraphStrategy", None)
+            self._graphs = strategies and strategies.DISABLED
             self._kernels = self._module.DynamicShapesKernelSpecializationStrategy.LAZY
             self._cache: Any = None
 
@@ -96,7 +97,7 @@ class RtxKernels:
         if cache is not None and repr(shapes) not in cache._kernels:
             cache._kernels.add(repr(shapes))
             self._gpu.made["compiled kernel"] += 1
-        if self._config._graphs == self._config._module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
+        if self._config._graphs and self._config._graphs.name == "WHOLE_GRAPH_CAPTURE":
             self._runs[shapes] = self._runs.get(shapes, 0) + 1
             self._gpu.made["RTX capture"] += self._runs[shapes] == 2
             self._gpu.made["RTX replay"] += self._runs[shapes] > 2

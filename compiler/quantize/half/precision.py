@@ -84,6 +84,19 @@ def to_half(
     return copy, conversion.kept
 
 
+def unfit_nodes(model: onnx.ModelProto, half: HalfType, ranges: Ranges | None) -> dict[str, str]:
+    """Return the nodes whose values a half type cannot hold, with the reason, were it any node's type.
+
+    Args:
+        model: It is converted on the way, in the opset that it has.
+        half: The type.
+        ranges: Observed values of activations.
+    """
+    conversion = _Conversion(model, half, {}, ranges)
+    conversion.run()
+    return conversion.unfit
+
+
 class _Conversion:
     """One walk over a graph in the order of execution."""
 
@@ -91,8 +104,10 @@ class _Conversion:
         self, model: onnx.ModelProto, half: HalfType, block: dict[str, str], ranges: Ranges | None
     ) -> None:
         self.model, self.graph, self.half, self.block, self.ranges = model, model.graph, half, block, ranges
-        self.observed = set(ranges.names()) if ranges else set()
+        # A TensorRT cache has thresholds, which may clip: they are no largest values.
+        self.observed = set(ranges.names()) - set(ranges.fixed) if ranges else set()
         self.kept: dict[str, str] = {}
+        self.unfit: dict[str, str] = {}  # those of them whose values the half type cannot hold
         self.kept_dequantizers: dict[str, str] = {}  # tensor to the name of its node
         self.types = infer_types(model)
         self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
@@ -134,10 +149,12 @@ class _Conversion:
             behind = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
             if behind:
                 return f"{behind[0]!r} in front of it stays in float32"
-        if reason := self._divides_by_nothing(node):
-            return reason
         read = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
-        return self._unfit_values(node, [*read, *(name for name in node.output if name in self.floats)])
+        floats = [*read, *(name for name in node.output if name in self.floats)]
+        reason = self._divides_by_nothing(node) or self._unfit_values(node, floats)
+        if reason:
+            self.unfit[node.name] = reason
+        return reason
 
     def _unfit_values(self, node: onnx.NodeProto, tensors: list[str]) -> str | None:
         """The tensor of a node that the half type cannot hold, if there is one."""

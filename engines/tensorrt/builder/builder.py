@@ -18,13 +18,14 @@ from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, make_log
-from ..plan import PlanNeeds, register_plugins
+from ..plan import needs_of_build, register_plugins
 from ..runner.cuda_context import current_device
 from .calibrator import Calibrator, Device, Feeder, first_and_all, make_calibrator
 from .configure import add_profiles, configure, set_calibration_profile
 from .debug_marks import mark_debug_tensors
 from .failure import build_failure
 from .inspector import inspect_plan
+from .interrupt import interrupt_deferred
 from .monitor import make_monitor
 from .network import keep_layers, parse, set_formats, shape_tensors
 from .outcome import prove
@@ -46,7 +47,7 @@ class Prepared:
         profiles: Optimization profiles.
         monitor: Told of the build's progress; None where TensorRT has none.
         timing_cache: Its file; None for none.
-        warnings: What the build was not given.
+        warnings: What the build was not given, and named layers that are not there.
         gpu: The device here; None where there is none.
     """
 
@@ -152,7 +153,8 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     register_plugins(adapter, builder, log, options.plugins)
     network = builder.create_network(adapter.network_flags(weak=scales is not None))
     request.progress("parse")
-    parser = parse(adapter, network, log, path, shown=request.source)
+    portable = options.version_compatible or bool(options.hardware_compatible)
+    parser = parse(adapter, network, log, path, shown=request.source, portable=portable)
     set_formats(adapter, network, log, options.tensor_formats)
     mark_debug_tensors(adapter, network, request.debug_tensors)
     config = builder.create_builder_config()
@@ -169,7 +171,16 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     configure(adapter, builder, config, log, options)
     warnings = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
-    keep_layers(adapter, network, config, log, request.layers)
+    unfound = keep_layers(
+        adapter,
+        network,
+        config,
+        log,
+        request.layers,
+        exact={*spec.layer_precisions, *spec.exclude, *spec.only},
+        constraints=options.precision_constraints,
+    )
+    warnings = (*warnings, *unfound)
     if isinstance(scales, GivenRanges):
         set_ranges(adapter, network, log, scales)
     elif scales is not None:
@@ -190,8 +201,13 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     prepared = _prepare(adapter, request, scales)
     feeder = scales.feeder if isinstance(scales, Fed) else None
     request.progress("build")
-    plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
-    for watcher in (prepared.monitor, feeder, prepared.log):
+    with interrupt_deferred() as raise_if_interrupted:
+        if prepared.monitor is not None:
+            prepared.monitor.before_each_step = raise_if_interrupted
+        if feeder is not None:
+            feeder.before_each_batch = raise_if_interrupted
+        plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
+    for watcher in (prepared.monitor, feeder):
         if watcher is not None and watcher.raised is not None:
             raise watcher.raised
     if plan is None:
@@ -207,8 +223,7 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     inspections = []
     if prepared.gpu is not None:
         request.progress("inspect")
-        options = request.spec.tensorrt
-        needs = PlanNeeds(options.plugins, host_code=options.version_compatible)
+        needs = needs_of_build(request.spec.tensorrt)
         inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
     proven = prove(
         adapter,

@@ -6,7 +6,7 @@ must therefore not look like the end: it is kept, and the builder raises it and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,6 +37,7 @@ class Feeder:
         raised: What went wrong meanwhile; TensorRT saw the end of the data, and the engine is worthless.
         fed: Batches handed out.
         cache: What TensorRT wrote: its own scales.
+        before_each_batch: May raise, such as a Ctrl-C that was deferred.
     """
 
     first: Batch
@@ -47,10 +48,12 @@ class Feeder:
     raised: BaseException | None = None
     fed: int = 0
     cache: bytes = field(default=b"", repr=False)
+    before_each_batch: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def next(self, names: list[str]) -> list[int] | None:
         """Return the addresses of the next batch on the device, in the order of `names`; None at its end."""
         try:
+            self.before_each_batch()
             batch = next(self.batches, None) if self.raised is None else None
             if batch is None:
                 return None

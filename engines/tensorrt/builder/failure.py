@@ -32,7 +32,7 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
     (
         r"hw-specific datatypes",
         "one of the GPUs does not have a type of the graph",
-        "FP8 begins with sm89: name other GPUs with `gpus`, or another `precision`",
+        "FP8 begins with sm89, NVFP4 and MXFP8 with sm100: name other `gpus`, or another `precision`",
     ),
     (
         r"sm_vers_\.size\(\) == 1",

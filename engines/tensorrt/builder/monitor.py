@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ....progress import Progress
 
 
 def make_monitor(module: Any, progress: Progress) -> Any:
-    """Return an `IProgressMonitor` that tells `progress` and keeps in `raised` what that raises."""
+    """Return an `IProgressMonitor` that tells `progress` and keeps in `raised` what that raises.
+
+    `before_each_step` may be set to what raises in place of it, such as a Ctrl-C that was deferred.
+    """
 
     class Monitor(module.IProgressMonitor):  # type: ignore[misc]
         """Passes the outermost phase on. What is raised meanwhile (Ctrl-C) must not cross TensorRT's
@@ -19,6 +23,7 @@ def make_monitor(module: Any, progress: Progress) -> Any:
             self.totals: dict[str, int] = {}
             self.outermost = ""
             self.raised: BaseException | None = None
+            self.before_each_step: Callable[[], None] = lambda: None
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
             if not parent:
@@ -27,6 +32,7 @@ def make_monitor(module: Any, progress: Progress) -> Any:
 
         def step_complete(self, phase: str, step: int) -> bool:
             try:
+                self.before_each_step()
                 if phase == self.outermost:
                     progress("build", step + 1, self.totals.get(phase))
             except BaseException as error:

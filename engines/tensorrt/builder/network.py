@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +18,31 @@ if TYPE_CHECKING:
 _TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8"}
 _NAMESPACE = "namespace"
 """Node metadata of PyTorch's exporter: the path of modules the node comes from."""
+_NODE_OF_LAYER = re.compile(r"\[ONNX Layer: (.*?)(?: \| .*)?\]", re.DOTALL)
+_NUMBERED = re.compile(r"(.+)_\d+")
 
 
-def parse(adapter: Adapter, network: Any, log: Log, path: Path, *, shown: str = "") -> Any:
+def parse(
+    adapter: Adapter, network: Any, log: Log, path: Path, *, shown: str = "", portable: bool = False
+) -> Any:
     """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
+
+    Args:
+        adapter: Which TensorRT.
+        network: The network to fill.
+        log: What TensorRT says.
+        path: The file.
+        shown: How messages name it.
+        portable: Whether the engine is version or hardware compatible, which the plugin that 8.6 makes of
+            InstanceNormalization is not (NvOnnxParser.h of 8.6-GA, kNATIVE_INSTANCENORM; trtexec sets it).
 
     Raises:
         UnsupportedOperator: If it refuses a node, with operator, opset and the PyTorch module it comes from.
         BuildError: If it gives no node.
     """
     parser = adapter.module.OnnxParser(network, log.logger)
+    if portable and hasattr(adapter.module, "OnnxParserFlag"):
+        parser.set_flag(adapter.module.OnnxParserFlag.NATIVE_INSTANCENORM)
     if parser.parse_from_file(str(path)):
         return parser
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
@@ -106,24 +122,79 @@ def shape_tensors(network: Any) -> list[str]:
     return [tensor.name for tensor in inputs if tensor.is_shape_tensor]
 
 
-def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, layers: Mapping[str, str]) -> None:
+def keep_layers(
+    adapter: Adapter,
+    network: Any,
+    config: Any,
+    log: Log,
+    layers: Mapping[str, str],
+    *,
+    exact: Collection[str] = (),
+    constraints: str = "",
+) -> list[str]:
     """Force layers of a weakly typed network to precisions.
 
+    Layers that compute integers or booleans, or on shapes, are left alone, as trtexec leaves them
+    (samples/common/sampleEngines.cpp of release/8.5, setLayerPrecisions).
+
     Args:
-        layers: Name to "fp32", "fp16", "bf16" or "int8".
+        layers: Name of an ONNX node to "fp32", "fp16", "bf16" or "int8".
+        exact: Those of them that the user gave by their name, and not by a pattern.
+        constraints: "prefer" for layers that may have another kernel; "obey", or "", for those that may not.
+
+    Returns:
+        What was not found, as sentences: the parser folds constants, and leaves no layer of such a node.
 
     Raises:
-        InvalidOption: If the network has no layer of a name, or this version not the type.
+        InvalidOption: If there is no layer of an exact name, or of none, or this version lacks the type.
     """
     if not layers:
-        return
-    by_name = {layer.name: layer for layer in map(network.get_layer, range(network.num_layers))}
-    missing = [name for name in layers if name not in by_name]
-    if missing:
-        raise InvalidOption(f"`layers`: the network has no layer {', '.join(missing)}", option="layers")
-    for name, precision in layers.items():
-        _force(adapter, by_name[name], precision, log)
-    config.set_flag(adapter.flag("OBEY_PRECISION_CONSTRAINTS", "`layers`"))
+        return []
+    made = _layers_by_node(network, layers)
+    missing = [name for name in layers if name not in made]
+    if not made or set(missing) & set(exact):
+        named = [name for name in missing if name in exact] or missing
+        raise InvalidOption(f"`layers`: the network has no layer {', '.join(named)}", option="layers")
+    for name, own in made.items():
+        for layer in own:
+            if _computes_floats(adapter, layer):
+                _force(adapter, layer, layers[name], log)
+    flag = "PREFER" if constraints == "prefer" else "OBEY"
+    config.set_flag(adapter.flag(f"{flag}_PRECISION_CONSTRAINTS", "`layers`"))
+    if not missing:
+        return []
+    return [f"{len(missing)} of {len(layers)} named layers are not in the network: {', '.join(missing)}"]
+
+
+def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]]:
+    """ONNX node to the layers that the parser made of it.
+
+    The first has its name, further ones a number behind it (ImporterContext::registerLayer); from 8.6 on each
+    says in its metadata which node it is of ("[ONNX Layer: NAME]").
+    """
+    made: dict[str, list[Any]] = {}
+    for layer in map(network.get_layer, range(network.num_layers)):
+        told = _NODE_OF_LAYER.fullmatch(getattr(layer, "metadata", "") or "")
+        numbered = _NUMBERED.fullmatch(layer.name)
+        candidates = [layer.name, told[1] if told else "", numbered[1] if numbered else ""]
+        name = next((one for one in candidates if one in names), "")
+        if name:
+            made.setdefault(name, []).append(layer)
+    return made
+
+
+def _computes_floats(adapter: Adapter, layer: Any) -> bool:
+    """Whether a layer's outputs are floats, and no shape."""
+    outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+    floats = _float_types(adapter)
+    inputs = [layer.get_input(index) for index in range(min(layer.num_inputs, 1))]
+    shapes = any(tensor is not None and tensor.is_shape_tensor for tensor in (*inputs, *outputs))
+    return bool(outputs) and not shapes and any(tensor.dtype in floats for tensor in outputs)
+
+
+def _float_types(adapter: Adapter) -> list[Any]:
+    members = adapter.module.DataType.__members__
+    return [members[name] for name in ("FLOAT", "HALF", "BF16") if name in members]
 
 
 def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
@@ -131,8 +202,10 @@ def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
     if not hasattr(adapter.module.DataType, kind):
         raise adapter.lacks(f"`layers` {layer.name}={precision}", f"type {kind}")
     dtype = getattr(adapter.module.DataType, kind)
+    floats = _float_types(adapter)
     with setting(log, f"`layers` {layer.name}={precision}", adapter.name):
         layer.precision = dtype
         if precision != "int8":  # an int8 output would need a range of its own
             for index in range(layer.num_outputs):
-                layer.set_output_type(index, dtype)
+                if layer.get_output(index).dtype in floats:
+                    layer.set_output_type(index, dtype)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from ....model.graph import weighted_nodes
 from ....model.weightless import read_weightless
+from ....spec.words import BLOCK_FORMATS
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter
 from .engine_layers import UNREPORTED
 from .inspector import Inspection
+from .narrowed import narrowed_layers
 from .proof import ComputeLayer, by_precision
 from .stored_weights import widest_share
 from .verdict import Verdict, judge
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _BY_WEIGHTS_ALONE = "int4"
 """Products of such layers are of floats: the engine tells the floats' type."""
 _FLOATS = ("fp32", "fp16", "bf16")
+_TOLD_AS = {"nvfp4": "fp4", "mxfp8": "fp8"}
+"""How the inspector can spell block formats: by the types of their values in NvInferRuntimeBase.h."""
 _BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
 _UNASKED = "no GPU is here to ask the engine"
 
@@ -82,9 +86,12 @@ def prove(
     elif not inspections:
         verdict = Verdict(unreported=dict.fromkeys(_names(planned), _UNASKED))
     else:
-        verdict = judge(planned, precision, inspections)
+        verdict = judge(planned, _TOLD_AS.get(precision, precision), inspections)
     told = dict.fromkeys(verdict.unreported, UNREPORTED)
     told |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
+    half = request.spec.float_precision if precision in ("int8", "fp8") else precision
+    narrowed = [] if weak else _narrowed(request, layers, half)
+    told |= dict.fromkeys(narrowed, half)
     fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
     unproven, evidence = _other_evidence(request, verdict, precision, plan_bytes, chooses=chooses)
     return Proven(
@@ -97,7 +104,7 @@ def prove(
             **(inspections[0].as_json() if inspections else {}),
         },
         Planned((*_names(planned), *lost), {**lost, **fell_back}, verdict.unreported, unproven, evidence),
-        _problems(inspections),
+        [*_problems(inspections), *_not_kept(narrowed, half)],
     )
 
 
@@ -112,13 +119,27 @@ def _other_evidence(
     options = request.spec.tensorrt
     if not plan_bytes or options.strip_weights or options.sparse_weights or precision == "fp32":
         return 1.0, ""
-    wide = request.spec.float_precision if precision in ("int8", "fp8") else "fp32"
+    wide = request.spec.float_precision if precision in ("int8", "fp8", *BLOCK_FORMATS) else "fp32"
     share = widest_share(
         Path(request.model), set(verdict.unreported), plan_bytes, narrow=precision, wide=wide
     )
     if share is None:
         return 1.0, ""
     return share, f"by the engine's size at most {share:.0%} of their weights are in {wide}"
+
+
+def _narrowed(request: BuildRequest, layers: Sequence[ComputeLayer], half: str) -> list[str]:
+    kept = [layer.name for layer in layers if layer.precision == "fp32"]
+    return narrowed_layers(Path(request.model), kept, request.output, half)
+
+
+def _not_kept(narrowed: Sequence[str], half: str) -> list[str]:
+    if not narrowed:
+        return []
+    return [
+        f"the graph has these layers in fp32, and TensorRT stores their weights in {half}: "
+        f"{', '.join(narrowed)}; they stay in fp32 where the layer behind each is in fp32, too (`layers`)"
+    ]
 
 
 def _problems(inspections: Sequence[Inspection]) -> list[str]:

@@ -14,7 +14,10 @@ from .layer_names import in_metadata
 
 _COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _MOVES = ("SHUFFLE", "IDENTITY", "SQUEEZE", "UNSQUEEZE", "SLICE")
-_NAMES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4"}
+_NAMES = {
+    "FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4",
+    "FP4": "nvfp4", "E8M0": "mxfp8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,9 @@ class ComputeLayer:
 def compute_layers(network: Any) -> list[ComputeLayer]:
     """Return the layers that do the arithmetic, with the types of the network.
 
-    A layer computes in INT8 or FP8 when each operand comes from a DEQUANTIZE layer, through layers that only
-    move data; "int4" are weights of 4 bits alone; all others compute in the type of their first operand.
+    A layer computes in INT8, FP8, NVFP4 or MXFP8 when each operand comes from a DEQUANTIZE layer, through
+    layers that only move data, and for NVFP4 a CAST (as Model-Optimizer writes it); "int4" are
+    weights of 4 bits alone; all others compute in the type of their first operand.
     """
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     made_by = {
@@ -75,11 +79,17 @@ def _precision(layer: Any, made_by: dict[str, Any]) -> str:
 
 
 def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
-    """The type of what a tensor is dequantized from; empty where it is not dequantized."""
-    layer = made_by.get(tensor.name)
-    while layer is not None and _kind(layer) in _MOVES:
+    """The type of what a tensor is dequantized from, of MXFP8 that of its scales; empty for other tensors."""
+    layer, cast = made_by.get(tensor.name), False
+    while layer is not None and _kind(layer) in (*_MOVES, "CAST"):
+        cast = cast or _kind(layer) == "CAST"
         layer = made_by.get(layer.get_input(0).name)
-    return _type(layer.get_input(0)) if layer is not None and _kind(layer) == "DEQUANTIZE" else ""
+    if layer is None or _kind(layer) != "DEQUANTIZE":
+        return ""
+    stored = _type(layer.get_input(0))
+    if stored == "FP8" and _type(layer.get_input(1)) == "E8M0":
+        stored = "E8M0"
+    return "" if cast and stored != "FP4" else stored
 
 
 def _node(layer: Any) -> str:

@@ -21,7 +21,12 @@ from ....model.onnx_file import load_onnx
 if TYPE_CHECKING:
     import onnx
 
-BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
+BYTES = {
+    "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1,
+    "nvfp4": 1 / 2 + 1 / 16, "mxfp8": 1 + 1 / 32,
+}  # fmt: skip
+"""With the scales of blocks."""
+
 _PASSED = ("QuantizeLinear", "DequantizeLinear", "Transpose", "Reshape", "Cast", "Identity", "Unsqueeze")
 _FLOATS = (1, 10, 16)
 """FLOAT, FLOAT16 and BFLOAT16 in TensorProto."""

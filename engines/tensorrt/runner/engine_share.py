@@ -67,7 +67,7 @@ class EngineShare:
             with self.context.active("loading the engine"):
                 self._loaded = loaded = load_engine(adapter, self.context, path, use.needs)
                 loaded.profiles = with_declared_values(loaded.profiles, use.profiles, loaded.inputs)
-                if use.runtime_cache and hasattr(adapter.module, "IRuntimeCache"):
+                if use.runtime_cache and adapter.keeps_runtime_caches:
                     cache = RuntimeCacheFile(path, adapter.version, use.digest)
                 self._contexts = ExecutionContexts(loaded, cuda_graph=use.cuda_graph, cache=cache)
         except BaseException:

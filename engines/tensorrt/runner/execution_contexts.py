@@ -36,13 +36,12 @@ class ExecutionContexts:
 
     def __init__(self, loaded: LoadedEngine, *, cuda_graph: bool, cache: RuntimeCacheFile | None) -> None:
         self._loaded, self.cuda_graph = loaded, cuda_graph
-        module = loaded.adapter.module
-        self.captures_itself = cuda_graph and hasattr(module, "CudaGraphStrategy")
+        self.captures_itself = cuda_graph and loaded.adapter.captures_by_itself
         self._config: Any = None
         self._cache: Any = None
         self._file = cache
-        if hasattr(module, "IRuntimeCache"):
-            self._configure(module)
+        if loaded.adapter.keeps_runtime_caches:
+            self._configure(loaded.adapter.module)
 
     def make(self) -> Any:
         """Return a new execution context.

@@ -30,7 +30,7 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
             self._shape: tuple[int, ...] | None = None
             self._raised: BaseException | None = None
 
-        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int | None:
+        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
             try:
                 if alignment and ALIGNMENT_BYTES % alignment:
                     raise ModelError(
@@ -39,11 +39,11 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
                 return buffer.reserve(size)
             except BaseException as error:  # Ctrl-C too: it must not cross TensorRT's C++
                 self._raised = error.with_traceback(None)  # which would keep the frames of this run
-                return None
+                return 0  # a null pointer; of None the binding complains on stderr (pyCore.cpp)
 
         def reallocate_output_async(
             self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
-        ) -> int | None:
+        ) -> int:
             return self.reallocate_output(tensor_name, memory, size, alignment)
 
         def notify_shape(self, tensor_name: str, shape: Sequence[int]) -> None:

@@ -179,7 +179,7 @@ def test_ranges_of_another_model_are_refused(
         ({"mode": "dynamic", "target": "tensorrt"}, "only ONNX Runtime has such a mode"),
         ({"mode": "dynamic", "target": "openvino"}, "only ONNX Runtime has such a mode"),
         ({"precision": "int4"}, "int4 is for weights alone"),
-        ({"precision": "int3"}, "one of int8, fp8, int4, fp16, bf16 is required"),
+        ({"precision": "int3"}, "one of int8, fp8, int4, nvfp4, mxfp8, fp16, bf16 is required"),
         ({"precision": "fp8"}, "fp8 with `target` onnxruntime: only TensorRT multiplies FP8"),
         (
             {"precision": "fp8", "target": "openvino"},
@@ -187,6 +187,10 @@ def test_ranges_of_another_model_are_refused(
         ),
         ({"precision": "fp8", "target": "tensorrt", "mode": "dynamic"}, "fp8 with `mode` dynamic"),
         ({"precision": "fp8", "target": "tensorrt"}, "static FP8 needs the ranges"),
+        ({"precision": "nvfp4"}, "nvfp4 with `target` onnxruntime: only TensorRT multiplies NVFP4"),
+        ({"precision": "mxfp8", "target": "openvino"}, "mxfp8 with `target` openvino: only TensorRT"),
+        ({"precision": "nvfp4", "target": "tensorrt", "mode": "weights"}, "nvfp4 with `mode` weights"),
+        ({"precision": "nvfp4", "target": "tensorrt"}, "static NVFP4 needs the ranges"),
         (
             {"precision": "fp8", "target": "tensorrt", "layers": {"*": "int8"}},
             "`layers` int8 is for static INT8",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,8 +43,27 @@ def loads(built: Manifest, version: str, gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("version", ["8.5.3.1", "8.5.3.2", "8.5.3"])
-def test_the_first_three_numbers_of_a_version_must_be_the_same(version: str) -> None:
+def test_up_to_8_5_the_first_three_numbers_of_a_version_must_be_the_same(version: str) -> None:
     loads(manifest("8.5.3.1", ["sm90"]), version, H200)
+
+
+@pytest.mark.parametrize(
+    ("built", "here", "fits"),
+    [
+        # "expecting library version 8.6.1.6 got 8.6.1.2, please rebuild": NVIDIA/TensorRT issue 3069; 3793.
+        ("8.6.1.2", "8.6.1.6", False),
+        ("9.2.0.4", "9.2.0.5", False),
+        ("8.6.1.6", "8.6.1.6", True),
+        ("8.6.1", "8.6.1.6", True),  # the fourth is not known
+        ("10.16.1.11", "10.16.1.12", False),
+    ],
+)
+def test_from_8_6_on_all_four_must_be(built: str, here: str, *, fits: bool) -> None:
+    if fits:
+        loads(manifest(built, ["sm90"]), here, H200)
+    else:
+        with pytest.raises(ArtifactError, match=rf"was built by tensorrt {re.escape(built)}; here is"):
+            loads(manifest(built, ["sm90"]), here, H200)
 
 
 @pytest.mark.parametrize("version", ["8.5.2.1", "8.6.1.6", "10.0.1.6"])
@@ -68,6 +88,13 @@ def test_a_version_compatible_engine_runs_in_newer_ones_of_its_major_version(
     else:
         with pytest.raises(ArtifactError, match="was built by"):
             loads(built, version, H200)
+
+
+def test_one_without_the_lean_runtime_runs_in_its_own_version_alone() -> None:
+    built = manifest("10.3.0.26", ["sm90"], version_compatible=True, exclude_lean_runtime=True)
+    loads(built, "10.3.0.26", H200)
+    with pytest.raises(ArtifactError, match="was built by"):
+        loads(built, "10.9.1.0", H200)
 
 
 def test_a_manifest_without_the_version_fits_none() -> None:

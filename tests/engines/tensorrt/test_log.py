@@ -76,19 +76,6 @@ def test_a_setting_that_was_complained_of_before_is_complained_of_again(module: 
             complain(builder, module)
 
 
-def test_ctrl_c_while_tensorrt_logs_is_kept_and_raised_by_the_listener(module: Any) -> None:
-    log = make_log(module)
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    log.add = interrupted  # type: ignore[method-assign]
-    log.logger.log(module.ILogger.Severity.ERROR, "busy")
-    with pytest.raises(KeyboardInterrupt):
-        log.raise_again()
-    log.raise_again()
-
-
 def test_only_the_last_messages_are_kept(module: Any) -> None:
     log = make_log(module)
     for index in range(1200):

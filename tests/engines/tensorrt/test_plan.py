@@ -23,8 +23,9 @@ from tensorrt_simulation import Simulation, values
 
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, open_plan
+from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, needs_of_build, open_plan
 from qcompile.errors import ArtifactError
+from qcompile.spec.tensorrt import TensorRTOptions
 
 INSTANCE_NORM = """<ir_version: 8, opset_import: ["" : 16]>
 normalized (float[batch,4,8,8] x) => (float[batch,4,8,8] y)
@@ -103,6 +104,20 @@ def test_newer_parsers_make_a_layer_of_it(version: str, machine: OnMachine, norm
     assert read_plan(built.path.read_bytes())["plugins"] == []
 
 
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({}, False), ({"version_compatible": True}, True), ({"hardware_compatible": "ampere+"}, True)],
+)
+def test_a_portable_engine_is_parsed_without_the_plugin(
+    options: dict[str, Any], asked: bool, machine: OnMachine, normalized: Path
+) -> None:
+    here = machine("10.16")
+    here.build(normalized, options=options)
+    native = here.module.OnnxParserFlag.NATIVE_INSTANCENORM
+    of_parser = [call for call in here.module.recorded_calls if call.owner == "OnnxParser"]
+    assert ((native,) in [call.args for call in of_parser if call.member == "set_flag"]) == asked
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_tensorrts_own_plugins_are_there_before_a_plan_is_read(version: str) -> None:
     adapter, plan = fresh(version, plugins=["InstanceNormalization_TRT"])
@@ -167,4 +182,7 @@ def test_only_a_version_compatible_manifest_and_a_trusted_file_permit_it(
     manifest = machine("10.16").build(normalized, options={"version_compatible": True}).manifest
     assert needs_of(manifest).host_code
     assert not needs_of(about(manifest)).host_code
+    lean = {"version_compatible": True, "exclude_lean_runtime": True}
+    assert not needs_of(about(manifest, **lean)).host_code
+    assert not needs_of_build(TensorRTOptions(**lean)).host_code
     assert needs_of(None) == PlanNeeds(host_code=True)

@@ -125,6 +125,20 @@ def test_the_users_data_comes_first_and_is_left_out_where_no_profile_takes_it(ti
 
 
 @pytest.mark.parametrize(
+    ("sample", "run"), [({"x": np.float32}, True), ({"x": np.float16}, True), ({}, False)]
+)
+def test_the_data_is_given_in_the_types_of_the_engines_inputs(
+    sample: dict[str, Any], run: bool, tiny_file: MakeFile
+) -> None:
+    model = tiny_file("residual")
+    feeds = {name: np.ones((2, 4, 8, 8), dtype) for name, dtype in sample.items()}
+    found = verified(outcome(model), request(model, sample=feeds), lambda: Stand(model, lambda y: y))
+    run_on = found.proof["run_on"]
+    assert isinstance(run_on, list)
+    assert ("the data" in run_on) == run
+
+
+@pytest.mark.parametrize(
     ("precision", "enough", "poor"),
     [
         ("fp32", 90, 12),
@@ -168,6 +182,9 @@ def test_random_input_says_little_of_scales_that_tensorrt_found(tiny_file: MakeF
     found = verified(outcome(model), asked, lambda: Stand(model, noisy(5)))
     assert (found.failure, found.checks[0].passed) == ("", False)
     assert "'y' of the engine has 5.0 dB" in found.warnings[0]
+    shown = replace(asked, sample={"x": np.ones((2, 4, 8, 8), np.float32)})
+    found = verified(outcome(model), shown, lambda: Stand(model, noisy(5)))
+    assert "'y' of the engine has 5.0 dB" in found.failure
 
 
 def test_outputs_of_another_shape_fail(tiny_file: MakeFile) -> None:

@@ -16,7 +16,9 @@ from simulated_machine import Machine, install
 from simulated_plan import read_plan
 
 import qcompile
+from qcompile.engines.registry import engine
 from qcompile.errors import BuildError, InvalidOption, MissingFile
+from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
 
 MakeFile = Callable[..., Path]
@@ -290,3 +292,57 @@ def test_every_option_is_tested_here() -> None:
     text = Path(__file__).read_text() + (Path(__file__).parent / "test_timing_cache.py").read_text()
     for name in TensorRTOptions.__dataclass_fields__:
         assert re.search(rf"[\"']?{name}[\"']?\s*[:=]", text), name
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16"])
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ("", "OBEY_PRECISION_CONSTRAINTS"),
+        ("obey", "OBEY_PRECISION_CONSTRAINTS"),
+        ("prefer", "PREFER_PRECISION_CONSTRAINTS"),
+    ],
+)
+def test_named_layers_of_weak_networks_obey_or_prefer(
+    version: str, given: str, flag: str, machine: OnMachine, model: Path
+) -> None:
+    here = machine(version)
+    options = {"typing": "weak", "precision_constraints": given}
+    manifest = here.build(model, "fp16", options=options, layers={"gemm": "fp32"}).manifest
+    assert here.flags() == {"FP16", flag}
+    assert manifest.proof["typing"] == "weak"
+    assert manifest.proof["layers_by_precision"] == {
+        "fp16": {"CONVOLUTION": 2}, "fp32": {"MATRIX_MULTIPLY": 1}
+    }  # fmt: skip
+
+
+def test_bf16_has_a_flag_where_types_are_weak_on_10(machine: OnMachine, model: Path) -> None:
+    here = machine("10.16")
+    here.build(model, "bf16", options={"typing": "weak"})
+    assert here.flags() == {"BF16"}
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "said"),
+    [
+        ("11.4", {"typing": "weak"}, "`typing` weak: tensorrt 11.* has no flags that permit a precision"),
+        ("8.5.3", {"typing": "strong"}, "`typing` strong: tensorrt 8.* has no strongly typed networks"),
+        (
+            "10.16",
+            {"precision_constraints": "prefer"},
+            "`precision_constraints`: tensorrt 10.* strongly typed",
+        ),
+        ("10.16", {"ignore_faults": ("cumsum",)}, "`ignore_faults` cumsum: there is no such known fault"),
+    ],
+)
+def test_what_a_version_has_no_use_for_is_refused_by_name(
+    version: str, options: dict[str, Any], said: str, machine: OnMachine, model: Path
+) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        machine(version).build(model, "fp16", options=options)
+
+
+def test_the_real_rtx_has_no_weak_types() -> None:
+    spec = BuildSpec(target="tensorrt-rtx", precision="fp16", tensorrt=TensorRTOptions(typing="weak"))
+    with pytest.raises(InvalidOption, match=r"`typing` weak: tensorrt_rtx .* has no flags"):
+        engine("tensorrt-rtx").check(spec)

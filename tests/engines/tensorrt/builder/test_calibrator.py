@@ -122,6 +122,17 @@ def test_an_interrupt_does_not_cross_tensorrt() -> None:
     assert isinstance(feeding.raised, KeyboardInterrupt)
 
 
+def test_an_interrupt_that_was_deferred_ends_the_data() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    feeding = feeder(batches(3, 3))
+    assert feeding.next(["x"]) is not None
+    feeding.before_each_batch = interrupted
+    assert feeding.next(["x"]) is None
+    assert isinstance(feeding.raised, KeyboardInterrupt)
+
+
 def test_a_batch_of_another_shape_is_an_error_that_names_it() -> None:
     feeding = feeder(batches(3, 4))
     assert feeding.next(["x"]) is not None

@@ -1,13 +1,18 @@
-"""Ctrl-C during a real TensorRT-RTX build: the build ends, nothing is written."""
+"""Ctrl-C during a build, of TensorRT-RTX itself and of a stand-in: the build ends, nothing is written."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from simulated_machine import install
 
 import qcompile
+from qcompile.engines.tensorrt.builder.interrupt import interrupt_deferred
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
@@ -44,3 +49,59 @@ def test_the_build_tells_its_progress(tiny_file: Callable[..., Path], tmp_path: 
     steps = [(done, total) for text, done, total in told if text == "build" and done]
     assert steps
     assert all(total is None or done <= total for done, total in steps)
+
+
+def test_ctrl_c_of_a_terminal_is_not_lost_in_tensorrts_logger(
+    tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The signal is handled by whatever Python runs next: mostly `log`, whose exceptions TensorRT drops."""
+    steps: list[int] = []
+
+    def pressed(text: str, done: int = 0, *_: object) -> None:
+        if text == "build" and done:
+            steps.append(done)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        qcompile.build(
+            tiny_file("residual"),
+            tmp_path / "m.engine",
+            target="tensorrt-rtx",
+            gpus=["sm86"],
+            progress=pressed,
+        )
+    assert len(steps) == 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [path.name for path in tmp_path.iterdir()] == ["residual.onnx"]
+
+
+def test_ctrl_c_ends_a_build_that_has_no_progress_monitor_after_it(
+    tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = install(monkeypatch, tmp_path, "8.5.3")
+    build = here.module.Builder.build_serialized_network
+
+    def interrupted(self: Any, network: Any, config: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return build(self, network, config)
+
+    monkeypatch.setattr(here.module.Builder, "build_serialized_network", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        here.build(tiny_file("residual"))
+    assert here.nothing_built
+
+
+def test_a_thread_that_gets_no_signals_defers_none() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen: list[bool] = []
+
+    def work() -> None:
+        with interrupt_deferred() as raise_if_pressed:
+            raise_if_pressed()
+            seen.append(signal.getsignal(signal.SIGINT) is before)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [True]

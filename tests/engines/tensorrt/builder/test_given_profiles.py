@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnx.parser
 import pytest
 import tensorrt_rtx
 
+import qcompile
 from qcompile.engines.tensorrt.builder.configure import add_profiles, set_calibration_profile
 from qcompile.engines.tensorrt.builder.profiles import InputRange
 from qcompile.engines.tensorrt.log import make_log
+from qcompile.engines.tensorrt.runner.io_tensors import IOTensor
+from qcompile.engines.tensorrt.runner.profile_choice import Profile, with_declared_values
 from qcompile.errors import BuildError
 
 NINE = (1,) * 9
@@ -77,4 +84,23 @@ def test_a_refused_shape_and_a_refused_profile_are_our_errors() -> None:
     with pytest.raises(BuildError, match=r"refuses optimization profile 1 \(values of input 's': 1, 2, 3"):
         add_profiles(refusing, refusing, [[values]])
     with pytest.raises(BuildError, match=r"range of input 'x': 5, 5, 5 "):
-        set_calibration_profile(refusing, refusing, {"x": (5,)})
+        set_calibration_profile(refusing, refusing, [InputRange("x", (5,), (5,), (5,))])
+
+
+def test_an_engine_with_a_shape_tensor_of_two_int64_values_is_built(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        reshaped (float[n,12] x, int64[2] size) => (float[a,b] y) { y = Reshape (x, size) }"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    built = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
+        min_shapes={"x": (1, 12), "size": (1, 1)}, opt_shapes={"x": (4, 12), "size": (8, 6)},
+        max_shapes={"x": (8, 12), "size": (96, 96)},
+    )  # fmt: skip
+    profiles: Any = built.manifest.proof["profiles"]
+    assert profiles[0]["size"] == {"min": [1, 1], "opt": [8, 6], "max": [96, 96]}
+    size = IOTensor("size", np.dtype("int64"), (2,), is_input=True, on_host=True)
+    (told,) = with_declared_values([Profile(0, {}, {})], profiles, [size])  # as the runner reads it on 8.x
+    assert told.values["size"].holds((8, 6))
+    assert not told.values["size"].holds((8, 97))

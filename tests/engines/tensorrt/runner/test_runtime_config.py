@@ -153,3 +153,14 @@ def test_other_tensorrts_have_neither(newest: Simulation) -> None:
     assert run(newest, **CACHE) == ()
     assert not cache_of(newest).exists()
     assert not newest.told("create_runtime_config")
+
+
+def test_before_1_2_it_is_captured_as_other_tensorrts_are(rtx: Simulation) -> None:
+    # Release notes 1.2 of TensorRT-RTX: its own CUDA graphs are new there.
+    del rtx.adapter.module.CudaGraphStrategy
+    with rtx.open("negate", runner={"cuda_graph": True}) as runner:
+        for turn in range(3):
+            x = values(2, 4, seed=turn)
+            np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+        assert rtx.gpu.made["executable graph"] == 1
+        assert "a CUDA graph of execute_async_v3" in runner.contains

@@ -1,0 +1,64 @@
+"""Registry of the graphs that runtimes are known to compute wrongly: what finds them, and what rewrites them.
+
+The names are those of the engine's table of known faults, which says what holds for which version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .cumsums import cumsums_to_products, find_mixed_cumsums
+from .exact_forms import (
+    Cure,
+    Finder,
+    find_batch_first,
+    find_integer_mods,
+    find_one_group,
+    find_sliced_shapes,
+    layouts_time_first,
+    mods_exactly,
+    one_group_by_instances,
+    shapes_then_slices,
+)
+from .grid_samples import (
+    find_deformable_attention,
+    find_renamed_modes,
+    modes_left_out,
+    samples_to_gathers,
+)
+from .patterns import (
+    find_attention,
+    find_attention_of_transposed_inputs,
+    find_reducing_scatters,
+    find_resizes_behind_if,
+)
+
+
+@dataclass(frozen=True)
+class FaultyGraph:
+    """A known fault, as the graph shows it.
+
+    Attributes:
+        find: Returns the names of the nodes that are affected.
+        cure: Rewrites them in place, as far as it can; None where there is no rewrite.
+    """
+
+    find: Finder
+    cure: Cure | None = None
+
+
+FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
+    # A rewrite that leaves no node of its kind comes before one that only renames.
+    "deformable-attention": FaultyGraph(find_deformable_attention, samples_to_gathers),
+    "grid-sample-mode": FaultyGraph(find_renamed_modes, modes_left_out),
+    "cumsum-axes": FaultyGraph(find_mixed_cumsums, cumsums_to_products),
+    "mod-by-float": FaultyGraph(find_integer_mods, mods_exactly),
+    "group-norm-of-one": FaultyGraph(find_one_group, one_group_by_instances),
+    "recurrent-layout": FaultyGraph(find_batch_first, layouts_time_first),
+    "shape-slice": FaultyGraph(find_sliced_shapes, shapes_then_slices),
+    "scatter-reduction": FaultyGraph(find_reducing_scatters),
+    "resize-behind-if": FaultyGraph(find_resizes_behind_if),
+    "transposed-input-attention": FaultyGraph(find_attention_of_transposed_inputs),
+    "fused-attention-sm120": FaultyGraph(find_attention),
+}

@@ -1,0 +1,129 @@
+"""Known faults: graphs of which TensorRT builds an engine that computes something else, without a word.
+
+Each has the public report or the source from which it is known, the versions, and what is done: the graph is
+rewritten, the build refused, or a warning given. None of them was seen by ourselves on a GPU. What a comment
+calls "parser" is decided by its source, or by the network that TensorRT-RTX's real parser makes.
+"""
+
+from __future__ import annotations
+
+from ..faults import KnownFault
+
+_HALVES = ("fp16", "bf16")
+
+
+def _versions(
+    tensorrt: str = "", until: str = "", *, rtx: bool = False, rtx_until: str = ""
+) -> dict[str, tuple[str, str]]:
+    """Target to the first version that has a fault and the first without; "" for the oldest, or none."""
+    ranges = {"tensorrt": (tensorrt, until)} if tensorrt else {}
+    return ranges | ({"tensorrt-rtx": ("", rtx_until)} if rtx else {})
+
+
+KNOWN_FAULTS: tuple[KnownFault, ...] = (
+    KnownFault(
+        "grid-sample-mode",
+        "GridSample",
+        ("NVIDIA/TensorRT 4646", "onnx/onnx-tensorrt 1060"),
+        "of opset 20 on is read as mode nearest, as its parser knows the modes' older names alone",
+        "rewrite",  # parser: importGridSample of 10.1-GA; TensorRT-RTX 1.7.1 reads it rightly, 1.5 did not
+        versions=_versions("10.0", rtx=True, rtx_until="1.7"),
+    ),
+    KnownFault(
+        "cumsum-axes",
+        "CumSum",
+        ("NVIDIA/TensorRT 4551", "NVIDIA/TensorRT 4513", "onnx/onnx-tensorrt 1034"),
+        "beside another CumSum of another axis or direction is computed along the axis of the other",
+        "rewrite",  # 10.8 is the first with ICumulativeLayer
+        versions=_versions("10.8", rtx=True),
+    ),
+    KnownFault(
+        "deformable-attention",
+        "GridSample",
+        ("NVIDIA/TensorRT 4813", "lightly-ai/lightly-train 917", "rerun-io/examples-monorepo 88"),
+        "of the branches of a deformable attention is fused with what reads it, into wrong values",
+        "rewrite",
+        versions=_versions("10.13"),
+    ),
+    KnownFault(
+        "mod-by-float",
+        "Mod",
+        ("NVIDIA/TensorRT 4702",),
+        "of large integers is one divisor too low, as its parser divides by a floor of floats",
+        "rewrite",  # parser: modWithIntegerInputs of 8.5-GA to 10.1-GA, FLOOR_DIV
+        versions=_versions("8.5", rtx=True),
+    ),
+    KnownFault(
+        "group-norm-of-one",
+        "GroupNormalization",
+        ("NVIDIA/TensorRT 4756",),
+        "of one group is computed as InstanceNormalization",
+        "rewrite",  # parser: normalizationHelper of 8.6-GA to 10.1-GA; the network of TensorRT-RTX 1.7.1
+        versions=_versions("8.6", rtx=True),
+    ),
+    KnownFault(
+        "recurrent-layout",
+        "LSTM, GRU and RNN",
+        ("onnx-tensorrt 8.5-GA and 10.1-GA: no importer reads `layout`",),
+        "of layout 1 are read as of layout 0, batch and time exchanged",
+        "rewrite",  # parser: the network of TensorRT-RTX 1.7.1 has the outputs of layout 0
+        versions=_versions("8.5", rtx=True),
+    ),
+    KnownFault(
+        "shape-slice",
+        "Shape",
+        ("onnx-tensorrt 8.5-GA and 8.6-GA: importShape reads no attribute",),
+        "with `start` or `end` returns all axes",
+        "rewrite",
+        versions=_versions("8.5", "10.0"),
+    ),
+    KnownFault(
+        "scatter-reduction",
+        "ScatterElements and ScatterND",
+        ("onnx-tensorrt 8.5-GA and 8.6-GA: no importer reads `reduction`", "NVIDIA/TensorRT 3462"),
+        "with a reduction overwrite instead",
+        "refuse",
+        hint="use TensorRT 10, or add in the model by other operators",
+        versions=_versions("8.5", "10.0"),
+    ),
+    KnownFault(
+        "resize-behind-if",
+        "Resize",
+        ("NVIDIA/TensorRT 4846",),
+        "of a transposed result of an If reads it as if it were not transposed",
+        "refuse",
+        hint="transpose before the If, or inside its branches",
+        versions=_versions("11.1"),
+    ),
+    KnownFault(
+        "transposed-input-attention",
+        "MatMul",
+        ("NVIDIA/TensorRT 4826",),
+        "of an attention in half precision reads a transposed input with the strides of another order",
+        "refuse",
+        precisions=_HALVES,
+        hint="give the input in the order in which the attention reads it, or build in fp32",
+        versions=_versions("11.2"),
+    ),
+    KnownFault(
+        "fused-attention-sm120",
+        "MatMul",
+        ("NVIDIA/TensorRT 4837",),
+        "of an attention in half precision is fused to one kernel that is wrong on consumer Blackwell",
+        "warn",  # reported of one model, from 10.x to 10.16.1
+        precisions=_HALVES,
+        gpus=("sm120",),
+        versions=_versions("10.0"),
+    ),
+)
+
+
+def faults_of(target: str, version: str, gpu: str = "") -> tuple[KnownFault, ...]:
+    """Return the known faults of a version.
+
+    Args:
+        target: "tensorrt" or "tensorrt-rtx".
+        version: Such as "10.16.1.11".
+        gpu: The GPU that is built for, such as "sm120"; empty where that is not known.
+    """
+    return tuple(fault for fault in KNOWN_FAULTS if fault.affects(target, version, gpu))

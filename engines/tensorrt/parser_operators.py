@@ -1,0 +1,106 @@
+"""Operators that TensorRT's ONNX parsers read, version by version: data, with its sources.
+
+A row says what a version reads beyond the one above it. Sources, all of onnx/onnx-tensorrt:
+
+| version       | operators                                                | newest opset                |
+|---------------|----------------------------------------------------------|-----------------------------|
+| 8.5, 8.6      | DEFINE_BUILTIN_OP_IMPORTER in builtin_op_importers.cpp   | docs/operators.md: 17       |
+|               | of 8.5-GA and 8.6-GA; docs/operators.md lists the same   |                             |
+| 10.0, 10.1    | the same in onnxOpImporters.cpp of 10.0-GA and 10.1-GA   | docs/operators.md: 20       |
+| 10.2 to 10.13 | docs/Changelog.md as of 10.15                            | of the ONNX it builds with  |
+| 10.14         | docs/operators.md of commit c7272770                     | the same file: 24           |
+| 10.15, 10.16  | docs/operators.md of commits fa5aa9f6 and 6bde6596       | the same files: 24          |
+| 11.0          | not had; it is counted as 10.16                          | as 10.16                    |
+| 11.1          | docs/operators.md of commit 7c51a63a                     | the same file: 24           |
+
+The commits are those that NVIDIA/TensorRT's branches release/10.x and release/11.x name for parsers/onnx.
+Later versions are unknown: `parser_of` returns None. 8.5 reads opset 17 without LayerNormalization, which
+came with it; opset 16 is asked for there, in which LayerNormalization is written in primitives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .log import make_log
+
+_8_5 = """
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Celu
+    Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div
+    Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor GRU Gather GatherElements GatherND Gemm
+    GlobalAveragePool GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample HardSigmoid HardSwish
+    Identity If ImageScaler InstanceNormalization IsNaN LRN LSTM LeakyRelu Less LessOrEqual Log LogSoftmax
+    Loop LpNormalization LpPool MatMul Max MaxPool Mean MeanVarianceNormalization Min Mod Mul Neg
+    NonMaxSuppression NonZero Not OneHot Or PRelu Pad ParametricSoftplus Pow QuantizeLinear RNN RandomNormal
+    RandomNormalLike RandomUniform RandomUniformLike Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
+    ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
+    ReverseSequence RoiAlign Round ScaledTanh Scan Scatter ScatterElements ScatterND Selu Shape Shrink Sigmoid
+    Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh
+    ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+"""
+_FIRST, _NEWEST = (8, 5), (11, 1)
+_ADDED: dict[tuple[int, int], str] = {
+    (8, 5): _8_5,
+    (8, 6): "GroupNormalization IsInf LayerNormalization TRT_FP8QuantizeLinear TRT_FP8DequantizeLinear",
+    (10, 0): "CastLike Gelu Hardmax Mish TRT_INT4QuantizeLinear TRT_INT4DequantizeLinear",
+    (10, 1): "DeformConv",
+    (10, 4): "BlackmanWindow HammingWindow HannWindow",
+    (10, 5): "STFT",
+    (10, 8): "TRT_FP4DynamicQuantize",  # "support for FLOAT4E2M1 types for quantized networks"
+    (10, 12): "TRT_MXFP8DynamicQuantize TRT_MXFP8QuantizeLinear TRT_MXFP8DequantizeLinear",
+    (10, 14): "Attention",
+    (10, 15): "RMSNormalization RotaryEmbedding TensorScatter",
+    (11, 1): "Swish",
+}
+_OPSETS: dict[tuple[int, int], int] = {
+    (8, 5): 16,
+    (8, 6): 17,
+    (10, 0): 20,
+    (10, 6): 22,  # "Updated ONNX submodule version to 1.17.0"
+    (10, 11): 23,  # "Updated ONNX version to 1.18"
+    (10, 14): 24,
+}
+_EVER = frozenset(name for names in _ADDED.values() for name in names.split())
+UNKNOWN_OPSET = 24
+"""Of versions after those above: what the newest known one reads."""
+
+
+@dataclass(frozen=True)
+class ParserOperators:
+    """What the parser of one version reads.
+
+    Attributes:
+        operators: Names, of ONNX's own operators and of TensorRT's.
+        highest_opset: The newest opset to write for it.
+    """
+
+    operators: frozenset[str]
+    highest_opset: int
+
+
+def parser_of(version: str) -> ParserOperators | None:
+    """Return what the parser of a TensorRT version such as "10.16.1.11" reads; None where that is unknown."""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if len(numbers) != 2 or not _FIRST <= numbers <= _NEWEST:
+        return None
+    names = [name for since, added in _ADDED.items() if since <= numbers for name in added.split()]
+    opset = [opset for since, opset in _OPSETS.items() if since <= numbers][-1]
+    return ParserOperators(frozenset(names), opset)
+
+
+def ask_parser(module: Any) -> ParserOperators | None:
+    """Ask the parser of an imported TensorRT for every operator of ONNX; None where it cannot be made here.
+
+    TensorRT's builder, without which there is no parser, needs a GPU; TensorRT-RTX's does not.
+    """
+    try:
+        import onnx
+
+        logger = make_log(module).logger  # TensorRT has one for the whole process
+        network = module.Builder(logger).create_network(0)
+        parser = module.OnnxParser(network, logger)
+        names = {one.name for one in onnx.defs.get_all_schemas() if one.domain == ""} | _EVER
+        return ParserOperators(frozenset(filter(parser.supports_operator, sorted(names))), UNKNOWN_OPSET)
+    except Exception:  # whatever a TensorRT raises that finds no GPU
+        return None

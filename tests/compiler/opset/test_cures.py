@@ -1,0 +1,222 @@
+"""Graphs that engines are known to compute wrongly are found, and rewritten to the same, 80 dB or better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+from two_opsets import model, operators, run
+
+from qcompile.compiler.opset.cures import FAULTY_GRAPHS
+from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
+from qcompile.model.onnx_file import copy_model
+
+Feeds = dict[str, NDArray[Any]]
+
+
+def snr_db(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    assert (expected.shape, expected.dtype) == (found.shape, found.dtype)
+    expected, found = expected.astype(np.float64), found.astype(np.float64)
+    noise = np.sum((expected - found) ** 2)
+    return float("inf") if not noise else float(10 * np.log10(np.sum(expected**2) / noise))
+
+
+def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def cured(name: str, before: onnx.ModelProto, feeds: Feeds, *, reference: bool = False) -> onnx.ModelProto:
+    """The model after the cure, which leaves nothing to find, checked against the model before it."""
+    faulty = FAULTY_GRAPHS[name]
+    assert faulty.find(before)
+    assert faulty.cure is not None
+    after = copy_model(before)
+    faulty.cure(after)
+    onnx.checker.check_model(after, full_check=True)
+    assert faulty.find(after) == []
+    expected = ReferenceEvaluator(before).run(None, feeds) if reference else run(before, feeds)
+    for one, other in zip(expected, run(after, feeds), strict=True):
+        assert snr_db(one, other) >= 80
+    return after
+
+
+def stands(name: str, proto: onnx.ModelProto) -> None:
+    assert FAULTY_GRAPHS[name].find(proto) == []
+
+
+def test_each_known_fault_has_its_finder_and_each_rewrite_its_cure() -> None:
+    assert {fault.name for fault in KNOWN_FAULTS} == set(FAULTY_GRAPHS)
+    assert len(KNOWN_FAULTS) == len(FAULTY_GRAPHS)
+    for fault in KNOWN_FAULTS:
+        assert (fault.action == "rewrite") == (FAULTY_GRAPHS[fault.name].cure is not None), fault.name
+        assert fault.issues, "a fault without a report or a source is a rumour"
+
+
+SAMPLE = "(float[2, 3, 5, 7] x, float[2, 4, 6, 2] g) => (float[2, 3, 4, 6] y)"
+
+
+def test_a_renamed_mode_is_left_out_as_it_is_the_default() -> None:
+    before = model(20, SAMPLE, 'y = GridSample <mode="linear", align_corners=1> (x, g)')
+    feeds = {"x": normal(2, 3, 5, 7), "g": normal(2, 4, 6, 2, seed=1)}
+    after = cured("grid-sample-mode", before, feeds)
+    assert [item.name for item in after.graph.node[0].attribute] == ["align_corners"]
+    stands("grid-sample-mode", model(16, SAMPLE, 'y = GridSample <mode="bilinear"> (x, g)'))
+    stands("grid-sample-mode", model(20, SAMPLE, 'y = GridSample <mode="nearest"> (x, g)'))
+
+
+LEVELS = """
+    a = GridSample <mode="bilinear", padding_mode="%s", align_corners=%d> (x, g)
+    b = GridSample <mode="bilinear", padding_mode="%s", align_corners=%d> (z, g)
+    s = Unsqueeze (a, m)  t = Unsqueeze (b, m)  c = Concat <axis=-2> (s, t)
+    f = Flatten <axis=3> (c)  y = Identity (c)
+"""
+ATTENTION = "(float[N, 3, 5, 7] x, float[N, 3, 2, 3] z, float[N, 4, 6, 2] g) => (float[N, 3, 4, 2, 6] y)"
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_samples_of_a_deformable_attention_are_gathered(padding: str, aligned: int, batch: int) -> None:
+    text = LEVELS % (padding, aligned, padding, aligned)
+    before = model(16, ATTENTION, text, "<int64[1] m = {-2}>")
+    grid = 1.3 * normal(batch, 4, 6, 2, seed=1)  # some points lie outside
+    feeds = {"x": normal(batch, 3, 5, 7), "z": normal(batch, 3, 2, 3, seed=2), "g": grid}
+    after = cured("deformable-attention", before, feeds)
+    assert "GridSample" not in operators(after)
+
+
+def test_a_lone_sample_is_no_attention() -> None:
+    stands("deformable-attention", model(16, SAMPLE, 'y = GridSample <mode="bilinear"> (x, g)'))
+
+
+def test_a_sample_that_cannot_be_gathered_is_left_to_be_found() -> None:
+    text = LEVELS % ("reflection", 0, "zeros", 0)
+    before = model(16, ATTENTION, text, "<int64[1] m = {-2}>")
+    FAULTY_GRAPHS["deformable-attention"].cure(before)  # type: ignore[misc]
+    assert operators(before).count("GridSample") == 1
+
+
+@pytest.mark.parametrize("kind", ["float", "float16", "int32", "int64"])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize(("exclusive", "reverse"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_cumsums_of_several_kinds_leave_one_kind(kind: str, axis: int, exclusive: int, reverse: int) -> None:
+    other = {0: 1, 1: 0, -1: 0}[axis]
+    before = model(
+        17,
+        f"({kind}[B, 3, 4] x) => ({kind}[B, 3, 4] y, {kind}[B, 3, 4] z, {kind}[B, 3, 4] w)",
+        f"y = CumSum (x, o) w = CumSum (y, o) z = CumSum <exclusive={exclusive}, reverse={reverse}> (x, a)",
+        f"<int64 o = {{{other}}}, int64 a = {{{axis}}}>",
+    )
+    dtype = {"float": np.float32}.get(kind) or np.dtype(kind)
+    after = cured("cumsum-axes", before, {"x": (8 * normal(2, 3, 4)).round().astype(dtype)})
+    assert operators(after).count("CumSum") == 2
+
+
+def test_cumsums_of_one_kind_stay() -> None:
+    body = "y = CumSum (x, a) z = CumSum (y, b)"
+    stored = "<int64 a = {1}, int64 b = {-1}>"
+    stands("cumsum-axes", model(17, "(float[2, 4] x) => (float[2, 4] z)", body, stored))
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_mods_of_integers_divide_integers(kind: str) -> None:
+    before = model(17, f"({kind}[8] x, {kind}[8] d) => ({kind}[8] y)", "y = Mod (x, d)")
+    values = [18542495, 2147483647, -7, 7, -8, 0, 31, -2147483000]
+    feeds = {"x": np.array(values, kind), "d": np.array([32, 32, 4, -4, 4, 5, 32, 7], kind)}
+    after = cured("mod-by-float", before, feeds)
+    np.testing.assert_array_equal(run(after, feeds)[0][:2], [31, 31])  # where the report has -1
+
+
+def test_mods_of_floats_and_of_shapes_stay() -> None:
+    stands("mod-by-float", model(17, "(float[4] x, float[4] d) => (float[4] y)", "y = Mod <fmod=1> (x, d)"))
+    body = "s = Shape (x) y = Mod (s, d)"
+    stands("mod-by-float", model(17, "(float[N, 4] x, int64[2] d) => (int64[2] y)", body))
+
+
+def test_group_normalization_of_one_group_is_one_of_everything() -> None:
+    signature = "(float[2, 4, 3, 3] x, float[4] s, float[4] b) => (float[2, 4, 3, 3] y)"
+    before = model(21, signature, "y = GroupNormalization <num_groups=1> (x, s, b)")
+    feeds = {
+        "x": normal(2, 4, 3, 3) + np.arange(4, dtype=np.float32).reshape(4, 1, 1),
+        "s": normal(4),
+        "b": normal(4),
+    }
+    cured("group-norm-of-one", before, feeds)
+    stands("group-norm-of-one", model(21, signature, "y = GroupNormalization <num_groups=2> (x, s, b)"))
+
+
+@pytest.mark.parametrize(("operator", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrent_layers_read_time_first(operator: str, gates: int) -> None:
+    # ONNX Runtime refuses layout 1; ONNX's reference is what is compared with.
+    before = _recurrent(operator, gates)
+    cured("recurrent-layout", before, {"x": normal(2, 5, 3)}, reference=True)
+
+
+def _recurrent(operator: str, gates: int) -> onnx.ModelProto:
+    from onnx import helper, numpy_helper
+
+    node = helper.make_node(operator, ["x", "w", "r"], ["y", "h"], "layer", hidden_size=4, layout=1)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [value("x", 1, [2, 5, 3])],
+        [value("y", 1, [2, 5, 1, 4]), value("h", 1, [2, 1, 4])],
+        [
+            numpy_helper.from_array(normal(1, 4 * gates, 3, seed=1), "w"),
+            numpy_helper.from_array(normal(1, 4 * gates, 4, seed=2), "r"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_shape_of_some_axes_is_sliced() -> None:
+    before = model(15, "(float[N, 3, 4] x) => (int64[2] y)", "y = Shape <start=1> (x)")
+    after = cured("shape-slice", before, {"x": normal(2, 3, 4)})
+    assert operators(after) == ["Shape", "Slice"]
+
+
+def test_scatters_that_combine_are_found() -> None:
+    signature = "(float[4, 4] x, int64[2, 1] i, float[2, 4] u) => (float[4, 4] y)"
+    find = FAULTY_GRAPHS["scatter-reduction"].find
+    assert find(model(16, signature, 'y = ScatterND <reduction="mul"> (x, i, u)'))
+    assert not find(model(16, signature, 'y = ScatterND <reduction="none"> (x, i, u)'))
+
+
+def test_a_resize_behind_a_transposed_if_is_found() -> None:
+    body = """
+        s = If (c) <then_branch = a () => (float[1, 1, 4, 6] t) { t = Relu(x) },
+                    else_branch = b () => (float[1, 1, 4, 6] e) { e = Neg(x) }>
+        p = Transpose <perm = [0, 1, 3, 2]> (s)
+        y = Resize <mode="linear"> (p, , k)
+    """
+    signature = "(bool c, float[1, 1, 4, 6] x) => (float[1, 1, 12, 8] y)"
+    stored = "<float[4] k = {1, 1, 2, 2}>"
+    find = FAULTY_GRAPHS["resize-behind-if"].find
+    assert len(find(model(17, signature, body, stored))) == 1
+    assert not find(
+        model(17, signature, body.replace("Transpose <perm = [0, 1, 3, 2]> (s)", "Relu(s)"), stored)
+    )
+
+
+MHA = """
+    q = Transpose <perm = [0, 2, 1, 3]> (%s)
+    k = Relu (z)  s = MatMul (q, k)  d = Mul (s, f)  p = Softmax <axis=-1> (d)
+    v = Relu (w)  y = MatMul (p, v)
+"""
+MHA_IO = (
+    "(float[1, 5, 2, 8] x, float[1, 2, 8, 5] z, float[1, 2, 5, 8] w) => (float[1, 2, 5, 8] y)"
+)  # fmt: skip
+
+
+def test_attention_and_its_transposed_inputs_are_found() -> None:
+    stored = "<float f = {0.5}>"
+    direct = model(17, MHA_IO, MHA % "x", stored)
+    behind = model(17, MHA_IO, "e = Relu (x)" + MHA % "e", stored)
+    assert len(FAULTY_GRAPHS["transposed-input-attention"].find(direct)) == 1
+    assert FAULTY_GRAPHS["transposed-input-attention"].find(behind) == []
+    assert len(FAULTY_GRAPHS["fused-attention-sm120"].find(behind)) == 1

@@ -1,0 +1,165 @@
+"""Command lines of public issues: each becomes a recipe that TensorRT-RTX builds, with the precision proven,
+or the option that has no equal is named.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import onnx
+import pytest
+from issue_commands import POLYGRAPHY, TRTEXEC, IssueCommand
+from issue_models import assert_keys_are_there, issue_model, write_cache, write_loader, write_samples
+
+import qcompile
+from qcompile.artifact import Manifest, read_manifest
+from qcompile.errors import CalibrationError, InvalidOption
+from qcompile.pipeline.migrate.flags import has_key
+from qcompile.pipeline.recipe import read_recipe
+
+pytest.importorskip("tensorrt_rtx")
+COMMANDS = [*TRTEXEC, *POLYGRAPHY]
+_NEWER = {"--useCudaGraph": "bench.cuda_graph"}
+"""Options that have an equal where this qcompile has the key."""
+
+
+def prepare(one: IssueCommand, folder: Path) -> onnx.ModelProto:
+    """Write the model, and what the command names beside it."""
+    model = issue_model(one.inputs, types=one.types, layers=one.layers)
+    path = folder / one.model
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+    write_samples(model, folder / "samples.npz")
+    if one.cache:
+        write_cache(model, folder / one.cache)
+    if one.loader:
+        write_loader(model, folder / one.loader, extent=32)
+    if one.quantized:
+        ranges = qcompile.calibrate(path, folder / "samples.npz", folder / "float.ranges").path
+        onnx.save(model, folder / "float.onnx")
+        qcompile.quantize(folder / "float.onnx", path, ranges=ranges, target="tensorrt")
+    return model
+
+
+def built(recipe: Path) -> Manifest:
+    """The manifest of the engine that a recipe makes, without measuring: no GPU is here."""
+    text = recipe.read_text().partition("\n[bench]")[0]
+    recipe.with_name("build.toml").write_text(text)
+    report = qcompile.run(recipe.with_name("build.toml"))
+    assert not report.failures
+    (artifact,) = report.artifacts.values()
+    manifest = read_manifest(artifact)
+    assert manifest is not None
+    return manifest
+
+
+@pytest.mark.parametrize("one", COMMANDS, ids=lambda one: "#".join(one.source.split("/")[-3::2]))
+def test_a_command_of_an_issue_builds_with_the_precision_it_meant(
+    one: IssueCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare(one, tmp_path)
+    options = {"target": "tensorrt-rtx", "gpus": ["sm86"], "paths": one.paths}
+    if one.data:
+        with pytest.raises(InvalidOption, match=r"`data` is missing: \w+ needs real samples") as caught:
+            qcompile.migrate(one.command, **options)
+        assert caught.value.exit_code == 2
+        assert not Path("recipe.toml").exists()
+        options["data"] = "samples.npz"
+    done = qcompile.migrate(one.command, **options)
+    missing = [flag for flag in one.missing if not has_key(_NEWER.get(flag, "none.such"))]
+    assert [said.flag.startswith(flag) for said, flag in zip(done.missing, missing, strict=True)] == [
+        True for _ in missing
+    ]
+    assert all(said.note for said in done.outcomes if said.fate != "kept")
+    assert_keys_are_there(done)
+    recipe = read_recipe(done.recipe)
+    assert recipe.artifact[0].float_precision == (
+        "fp32" if recipe.artifact[0].precision == "best" else one.floats
+    )
+
+    manifest = built(done.recipe)
+    assert manifest.precision == one.precision
+    assert manifest.proof["reached_in_precision"] == manifest.proof["planned_in_precision"]
+    assert one.precision in manifest.proof["layers_by_precision"]
+    assert (done.ranges is not None) == bool(one.cache)
+    diff = shlex.split(done.then[1])[4:] if len(done.then) > 1 else None
+    assert diff == (None if one.compares is None else list(one.compares))
+    for layer, precision in one.by_layer.items():
+        assert f"{layer}={precision}" in recipe.artifact[0].layers
+        assert precision in manifest.proof["layers_by_precision"]
+
+
+def test_a_cache_that_tensorrt_would_ignore_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT issue 3612: "quantization data is missing" for every layer, and the engine was built."""
+    monkeypatch.chdir(tmp_path)
+    one = next(one for one in TRTEXEC if one.source.endswith("/3612"))
+    prepare(one, tmp_path)
+    other = issue_model({"images": (1, 3, 32, 32), "more": (1, 4, 8)})
+    write_cache(other, tmp_path / one.cache)
+    with pytest.raises(CalibrationError, match=r"names 2 of 9 tensors that model\.onnx does not have: more"):
+        qcompile.migrate(one.command)
+    assert not list(tmp_path.glob("recipe.*"))
+
+
+@pytest.mark.parametrize(
+    ("source", "command", "said", "hint"),
+    [
+        (
+            "https://github.com/NVIDIA/TensorRT/issues/2087",
+            "trtexec --onnx='<onnx_file>' --fp16 --precisionConstrants=obey --layerPrecisions='<layer_1_name>"
+            ":fp16,<layer_2_name>:fp16,<layer_3_name>:fp16' --saveEngine='<engine_file>'",
+            "trtexec has no option --precisionConstrants",
+            "did you mean --precisionConstraints?",
+        ),
+        (
+            "https://github.com/NVIDIA/TensorRT/issues/2324",
+            "trtexec --onnx=encoder-temp_rnnt.onnx \\\n--saveEngine=encoder-trtexec.trt \\\n"
+            "--minShapes=audio_signal:[1,80,1],length:[1] \\\n"
+            "\u2014optShapes=audio_signal:[1,80,1000],length:[1] \\\n"
+            "\u2014maxShapes=audio_signal:[1,80,10000],length:[1] ",
+            "trtexec reads no brackets",
+            "NAME:1x3x224x224",
+        ),
+        (
+            "https://github.com/NVIDIA/TensorRT/issues/2324",
+            "trtexec onnx=decoder_joint-temp_rnnt.onnx \\\n--saveEngine=decoder-trtexec.trt \\\n"
+            "--shapes=encoder_outputs:[1,1024,1],targets:[1,1],target_length:[1],input-states-1:[2,1,640],"
+            "input-states-2:[2,1,640]",
+            "'onnx=decoder_joint-temp_rnnt.onnx' belongs to no option of trtexec",
+            "--NAME=VALUE",
+        ),
+        (
+            "https://github.com/NVIDIA/TensorRT/issues/4026",
+            "trtexec.exe --loadEngine=FM_P_D_int8.engine --inputIOFormats=fp16:chw16 "
+            "--outputIOFormats=fp16:chw16 --fp16 "
+            "--shapes=ref_y:1x128x100x160,c1:1x48x1600x2560,c2:1x64x800x1280,c3:1x96x400x640",
+            "names no ONNX file",
+            "an engine is of one version and one GPU",
+        ),
+        (
+            "https://github.com/NVIDIA/TensorRT/issues/4492",
+            "polygraphy run --trt model_fp32.plan --data-loader-script tool/data_loader.py "
+            "--load-outputs outputs_fp32.json --atol 0.01 --rtol 0.01",
+            "model_fp32.plan",
+            "",
+        ),
+    ],
+)
+def test_a_command_that_the_tool_refuses_or_that_builds_nothing_is_an_error(
+    source: str, command: str, said: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert source
+    monkeypatch.chdir(tmp_path)
+    onnx.save(issue_model({"images": (1, 3, 32, 32)}), "model.onnx")
+    with pytest.raises(qcompile.QCompileError) as caught:
+        qcompile.migrate(command)
+    assert (caught.value.exit_code, said in caught.value.message, hint in caught.value.hint) == (
+        2,
+        True,
+        True,
+    )
+    assert not Path("recipe.toml").exists()

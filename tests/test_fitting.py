@@ -1,0 +1,205 @@
+"""A graph is fitted to the version that reads it: what it lacks is written out, and faults worked around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper, parser
+from simulated_machine import Machine, install
+
+import qcompile
+from qcompile.engines.capabilities import capabilities
+from qcompile.engines.registry import engine
+from qcompile.errors import UnsupportedOperator
+from qcompile.lowering import LoweredGraph, load_lowered, lower
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.tensorrt import TensorRTOptions
+
+OnMachine = Callable[..., Machine]
+CUMSUMS = "y = CumSum (x, a) z = CumSum (x, b) r = Relu (y)"
+STORED = "<int64 a = {0}, int64 b = {1}>"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
+    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
+
+
+def saved(folder: Path, version: int, signature: str, body: str, stored: str = "") -> Path:
+    path = folder / "m.onnx"
+    text = f'<ir_version: 10, opset_import: ["" : {version}]> g {signature} {stored} {{ {body} }}'
+    model = parser.parse_model(text)
+    for index, node in enumerate(model.graph.node):
+        node.name = node.name or f"node{index}"
+    onnx.save(model, path)
+    return path
+
+
+def lowered(model: Path, target: str = "tensorrt", precision: Any = "fp32", **options: Any) -> LoweredGraph:
+    spec = BuildSpec(
+        target=target,  # type: ignore[arg-type]
+        precision=precision,
+        gpus=("sm86",) if target == "tensorrt-rtx" else (),
+        tensorrt=TensorRTOptions(**options),
+    )
+    return lower(model, spec, capabilities(engine(target)), model.with_name("graph.onnx"), keep=True)
+
+
+def operators(path: str | Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def cumsums(folder: Path) -> Path:
+    return saved(folder, 17, "(float[3, 4] x) => (float[3, 4] r, float[3, 4] z)", CUMSUMS, STORED)
+
+
+def test_a_fault_of_the_version_is_worked_around_and_named(tmp_path: Path) -> None:
+    graph = lowered(cumsums(tmp_path), "tensorrt-rtx")
+    assert operators(graph.path).count("CumSum") == 1
+    assert {name: list(nodes) for name, nodes in graph.worked_around.items()} == {"cumsum-axes": ["node1"]}
+    assert load_lowered(Path(graph.path)).worked_around == {"cumsum-axes": ["node1"]}
+
+
+@pytest.mark.parametrize("ignored", ["cumsum-axes", "all"])
+def test_a_fault_that_is_ignored_stays(ignored: str, tmp_path: Path) -> None:
+    graph = lowered(cumsums(tmp_path), "tensorrt-rtx", ignore_faults=(ignored,))
+    assert operators(graph.path).count("CumSum") == 2
+    assert graph.worked_around == {}
+
+
+def test_a_version_without_the_fault_gets_the_graph_as_it_is(tmp_path: Path, machine: OnMachine) -> None:
+    machine("8.5.3")
+    assert operators(lowered(cumsums(tmp_path)).path).count("CumSum") == 2
+    machine("10.16")
+    assert operators(lowered(cumsums(tmp_path)).path).count("CumSum") == 1
+
+
+def test_the_manifest_of_an_engine_names_what_was_worked_around(tmp_path: Path) -> None:
+    manifest = qcompile.build(
+        cumsums(tmp_path), tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"]
+    ).manifest
+    assert manifest.proof["worked_around"] == {"cumsum-axes": ["node1"]}
+
+
+def test_a_fault_without_a_rewrite_is_refused_with_reports_nodes_and_way_out(
+    tmp_path: Path, machine: OnMachine
+) -> None:
+    signature = "(float[4, 4] x, int64[2, 1] i, float[2, 4] u) => (float[4, 4] y)"
+    model = saved(tmp_path, 16, signature, 'y = ScatterND <reduction="mul"> (x, i, u)')
+    machine("8.5.3")
+    with pytest.raises(
+        UnsupportedOperator, match=r"tensorrt 8\.5\.3\.1 computes node0 wrongly: scatter-"
+    ) as found:
+        lowered(model)
+    assert "NVIDIA/TensorRT 3462" in found.value.message
+    assert found.value.hint == (
+        "use TensorRT 10, or add in the model by other operators; "
+        "`ignore_faults` scatter-reduction builds it as it is"
+    )
+    assert operators(lowered(model, ignore_faults=("scatter-reduction",)).path) == ["ScatterND"]
+
+
+def test_a_cubic_sample_goes_to_the_opset_of_the_older_name(tmp_path: Path, machine: OnMachine) -> None:
+    signature = "(float[1, 1, 4, 4] x, float[1, 2, 2, 2] g) => (float[1, 1, 2, 2] y)"
+    model = saved(tmp_path, 20, signature, 'y = GridSample <mode="cubic"> (x, g)')
+    machine("10.16")
+    graph = onnx.load(lowered(model).path)
+    assert graph.opset_import[0].version == 19
+    assert graph.graph.node[0].attribute[0].s == b"bicubic"
+
+
+@pytest.mark.parametrize(("precision", "warned"), [("fp32", False), ("fp16", True)])
+def test_what_is_only_reported_is_a_warning_for_its_precision(
+    precision: str, warned: bool, tmp_path: Path, machine: OnMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qcompile.engines.gpu import Gpu
+    from qcompile.engines.tensorrt import engine as home
+
+    body = "s = MatMul (x, k) p = Softmax (s) y = MatMul (p, v)"
+    model = saved(
+        tmp_path, 17, "(float[2, 5, 8] x, float[2, 8, 5] k, float[2, 5, 8] v) => (float[2, 5, 8] y)", body
+    )
+    machine("10.16")
+    monkeypatch.setattr(home, "find_gpu", lambda *_: Gpu("Simulated", "sm120", 1 << 30, "12.8"))
+    found = [text for text in lowered(model, precision=precision).warnings if "fused-attention-sm120" in text]
+    assert bool(found) == warned
+
+
+def layer_norm(folder: Path, version: int = 17) -> Path:
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "product"),
+        helper.make_node("LayerNormalization", ["h", "s", "b"], ["n"], "norm", axis=-1),
+        helper.make_node("MatMul", ["n", "w"], ["y"], "last"),
+    ]
+    value = helper.make_tensor_value_info
+    weights = {"w": rng.standard_normal((8, 8)), "s": np.ones(8), "b": np.zeros(8)}
+    graph = helper.make_graph(
+        nodes, "g", [value("x", 1, ["N", 8])], [value("y", 1, ["N", 8])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )  # fmt: skip
+    path = folder / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=8), path)
+    return path
+
+
+def test_layer_normalization_is_written_out_for_8_5_and_stays_in_float32(
+    tmp_path: Path, machine: OnMachine
+) -> None:
+    here = machine("8.5.3")
+    graph = lowered(layer_norm(tmp_path), precision="fp16")
+    assert "LayerNormalization" not in operators(graph.path)
+    made = [node for node in onnx.load(graph.path).graph.node if node.name.startswith("norm/")]
+    statistics = {
+        node.name for node in made if node.op_type in ("ReduceMean", "Sub", "Mul", "Sqrt", "Div", "Add")
+    }
+    kept = {name for name, kind in graph.layers.items() if kind == "fp32"}
+    scale_and_bias = {node.name for node in made[-2:]}
+    assert kept == statistics - scale_and_bias
+    proof = here.build(layer_norm(tmp_path), "fp16").manifest.proof
+    assert proof["layers_by_precision"] == {"fp16": {"MATRIX_MULTIPLY": 2}}
+    assert here.flags() == {"FP16", "OBEY_PRECISION_CONSTRAINTS"}
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.4"])
+def test_layer_normalization_stays_where_the_parser_has_it(
+    version: str, tmp_path: Path, machine: OnMachine
+) -> None:
+    machine(version)
+    graph = lowered(layer_norm(tmp_path), precision="fp16")
+    assert operators(graph.path).count("LayerNormalization") == 1
+    assert graph.layers == {}
+
+
+@pytest.mark.parametrize(("version", "options"), [("8.5.3", {}), ("10.16", {"typing": "weak"})])
+def test_what_overflows_float16_is_a_constraint_where_types_are_weak(
+    version: str, options: dict[str, Any], tmp_path: Path, machine: OnMachine
+) -> None:
+    path = layer_norm(tmp_path)
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if tensor.name == "w":
+            values = numpy_helper.to_array(tensor) * np.float32(1e6)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, path)
+    machine(version)
+    graph = lowered(path, precision="fp16", **options)
+    assert {"product", "last"} <= set(graph.layers)
+    assert all(kind == "fp32" for kind in graph.layers.values())
+
+
+def test_a_layer_that_the_user_names_is_found_in_what_it_was_written_out_in(
+    tmp_path: Path, machine: OnMachine
+) -> None:
+    here = machine("8.5.3")
+    spec = BuildSpec(target="tensorrt", precision="fp16", layers=("norm=fp16",))
+    path = layer_norm(tmp_path)
+    graph = lower(path, spec, capabilities(engine("tensorrt")), tmp_path / "graph.onnx")
+    names = {node.name for node in onnx.load(graph.path).graph.node if node.name.startswith("norm/")}
+    assert {name for name, kind in graph.layers.items() if kind == "fp16"} == names
+    assert here.module
