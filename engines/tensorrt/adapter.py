@@ -13,8 +13,7 @@
 | builds with no GPU, for others           | no  | no  | no   | no   | yes          |
 | contexts may share a profile             | no  | (1) | yes  | yes  | yes          |
 | tells whether a stream can be captured   | no  | no  | no   | no   | yes          |
-| captures CUDA graphs by itself           | no  | no  | no   | no   | from 1.2 on  |
-| compiles kernels where an engine runs, and keeps them in a runtime cache | no | no | no | no | yes |
+| own CUDA graphs; runtime cache of kernels | no | no  | no   | no   | from 1.2 on; yes |
 
 1. If the engine was built with the preview feature PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says
    "the default value for this flag is on and can not be changed".
@@ -97,9 +96,7 @@ class Adapter:
             InvalidOption: If this version does not have them.
         """
         if typing == "weak" and not self.has_weak_types:
-            raise self.lacks(
-                "`typing` weak", "flags that permit a precision", "leave it out: the graph has the types"
-            )
+            raise self.lacks("`typing` weak", "flags that permit a precision", "leave it out")
         if typing == "strong" and not self.strongly_typed:
             raise self.lacks("`typing` strong", "strongly typed networks", "leave it out, or use TensorRT 10")
         return replace(self, weak=True) if typing == "weak" else self
@@ -196,7 +193,7 @@ class Adapter:
         """
         if self.strongly_typed and not weak:
             return []
-        if precision in _IN_GRAPH:
+        if precision not in _WEAK_FLAGS:
             raise InvalidOption(
                 f"`precision` {precision}: {self.name} has no flag for it, and no strongly typed networks",
                 hint="use TensorRT 10 or newer, or another precision",
@@ -212,7 +209,7 @@ class Adapter:
         """
         if precision == "tf32":
             return "fp32"
-        return precision if self.strongly_typed or precision not in _WEAK_FLAGS else "fp32"
+        return precision if self.strongly_typed or precision in _IN_GRAPH else "fp32"
 
     def flag(self, name: str, option: str) -> Any:
         """Return a builder flag.
@@ -265,11 +262,14 @@ class Adapter:
         Raises:
             InvalidOption: If this version has none of that name, with those it has.
         """
-        members = self.module.MemoryPoolType.__members__
+        return self._member(self.module.MemoryPoolType, name, f"`memory_pools` {name}", "pool")
+
+    def _member(self, kind: Any, name: str, option: str, what: str) -> Any:
+        members = kind.__members__
         spelled = name.upper().replace("-", "_")
         if spelled not in members:
             known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
-            raise self.lacks(f"`memory_pools` {name}", f"such pool; it has {known}", "choose one of these")
+            raise self.lacks(option, f"such {what}; it has {known}", "choose one of these")
         return members[spelled]
 
     def hardware_level(self, name: str) -> Any:
@@ -280,9 +280,7 @@ class Adapter:
         """
         option = "`hardware_compatible`"
         if self.builds_ahead_of_time:
-            raise self.lacks(
-                option, "such levels; its engines are built for the GPUs of `gpus`", "give `gpus`"
-            )
+            raise self.lacks(option, "such levels; its engines are for the GPUs of `gpus`", "give `gpus`")
         levels = getattr(self.module, "HardwareCompatibilityLevel", None)
         if levels is None or not hasattr(levels, _HARDWARE[name]):
             raise self.lacks(f"{option} {name}", "such level of hardware compatibility")
@@ -303,17 +301,10 @@ class Adapter:
         Raises:
             InvalidOption: If this version has none of that name, with those it has.
         """
-        members = self.module.TacticSource.__members__
-        bits = 0
-        for name in names if tuple(names) != ("none",) else ():
-            spelled = name.upper().replace("-", "_")
-            if spelled not in members:
-                known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
-                raise self.lacks(
-                    f"`tactic_sources` {name}", f"such source; it has {known}", "choose one of these"
-                )
-            bits |= 1 << int(members[spelled])
-        return bits
+        chosen = () if tuple(names) == ("none",) else dict.fromkeys(names)
+        kind = self.module.TacticSource
+        found = [self._member(kind, name, f"`tactic_sources` {name}", "source") for name in chosen]
+        return sum({1 << int(member) for member in found})
 
     def strip_flags(self, *, refit: bool, strip: bool) -> list[Any]:
         """Return the flags for engines that take new weights, and for those stored without any.
@@ -361,16 +352,14 @@ class Adapter:
     def profile_values(self, engine: Any, name: str, profile: int) -> list[Sequence[int]]:
         """Return smallest, optimal and largest values of a shape input in a profile; [] where none are told.
 
-        What 8.x tells cannot be believed: its binding gives `getProfileShapeValues(profile, input)` its two
-        arguments the wrong way round, and reads as many values as the tensor has axes, not elements
-        (python/src/infer/pyCore.cpp, `engine_get_profile_shape_input`, release/8.5 line 229, 8.6 line 234).
-        From 10.0 on it is the volume (`get_tensor_profile_values`), and RuntimeError for other inputs.
+        8.x is never asked: its binding exchanges the two arguments of `getProfileShapeValues`, and reads a
+        value per axis, not per element (python/src/infer/pyCore.cpp, `engine_get_profile_shape_input`).
         """
-        told = hasattr(self.module.ICudaEngine, "get_tensor_profile_values")
-        if not told or not engine.is_shape_inference_io(name):
-            return []
-        # By position: the real function takes (profile, name), and names them the other way round.
-        return list(engine.get_tensor_profile_values(profile, name))
+        ask = getattr(
+            engine, "get_tensor_profile_values", None
+        )  # its arguments are named the other way round
+        told = ask is not None and engine.is_shape_inference_io(name)
+        return list(ask(profile, name)) if told else []
 
     @property
     def captures_by_itself(self) -> bool:
@@ -384,9 +373,7 @@ class Adapter:
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
         """Return what TensorRT says; True where it has no say, and the capture itself shows it."""
-        if hasattr(self.module.IExecutionContext, "is_stream_capturable"):
-            return bool(context.is_stream_capturable(stream))
-        return True
+        return bool(getattr(context, "is_stream_capturable", lambda _: True)(stream))
 
 
 def load_adapter(target: str) -> Adapter:

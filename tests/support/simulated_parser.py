@@ -11,38 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from simulated_network import FLOATS, say
+from simulated_operators import KINDS, LACKED, OLDER
 from simulated_process import known_creators
-
-_ACTIVATIONS = "Relu Sigmoid Tanh LeakyRelu Elu Selu HardSigmoid Softplus Softsign Clip Gelu"
-_ELEMENTWISE = "Add Sub Mul Div Pow Min Max Sum Mean And Or Equal Greater Less Mod"
-_UNARY = "Erf Sqrt Exp Log Neg Abs Reciprocal Floor Ceil Round Sin Cos Not IsInf Sign"
-_REDUCE = "GlobalAveragePool GlobalMaxPool ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd"
-_KINDS: dict[str, str] = {
-    "Conv": "CONVOLUTION", "ConvTranspose": "DECONVOLUTION", "MatMul": "MATRIX_MULTIPLY",
-    "Gemm": "MATRIX_MULTIPLY", "QuantizeLinear": "QUANTIZE", "DequantizeLinear": "DEQUANTIZE",
-    "Cast": "CAST", "Identity": "IDENTITY", "Dropout": "IDENTITY", "Reshape": "SHUFFLE", "Flatten": "SHUFFLE",
-    "Transpose": "SHUFFLE", "Squeeze": "SQUEEZE", "Unsqueeze": "UNSQUEEZE", "MaxPool": "POOLING",
-    "AveragePool": "POOLING", "Softmax": "SOFTMAX", "Concat": "CONCATENATION", "Slice": "SLICE",
-    "Gather": "GATHER", "LayerNormalization": "NORMALIZATION", "BatchNormalization": "SCALE",
-    "Resize": "RESIZE", "Shape": "SHAPE", "Where": "SELECT", "Expand": "SLICE", "LRN": "LRN",
-    "Einsum": "EINSUM", "TopK": "TOPK", "NonZero": "NON_ZERO",
-    **dict.fromkeys(_ACTIVATIONS.split(), "ACTIVATION"), **dict.fromkeys(_ELEMENTWISE.split(), "ELEMENTWISE"),
-    **dict.fromkeys(_UNARY.split(), "UNARY"), **dict.fromkeys(_REDUCE.split(), "REDUCE"),
-}  # fmt: skip
-"""Operator to the layer that computes it."""
-
-_OLDER = {"CAST": "IDENTITY", "SQUEEZE": "SHUFFLE", "UNSQUEEZE": "SHUFFLE", "PLUGIN_V3": "PLUGIN_V2"}
-"""What stands in for a layer type before it existed.
-
-Source: docs/Changelog.md, 8.6 EA ("All cast operations will now use the new CastLayer over the previous
-IdentityLayer"); builtin_op_importers.cpp of 8.5-GA, importers of Squeeze, Unsqueeze and the fallback plugin.
-"""
-
-_LACKED = {"8.5.": "LayerNormalization GroupNormalization IsInf CastLike Gelu Hardmax Mish".split()}
-"""Start of a version to operators that its parser has no importer for, of those above.
-
-Source: docs/operators.md of 8.5-GA (N), and the names in DEFINE_BUILTIN_OP_IMPORTER of 8.5-GA to 10.0-GA.
-"""
 
 _WEIGHTS = {
     # Inputs that the parser keeps as weights of the layer where they are initializers.
@@ -160,8 +130,8 @@ class Parser:
 
     def _knows(self, operator: str) -> bool:
         version = str(self._module.__version__)
-        lacked = [name for start, names in _LACKED.items() if version.startswith(start) for name in names]
-        known = operator in _KINDS or operator in _FOLDED or self._is_native(operator)
+        lacked = [name for start, names in LACKED.items() if version.startswith(start) for name in names]
+        known = operator in KINDS or operator in _FOLDED or self._is_native(operator)
         return known and operator not in lacked
 
     def _is_native(self, operator: str) -> bool:
@@ -271,9 +241,9 @@ class _Graph:
             return
         kinds = self.module.LayerType.__members__
         native = "NORMALIZATION" if "NORMALIZATION" in kinds else "PLUGIN_V3"
-        kind = _KINDS.get(node.op_type, native if node.op_type == "InstanceNormalization" else "PLUGIN_V3")
+        kind = KINDS.get(node.op_type, native if node.op_type == "InstanceNormalization" else "PLUGIN_V3")
         if kind not in kinds:
-            kind = _OLDER[kind]
+            kind = OLDER[kind]
         kept = [i for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input)]
         weights = [node.input[i] for i in kept if node.input[i] in self.constants]
         operands = [name for name in node.input if name and name not in weights]

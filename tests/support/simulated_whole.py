@@ -176,8 +176,6 @@ _NOT_HERE = {
     "test_an_engine_with_plugins_runs_in_a_process_that_built_nothing": "another process has no stand-ins",
     "test_an_engine_with_shape_tensors_runs_in_a_fresh_process": "another process has no stand-ins",
     "test_a_group_norm_runs_in_a_fresh_process": "another process has no stand-ins",
-    "test_a_shape_tensor_of_two_values_decides_the_shape": "its smallest shapes are none of the graph",
-    "test_values_outside_the_profile_are_refused_before_tensorrt_is_asked": "the same engine",
     "test_ten_thousand_inferences_take_no_memory": "the driver counts the memory",
     "test_a_hundred_loads_give_everything_back": "the driver counts the memory",
     "test_hundreds_of_captures_take_no_memory": "the driver counts the memory",

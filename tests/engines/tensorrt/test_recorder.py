@@ -17,7 +17,7 @@ from recorded_builds import build_and_look
 from replayed_tensorrt import Differs, Tape
 
 import qcompile
-from qcompile.engines.tensorrt import recorder
+from qcompile.engines.tensorrt import log, recorder
 from qcompile.engines.tensorrt.adapter import load_adapter
 from qcompile.errors import InvalidOption, UnsupportedOperator
 
@@ -25,6 +25,7 @@ tensorrt_rtx = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not i
 
 MakeFile = Callable[..., Path]
 SAMPLES = sorted((Path(__file__).parents[2] / "samples/tensorrt").glob("tensorrt-rtx-*.jsonl"))
+LOGGERS: list[dict[Any, Any]] = []
 BATCHES = {"min_shapes": (1,), "opt_shapes": (2,), "max_shapes": (4,)}
 
 
@@ -33,6 +34,10 @@ def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """TensorRT-RTX is recorded to this file; afterwards it is as it was."""
     path = tmp_path / "recording.jsonl"
     monkeypatch.setenv(recorder.VARIABLE, str(path))
+    # As in a process that records from its start: the logger is made while it does. None is ever freed.
+    loggers: dict[Any, Any] = {}
+    LOGGERS.append(loggers)
+    monkeypatch.setattr(log, "_loggers", loggers)
     yield path
     recorder.stop_recording(tensorrt_rtx)
     gc.collect()
