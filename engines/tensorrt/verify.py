@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...artifact import Check
-from ...errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
+from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
 from ...model.judgement import BY_SIGNAL, Judgement, judge_by_precision, lowest_db
 from ...model.session import make_session, run_session, session_options
 from ..base import BuildOutcome, BuildRequest, Runner
