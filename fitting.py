@@ -81,6 +81,7 @@ class Fitting:
         self.warnings = []
         graph = self._with_io_types(graph)
         graph = self._without_lacking(graph)
+        graph = self._with_kernel_shapes(graph)
         graph = self._in_older_opset(graph)
         graph = self._without_missing(graph)
         graph = with_kernel_shapes(graph, self.path, self.spec.target)
@@ -123,6 +124,12 @@ class Fitting:
         if not [name for operator in sorted(held) for name in rewrites[operator](model)]:
             return graph
         return self._saved(model)
+
+    def _with_kernel_shapes(self, graph: Path) -> Path:
+        """Say the kernel_shape of quantized convolutions, which TensorRT's parser needs."""
+        from .compiler.opset.kernel_shapes import with_kernel_shapes
+
+        return with_kernel_shapes(graph, self.path, self.spec.target)
 
     def _in_older_opset(self, graph: Path) -> Path:
         from .compiler.opset.fit import fit_opset

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from ..pipeline.migrate.flags import Tool, dashed, flags_of
 from ..spec.option import Option, fields_of, options_of
 from ..spec.recipes import RecipeFile, recipe_schema
 from .main import group
@@ -27,6 +28,9 @@ _SCHEMA = """\
 [The recipe](../recipe.md) shows one. Editors that know JSON Schema complete and check the keys with
 [recipe.schema.json](../recipe.schema.json), which `qcompile run --schema` prints: write
 `#:schema recipe.schema.json` in the first line of the recipe."""
+_MIGRATION = """\
+[The guide](../migrate.md) shows how `qcompile migrate` uses them. Versions are the first and the last that
+know the option: of TensorRT for trtexec, of Polygraphy itself."""
 _KINDS = {
     msgspec.inspect.StrType: "text",
     msgspec.inspect.IntType: "whole number",
@@ -40,6 +44,7 @@ def pages() -> dict[str, str]:
     return {
         "reference/commands.md": "\n".join(_commands()) + "\n",
         "reference/recipe.md": "\n".join(_recipe()) + "\n",
+        "reference/migrate.md": "\n".join(_migration()) + "\n",
         "recipe.schema.json": json.dumps(recipe_schema(), indent=2) + "\n",
     }
 
@@ -100,6 +105,26 @@ def _recipe() -> Iterator[str]:
                     "",
                     *_table(fields_of(nested.table)),
                 )
+
+
+def _migration() -> Iterator[str]:
+    yield from ("<!-- Written by python -m qcompile.cli.reference from pipeline/migrate/*.toml. -->", "")
+    yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
+    tools: tuple[Tool, ...] = ("trtexec", "polygraphy")
+    for tool in tools:
+        flags = list(dict.fromkeys(flags_of(tool).values()))
+        yield from (
+            "",
+            f"## {tool}",
+            "",
+            f"From {flags[0].source.partition('/args')[0]}, {len(flags)} options.",
+        )
+        yield from ("", "| option | versions | becomes | note |", "|---|---|---|---|")
+        for flag in flags:
+            spelled = ", ".join(f"`{dashed(name)}`" for name in (flag.name, *flag.also))
+            fate = {"kept": f"`{flag.to}`", "missing": "**no equal**", "unneeded": "not needed"}[flag.fate]
+            note = f"{flag.note}. On TensorRT-RTX: {flag.rtx_note}" if flag.rtx_note else flag.note
+            yield f"| {spelled} | {flag.versions} | {fate} | {_cell(note.removeprefix('. '))} |"
 
 
 def _table(options: list[Option] | tuple[Option, ...]) -> Iterator[str]:

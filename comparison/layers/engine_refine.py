@@ -90,7 +90,7 @@ class EngineRefinement(Refinement):
     def _survey(self) -> None:
         """Let one build show where the fault may be, and look there."""
         kind = self.runs.rebuilder.survey
-        if not kind or self.limit < 3:
+        if not kind or self.limit < 2:
             return
         try:
             hints, outputs = self.runs.survey()
@@ -169,6 +169,8 @@ class EngineRefinement(Refinement):
 
     def _conclude(self) -> None:
         """Say what is not known."""
+        if self.given_up:  # what was measured since says nothing of the engine
+            return
         bad = self.search.bad(self.threshold_db)
         region = self.search.region(self.threshold_db)
         if bad is not None and region:
@@ -177,6 +179,11 @@ class EngineRefinement(Refinement):
             self.unknown.append(
                 f"the fault may lie earlier, at {', '.join(names[:_SHOWN])}{more}: "
                 f"{self.runs.rebuilder.builds} of {self.allowed} builds were made"
+            )
+        elif bad is not None and not self._left() and self._unconfirmed():
+            self.unknown.append(
+                "the first bad one was not confirmed by a part that ends with it, and by those before it: "
+                f"{self.allowed} builds were allowed"
             )
         known = {**self.hints, **self.ratios}
         better = [

@@ -13,8 +13,7 @@
 | builds with no GPU, for others           | no  | no  | no   | no   | yes          |
 | contexts may share a profile             | no  | (1) | yes  | yes  | yes          |
 | tells whether a stream can be captured   | no  | no  | no   | no   | yes          |
-| captures CUDA graphs by itself           | no  | no  | no   | no   | from 1.2 on  |
-| compiles kernels where an engine runs, and keeps them in a runtime cache | no | no | no | no | yes |
+| own CUDA graphs; runtime cache of kernels | no | no  | no   | no   | from 1.2 on; yes |
 
 1. If the engine was built with the preview feature PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says
    "the default value for this flag is on and can not be changed".
@@ -353,16 +352,12 @@ class Adapter:
     def profile_values(self, engine: Any, name: str, profile: int) -> list[Sequence[int]]:
         """Return smallest, optimal and largest values of a shape input in a profile; [] where none are told.
 
-        What 8.x tells cannot be believed: its binding gives `getProfileShapeValues(profile, input)` its two
-        arguments the wrong way round, and reads as many values as the tensor has axes, not elements
-        (python/src/infer/pyCore.cpp, `engine_get_profile_shape_input`, release/8.5 line 229, 8.6 line 234).
-        From 10.0 on it is the volume (`get_tensor_profile_values`), and RuntimeError for other inputs.
+        8.x is never asked: its binding exchanges the two arguments of `getProfileShapeValues`, and reads a
+        value per axis, not per element (python/src/infer/pyCore.cpp, `engine_get_profile_shape_input`).
         """
-        told = hasattr(self.module.ICudaEngine, "get_tensor_profile_values")
-        if not told or not engine.is_shape_inference_io(name):
-            return []
+        told = hasattr(engine, "get_tensor_profile_values") and engine.is_shape_inference_io(name)
         # By position: the real function takes (profile, name), and names them the other way round.
-        return list(engine.get_tensor_profile_values(profile, name))
+        return list(engine.get_tensor_profile_values(profile, name)) if told else []
 
     @property
     def captures_by_itself(self) -> bool:
@@ -376,9 +371,7 @@ class Adapter:
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
         """Return what TensorRT says; True where it has no say, and the capture itself shows it."""
-        if hasattr(self.module.IExecutionContext, "is_stream_capturable"):
-            return bool(context.is_stream_capturable(stream))
-        return True
+        return bool(getattr(context, "is_stream_capturable", lambda _: True)(stream))
 
 
 def load_adapter(target: str) -> Adapter:

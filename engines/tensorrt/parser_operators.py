@@ -101,6 +101,6 @@ def ask_parser(module: Any) -> ParserOperators | None:
         network = module.Builder(logger).create_network(0)
         parser = module.OnnxParser(network, logger)
         names = {one.name for one in onnx.defs.get_all_schemas() if one.domain == ""} | _EVER
-        return ParserOperators(frozenset(filter(parser.supports_operator, names)), UNKNOWN_OPSET)
+        return ParserOperators(frozenset(filter(parser.supports_operator, sorted(names))), UNKNOWN_OPSET)
     except Exception:  # whatever a TensorRT raises that finds no GPU
         return None

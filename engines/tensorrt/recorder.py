@@ -178,7 +178,10 @@ class Recorder:
         @functools.wraps(member)
         def method(this: Any, *args: Any, **named: Any) -> Any:
             with self._event({"call": name, "on": self._number(this), **self._given(args, named)}) as event:
-                return event(member.__get__(this, type(this))(*args, **named))
+                try:
+                    return event(member.__get__(this, type(this))(*args, **named))
+                finally:
+                    del this, args, named, event  # what a callback raises may keep this frame
 
         return method
 
@@ -186,7 +189,10 @@ class Recorder:
         @functools.wraps(function)
         def call(*args: Any, **named: Any) -> Any:
             with self._event({"call": name, **self._given(args, named)}) as event:
-                return event(function(*args, **named))
+                try:
+                    return event(function(*args, **named))
+                finally:
+                    del args, named, event
 
         return call
 
@@ -219,7 +225,10 @@ class Recorder:
         def call(this: Any, *args: Any, **named: Any) -> Any:
             about = {"callback": name, "on": self._number(this), **self._given(args, named)}
             with self._event(about, eager=False) as event:
-                return event(function(this, *args, **named))
+                try:
+                    return event(function(this, *args, **named))
+                finally:
+                    del this, args, named, event
 
         return call
 

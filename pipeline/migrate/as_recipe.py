@@ -57,8 +57,6 @@ def recipe_values(
         artifact["layers"] = layers
     if intent.gpus:
         artifact["gpus"] = intent.gpus
-    if intent.device is not None:
-        artifact["device"] = intent.device
     profiles = complete_profiles(intent, facts)
     if len(profiles) == 1:
         artifact |= _shapes(profiles[0])
@@ -121,7 +119,9 @@ def _build_options(
     if len(profiles) > 1:
         options["profiles"] = [_profile_text(one) for one in profiles]
         for kind in KINDS:
-            intent.revise(f"artifact.{kind}_shapes", "kept", "as a profile")
+            intent.revise(f"artifact.{kind}_shapes", "kept", "as a profile", key="artifact.tensorrt.profiles")
+    else:
+        intent.revise("artifact.tensorrt.profiles", "unneeded", "there is one profile")
     if options.get("timing_cache", "off") != "off":
         options["timing_cache"] = places.spell(places.find(str(options["timing_cache"])))
     elif options.get("timing_cache") == "off" and target == RTX:
@@ -130,6 +130,9 @@ def _build_options(
     if "plugins" in options:
         assert isinstance(options["plugins"], list)
         options["plugins"] = [places.spell(places.find(path)) for path in options["plugins"]]
+    if "device" in options and intent.gpus:
+        del options["device"]
+        intent.revise("artifact.tensorrt.device", "unneeded", "the engine is built ahead of time for `gpus`")
     if "gpu_fallback" in options and "dla_core" not in options:
         del options["gpu_fallback"]
         intent.revise("artifact.tensorrt.gpu_fallback", "unneeded", "without a DLA it changes nothing")
@@ -173,8 +176,24 @@ def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) 
     bench = sections.get("bench")
     if bench is not None and "batch_size" not in bench:
         intent.revise("bench.batch_size", "unneeded", "the shapes of the profile are measured")
-    if bench is None:
-        intent.revise("bench.batch_size", "unneeded", "nothing is measured")
+    _settle_bench(intent, measures=bench is not None)
+    for one in intent.outcomes:
+        if one.fate == "kept" and not _is_there(one.to, sections):
+            intent.settle(one.name, "unneeded", note="the recipe says it otherwise, or needs nothing for it")
+
+
+def _settle_bench(intent: Intent, *, measures: bool) -> None:
+    for one in intent.outcomes:
+        if one.fate == "kept" and not measures and one.to.partition(".")[0] == "bench":
+            skips = one.name in ("buildOnly", "skipInference")
+            if not skips:
+                intent.settle(one.name, "unneeded", note="nothing is measured")
+
+
+def _is_there(key: str, sections: Sections) -> bool:
+    """Whether the recipe has a key; a command is none, and a section may say it by not being there."""
+    table, dot, name = key.rpartition(".")
+    return not dot or name in sections.get(table, {})
 
 
 def _plain(stem: str) -> str:

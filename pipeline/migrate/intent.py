@@ -62,7 +62,6 @@ class Intent:
         formats: Input or output to (dtype, format).
         tensorrt: Option of the build to its value.
         gpus: Compute capabilities to build for.
-        device: Number of the GPU that builds; None for the first.
         measures: Whether inference is measured.
         bench: Option of `[bench]` to its value.
         compares: Whether outputs are compared with ONNX Runtime's, and with which options.
@@ -87,7 +86,6 @@ class Intent:
     formats: dict[str, tuple[str, str]] = field(default_factory=dict)
     tensorrt: dict[str, object] = field(default_factory=dict)
     gpus: list[str] = field(default_factory=list)
-    device: int | None = None
     measures: bool = False
     bench: dict[str, object] = field(default_factory=dict)
     compares: list[str] | None = None
@@ -99,11 +97,11 @@ class Intent:
             if one.name == name:
                 one.fate, one.to, one.note = fate, to if fate == "kept" else "", note
 
-    def revise(self, to: str, fate: Fate, note: str) -> None:
-        """Say the same of all options that were to become a key."""
+    def revise(self, to: str, fate: Fate, note: str, *, key: str = "") -> None:
+        """Say the same of all options that were to become a key, or now become another one."""
         for one in self.outcomes:
             if one.to == to and one.fate == "kept":
-                self.settle(one.name, fate, to, note)
+                self.settle(one.name, fate, key or to, note)
 
     def flags_of(self, key: str) -> str:
         """Return the options that became a key, as they were typed."""

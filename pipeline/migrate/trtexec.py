@@ -169,9 +169,6 @@ class _Trtexec(Translator):
             "allowed, prune the weights to get them"
         )
 
-    def device(self, typed: Typed) -> None:
-        self.intent.device = typed.number
-
     def skip(self, typed: Typed) -> str:
         self._skips = True
         return "the recipe has no [bench]"
@@ -190,6 +187,9 @@ class _Trtexec(Translator):
 
     def transfers(self, typed: Typed) -> str:
         return "`bench` reports both: a call with its copies, and the kernels alone"
+
+    def loading(self, typed: Typed) -> str:
+        return "`bench` reports the time to load an artifact"
 
     def streams(self, typed: Typed) -> None:
         self.intent.bench["streams"] = [typed.number]
@@ -219,8 +219,10 @@ class _Trtexec(Translator):
         "stripAllWeights": strip_all, "hardwareCompatibilityLevel": Translator.compatible,
         "sparsity": sparsity,
         "maxAuxStreams": Translator.count, "useDLACore": Translator.count,
-        **dict.fromkeys(("plugins", "staticPlugins", "dynamicPlugins"), Translator.plugin), "device": device,
+        **dict.fromkeys(("plugins", "staticPlugins", "dynamicPlugins"), Translator.plugin),
+        "device": Translator.count,
         "buildOnly": skip, "skipInference": skip, "duration": duration, "percentile": percentiles,
+        "timeDeserialize": loading,
         "noDataTransfers": transfers, "includeDataTransfers": transfers, "streams": streams,
         "infStreams": streams, "useCudaGraph": cuda_graph, "atol": tolerance, "rtol": tolerance,
     }  # fmt: skip

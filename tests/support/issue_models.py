@@ -9,6 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qcompile.pipeline.migrate import Migration
+from qcompile.pipeline.migrate.flags import tomllib
+
 Extents = Sequence[int | str]
 _OUT = 8
 _TYPES = {"float32": TensorProto.FLOAT, "int32": TensorProto.INT32, "int64": TensorProto.INT64}
@@ -122,3 +125,15 @@ def write_cache(model: onnx.ModelProto, path: Path) -> Path:
     lines.append("(Unnamed Layer* 7) [Shuffle]_output: 3c010a14")
     path.write_text("\n".join(["TRT-8503-EntropyCalibration2", *lines]) + "\n")
     return path
+
+
+def assert_keys_are_there(done: Migration) -> None:
+    """Every option that became a key has it in the recipe."""
+    recipe = tomllib.loads(done.recipe.read_text())
+    for one in done.outcomes:
+        if one.fate != "kept" or "." not in one.to:
+            continue
+        values = recipe
+        for step in one.to.split("."):
+            assert step in values, f"{one.flag} became {one.to}"
+            values = values[step][0] if step == "artifact" else values[step]

@@ -46,10 +46,16 @@ class _Enumeration(enum.Enum):
 
     __index__ = __int__
 
-    def __le__(self, other: Any) -> bool:
+    def __lt__(self, other: Any) -> bool:
         if type(other) is not type(self):
             raise TypeError("Expected an enumeration of matching type!")
-        return int(self) <= int(other)
+        return int(self) < int(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self is other or self < other
+
+    def __gt__(self, other: Any) -> bool:
+        return not self <= other
 
 
 class Tape:

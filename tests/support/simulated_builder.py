@@ -96,16 +96,11 @@ def simulated_tensorrt(
 
     Source: the tests' own.
     """
-    families = (
-        simulated_network,
-        simulated_parser,
-        simulated_config,
-        simulated_engine,
-        simulated_process,
-        simulated_refit,
-    )
     ours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
-    for family in families:
+    for family in (
+        simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_process,
+        simulated_refit,
+    ):  # fmt: skip
         ours |= family.BEHAVIOURS
     module: Any = recorded_module(version, {**ours, **(behaviours or {})})
     module._circumstances = circumstances or Circumstances()

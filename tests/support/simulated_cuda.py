@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import types
 from collections import Counter, deque
 from collections.abc import Callable
@@ -28,21 +29,21 @@ _ALIGNMENT = 256
 class Error(Exception):
     """`pycuda.driver.Error`.
 
-    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp.
+    Source: src/wrapper/wrap_cudadrv.cpp of inducer/pycuda.
     """
 
 
 class OutOfMemory(Error):
     """`pycuda.driver.MemoryError`.
 
-    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp, `MemoryError`.
+    Source: src/wrapper/wrap_cudadrv.cpp of inducer/pycuda.
     """
 
 
 class LogicError(Error):
     """`pycuda.driver.LogicError`.
 
-    Source: PyCUDA 2026.1, src/wrapper/wrap_cudadrv.cpp, `LogicError`.
+    Source: src/wrapper/wrap_cudadrv.cpp of inducer/pycuda.
     """
 
 
@@ -71,8 +72,9 @@ class Stream:
         (self.queue if self.captured is None else self.captured).append(action)
 
     def run(self) -> None:
-        while self.queue:
-            self.queue.popleft()()
+        with self.gpu.lock:
+            while self.queue:
+                self.queue.popleft()()
 
     def refuse_while_captured(self) -> None:
         # Source: guide, "Prohibited and unhandled operations": synchronizing a stream that is captured, and
@@ -85,8 +87,7 @@ class Stream:
 class Event:
     """Knows the stream it was recorded on, and when it happened.
 
-    Source: documentation of CUDA's driver API, cuEventRecord "captures in hEvent the contents of hStream at
-    the time of this call".
+    Source: driver API, cuEventRecord "captures in hEvent the contents of hStream at the time of this call".
     """
 
     def __init__(self) -> None:
@@ -99,8 +100,10 @@ class Event:
 
     def wait(self) -> None:
         """Run its stream until it has happened."""
-        while self.stream is not None and self.time_ns is None:
-            self.stream.queue.popleft()()
+        if self.stream is not None:
+            with self.stream.gpu.lock:
+                while self.time_ns is None:
+                    self.stream.queue.popleft()()
 
     def _happen(self) -> None:
         assert self.stream is not None
@@ -115,12 +118,8 @@ class SimulatedGpu:
         made: What was ever made, by kind.
         launches: Graphs that were replayed.
         fail_on: Which of the calls that may fail does, 1 the first; 0 none. `calls` counts them.
-        stack: The thread's stack of current contexts, by handle.
         retained: Device to the references on its primary context.
         name: Of the GPU; a runtime cache is of one.
-
-    Source: CUDA's driver API, documentation of memory and context management; PyCUDA 2026.1,
-    src/cpp/cuda.hpp, for the stacks.
     """
 
     def __init__(self, devices: int = 2, memory_bytes: int = 1 << 26) -> None:
@@ -132,8 +131,8 @@ class SimulatedGpu:
         self.clock_ns = 0
         self.calls, self.fail_on = 0, 0
         self.failed: str = ""
-        self.stack: list[int] = []
-        self.pycuda_stack: list[Any] = []
+        self.lock = threading.RLock()  # one thing at a time: the queues are no queues of real hardware
+        self._of_thread = threading.local()
         self.retained: Counter[int] = Counter()
         self.complaints: list[str] = []
         self._memory: dict[int, tuple[np.ndarray[Any, Any], int, str]] = {}
@@ -143,6 +142,24 @@ class SimulatedGpu:
         self._handles = iter(range(0x1000, 1 << 30))
         for handle in (1, 2):  # Source: driver API, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
             self.streams[handle] = Stream(self, handle, non_blocking=False)
+
+    @property
+    def stack(self) -> list[int]:
+        """The thread's stack of current contexts, by handle.
+
+        Source: driver API, cuCtxPushCurrent: "onto the CPU thread's stack of current contexts".
+        """
+        found: list[int] = vars(self._of_thread).setdefault("stack", [])
+        return found
+
+    @property
+    def pycuda_stack(self) -> list[Any]:
+        """PyCUDA's own, of the thread, too.
+
+        Source: cuda.hpp, context_stack_ptr, a boost::thread_specific_ptr.
+        """
+        found: list[Any] = vars(self._of_thread).setdefault("pycuda_stack", [])
+        return found
 
     def enter(self, call: str) -> bool:
         """Count a call that may fail, and return whether this one does."""

@@ -1,12 +1,11 @@
-"""Behaviours of TensorRT's runtime objects, as far as a build, its proof and a refit need them."""
+"""Behaviours of TensorRT's runtime objects, as far as a build and its proof need them."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from recorded_tensorrt import stored
-from simulated_inspector import engine_information, layer_entries, listed_profiles
+from simulated_inspector import Inspector, listed_profiles
 from simulated_network import say
 from simulated_plan import read_plan, write_plan
 from simulated_process import missing_plugin, registered_logger, registry_of
@@ -194,30 +193,6 @@ class Engine:
 
     def _tensor(self, name: str) -> dict[str, Any]:
         return next((tensor for tensor in self._plan["io"] if tensor["name"] == name), {})
-
-
-class Inspector:
-    """EngineInspector.
-
-    Source: NvInferRuntime.h of release/10.13, `IEngineInspector::setExecutionContext`: only with all input
-    shapes does it show formats.
-    """
-
-    execution_context = None
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def get_engine_information(self, format: Any) -> str:
-        return engine_information(self._module, self._engine._plan, self._known_profile())
-
-    def get_layer_information(self, index: int, format: Any) -> str:
-        return json.dumps(layer_entries(self._module, self._engine._plan, self._known_profile())[index])
-
-    def _known_profile(self) -> int | None:
-        context = stored(self, "execution_context", None)
-        known = context is not None and context._all_known()
-        return int(context.active_optimization_profile) if known else None
 
 
 class Context:

@@ -24,6 +24,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from recorded_tensorrt import stored
+
 _SENTENCES = {
     # As in trex/activations.py in NVIDIA/TensorRT.
     "FLOAT": "Row major linear FP32",
@@ -59,7 +61,8 @@ def engine_information(module: Any, plan: dict[str, Any], known: int | None) -> 
 def layer_entries(module: Any, plan: dict[str, Any], known: int | None) -> list[Any]:
     """Return the inspector's words on each layer, for each profile where the version lists them so.
 
-    Source: the head of this file: docs.nvidia.com, "Engine Inspector", and issues 4020 and 4397.
+    Source: trex/parser.py, `filter_profiles`, and NvInferRuntime.h, `ProfilingVerbosity`, as the head of this
+    file says.
     """
     if plan["verbosity"] == "NONE":
         return []
@@ -84,7 +87,7 @@ def _by_profile(module: Any) -> bool:
 
 
 def _entries(module: Any, plan: dict[str, Any], *, shapes_known: bool) -> list[dict[str, Any]]:
-    # Source: as `layer_entries`: docs.nvidia.com, "Engine Inspector", and issues 4020 and 4397.
+    """Source: the ten graphs of trt-engine-explorer, trex/activations.py, and issues 4020 and 4397."""
     split = _split(module)
     entries = []
     for index, layer in enumerate(plan["layers"]):
@@ -116,9 +119,7 @@ def _entries(module: Any, plan: dict[str, Any], *, shapes_known: bool) -> list[d
 
 
 def _tensor(layer: dict[str, Any], tensor: list[Any], split: bool, told: bool) -> dict[str, Any]:
-    """Source: tools/experimental/trt-engine-explorer/trex/activations.py of release/10.13, and the 11.3
-    migration guide, docs.nvidia.com.
-    """
+    """Source: trex/activations.py, and the migration guide of 11.0, as the head of this file says."""
     name, shape, dtype = tensor
     entry: dict[str, Any] = {"Name": name, "Dimensions": shape}
     if not layer["second_compiler"]:
@@ -131,6 +132,7 @@ def _tensor(layer: dict[str, Any], tensor: list[Any], split: bool, told: bool) -
 
 
 def _io(module: Any, plan: dict[str, Any]) -> dict[str, Any]:
+    """Source: the migration guide of 11.0, as the head of this file says."""
     if not _split(module):
         return {"Bindings": [tensor["name"] for tensor in plan["io"]]}
     return {
@@ -152,3 +154,27 @@ def _io(module: Any, plan: dict[str, Any]) -> dict[str, Any]:
 def _split(module: Any) -> bool:
     """Whether the form is that of 11: it came with the end of weak types."""
     return not hasattr(module.BuilderFlag, "FP16")
+
+
+class Inspector:
+    """EngineInspector.
+
+    Source: NvInferRuntime.h of release/10.13, `IEngineInspector::setExecutionContext`: only with all input
+    shapes does it show formats.
+    """
+
+    execution_context = None
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def get_engine_information(self, format: Any) -> str:
+        return engine_information(self._module, self._engine._plan, self._known_profile())
+
+    def get_layer_information(self, index: int, format: Any) -> str:
+        return json.dumps(layer_entries(self._module, self._engine._plan, self._known_profile())[index])
+
+    def _known_profile(self) -> int | None:
+        context = stored(self, "execution_context", None)
+        known = context is not None and context._all_known()
+        return int(context.active_optimization_profile) if known else None

@@ -1,4 +1,4 @@
-"""TensorRT's refitter, its parser's, and the configuration of what is serialized."""
+"""Behaviours of TensorRT's refitters, and of what an engine is serialized with."""
 
 from __future__ import annotations
 

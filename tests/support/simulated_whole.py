@@ -21,6 +21,7 @@ import simulated_engine
 import simulated_gpu
 import simulated_machine
 import simulated_parser
+import simulated_refit
 from computed_plan import make_kernel
 from onnx import numpy_helper
 from simulated_cuda import SimulatedGpu
@@ -101,14 +102,14 @@ def _behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             chosen = running["IExecutionContext"].set_optimization_profile_async
             return bool(chosen(self, profile_index, handle))
 
-    class Refitter(simulated_engine.Refitter):
+    class Refitter(simulated_refit.Refitter):
         def _give(self, name: str, array: Any) -> bool:
-            taken = simulated_engine.Refitter._give(self, name, array)
+            taken = simulated_refit.Refitter._give(self, name, array)
             vars(self).setdefault("_arrays", {})[name] = np.array(array)
             return taken
 
         def refit_cuda_engine(self) -> bool:
-            done = simulated_engine.Refitter.refit_cuda_engine(self)
+            done = simulated_refit.Refitter.refit_cuda_engine(self)
             if done:
                 model = _model(self._engine._plan["model"])
                 for item in model.graph.initializer:
@@ -175,8 +176,6 @@ _NOT_HERE = {
     "test_an_engine_with_plugins_runs_in_a_process_that_built_nothing": "another process has no stand-ins",
     "test_an_engine_with_shape_tensors_runs_in_a_fresh_process": "another process has no stand-ins",
     "test_a_group_norm_runs_in_a_fresh_process": "another process has no stand-ins",
-    "test_a_shape_tensor_of_two_values_decides_the_shape": "the smallest shapes of its profile are none of the graph",
-    "test_values_outside_the_profile_are_refused_before_tensorrt_is_asked": "the same engine",
     "test_ten_thousand_inferences_take_no_memory": "the driver counts the memory",
     "test_a_hundred_loads_give_everything_back": "the driver counts the memory",
     "test_hundreds_of_captures_take_no_memory": "the driver counts the memory",

@@ -71,7 +71,7 @@ def tensor_scale(amax: float) -> np.float32:
     1 where the scale would have fewer bits than a normal float32.
     """
     scale = np.float32(amax / (E2M1_MAX * E4M3_MAX))
-    return scale if scale >= _TINY else np.float32(1)
+    return np.float32(scale if scale >= _TINY else 1)
 
 
 def _nvfp4(weight: NDArray[np.float32]) -> BlockWeight:

@@ -124,8 +124,8 @@ def _reads_blocks(
         return False
     maker, tensor = made_by.get(node.input[0]), stored.get(node.input[0])
     if maker is not None:
-        return maker.op_type == "TRT_FP4DynamicQuantize" and maker.output[0] == node.input[0]
-    return tensor is not None and tensor.data_type == TensorProto.FLOAT4E2M1
+        return bool(maker.op_type == "TRT_FP4DynamicQuantize" and maker.output[0] == node.input[0])
+    return tensor is not None and bool(tensor.data_type == TensorProto.FLOAT4E2M1)
 
 
 def _store_weight(

@@ -128,7 +128,8 @@ class _Planner:
         self.planned: set[str] = set()
 
     def run(self) -> Placement:
-        nodes, tables, left, fused = [], [], {}, {}
+        nodes, tables, left = [], [], {}
+        fused: dict[str, str] = {}
         for node in self.graph.node:
             if node.domain not in ("", "ai.onnx"):
                 continue

@@ -56,7 +56,7 @@ class ResidualAdds:
 
     def fused_operand(self, node: onnx.NodeProto, planned: Collection[str]) -> str | None:
         """Return the operand without Q/DQ, to which its convolution's kernel adds; None for none."""
-        fusible = [name for name in node.input if self._convolution(name, planned, alone=True)]
+        fusible: list[str] = [n for n in node.input if self._convolution(n, planned, alone=True)]
         if len(fusible) < 2:
             return fusible[0] if fusible else None
         first, second = (self._branch(name) for name in fusible)

@@ -241,6 +241,19 @@ def test_with_few_builds_what_is_left_is_named(search: Search) -> None:
     assert any("the fault may lie earlier, at" in text for text in diff.engine.unknown)
 
 
+def test_what_was_found_by_the_last_build_is_not_called_confirmed(search: Search) -> None:
+    model = random_network(40, 1)
+    full = search(model, at("t20"), version="10.16")
+    assert full.engine is not None
+    assert full.engine.confirmed
+    less = search(model, at("t20"), version="10.16", max_builds=2)
+    assert less.first_bad is not None
+    assert less.first_bad.tensor == "t20"
+    assert less.engine is not None
+    assert not less.engine.confirmed
+    assert any("was not confirmed by a part that ends with it" in text for text in less.engine.unknown)
+
+
 def test_a_part_that_cannot_be_built_is_left_out_and_named(search: Search) -> None:
     model = random_network(17, 0)
 

@@ -27,7 +27,7 @@ SHORT = 130
 SOURCES = {
     "line of public source": r"\w\.(h|cpp|hpp|cu|py|md|ipynb)\b",
     "issue or pull request": r"(issues?|pull)[ /]\S*[ /]?\d+",
-    "document": r"docs\.nvidia\.com|documentation|public notes",
+    "document": r"docs\.nvidia\.com|documentation|driver API|\bguide\b|public notes",
     "the real TensorRT-RTX": r"(TensorRT-RTX|tensorrt_rtx) 1\.\d",
     "recording": r"recording (?P<file>\S+\.jsonl)",
     "the tests' own": r"the tests' own",

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 import pytest
-from issue_models import issue_model, write_cache, write_loader
+from issue_models import assert_keys_are_there, issue_model, write_cache, write_loader
 
 import qcompile
 from qcompile.cli.diff import diff
@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def migrated(options: str, target: str = "tensorrt", **more: Any) -> tuple[Recipe, Migration]:
     done = qcompile.migrate(f"polygraphy {options}", target=target, **more)
+    assert_keys_are_there(done)
     return read_recipe(done.recipe), done
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from issue_models import issue_model, write_cache
+from issue_models import assert_keys_are_there, issue_model, write_cache
 
 import qcompile
 from qcompile.calibration import load_ranges
@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def migrated(options: str, target: str = "tensorrt", **more: Any) -> tuple[Recipe, Migration]:
     done = qcompile.migrate(f"trtexec --onnx=m.onnx {options}", target=target, **more)
+    assert_keys_are_there(done)
     return read_recipe(done.recipe), done
 
 
@@ -160,6 +161,8 @@ def test_several_profiles_and_names_with_a_star() -> None:
         ("--builderOptimizationLevel=high", "is no whole number"),
         ("--saveEngine", "a value is required"),
         ("--inputIOFormats=fp16:chw,fp16:chw", "2 are given for 3: image, ids, flag"),
+        ("--builderOptimizationLevel=9", "--builderOptimizationLevel=9: is 9; at most 5 is required"),
+        (f"--maxShapes={ALL.replace('4', '9')} --shapes={ALL}", "--shapes="),
         ("--sparsity=some", "disable, enable or force is required"),
         ("--fp16 model.onnx", "belongs to no option"),
         ("\u2014fp16", "belongs to no option"),
@@ -198,6 +201,7 @@ def test_a_wrong_value_is_an_error_and_writes_nothing(options: str, said: str) -
         ("--hardwareCompatibilityLevel=sameComputeCapability", {"hardware_compatible": "same-sm"}),
         ("--sparsity=enable", {"sparse_weights": True}),
         ("--maxAuxStreams=4", {"aux_streams": 4}),
+        ("--device=1", {"device": 1}),
         ("--tacticSources=-JIT_CONVOLUTIONS,-CUDNN", {"tactic_sources": ("edge-mask-convolutions",)}),
         ("--plugins=a.so --staticPlugins=b.so --dynamicPlugins=c.so", {"plugins": ("a.so", "b.so", "c.so")}),
         ("--useDLACore=1 --allowGPUFallback", {"dla_core": 1, "gpu_fallback": True}),
@@ -278,7 +282,7 @@ def test_what_becomes_of_an_option_depends_on_its_value_and_the_target(
         ("--precisionConstraints=obey --layerPrecisions=nothing:fp32", (), "missing"),
         ("--precisionConstraints=obey --layerPrecisions=/a/Conv:int8", (), "missing"),
         ("--precisionConstraints=obey --layerPrecisions=/a/Conv:bf16", (), "missing"),
-        ("--precisionConstraints=obey --layerPrecisions=/a/Conv:int32", (), "kept"),
+        ("--precisionConstraints=obey --layerPrecisions=/a/Conv:int32", (), "unneeded"),
     ],
 )
 @pytest.mark.usefixtures("folder")
