@@ -84,14 +84,14 @@ def _run(runner: Runner, outcome: BuildOutcome, request: BuildRequest) -> _Runs:
     runs, reference = _Runs(), _Reference(request, [tensor.name for tensor in outcome.io.outputs])
     for trial in trial_inputs(outcome, request):
         request.progress(f"run it on {trial.words}")
+        expected = reference.outputs(trial)
+        if isinstance(expected, str) and runs.expected:
+            continue  # a corner of the profile that the graph cannot compute, such as a Reshape to less
         try:
             outputs = runner.infer(trial.feeds)
         except DataError as error:
             runs.refused.append(f"{trial.words}: {error.message}")
             continue
-        expected = reference.outputs(trial)
-        if isinstance(expected, str) and runs.expected:
-            continue  # a shape that the engine takes, and the model does not
         runs.words.append(trial.words)
         runs.outputs.append(outputs)
         if isinstance(expected, str):
