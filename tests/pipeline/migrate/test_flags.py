@@ -162,8 +162,7 @@ def test_whatever_value_an_option_has_it_is_translated_or_refused_in_words(tool:
             inline = f"{flag.typed}={value}" if value else flag.typed
             words = [inline] if tool == "trtexec" else ["run", "--trt", flag.typed, *value.split()]
             try:
-                intent = translate(words, target)
-            except InvalidOption as error:
-                assert error.message
-            else:
-                assert all(one.note for one in intent.outcomes if one.fate == "missing"), words
+                outcomes = translate(words, target).outcomes
+            except InvalidOption:  # any other error fails the test
+                continue
+            assert all(one.note for one in outcomes if one.fate == "missing"), words

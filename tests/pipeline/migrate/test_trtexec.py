@@ -292,6 +292,24 @@ def test_precisions_of_layers(options: str, layers: tuple[str, ...], expected: s
     assert fate(done, "--layer")[0] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "simplify"),
+    [
+        ("--fp16", False),
+        ("--int8", True),
+        ("--int8 --calib=not-there.cache", True),
+        ("--int8 --fp16 --precisionConstraints=obey --layerPrecisions=/a/Conv:fp16", False),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_graph_is_folded_where_it_is_calibrated_and_no_name_of_it_is_used(
+    options: str, simplify: bool
+) -> None:
+    """TensorRT folds constants and BatchNormalization by itself; INT8 is placed before it could."""
+    recipe, _ = migrated(options, data="samples.npz")
+    assert recipe.model.simplify == simplify
+
+
 @pytest.mark.usefixtures("folder")
 def test_layers_in_a_precision_that_is_not_permitted_are_named() -> None:
     """TensorRT refuses it: "fp16 has been set for a layer ... but fp16 is not configured" (issue 3612)."""
