@@ -19,7 +19,8 @@ from ..gpu import find_gpu
 from .adapter import Adapter
 
 _TYPES = {"nvfp4": "FP4", "mxfp8": "E8M0"}
-_SINCE = {"nvfp4": "10.8", "mxfp8": "10.12"}
+_SINCE = {"nvfp4": "10.11", "mxfp8": "10.12"}
+"""FP4 came with 10.8; its parser reads opset 23, in which ONNX has the type, from 10.11 on."""
 _FIRST_CAPABILITY = 100
 
 

@@ -31,7 +31,7 @@ def test_versions_that_have_the_types_may_build_for_blackwell(version: str, prec
 
 
 @pytest.mark.parametrize(
-    ("precision", "kind", "since"), [("nvfp4", "FP4", "10.8"), ("mxfp8", "E8M0", "10.12")]
+    ("precision", "kind", "since"), [("nvfp4", "FP4", "10.11"), ("mxfp8", "E8M0", "10.12")]
 )
 def test_a_version_without_the_type_is_refused(precision: str, kind: str, since: str) -> None:
     # Source: NvInferRuntime.h of release/10.7 has neither kFP4 nor kE8M0, release/10.11 no kE8M0.
