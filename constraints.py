@@ -16,10 +16,22 @@ from .errors import InvalidOption
 if TYPE_CHECKING:
     from .calibration import Ranges
     from .engines.capabilities import Capabilities
-    from .spec.artifacts import BuildSpec
+    from .spec.artifacts import ArtifactOptions, BuildSpec
 
 _FLOATS = ("fp32", "tf32")
+_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
+_BLIND = "no data was given: values beyond float16's 65504 were not looked for"
 _HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
+    """Return the half precision whose layers the engine chooses, "fp16" or "bf16"; empty for none."""
+    half = spec.precision if spec.precision in _HALVES else spec.float_precision
+    if half not in _HALVES or half not in capabilities.in_graph or not capabilities.keeps_layers:
+        return ""
+    weak = spec.tensorrt.typing == "weak"
+    chooses = bool(spec.calibrator) or capabilities.needed(half, weak=weak) == "fp32"
+    return half if chooses else ""
 
 
 @dataclass(frozen=True)
@@ -40,46 +52,48 @@ class Constraints:
     needed: str
     ranges: Path | Ranges | None
 
-    def of(self, graph: Path, output: Path) -> tuple[dict[str, str], Path]:
-        """Return node of the graph to precision, and the graph.
+    def of(self, graph: Path, output: Path) -> tuple[dict[str, str], Path, list[str]]:
+        """Return node of the graph to precision, the graph, and what the user should know.
 
         Args:
             graph: The fitted graph.
-            output: Where it is written again if nodes without a name must have one, as layers are
-                named after them.
+            output: Where it is written with a name for each node, after which layers are named.
 
         Raises:
             InvalidOption: If the user names layers, and the engine takes no constraints.
         """
         named = self._named()
-        half = self.spec.precision if self.spec.precision in _HALVES else self.spec.float_precision
-        if half not in _HALVES or not self.capabilities.keeps_layers or not self._chooses(half):
-            return named, graph
+        half = half_left_to_engine(self.spec, self.capabilities)
+        if not half:
+            return named, graph, []
         from .compiler.quantize.half.protect import nodes_to_protect
         from .model.onnx_file import load_onnx, save_onnx
 
         model = load_onnx(graph)
-        unnamed = any(not node.name for node in model.graph.node)
-        protected = nodes_to_protect(model, _HALVES[half], ranges=self._observed())
+        ranges = self._observed() if half == "fp16" else None  # bf16 reaches as far as float32
+        protected = nodes_to_protect(model, _HALVES[half], ranges=ranges)
         names = [node.name for node in model.graph.node]
-        if protected and unnamed:
-            save_onnx(model, output)
-            graph = output
+        save_onnx(model, output)
         asked = {name: kind for one, kind in named.items() for name in _nodes_of(one, names)}
-        return dict.fromkeys(protected, "fp32") | asked, graph
-
-    def _chooses(self, half: str) -> bool:
-        """Whether the engine chooses which layers of a build have a half type."""
-        weak = bool(self.spec.calibrator) or self.spec.tensorrt.typing == "weak"
-        return bool(self.spec.calibrator) or self.capabilities.needed(half, weak=weak) == "fp32"
+        blind = half == "fp16" and ranges is None
+        return dict.fromkeys(protected, "fp32") | asked, output, [_BLIND] * blind
 
     def _observed(self) -> Ranges | None:
-        from .calibration import Ranges, load_ranges
+        """The ranges that were given, or those of the first samples; None without either."""
+        from .calibration import Ranges, load_ranges, observe
         from .calibration.tensorrt_cache import is_cache
+        from .data.batches import Data
+        from .model.weightless import read_weightless
 
-        if self.ranges is None or isinstance(self.ranges, Ranges):
+        if isinstance(self.ranges, Ranges):
             return self.ranges
-        return None if is_cache(self.ranges) else load_ranges(self.ranges)
+        if self.ranges is not None and not is_cache(self.ranges):
+            return load_ranges(self.ranges)
+        if self.spec.data is None:
+            return None
+        inputs = read_weightless(self.model).io.inputs  # the graph's may be of other types
+        samples = Data(self.spec.data, inputs, batch_size=1, limit=_LOOKED_AT)
+        return observe(self.model, samples, infinite=True)
 
     def _named(self) -> dict[str, str]:
         """Node of the model to precision, of what the user named."""

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .artifact import Manifest, commit, read_manifest
-from .constraints import Constraints
+from .constraints import Constraints, half_left_to_engine
 from .errors import ArtifactError, InvalidOption
 from .files import writing
 from .fitting import Fitted, Fitting
@@ -86,8 +86,8 @@ def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
     """Whether the graph must have another precision than float32, so that it is made, and not the model."""
     if capabilities.takes != "onnx" or spec.calibrator:
         return False
-    if spec.precision == "best":
-        return True
+    if spec.precision == "best" or half_left_to_engine(spec, capabilities):
+        return True  # what the data shows of a half type becomes constraints
     weak = spec.tensorrt.typing == "weak"
     return (
         spec.precision in capabilities.in_graph and capabilities.needed(spec.precision, weak=weak) != "fp32"
@@ -239,14 +239,14 @@ class _Lowering:
         else:
             graph = self._typed(data=self.spec.data)
         constraints = Constraints(self.model, self.spec, self.capabilities, self.needed, self.ranges)
-        layers, graph = constraints.of(graph, self.path)
+        layers, graph, told = constraints.of(graph, self.path)
         if (keep or graph != source) and graph != self.path:
             from .model.onnx_file import load_onnx, save_onnx
 
             save_onnx(load_onnx(graph), self.path)
             graph = self.path
         warnings = [*self.manifest.warnings, *self._unlearnt()] if self.manifest else []
-        warnings += self.fitted.warnings
+        warnings += [*self.fitted.warnings, *told]
         lowered = LoweredGraph(
             str(output if graph == self.path else graph),
             self.spec.one_precision, self.spec.float_precision, layers, planned, left, warnings,

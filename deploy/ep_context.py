@@ -188,6 +188,9 @@ def _unfit(engine: Artifact, provider: Provider) -> list[str]:
             option="gpus",
         )
     notes = [f"{', '.join(unfit)}: not usable: {limits}"] if unfit else []
+    profiles = manifest.proof.get("profiles")
+    if provider.choice_of_profile and isinstance(profiles, list) and len(profiles) > 1:
+        notes.append(f"{len(profiles)} optimization profiles: {provider.choice_of_profile}")
     if manifest.options.get("plugins"):
         notes.append("its plugins are not packaged: the provider must be told where their libraries are")
     return notes

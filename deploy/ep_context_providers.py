@@ -22,6 +22,7 @@ class Provider:
             for all.
         newest_gpus: See `gpus`.
         needs: Provider options without which those of its versions that know them load no EPContext node.
+        choice_of_profile: How it chooses among several optimization profiles; empty where that is not known.
     """
 
     target: str
@@ -30,6 +31,7 @@ class Provider:
     gpus: tuple[int, ...] = ()
     newest_gpus: int = 0
     needs: tuple[str, ...] = ()
+    choice_of_profile: str = ""
 
     def takes(self, gpu: str) -> bool:
         """Whether it can be opened on a GPU such as "sm86"."""
@@ -47,6 +49,11 @@ RTX = Provider(
     newest_gpus=120,
     # nv_basic_test.cc, `EPContextEngineRequiresOptIn`; NVIDIA's plugin 0.5.0 has no such option.
     needs=("nv_engine_deserialization_enable=1",),
+    # nv_execution_provider.cc, `OnRunStart`.
+    choice_of_profile=(
+        "the first is used, unless provider option nv_multi_profile_enable is 1 and each run says its "
+        "nv_profile_index"
+    ),
 )
 TENSORRT = Provider("tensorrt", "TensorrtExecutionProvider")
 

@@ -193,6 +193,21 @@ def test_what_overflows_float16_is_a_constraint_where_types_are_weak(
     assert all(kind == "fp32" for kind in graph.layers.values())
 
 
+def test_activations_that_overflow_on_the_data_are_constrained_and_a_build_without_data_says_so(
+    tmp_path: Path, machine: OnMachine
+) -> None:
+    path = layer_norm(tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.full((4, 8), 1e6, np.float32) * np.arange(8, dtype=np.float32))
+    machine("8.5.3")
+    blind = lowered(path, precision="fp16")
+    assert any("were not looked for" in text for text in blind.warnings)
+    assert "product" not in blind.layers
+    spec = BuildSpec(target="tensorrt", precision="fp16", data=str(tmp_path / "data.npz"))
+    seen = lower(path, spec, capabilities(engine("tensorrt")), tmp_path / "graph.onnx")
+    assert seen.layers["product"] == "fp32"
+    assert not seen.warnings
+
+
 def test_a_layer_that_the_user_names_is_found_in_what_it_was_written_out_in(
     tmp_path: Path, machine: OnMachine
 ) -> None:

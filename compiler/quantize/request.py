@@ -94,6 +94,10 @@ def check_options(spec: QuantizeSpec) -> None:
             hint="give `target` tensorrt, `mode` static and `ranges`, or `precision` int8",
             option="precision",
         )
+    if precision in BLOCK_FORMATS and spec.rounding != "rtn":
+        raise InvalidOption(
+            f"`rounding` {spec.rounding} with {precision}: values are rounded to nearest", option="rounding"
+        )
     if mode != "static" and (float_precision != "fp32" or layers):
         mixing = "float_precision" if float_precision != "fp32" else "layers"
         raise InvalidOption(f"`{mixing}` mixes precisions in `mode` static; `mode` is {mode}")

@@ -355,11 +355,9 @@ class Adapter:
         8.x is never asked: its binding exchanges the two arguments of `getProfileShapeValues`, and reads a
         value per axis, not per element (python/src/infer/pyCore.cpp, `engine_get_profile_shape_input`).
         """
-        ask = getattr(
-            engine, "get_tensor_profile_values", None
-        )  # its arguments are named the other way round
-        told = ask is not None and engine.is_shape_inference_io(name)
-        return list(ask(profile, name)) if told else []
+        told = hasattr(engine, "get_tensor_profile_values") and engine.is_shape_inference_io(name)
+        # By position: the real function takes (profile, name), and names them the other way round.
+        return list(engine.get_tensor_profile_values(profile, name)) if told else []
 
     @property
     def captures_by_itself(self) -> bool:

@@ -57,15 +57,17 @@ def recipe_values(
         artifact["layers"] = layers
     if intent.gpus:
         artifact["gpus"] = intent.gpus
-    if intent.device is not None:
-        artifact["device"] = intent.device
     profiles = complete_profiles(intent, facts)
     if len(profiles) == 1:
         artifact |= _shapes(profiles[0])
     tensorrt = _build_options(intent, facts, places, profiles, target=target)
     sections: Sections = {
         "": top,
-        "model": {"source": places.spell(facts.path), "simplify": False},
+        # INT8 is placed on a folded graph; a cache and `layers` need the names of the file.
+        "model": {
+            "source": places.spell(facts.path),
+            "simplify": chosen.scales == "data" and "layers" not in artifact,
+        },
         "data": {"calibration": places.spell_data(intent.data)} if chosen.scales == "data" else {},
         "calibrate": _calibration(intent, chosen, places, ranges),
         "artifact": artifact,
@@ -88,7 +90,7 @@ def recipe_text(sections: Sections, intent: Intent, *, command: str, then: Seque
             continue
         lines += ["", f"[[{table}]]" if table == "artifact" else f"[{table}]"] if table else []
         for key, value in values.items():
-            comment = _comment(intent, f"{table}.{key}" if table else key)
+            comment = _comment(intent, f"{table}.{key}" if table else key, value)
             lines.append(f"{key} = {_toml(value)}{comment}")
     return "\n".join(lines) + "\n"
 
@@ -132,6 +134,9 @@ def _build_options(
     if "plugins" in options:
         assert isinstance(options["plugins"], list)
         options["plugins"] = [places.spell(places.find(path)) for path in options["plugins"]]
+    if "device" in options and intent.gpus:
+        del options["device"]
+        intent.revise("artifact.tensorrt.device", "unneeded", "the engine is built ahead of time for `gpus`")
     if "gpu_fallback" in options and "dla_core" not in options:
         del options["gpu_fallback"]
         intent.revise("artifact.tensorrt.gpu_fallback", "unneeded", "without a DLA it changes nothing")
@@ -200,8 +205,10 @@ def _plain(stem: str) -> str:
     return re.sub(r"[/\\\0]", "-", stem).lstrip(".")
 
 
-def _comment(intent: Intent, key: str) -> str:
-    said = {"model.simplify": "layers and tensors keep the names that the command and its cache use"}
+def _comment(intent: Intent, key: str, value: object) -> str:
+    folded = "folded before it is calibrated; no option names a layer or a tensor of the file"
+    kept = "layers and tensors keep the names that the command and its cache use"
+    said = {"model.simplify": folded if value else kept}
     flags = intent.flags_of(key)
     text = said.get(key) or (flags if len(flags) <= _WIDTH else f"{flags[:_WIDTH]}…")
     return f"  # {text}" if text else ""

@@ -1,8 +1,8 @@
 """Read a command line of trtexec or Polygraphy as a shell would, without running any of it.
 
 Quotes, line continuations (of sh, cmd and PowerShell), comments, assignments of variables, paths to the
-program, `python -m polygraphy`, and what stands in front of it: sudo, time, docker run. Of `docker run` the
-volumes and the working folder are read, so that paths inside the container become paths here.
+program, `python -m polygraphy`, and what stands in front of it: sudo, time, bash -c, docker run. Of `docker
+run` the volumes and the working folder are read, so that paths inside the container become paths here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath, PureWindowsPath
 
 from ...errors import InvalidOption
@@ -129,6 +129,24 @@ def _call(words: Sequence[str], variables: dict[str, str], folder: str) -> Invoc
         expanded = tuple(_expanded(text, variables) for text in rest)
         return Invocation(
             tool, expanded, " ".join(front), variables, mounts, inside or folder, shlex.join(words)
+        )
+    return _inner_call(words, variables, folder)
+
+
+def _inner_call(words: Sequence[str], variables: dict[str, str], folder: str) -> Invocation | None:
+    """The call in what another shell is given: `bash -c "trtexec ..."`."""
+    for index, word in enumerate(words[1:], 1):
+        if words[index - 1] not in ("-c", "-lc", "-ic") or not any(name in word for name in _PROGRAMS):
+            continue
+        mounts, inside = _container(words[:index], variables)
+        inner = read_command(word)
+        return replace(
+            inner,
+            words=tuple(_expanded(text, variables) for text in inner.words),
+            wrapper=" ".join([*words[:index], inner.wrapper]).strip(),
+            variables={**variables, **inner.variables},
+            mounts={**mounts, **inner.mounts},
+            folder=inner.folder or inside or folder,
         )
     return None
 

@@ -1,8 +1,7 @@
 """The options of trtexec and Polygraphy, from the two tables beside this file: what becomes of each.
 
 A row says which versions know an option, where it is declared, and one of three things: what it becomes here
-(`to`), that it has no equal and what to do (`lacks`), or that nothing depends on it (`idle`). An option whose
-key this qcompile does not have, has no equal.
+(`to`), that it has no equal and what to do (`lacks`), or that nothing depends on it (`idle`).
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def has_key(key: str) -> bool:
 
 def _read(name: str, row: dict[str, Any], source: str) -> Flag:
     to = row.get("to", "")
-    kind = "to" if to and has_key(to) else "lacks" if "lacks" in row else "idle"
+    kind = next(kind for kind in ("to", "lacks", "idle") if kind in row)
     rtx, _, rtx_note = row.get("rtx", "").partition(": ")
     return Flag(
         name,
@@ -140,7 +139,7 @@ def _read(name: str, row: dict[str, Any], source: str) -> Flag:
         row["in"],
         f"{source}/{row['file']}" if "file" in row else source,
         row.get("takes", ""),
-        to if kind == "to" else "",
+        to,
         _KINDS.get(kind, "kept"),
         row.get(kind, "") if kind != "to" else "",
         row.get("same", ""),

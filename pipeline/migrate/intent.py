@@ -62,7 +62,6 @@ class Intent:
         formats: Input or output to (dtype, format).
         tensorrt: Option of the build to its value.
         gpus: Compute capabilities to build for.
-        device: Number of the GPU that builds; None for the first.
         measures: Whether inference is measured.
         bench: Option of `[bench]` to its value.
         compares: Whether outputs are compared with ONNX Runtime's, and with which options.
@@ -87,7 +86,6 @@ class Intent:
     formats: dict[str, tuple[str, str]] = field(default_factory=dict)
     tensorrt: dict[str, object] = field(default_factory=dict)
     gpus: list[str] = field(default_factory=list)
-    device: int | None = None
     measures: bool = False
     bench: dict[str, object] = field(default_factory=dict)
     compares: list[str] | None = None

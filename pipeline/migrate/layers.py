@@ -12,6 +12,10 @@ from .precision import ChosenPrecision
 from .values import PRECISIONS, wrong
 
 _LAYERS, _FORMATS = "artifact.layers", "artifact.tensorrt.io_formats"
+_PREFER = (
+    "prefer: a typed graph has no fallback; `typing` weak and `precision_constraints` prefer have one, on "
+    "TensorRT 8 and 10"
+)
 _FLOATS = ("float16", "bfloat16", "float32")
 _OF_THE_DLA = ("chw16", "dla_linear", "dla_hwc4")
 """Memory formats that only a DLA has (TensorFormat in NvInferRuntime.h of 10.16)."""
@@ -43,7 +47,7 @@ def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision)
     if problems:
         intent.revise(_LAYERS, "missing", "; ".join(problems))
     elif intent.constraints == "prefer":
-        intent.revise(_LAYERS, "kept", "prefer: a typed graph has the type, there is no fallback")
+        intent.revise(_LAYERS, "kept", _PREFER)
     return listed
 
 

@@ -6,13 +6,14 @@ text ─ command_line ─▶ words ─ trtexec, polygraphy ─▶ intent ─┐
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import InvalidOption, MissingFile
+from ...errors import InvalidOption, MissingFile, RecipeError
 from ...files import check_output, require_file, write_text, writing
 from ..recipe import make_recipe
 from . import polygraphy, trtexec
@@ -117,7 +118,7 @@ def migrate(
     engine = output.parent / "out" / f"{sections['artifact']['name']}.engine"
     then = _then(output, facts.path, engine, intent)
     text = recipe_text(sections, intent, command=call.text, then=then)
-    make_recipe(tomllib.loads(text), output)  # what cannot run is not written
+    _check(text, output, intent)
     if ranges is not None and cache is not None:
         from ...calibration import save_ranges
         from ...calibration.tensorrt_cache import read_cache
@@ -127,6 +128,17 @@ def migrate(
             save_ranges(found, path)
     write_text(output, text)
     return Migration(output, ranges, call.tool, tuple(intent.outcomes), then)
+
+
+def _check(text: str, output: Path, intent: Intent) -> None:
+    """Refuse a recipe that cannot run, by the options that it came from: it is not written."""
+    try:
+        make_recipe(tomllib.loads(text), output)
+    except RecipeError as error:
+        key = re.sub(r"\[\d+\]", "", str(error.data["key"]))
+        typed = intent.flags_of(key) or f"`{key}`"
+        problem = error.message.partition(f"'{error.data['key']}' ")[2]
+        raise InvalidOption(f"{typed}: {problem}", hint=error.hint, option="command") from error
 
 
 def _text(command: str) -> str:

@@ -169,9 +169,6 @@ class _Trtexec(Translator):
             "allowed, prune the weights to get them"
         )
 
-    def device(self, typed: Typed) -> None:
-        self.intent.device = typed.number
-
     def skip(self, typed: Typed) -> str:
         self._skips = True
         return "the recipe has no [bench]"
@@ -222,7 +219,8 @@ class _Trtexec(Translator):
         "stripAllWeights": strip_all, "hardwareCompatibilityLevel": Translator.compatible,
         "sparsity": sparsity,
         "maxAuxStreams": Translator.count, "useDLACore": Translator.count,
-        **dict.fromkeys(("plugins", "staticPlugins", "dynamicPlugins"), Translator.plugin), "device": device,
+        **dict.fromkeys(("plugins", "staticPlugins", "dynamicPlugins"), Translator.plugin),
+        "device": Translator.count,
         "buildOnly": skip, "skipInference": skip, "duration": duration, "percentile": percentiles,
         "timeDeserialize": loading,
         "noDataTransfers": transfers, "includeDataTransfers": transfers, "streams": streams,

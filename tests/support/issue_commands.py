@@ -72,7 +72,6 @@ TRTEXEC = [
         "int8",
         floats="fp16",
         cache="model_calibrated_mixed.cache",
-        missing=["--useCudaGraph"],
     ),
     IssueCommand(
         "https://github.com/ultralytics/ultralytics/issues/14999",

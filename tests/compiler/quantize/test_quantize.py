@@ -191,6 +191,7 @@ def test_ranges_of_another_model_are_refused(
         ({"precision": "mxfp8", "target": "openvino"}, "mxfp8 with `target` openvino: only TensorRT"),
         ({"precision": "nvfp4", "target": "tensorrt", "mode": "weights"}, "nvfp4 with `mode` weights"),
         ({"precision": "nvfp4", "target": "tensorrt"}, "static NVFP4 needs the ranges"),
+        ({"precision": "mxfp8", "target": "tensorrt", "rounding": "gptq"}, "`rounding` gptq with mxfp8"),
         (
             {"precision": "fp8", "target": "tensorrt", "layers": {"*": "int8"}},
             "`layers` int8 is for static INT8",

@@ -16,7 +16,7 @@ import pytest
 
 from qcompile.engines.base import BuildOutcome, BuildRequest, Runner
 from qcompile.engines.tensorrt.verify import verified
-from qcompile.errors import BuildError, DataError, EngineUnavailable, ModelError
+from qcompile.errors import ArtifactError, BuildError, DataError, EngineUnavailable, ModelError
 from qcompile.model.onnx_file import load_onnx, model_io
 from qcompile.model.session import make_session, session_options
 from qcompile.spec.artifacts import BuildSpec
@@ -88,6 +88,31 @@ def test_equal_outputs_are_recorded_at_the_shapes_of_the_profile(tiny_file: Make
         "random input at OPT", "random input at MIN", "random input at MAX"
     ]  # fmt: skip
     assert (found.warnings, found.failure) == ((), "")
+
+
+def test_a_corner_of_the_profile_that_the_graph_cannot_compute_is_left_out(tmp_path: Path) -> None:
+    # Each input of a profile has its own smallest values; together they need not be an input of the graph.
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,12] x, int64[2] size) => (float[a,b] y) {
+        y = Reshape(x, size) }"""
+    model = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(text), model)
+    ranges = {
+        "x": {"min": [1, 12], "opt": [4, 12], "max": [8, 12]},
+        "size": {"min": [1, 1], "opt": [6, 8], "max": [96, 96]},
+    }
+
+    class Strict(Stand):
+        """Fails where TensorRT would."""
+
+        def infer(self, feeds: Feeds) -> dict[str, Any]:
+            if feeds["x"].size != np.prod(feeds["size"]):
+                raise ArtifactError("reshape changes volume")
+            return super().infer(feeds)
+
+    stand = Strict(model, lambda y: y)
+    found = verified(outcome(model, profiles=[ranges]), request(model), lambda: stand)
+    assert found.proof["run_on"] == ["random input at OPT"]
+    assert (found.failure, found.warnings) == ("", ())
 
 
 def test_every_profile_is_tried_and_the_largest_shape_where_it_is_cheap(tiny_file: MakeFile) -> None:

@@ -50,6 +50,8 @@ def words(text: str) -> list[str]:
         "export D=m\nM=${D}.onnx trtexec --onnx=${M} --fp16",
         "docker run --rm -it --gpus all nvcr.io/nvidia/tensorrt:23.04-py3 trtexec --onnx=m.onnx --fp16",
         "docker exec trt trtexec --onnx=m.onnx --fp16",
+        "docker run --rm nvcr.io/nvidia/tensorrt:23.04-py3 bash -c 'trtexec --onnx=m.onnx --fp16'",
+        'docker run -it trt sh -c "cd / && trtexec --onnx=m.onnx --fp16 > log"',
     ],
 )
 def test_the_same_command_in_many_forms(text: str) -> None:
@@ -93,6 +95,12 @@ def test_the_folders_of_a_container_are_those_of_this_machine() -> None:
     assert call.mounts == {"/models": "./models", "/data": "/data", "/work": "."}
     assert (call.folder, call.variables) == ("/work", {"NVIDIA_TF32_OVERRIDE": "0"})
     assert call.wrapper.startswith("docker run --rm")
+
+
+def test_the_folders_of_a_container_are_known_to_the_shell_in_it() -> None:
+    call = read_command("docker run -v $PWD:/w -w /w trt bash -c 'cd /w/sub; trtexec --onnx=m.onnx'")
+    assert (call.mounts, call.folder) == ({"/w": "."}, "/w/sub")
+    assert call.wrapper == "docker run -v .:/w -w /w trt bash -c"
 
 
 def test_a_folder_that_was_changed_into_is_known() -> None:

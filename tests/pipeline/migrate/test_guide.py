@@ -12,11 +12,9 @@ from issue_commands import POLYGRAPHY, TRTEXEC
 from issue_models import issue_model, write_cache
 
 from qcompile.cli import main
-from qcompile.pipeline.migrate.flags import has_key
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs/migrate.md").read_text(encoding="utf-8")
-_NEWER = {"--useCudaGraph": "bench.cuda_graph"}
 
 
 def block(kind: str) -> str:
@@ -34,8 +32,7 @@ def issue_table() -> list[str]:
             data = " (with `--data`)" if one.data else ""
             floats = f", {one.floats}" if one.floats != "fp32" else ""
             layers = ", ".join(sorted({*one.by_layer.values()} - {one.precision, one.floats}))
-            missing = [flag for flag in one.missing if not has_key(_NEWER.get(flag, "none.such"))]
-            named = ", ".join(f"`{flag}`" for flag in missing)
+            named = ", ".join(f"`{flag}`" for flag in one.missing)
             rows.append(
                 f"| [{owner}/{name} {number}]({one.source}) | {tool} | {one.precision}{floats}"
                 f"{f', layers in {layers}' if layers else ''}{data} | {named} |"

@@ -15,13 +15,10 @@ from issue_models import assert_keys_are_there, issue_model, write_cache, write_
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.errors import CalibrationError, InvalidOption
-from qcompile.pipeline.migrate.flags import has_key
 from qcompile.pipeline.recipe import read_recipe
 
 pytest.importorskip("tensorrt_rtx")
 COMMANDS = [*TRTEXEC, *POLYGRAPHY]
-_NEWER = {"--useCudaGraph": "bench.cuda_graph"}
-"""Options that have an equal where this qcompile has the key."""
 
 
 def prepare(one: IssueCommand, folder: Path) -> onnx.ModelProto:
@@ -68,10 +65,8 @@ def test_a_command_of_an_issue_builds_with_the_precision_it_meant(
         assert not Path("recipe.toml").exists()
         options["data"] = "samples.npz"
     done = qcompile.migrate(one.command, **options)
-    missing = [flag for flag in one.missing if not has_key(_NEWER.get(flag, "none.such"))]
-    assert [said.flag.startswith(flag) for said, flag in zip(done.missing, missing, strict=True)] == [
-        True for _ in missing
-    ]
+    assert len(done.missing) == len(one.missing)
+    assert all(said.flag.startswith(flag) for said, flag in zip(done.missing, one.missing, strict=True))
     assert all(said.note for said in done.outcomes if said.fate != "kept")
     assert_keys_are_there(done)
     recipe = read_recipe(done.recipe)
@@ -88,7 +83,9 @@ def test_a_command_of_an_issue_builds_with_the_precision_it_meant(
     assert diff == (None if one.compares is None else list(one.compares))
     for layer, precision in one.by_layer.items():
         assert f"{layer}={precision}" in recipe.artifact[0].layers
-        assert precision in manifest.proof["layers_by_precision"]
+        # TensorRT-RTX may narrow an FP32 layer between FP16 ones; the manifest says so.
+        said = [text for text in manifest.warnings if "in fp32" in text and layer in text]
+        assert said or precision in manifest.proof["layers_by_precision"]
 
 
 def test_a_cache_that_tensorrt_would_ignore_is_refused(

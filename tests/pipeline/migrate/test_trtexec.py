@@ -161,6 +161,8 @@ def test_several_profiles_and_names_with_a_star() -> None:
         ("--builderOptimizationLevel=high", "is no whole number"),
         ("--saveEngine", "a value is required"),
         ("--inputIOFormats=fp16:chw,fp16:chw", "2 are given for 3: image, ids, flag"),
+        ("--builderOptimizationLevel=9", "--builderOptimizationLevel=9: is 9; at most 5 is required"),
+        (f"--maxShapes={ALL.replace('4', '9')} --shapes={ALL}", "--shapes="),
         ("--sparsity=some", "disable, enable or force is required"),
         ("--fp16 model.onnx", "belongs to no option"),
         ("\u2014fp16", "belongs to no option"),
@@ -199,6 +201,7 @@ def test_a_wrong_value_is_an_error_and_writes_nothing(options: str, said: str) -
         ("--hardwareCompatibilityLevel=sameComputeCapability", {"hardware_compatible": "same-sm"}),
         ("--sparsity=enable", {"sparse_weights": True}),
         ("--maxAuxStreams=4", {"aux_streams": 4}),
+        ("--device=1", {"device": 1}),
         ("--tacticSources=-JIT_CONVOLUTIONS,-CUDNN", {"tactic_sources": ("edge-mask-convolutions",)}),
         ("--plugins=a.so --staticPlugins=b.so --dynamicPlugins=c.so", {"plugins": ("a.so", "b.so", "c.so")}),
         ("--useDLACore=1 --allowGPUFallback", {"dla_core": 1, "gpu_fallback": True}),
@@ -287,6 +290,24 @@ def test_precisions_of_layers(options: str, layers: tuple[str, ...], expected: s
     recipe, done = migrated(f"--fp16 {options}")
     assert recipe.artifact[0].layers == layers
     assert fate(done, "--layer")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "simplify"),
+    [
+        ("--fp16", False),
+        ("--int8", True),
+        ("--int8 --calib=not-there.cache", True),
+        ("--int8 --fp16 --precisionConstraints=obey --layerPrecisions=/a/Conv:fp16", False),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_graph_is_folded_where_it_is_calibrated_and_no_name_of_it_is_used(
+    options: str, simplify: bool
+) -> None:
+    """TensorRT folds constants and BatchNormalization by itself; INT8 is placed before it could."""
+    recipe, _ = migrated(options, data="samples.npz")
+    assert recipe.model.simplify == simplify
 
 
 @pytest.mark.usefixtures("folder")
