@@ -130,12 +130,6 @@ class Builder:
     Python sees as None. The recording tensorrt-rtx-1.7.1.116.jsonl has both.
     """
 
-    max_threads = 1
-    max_batch_size = 1
-    platform_has_fast_fp16 = True
-    platform_has_fast_int8 = True
-    platform_has_tf32 = True
-
     def __init__(self, log: Any) -> None:
         self._given, self._circumstances = log, self._module._circumstances
         self._log = registered_logger(self, log, "Builder")

@@ -39,8 +39,6 @@ class HostMemory(bytes):
 class Profile:
     """IOptimizationProfile."""
 
-    extra_memory_target = 1.0
-
     def __init__(self, log: Any) -> None:
         self._log = log
         self._shapes: dict[str, list[tuple[int, ...]]] = {}
@@ -49,17 +47,11 @@ class Profile:
     def set_shape(self, name: str, min: Any, opt: Any, max: Any) -> None:
         self._shapes[name] = [tuple(min), tuple(opt), tuple(max)]
 
-    def get_shape(self, name: str) -> list[tuple[int, ...]]:
-        return self._shapes.get(name, [])
-
     def set_shape_input(self, name: str, min: Any, opt: Any, max: Any) -> None:
         # Source: tensorrt_rtx 1.7.1.116, tried; python/src/infer/pyCore.cpp, opt_profile_set_shape_input.
         if not (len(min) == len(opt) == len(max) and all(a <= b for a, b in zip(min, opt, strict=True))):
             raise RuntimeError("opt input provided for shape tensor is inconsistent with other inputs.")
         self._values[name] = [tuple(min), tuple(opt), tuple(max)]
-
-    def get_shape_input(self, name: str) -> list[tuple[int, ...]]:
-        return self._values.get(name, [])
 
     def __bool__(self) -> bool:
         return not self._wrong()
@@ -81,15 +73,6 @@ class Config:
     """
 
     DLA_core = -1
-    avg_timing_iterations = 1
-    min_timing_iterations = 2
-    l2_limit_for_tiling = 0
-    max_num_tactics = -1
-    plugins_to_serialize: tuple[str, ...] = ()
-    profile_stream = 0
-    remote_auto_tuning_config = ""
-    build_route = ""
-    algorithm_selector = None
 
     def __init__(self, builder: Any) -> None:
         self._builder, self._log = builder, builder._log
@@ -103,7 +86,6 @@ class Config:
         module = self._module
         self._flags = 1 << int(module.BuilderFlag.TF32)
         self._pools = {name: _POOLS.get(name, 0) for name in module.MemoryPoolType.__members__}
-        self._sources = sum(1 << int(source) for source in module.TacticSource.__members__.values())
         self._profiles: list[Any] = []
         self._calibration_profile: Any = None
         self._calibrator: Any = None
@@ -112,12 +94,9 @@ class Config:
         self._verbosity = module.ProfilingVerbosity.LAYER_NAMES_ONLY
         self._capability = module.EngineCapability.STANDARD
         self._device_type = module.DeviceType.GPU
-        self._device_types: dict[str, Any] = {}
         self._compatible = "NONE"
         self._cache: Any = None
         self._capabilities: list[Any] = []
-        self._previews: dict[str, bool] = {}
-        self._quantization_flags = 0
         self._platform: Any = None
 
     def _takes(self, name: str, where: str) -> bool:
@@ -221,12 +200,6 @@ class Config:
     def default_device_type(self, value: Any) -> None:
         self._device_type = value
 
-    def set_device_type(self, layer: Any, device_type: Any) -> None:
-        self._device_types[layer._name] = device_type
-
-    def get_device_type(self, layer: Any) -> Any:
-        return self._device_types.get(layer._name, self._device_type)
-
     def set_memory_pool_limit(self, pool: Any, size: int) -> None:
         _require(pool, self._module.MemoryPoolType, "set_memory_pool_limit")
         if pool.name.startswith("DLA_") and not self._circumstances.dla_cores:
@@ -247,24 +220,10 @@ class Config:
         self._pools["WORKSPACE"] = value
 
     def set_tactic_sources(self, sources: int) -> bool:
-        taken = self._takes("tactic_sources", "setTacticSources")
-        self._sources = sources if taken else self._sources
-        return taken
-
-    def get_tactic_sources(self) -> int:
-        return self._sources
+        return self._takes("tactic_sources", "setTacticSources")
 
     def set_preview_feature(self, feature: Any, on: bool) -> None:
-        self._previews[feature.name] = on
-
-    def get_preview_feature(self, feature: Any) -> bool:
-        return self._previews.get(feature.name, False)
-
-    def set_quantization_flag(self, flag: Any) -> None:
-        self._quantization_flags |= 1 << int(flag)
-
-    def get_quantization_flag(self, flag: Any) -> bool:
-        return bool(self._quantization_flags >> int(flag) & 1)
+        _require(feature, self._module.PreviewFeature, "set_preview_feature")
 
     # Profiles, calibration, progress
 
@@ -288,9 +247,6 @@ class Config:
             return False
         self._calibration_profile = profile
         return True
-
-    def get_calibration_profile(self) -> Any:
-        return self._calibration_profile
 
     @property
     def int8_calibrator(self) -> Any:

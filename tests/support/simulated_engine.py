@@ -19,10 +19,7 @@ _NO_HOST_CODE = (
 class Runtime:
     """Runtime: gives None, with a logged error, for a plan of another version or device, or a damaged one."""
 
-    DLA_core = -1
-    max_threads = 1
     engine_host_code_allowed = False
-    num_DLA_cores = 0  # noqa: N815
 
     def __init__(self, log: Any) -> None:
         self._log = registered_logger(self, log, "Runtime")
@@ -122,18 +119,11 @@ class Engine:
         return self._module.EngineCapability.STANDARD
 
     @property
-    def num_aux_streams(self) -> int:
-        return 0
-
-    @property
     def device_memory_size(self) -> int:
         return int(self._plan["memory_bytes"])
 
     @property
     def device_memory_size_v2(self) -> int:
-        return int(self._plan["memory_bytes"])
-
-    def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
         return int(self._plan["memory_bytes"])
 
     def get_engine_stat(self, stat: Any) -> int:
@@ -230,10 +220,6 @@ class Context:
         """Source: NvInferRuntime.h, `setTensorAddress`: false for a name that is no input or output."""
         self._addresses[name] = memory
         return bool(self._engine._tensor(name))
-
-    @property
-    def all_binding_shapes_specified(self) -> bool:
-        return self._all_known()
 
     def _all_known(self) -> bool:
         return all(

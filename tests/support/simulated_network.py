@@ -29,9 +29,6 @@ class Tensor:
     by test_simulated_as_real.py.
     """
 
-    location: Any = None
-    broadcast_across_batch = False
-
     def __init__(self, network: Any, name: str, dtype: str, shape: tuple[int, ...], role: str = "") -> None:
         self._network, self._log = network, network._log
         self._name, self._dtype, self._shape, self._role = name, dtype, shape, role
@@ -81,16 +78,8 @@ class Tensor:
         return self._role == "input"
 
     @property
-    def is_network_output(self) -> bool:
-        return self._role == "output"
-
-    @property
     def is_shape_tensor(self) -> bool:
         return self._holds_shape
-
-    @property
-    def is_execution_tensor(self) -> bool:
-        return not self._holds_shape
 
     @property
     def dynamic_range(self) -> tuple[float, float] | None:
@@ -99,9 +88,6 @@ class Tensor:
     def set_dynamic_range(self, low: float, high: float) -> bool:
         self._range = (low, high)
         return True
-
-    def reset_dynamic_range(self) -> None:
-        self._range = None
 
 
 class Layer:
@@ -166,27 +152,11 @@ class Layer:
         else:
             self._precision = value.name
 
-    @property
-    def precision_is_set(self) -> bool:
-        return self._precision is not None
-
-    def reset_precision(self) -> None:
-        self._precision = None
-
     def set_output_type(self, index: int, dtype: Any) -> None:
         if self._network._strong:
             usage_error(self, "ILayer::setOutputType", "types of a strongly typed network cannot be set")
         else:
             self._output_types[index] = dtype.name
-
-    def get_output_type(self, index: int) -> Any:
-        return self._module.DataType[self._output_types.get(index, self._outputs[index]._dtype)]
-
-    def output_type_is_set(self, index: int) -> bool:
-        return index in self._output_types
-
-    def reset_output_type(self, index: int) -> None:
-        self._output_types.pop(index, None)
 
 
 class Network:
@@ -226,10 +196,6 @@ class Network:
         return bool(self._flags >> int(flag) & 1)
 
     @property
-    def has_implicit_batch_dimension(self) -> bool:
-        return not self._explicit
-
-    @property
     def num_layers(self) -> int:
         return len(self._layers)
 
@@ -253,10 +219,6 @@ class Network:
     def mark_output(self, tensor: Any) -> None:
         tensor._role = "output"
         self._outputs.append(tensor)
-
-    def unmark_output(self, tensor: Any) -> None:
-        tensor._role = ""
-        self._outputs.remove(tensor)
 
     def _add(self, name: str, kind: str, inputs: list[Any], outputs: list[Any], onnx_name: str = "") -> Any:
         layer = self._module.ILayer(self, name, kind, onnx_name)

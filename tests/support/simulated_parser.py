@@ -72,12 +72,6 @@ class ParserError:
     def node_operator(self) -> str:
         return str(self._found["operator"])
 
-    def local_function_stack(self) -> list[str]:
-        return []
-
-    def local_function_stack_size(self) -> int:
-        return 0
-
 
 class Refused(Exception):
     """A node that the parser does not take.

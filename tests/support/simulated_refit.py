@@ -45,9 +45,6 @@ class Refitter:
     name, count or type that is not the prototype's.
     """
 
-    max_threads = 1
-    weights_validation = True
-
     def __init__(self, engine: Any, log: Any) -> None:
         self._engine, self._log = engine, registered_logger(self, log, "Refitter")
         self._given: dict[str, dict[str, Any]] = {}
