@@ -19,17 +19,19 @@ from ..gpu import find_gpu
 from .adapter import Adapter
 
 _TYPES = {"nvfp4": "FP4", "mxfp8": "E8M0"}
-_SINCE = {"nvfp4": "10.8", "mxfp8": "10.12"}
+_SINCE = {"nvfp4": "10.11", "mxfp8": "10.12"}
+"""FP4 came with 10.8; its parser reads opset 23, in which ONNX has the type, from 10.11 on."""
 _FIRST_CAPABILITY = 100
 
 
-def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str]) -> None:
+def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], device: int = 0) -> None:
     """Refuse a block format that this TensorRT or one of the GPUs does not have.
 
     Args:
         adapter: Which TensorRT.
         precision: "nvfp4" or "mxfp8".
-        gpus: Compute capabilities to build for, such as "sm120"; none for the GPU of this machine.
+        gpus: Compute capabilities to build for, such as "sm120"; none for a GPU of this machine.
+        device: The number of that GPU.
 
     Raises:
         InvalidOption: Naming what lacks it, and the way out.
@@ -41,7 +43,7 @@ def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str]) ->
             hint=f"use TensorRT {_SINCE[precision]} or newer, or `precision` fp8 or int8",
             option="precision",
         )
-    here = None if gpus else find_gpu()
+    here = None if gpus else find_gpu(device)
     asked = tuple(gpus) or ((here.architecture,) if here is not None else ())
     for gpu in asked:
         match = re.fullmatch(r"sm(\d+)", gpu, re.IGNORECASE)

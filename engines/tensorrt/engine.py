@@ -95,7 +95,7 @@ class TensorRT(Engine):
             adapter.require_calibrators()
         adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
         if spec.precision in BLOCK_FORMATS:
-            check_block_format(adapter, spec.precision, spec.gpus)
+            check_block_format(adapter, spec.precision, spec.gpus, spec.tensorrt.device)
 
     def highest_opset(self) -> int | None:
         return load_adapter(self.name).highest_opset

@@ -9,8 +9,8 @@ of them can load, all of them can, in this process or in a fresh one:
    builtin_op_importers.cpp), which a process that has not called `init_libnvinfer_plugins` cannot read
    ("Cannot deserialize plugin since corresponding IPluginCreator not found in Plugin Registry", onnx-tensorrt
    issue 597). Polygraphy's `EngineFromBytes` calls it each time, too.
-3. The user's libraries of plugins are loaded, into the runtime's registry where it has one (trtexec:
-   samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
+3. The user's libraries of plugins are loaded, their creators into the runtime's registry where they are made
+   for that (trtexec: samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
 4. Version-compatible plans carry TensorRT's lean runtime, which is host code: the runtime loads them only if
    `engine_host_code_allowed` says so (NvInferRuntime.h, default false; trtexec and Polygraphy set it). It
    refuses them in its own version, too; without the lean runtime inside they need no permission.
@@ -31,6 +31,9 @@ from ...spec.tensorrt import TensorRTOptions
 from .adapter import Adapter
 from .compatibility import carries_runtime
 from .log import Log, last_error, make_log, setting
+
+_ENTRY_POINTS = ("getCreators", "getPluginCreators")
+"""Of libraries that TensorRT's registry loads: from 10 on, and of 8.6."""
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,27 @@ def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence
 
 
 def _load_library(adapter: Adapter, owner: Any, path: str) -> None:
-    """Load a library; from 8.6 on into the owner's registry, which then names its creators.
+    """Load a library, and give its creators to the owner's registry where it has an entry point for them.
+
+    Most libraries register their creators themselves when they are loaded (REGISTER_TENSORRT_PLUGIN,
+    trtexec's `--staticPlugins`, Polygraphy's `--plugins`). `IPluginRegistry::loadLibrary`, from 8.6 on,
+    refuses them: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1); it is for those of
+    trtexec's `--dynamicPlugins` (samples/trtexec/README.md).
 
     Raises:
         OSError: If it cannot be loaded.
     """
-    if hasattr(adapter.module.Builder, "get_plugin_registry"):
+    library = open_library(path)
+    if hasattr(adapter.module.Builder, "get_plugin_registry") and any(
+        hasattr(library, name) for name in _ENTRY_POINTS
+    ):
         owner.get_plugin_registry().load_library(path)
-    else:
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+
+
+def open_library(path: str) -> Any:
+    """Load a library into the process, where it stays.
+
+    Raises:
+        OSError: If it cannot be loaded.
+    """
+    return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)

@@ -61,7 +61,8 @@ class Circumstances:
         out_of_memory: Whether the GPU's memory does not suffice.
         no_kernel_for: Network layer without any implementation.
         needed_workspace: Bytes of workspace without which there is no implementation.
-        plugins: Library that can be loaded to the operators it adds.
+        plugins: Library that a registry loads to the operators it adds.
+        registering: Library that registers itself when it is loaded, to the same.
         reads_no_caches: Whether no timing cache can be read, as 8.5 without cuDNN reads none.
         dla_cores: Deep learning accelerators of this machine.
         measured: Tactics that builds measured, since no timing cache knew them; tests read it.
@@ -77,6 +78,7 @@ class Circumstances:
     no_kernel_for: str = ""
     needed_workspace: int = 0
     plugins: Mapping[str, set[str]] = field(default_factory=dict)
+    registering: Mapping[str, set[str]] = field(default_factory=dict)
     reads_no_caches: bool = False
     dla_cores: int = 0
     measured: list[str] = field(default_factory=list)

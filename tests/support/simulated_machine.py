@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from simulated_builder import Circumstances, simulated_tensorrt
+from simulated_process import library_opener
 
 import qcompile
 from qcompile.artifact import Artifact
 from qcompile.engines.gpu import Gpu
-from qcompile.engines.tensorrt import engine
+from qcompile.engines.tensorrt import engine, plan
 from qcompile.engines.tensorrt.builder import builder, refit
 from qcompile.spec.tensorrt import TensorRTOptions
 
@@ -77,6 +78,7 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str, **about
     circumstances = Circumstances(**about)
     module = simulated_tensorrt(version, circumstances)
     monkeypatch.setitem(sys.modules, "tensorrt", module)
+    monkeypatch.setattr(plan, "open_library", library_opener(module))
     for home in (builder, engine, refit):
         monkeypatch.setattr(home, "find_gpu", lambda *_: GPU)
     monkeypatch.setattr(engine, "why_no_gpu", lambda: "")

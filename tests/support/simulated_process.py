@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import weakref
 from typing import Any
 
@@ -96,6 +97,25 @@ class PluginRegistry:
         error = self._module.ILogger.Severity.ERROR  # type: ignore[attr-defined]
         self._log.log(error, f"IPluginRegistry::loadLibrary: Error Code 6: API Usage Error ({text})")
         return None
+
+
+def library_opener(module: Any) -> Any:
+    """Return what stands for `dlopen`: of the circumstances' libraries, and of no others.
+
+    Source: samples/trtexec/README.md: libraries with `getCreators` are for a registry; the others register
+    their creators for the whole process when they are loaded (NvInferRuntime.h, REGISTER_TENSORRT_PLUGIN).
+    """
+    circumstances = module._circumstances
+
+    def open_library(path: str) -> Any:
+        if path in circumstances.plugins:
+            return types.SimpleNamespace(getCreators=None)
+        if path in circumstances.registering:
+            vars(module)["_creators"].update(circumstances.registering[path])
+            return types.SimpleNamespace()
+        raise OSError(f"{path}: invalid ELF header")
+
+    return open_library
 
 
 def registry_of(owner: Any) -> Any:

@@ -70,8 +70,9 @@ def tensor_scale(amax: float) -> np.float32:
 
     1 where the scale would have fewer bits than a normal float32.
     """
-    scale = np.float32(amax / (E2M1_MAX * E4M3_MAX))
-    return np.float32(scale if scale >= _TINY else 1)
+    scale = float(np.float32(amax / (E2M1_MAX * E4M3_MAX)))
+    rounded: np.float32 = np.float32(scale if scale >= _TINY else 1)
+    return rounded
 
 
 def _nvfp4(weight: NDArray[np.float32]) -> BlockWeight:

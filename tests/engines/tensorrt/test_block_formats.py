@@ -20,7 +20,7 @@ def adapter(version: str) -> Adapter:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU is here, whatever the machine."""
-    monkeypatch.setattr(block_formats, "find_gpu", lambda: None)
+    monkeypatch.setattr(block_formats, "find_gpu", lambda _: None)
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "mxfp8"])
@@ -31,7 +31,7 @@ def test_versions_that_have_the_types_may_build_for_blackwell(version: str, prec
 
 
 @pytest.mark.parametrize(
-    ("precision", "kind", "since"), [("nvfp4", "FP4", "10.8"), ("mxfp8", "E8M0", "10.12")]
+    ("precision", "kind", "since"), [("nvfp4", "FP4", "10.11"), ("mxfp8", "E8M0", "10.12")]
 )
 def test_a_version_without_the_type_is_refused(precision: str, kind: str, since: str) -> None:
     # Source: NvInferRuntime.h of release/10.7 has neither kFP4 nor kE8M0, release/10.11 no kE8M0.
@@ -51,7 +51,7 @@ def test_older_gpus_are_refused(precision: str, gpu: str) -> None:
 def test_the_gpu_here_decides_where_none_is_named(
     architecture: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_formats, "find_gpu", lambda: Gpu("a GPU", architecture, 1 << 30, "12.8"))
+    monkeypatch.setattr(block_formats, "find_gpu", lambda _: Gpu("a GPU", architecture, 1 << 30, "12.8"))
     if fits:
         check_block_format(adapter("10.16"), "nvfp4", ())
     else:

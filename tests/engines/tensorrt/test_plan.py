@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,14 @@ from tensorrt_simulation import Simulation, values
 
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, needs_of_build, open_plan
+from qcompile.engines.tensorrt.log import make_log
+from qcompile.engines.tensorrt.plan import (
+    PlanNeeds,
+    needs_of,
+    needs_of_build,
+    open_plan,
+    register_plugins,
+)
 from qcompile.errors import ArtifactError
 from qcompile.spec.tensorrt import TensorRTOptions
 
@@ -153,6 +161,35 @@ def test_the_users_libraries_go_into_the_runtimes_registry(
     library.unlink()
     with pytest.raises(ArtifactError, match=r"m: needs a library of plugins .*libours.so does not exist"):
         open_plan(adapter, plan, needs_of(manifest), subject="m")
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+def test_a_library_that_registers_itself_is_loaded_and_kept_from_the_registry(
+    version: str, machine: OnMachine, normalized: Path, tmp_path: Path
+) -> None:
+    library = tmp_path / "libours.so"
+    library.write_bytes(b"")
+    odd = onnx.load(normalized)
+    odd.graph.node[0].op_type, odd.graph.node[0].domain = "Odd", "ours"
+    odd.opset_import.add(domain="ours", version=1)
+    onnx.save(odd, normalized)
+    here = machine(version, registering={str(library): {"Odd"}})
+    built = here.build(normalized, options={"plugins": (str(library),)})
+    assert read_plan(built.path.read_bytes())["plugins"] == ["Odd"]
+    assert here.told("load_library") == []
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_real_registry_refuses_such_a_library_and_we_do_not_ask_it(tmp_path: Path) -> None:
+    module = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    (tmp_path / "ours.c").write_text("int nothing(void) { return 0; }\n")
+    library = str(tmp_path / "libours.so")
+    subprocess.run(["cc", "-shared", "-fPIC", str(tmp_path / "ours.c"), "-o", library], check=True)
+    log = make_log(module)
+    builder = module.Builder(log.logger)
+    assert builder.get_plugin_registry().load_library(library) is None
+    assert "getCreators could not be loaded" in "".join(log.errors)
+    register_plugins(Adapter(module, "tensorrt-rtx"), builder, log, [library])
 
 
 def test_tensorrt_8_5_loads_a_library_into_the_process() -> None:
