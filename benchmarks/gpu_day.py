@@ -227,11 +227,11 @@ def _check_here(options: argparse.Namespace) -> int:
 
 
 def _simulate(version: str, folder: Path) -> None:
-    """Put a stand-in of a TensorRT version in place, which builds and does not run."""
+    """Put a stand-in of a TensorRT version and of a GPU in place; what it measures means nothing."""
     import pytest
 
     sys.path.append(str(ROOT / "tests/support"))
-    from simulated_machine import install
+    from simulated_whole import install
 
     install(pytest.MonkeyPatch(), folder, version)
 
