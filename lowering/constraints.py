@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from .errors import InvalidOption
+from ..errors import InvalidOption
 
 if TYPE_CHECKING:
-    from .calibration import Ranges
-    from .engines.capabilities import Capabilities
-    from .spec.artifacts import ArtifactOptions, BuildSpec
+    from ..calibration import Ranges
+    from ..engines.capabilities import Capabilities
+    from ..spec.artifacts import ArtifactOptions, BuildSpec
 
 _FLOATS = ("fp32", "tf32")
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
@@ -66,8 +66,8 @@ class Constraints:
         half = half_left_to_engine(self.spec, self.capabilities)
         if not half:
             return named, graph, []
-        from .compiler.quantize.half.protect import nodes_to_protect
-        from .model.onnx_file import load_onnx, save_onnx
+        from ..compiler.quantize.half.protect import nodes_to_protect
+        from ..model.onnx_file import load_onnx, save_onnx
 
         model = load_onnx(graph)
         ranges = self._observed() if half == "fp16" else None  # bf16 reaches as far as float32
@@ -80,10 +80,10 @@ class Constraints:
 
     def _observed(self) -> Ranges | None:
         """The ranges that were given, or those of the first samples; None without either."""
-        from .calibration import Ranges, load_ranges, observe
-        from .calibration.tensorrt_cache import is_cache
-        from .data.batches import Data
-        from .model.weightless import read_weightless
+        from ..calibration import Ranges, load_ranges, observe
+        from ..calibration.tensorrt_cache import is_cache
+        from ..data.batches import Data
+        from ..model.weightless import read_weightless
 
         if isinstance(self.ranges, Ranges):
             return self.ranges
@@ -97,8 +97,8 @@ class Constraints:
 
     def _named(self) -> dict[str, str]:
         """Node of the model to precision, of what the user named."""
-        from .compiler.quantize.match_nodes import match_nodes
-        from .model.weightless import read_weightless
+        from ..compiler.quantize.match_nodes import match_nodes
+        from ..model.weightless import read_weightless
 
         spec = self.spec
         if spec.precision in _FLOATS or self.needed == spec.precision:

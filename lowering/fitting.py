@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import UnsupportedOperator
-from .progress import Progress, silent
+from ..errors import UnsupportedOperator
+from ..progress import Progress, silent
 
 if TYPE_CHECKING:
     import onnx
 
-    from .engines.capabilities import Capabilities
-    from .engines.faults import KnownFault
-    from .spec.artifacts import BuildSpec
+    from ..engines.capabilities import Capabilities
+    from ..engines.faults import KnownFault
+    from ..spec.artifacts import BuildSpec
 
 _OPSETS_OF_TYPES = {"bf16": 22, "int4": 21}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
@@ -76,7 +76,7 @@ class Fitting:
             UnsupportedOperator: Naming a node that it does not take, or would compute wrongly.
             ModelError: If a rewrite computes something else.
         """
-        from .compiler.opset.kernel_shapes import with_kernel_shapes
+        from ..compiler.opset.kernel_shapes import with_kernel_shapes
 
         self.warnings = []
         graph = self._with_io_types(graph)
@@ -90,8 +90,8 @@ class Fitting:
 
     def _tell_of_foreign(self, graph: Path) -> None:
         """Say which of TensorRT's operators are left, with which nothing but TensorRT can be compared."""
-        from .compiler.opset.trt_operators import find_trt_operators
-        from .model.weightless import read_weightless
+        from ..compiler.opset.trt_operators import find_trt_operators
+        from ..model.weightless import read_weightless
 
         if left := find_trt_operators(read_weightless(graph).model):
             self.warnings.append(
@@ -99,19 +99,19 @@ class Fitting:
             )
 
     def _with_io_types(self, graph: Path) -> Path:
-        from .compiler.io_types import set_io_types
-        from .model.onnx_file import load_onnx
+        from ..compiler.io_types import set_io_types
+        from ..model.onnx_file import load_onnx
 
         types = {name: dtype for name, (dtype, _) in self.spec.tensorrt.tensor_formats.items() if dtype}
         return self._saved(set_io_types(load_onnx(graph), types)) if types else graph
 
     def _without_lacking(self, graph: Path) -> Path:
         """Write forms of operators that the reader lacks in others, where they can be."""
-        from .compiler.opset.dft import dft_to_products
-        from .compiler.opset.folds import folds_to_transposes
-        from .compiler.opset.plain_forms import einsums_in_lower_case, eyes_to_ranges
-        from .compiler.opset.scatter_adds import scatter_adds_to_products
-        from .model.onnx_file import load_onnx
+        from ..compiler.opset.dft import dft_to_products
+        from ..compiler.opset.folds import folds_to_transposes
+        from ..compiler.opset.plain_forms import einsums_in_lower_case, eyes_to_ranges
+        from ..compiler.opset.scatter_adds import scatter_adds_to_products
+        from ..model.onnx_file import load_onnx
 
         rewrites = {
             "Col2Im": folds_to_transposes, "DFT": dft_to_products, "Einsum": einsums_in_lower_case,
@@ -127,14 +127,14 @@ class Fitting:
 
     def _with_kernel_shapes(self, graph: Path) -> Path:
         """Say the kernel_shape of quantized convolutions, which TensorRT's parser needs."""
-        from .compiler.opset.kernel_shapes import with_kernel_shapes
+        from ..compiler.opset.kernel_shapes import with_kernel_shapes
 
         return with_kernel_shapes(graph, self.path, self.spec.target)
 
     def _in_older_opset(self, graph: Path) -> Path:
-        from .compiler.opset.fit import fit_opset
-        from .compiler.opset.grid_samples import find_cubic_modes
-        from .model.onnx_file import load_onnx, opset
+        from ..compiler.opset.fit import fit_opset
+        from ..compiler.opset.grid_samples import find_cubic_modes
+        from ..model.onnx_file import load_onnx, opset
 
         highest = self.capabilities.highest_opset
         if highest is None:
@@ -152,9 +152,9 @@ class Fitting:
 
     def _without_missing(self, graph: Path) -> Path:
         """Write operators that the version lacks in others, or refuse them by name."""
-        from .compiler.opset.missing import require_operators, without_missing
-        from .model.onnx_file import load_onnx
-        from .model.weightless import read_weightless
+        from ..compiler.opset.missing import require_operators, without_missing
+        from ..model.onnx_file import load_onnx
+        from ..model.weightless import read_weightless
 
         known = self.capabilities.operators
         if known is None:
@@ -178,9 +178,9 @@ class Fitting:
         Raises:
             UnsupportedOperator: Naming the fault, its reports and the nodes.
         """
-        from .compiler.opset.cures import FAULTY_GRAPHS
-        from .model.onnx_file import load_onnx
-        from .model.weightless import read_weightless
+        from ..compiler.opset.cures import FAULTY_GRAPHS
+        from ..model.onnx_file import load_onnx
+        from ..model.weightless import read_weightless
 
         faults, cured = self._faults(), dict[str, Sequence[str]]()
         light = read_weightless(graph).model
@@ -231,8 +231,8 @@ class Fitting:
         Raises:
             ModelError: If it computes something else.
         """
-        from .compiler.opset.fit import rewritten_outputs
-        from .model.onnx_file import load_onnx, save_onnx
+        from ..compiler.opset.fit import rewritten_outputs
+        from ..model.onnx_file import load_onnx, save_onnx
 
         model = load_onnx(self.model)
         change(model)
@@ -242,7 +242,7 @@ class Fitting:
             return rewritten_outputs(self.model, changed)
 
     def _saved(self, model: onnx.ModelProto) -> Path:
-        from .model.onnx_file import save_onnx
+        from ..model.onnx_file import save_onnx
 
         save_onnx(model, self.path)
         return self.path
@@ -256,7 +256,7 @@ if TYPE_CHECKING:
 
 def cure(model: onnx.ModelProto, names: Collection[str]) -> None:
     """Rewrite what shows these known faults, in place."""
-    from .compiler.opset.cures import FAULTY_GRAPHS
+    from ..compiler.opset.cures import FAULTY_GRAPHS
 
     for name, faulty in FAULTY_GRAPHS.items():
         if name in names and faulty.cure is not None:
@@ -265,8 +265,8 @@ def cure(model: onnx.ModelProto, names: Collection[str]) -> None:
 
 def _operators(graph: Path) -> set[str]:
     """All operators of ONNX in a file, those inside nodes included."""
-    from .model.graph import ONNX_DOMAINS, every_graph
-    from .model.weightless import read_weightless
+    from ..model.graph import ONNX_DOMAINS, every_graph
+    from ..model.weightless import read_weightless
 
     graphs = every_graph(read_weightless(graph).model.graph)
     return {node.op_type for inner in graphs for node in inner.node if node.domain in ONNX_DOMAINS}

@@ -20,20 +20,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from .artifact import Manifest, commit, read_manifest
+from ..artifact import Manifest, commit, read_manifest
+from ..errors import ArtifactError, InvalidOption
+from ..files import writing
+from ..progress import Progress, silent
+from ..spec.words import CALIBRATED, WAY_OUT
 from .constraints import Constraints, half_left_to_engine
-from .errors import ArtifactError, InvalidOption
-from .files import writing
 from .fitting import Fitted, Fitting
-from .progress import Progress, silent
-from .spec.words import CALIBRATED, WAY_OUT
 
 if TYPE_CHECKING:
-    from .calibration import Ranges
-    from .engines.capabilities import Capabilities
-    from .spec.artifacts import ArtifactOptions, BuildSpec
-    from .spec.words import FloatPrecision, Precision
-    from .tensors import Feeds
+    from ..calibration import Ranges
+    from ..engines.capabilities import Capabilities
+    from ..spec.artifacts import ArtifactOptions, BuildSpec
+    from ..spec.words import FloatPrecision, Precision
+    from ..tensors import Feeds
 
 _FLOATS = ("fp32", "tf32")
 _ROUNDS = 2
@@ -123,7 +123,7 @@ def lower(
         IntentNotReached: If the processor here would emulate the precision.
         CalibrationError, QuantizationError, ModelError: As `compiler.quantize.quantize`.
     """
-    from .engines.registry import engine
+    from ..engines.registry import engine
 
     chosen = spec.ranges if ranges is None else ranges
     spec = _decided(model, spec, capabilities, has_ranges=chosen is not None)
@@ -137,8 +137,8 @@ def lower(
 
 def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
     """Return the first batch of the spec's data, to run a graph on; None for random input."""
-    from .data.batches import Data
-    from .model.weightless import read_weightless
+    from ..data.batches import Data
+    from ..model.weightless import read_weightless
 
     if spec.data is None:
         return None
@@ -148,9 +148,9 @@ def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
 @contextmanager
 def _in_standard_forms(model: Path) -> Iterator[Path]:
     """A model with Q/DQ of ONNX in place of those of TensorRT, which ModelOpt writes; itself without them."""
-    from .compiler.opset.trt_operators import find_trt_operators, in_standard_forms
-    from .model.onnx_file import load_onnx, save_onnx
-    from .model.weightless import read_weightless
+    from ..compiler.opset.trt_operators import find_trt_operators, in_standard_forms
+    from ..model.onnx_file import load_onnx, save_onnx
+    from ..model.weightless import read_weightless
 
     if not find_trt_operators(read_weightless(model).model):
         yield model
@@ -197,8 +197,8 @@ def _decided(
 
 
 def _precision_of(model: str | Path) -> str:
-    from .model.graph import graph_precision
-    from .model.weightless import read_weightless
+    from ..model.graph import graph_precision
+    from ..model.weightless import read_weightless
 
     return graph_precision(read_weightless(Path(model)).model)
 
@@ -229,7 +229,7 @@ class _Lowering:
         planned: Sequence[str] = ()
         left: Mapping[str, str] = {}
         if not self._must_be_typed():
-            from .compiler.quantize.half.rest import with_half_rest
+            from ..compiler.quantize.half.rest import with_half_rest
 
             half = self.capabilities.in_graph.get(self.spec.float_precision, "fp32")
             given = with_half_rest(self.model, self.path, half) if self.static else self.model
@@ -241,7 +241,7 @@ class _Lowering:
         constraints = Constraints(self.model, self.spec, self.capabilities, self.needed, self.ranges)
         layers, graph, told = constraints.of(graph, self.path)
         if (keep or graph != source) and graph != self.path:
-            from .model.onnx_file import load_onnx, save_onnx
+            from ..model.onnx_file import load_onnx, save_onnx
 
             save_onnx(load_onnx(graph), self.path)
             graph = self.path
@@ -293,10 +293,10 @@ class _Lowering:
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Path:
         """Quantize or cast the model, and fit the graph to the engine."""
-        from .compiler.quantize.int8.placement import graph_target
-        from .compiler.quantize.quantize import quantize
-        from .spec.artifacts import QuantizeSpec
-        from .spec.decode import shared
+        from ..compiler.quantize.int8.placement import graph_target
+        from ..compiler.quantize.quantize import quantize
+        from ..spec.artifacts import QuantizeSpec
+        from ..spec.decode import shared
 
         spec = self.spec
         waits = self.static and data is None and spec.data is not None  # for the data, which comes last
@@ -328,11 +328,11 @@ class _Lowering:
         `_ROUNDS` times; what misses then is weighed by the proof. Where all would be left out there is
         nothing to build: the graph stays, and the proof says so. The data waits for the last plan.
         """
-        from .engines.base import BuildRequest
-        from .engines.refused import missed_or_refused
-        from .engines.registry import engine
-        from .model.graph import weighted_nodes
-        from .model.weightless import read_weightless
+        from ..engines.base import BuildRequest
+        from ..engines.refused import missed_or_refused
+        from ..engines.registry import engine
+        from ..model.graph import weighted_nodes
+        from ..model.weightless import read_weightless
 
         spec, sample = self.spec, first_sample(self.model, self.spec)
         graph = self._typed()
@@ -366,8 +366,8 @@ class _Lowering:
 
     def _record(self, lowered: LoweredGraph, source: Path) -> None:
         """Write the manifest of the graph: that of its quantization, and what the graph does not say."""
-        from .model.onnx_file import load_onnx, model_io
-        from .model.weightless import fingerprint
+        from ..model.onnx_file import load_onnx, model_io
+        from ..model.weightless import fingerprint
 
         manifest = self.manifest or Manifest(
             kind="onnx",
