@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
-    "bench", "calibration", "cli", "comparison", "compiler", "data", "deploy", "engines", "model", "pipeline",
-    "reporting", "spec", "tuning",
+    "bench", "calibration", "cli", "comparison", "compiler", "data", "deploy", "engines", "lowering",
+    "model", "pipeline", "reporting", "spec", "tuning",
 )  # fmt: skip
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
