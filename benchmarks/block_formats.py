@@ -12,7 +12,6 @@ run on a GPU here. What is exported and trained is kept in build/benchmarks.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +43,6 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="; ".join(MODELS))
     parser.add_argument("--no-engines", action="store_true", help="accuracy alone")
     options = parser.parse_args()
-    sys.path.remove(str(HERE))  # its coverage.py is not the one that numba imports
     KEPT.mkdir(parents=True, exist_ok=True)
     head = ["model", "precision", "ONNX, MB", "engine for sm120, MB", "layers that compute", "dB", "top-1"]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)

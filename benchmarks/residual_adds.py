@@ -200,7 +200,6 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="; ".join(CASES))
     parser.add_argument("--no-engines", action="store_true", help="accuracy alone")
     options = parser.parse_args()
-    sys.path.remove(str(HERE))  # its coverage.py is not the one that numba imports
     KEPT.mkdir(parents=True, exist_ok=True)
     engines = [] if options.no_engines else [f"engine, MB: {gpu}" for gpu in GPUS]
     head = ["model", "placement", "dB", "top-1", *map(str.lower, LAYERS), *engines, "generated programs"]

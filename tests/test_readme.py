@@ -152,7 +152,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--slow", "--without-halves",  # pytest
         "--calib",  # trtexec
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
-        "--results", "--table",  # benchmarks/coverage.py
+        "--results", "--table",  # benchmarks/architectures.py
         "--show-values",  # polygraphy
     }  # fmt: skip
     option = r"(?<![\w-])--[a-z][A-Za-z0-9-]*"

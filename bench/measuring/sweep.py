@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...errors import InvalidOption, QCompileError, WorkerError
 from ...progress import Progress
@@ -65,10 +66,7 @@ def sweep_clients(
     for count in counts:
 
         def point(worker: Worker, count: int = count) -> CurvePoint:
-            answer = worker.ask("clients", clients=count, seconds=POINT_S)
-            if not answer["at_rest"]:
-                worker.freeze()
-            return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
+            return _served(worker, worker.ask("clients", clients=count, seconds=POINT_S), count, samples)
 
         progress(f"{count} clients")
         _each(workers, recorder, f"{count} clients", "concurrency", point)
@@ -89,10 +87,7 @@ def sweep_streams(
     for count in counts:
 
         def point(worker: Worker, count: int = count) -> CurvePoint:
-            answer = worker.ask("in_flight", streams=count, seconds=POINT_S)
-            if not answer["at_rest"]:
-                worker.freeze()
-            return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
+            return _served(worker, worker.ask("in_flight", streams=count, seconds=POINT_S), count, samples)
 
         progress(f"{count} in flight")
         _each(on_gpu, recorder, f"{count} in flight", "in_flight", point)
@@ -129,6 +124,13 @@ def _each(
             if isinstance(error, WorkerError):
                 recorder.died(name, error)
                 worker.kill()
+
+
+def _served(worker: Worker, answer: Mapping[str, Any], count: int, samples: int) -> CurvePoint:
+    """The point of several inferences at once; a worker that is not at rest is frozen."""
+    if not answer["at_rest"]:
+        worker.freeze()
+    return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
 
 
 def _point(count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:

@@ -138,16 +138,21 @@ def test_a_runner_registers_them_too(simulation: Simulation) -> None:
         np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
 
 
+def with_a_node_of(library: Path, model: Path) -> Path:
+    """Give a graph a node whose operator is a library's, and return the library."""
+    library.write_bytes(b"")
+    odd = onnx.load(model)
+    odd.graph.node[0].op_type, odd.graph.node[0].domain = "Odd", "ours"
+    odd.opset_import.add(domain="ours", version=1)
+    onnx.save(odd, model)
+    return library
+
+
 @pytest.mark.parametrize("version", ["10.16", "11.4"])
 def test_the_users_libraries_go_into_the_runtimes_registry(
     version: str, machine: OnMachine, normalized: Path, tmp_path: Path
 ) -> None:
-    library = tmp_path / "libours.so"
-    library.write_bytes(b"")
-    odd = onnx.load(normalized)
-    odd.graph.node[0].op_type, odd.graph.node[0].domain = "Odd", "ours"
-    odd.opset_import.add(domain="ours", version=1)
-    onnx.save(odd, normalized)
+    library = with_a_node_of(tmp_path / "libours.so", normalized)
     here = machine(version, plugins={str(library): {"Odd"}})
     built = here.build(normalized, options={"plugins": (str(library),)})
     manifest = read_manifest(built.path)
@@ -167,12 +172,7 @@ def test_the_users_libraries_go_into_the_runtimes_registry(
 def test_a_library_that_registers_itself_is_loaded_and_kept_from_the_registry(
     version: str, machine: OnMachine, normalized: Path, tmp_path: Path
 ) -> None:
-    library = tmp_path / "libours.so"
-    library.write_bytes(b"")
-    odd = onnx.load(normalized)
-    odd.graph.node[0].op_type, odd.graph.node[0].domain = "Odd", "ours"
-    odd.opset_import.add(domain="ours", version=1)
-    onnx.save(odd, normalized)
+    library = with_a_node_of(tmp_path / "libours.so", normalized)
     here = machine(version, registering={str(library): {"Odd"}})
     built = here.build(normalized, options={"plugins": (str(library),)})
     assert read_plan(built.path.read_bytes())["plugins"] == ["Odd"]

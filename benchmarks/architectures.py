@@ -1,10 +1,10 @@
 """How much of other people's architectures goes the whole road: the table of docs/coverage.md.
 
     pip install 'qcompile[cpu,openvino,tensorrt-rtx,coverage]'
-    python benchmarks/coverage.py --results coverage.jsonl [--only 'timm_*'] [--library hand] [--jobs 1]
-    python benchmarks/coverage.py --results coverage.jsonl --again failed
-    python benchmarks/coverage.py --results coverage.jsonl --table
-    python benchmarks/coverage.py --check-models
+    python benchmarks/architectures.py --results coverage.jsonl [--only 'timm_*'] [--library hand] [--jobs 1]
+    python benchmarks/architectures.py --results coverage.jsonl --again failed
+    python benchmarks/architectures.py --results coverage.jsonl --table
+    python benchmarks/architectures.py --check-models
 
 Each architecture of `coverage_models/`, small and with random weights, is exported, simplified, calibrated,
 built for ONNX Runtime and OpenVINO in INT8 and for TensorRT-RTX in FP16 and INT8, and the INT8 outputs are
@@ -28,7 +28,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.update(ORT_DISABLE_TELEMETRY="1", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 HERE = Path(__file__).resolve().parent
-# Not the folder itself: this file has the name of a package that others import where it is installed.
+# Not the folder itself, whose files have names that other packages may have.
 sys.path[:1] = [str(HERE / "coverage_models"), str(HERE / "coverage_harness")]
 
 from results_table import as_markdown, latest, progress_line, read_rows, write_row  # noqa: E402
