@@ -16,6 +16,7 @@ what needs none.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shlex
@@ -37,6 +38,8 @@ FORMAT = 1
 KIT, RESULTS = ROOT / "build/gpu-day", ROOT / "build/gpu-day-results"
 BUDGET_S = 600
 LEAST_S = 5
+NEEDED = ("numpy", "onnx", "msgspec")
+"""What the harness itself imports; without TensorRT or PyCUDA the checks say so one by one."""
 TABLE_BATCHES = ("1", "32")
 
 
@@ -88,6 +91,10 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    problem = _why_not(options)
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
     folder = options.results / time.strftime("%Y%m%d-%H%M%S")
     (folder / "recordings").mkdir(parents=True)
     (folder / "kit").mkdir()
@@ -120,6 +127,21 @@ def _run(options: argparse.Namespace) -> int:
     print(f"{folder / 'gpu-day.json'}: {_summary(found)}")
     failed = any(one["result"] not in ("passed", "built", "not run") for one in found["checks"].values())
     return 130 if found.get("interrupted") else int(failed)
+
+
+def _why_not(options: argparse.Namespace) -> str:
+    """Why the day cannot begin, and the way out; empty where it can."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        way = "carry it for this Python, or name another with GPU_PYTHON"
+        return f"{sys.executable} has no {', '.join(missing)}; {way}"
+    from kit import read_index
+
+    try:
+        read_index(options.kit)
+    except (OSError, ValueError) as error:
+        return f"{options.kit}: no whole kit ({error}); `make gpu-day-kit` prepares one"
+    return ""
 
 
 def _unpack(options: argparse.Namespace, folder: Path) -> str:

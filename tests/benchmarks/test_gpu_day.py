@@ -248,6 +248,22 @@ def test_a_day_that_is_interrupted_leaves_its_json_whole(kit: Path, tmp_path: Pa
     assert "interrupted" in said
 
 
+def test_a_day_that_cannot_begin_says_why_and_the_way_out(kit: Path, tmp_path: Path) -> None:
+    def begun(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *options, "--results", str(tmp_path / "results")]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    bare = begun("-S", str(SCRIPT), "run", "--kit", str(kit))  # no installed package
+    assert bare.returncode == 2
+    assert "has no numpy, onnx, msgspec; carry it for this Python" in bare.stderr
+    lost = begun(str(SCRIPT), "run", "--kit", str(tmp_path / "none"))
+    assert lost.returncode == 2
+    assert "none: no whole kit" in lost.stderr
+    assert "make gpu-day-kit" in lost.stderr
+    assert "Traceback" not in bare.stderr + lost.stderr
+    assert not (tmp_path / "results").exists()
+
+
 def test_steps_that_hang_or_crash_are_ended_and_what_they_saw_is_kept(
     harness: dict[str, ModuleType], tmp_path: Path
 ) -> None:
