@@ -121,14 +121,16 @@ class Adapter:
 
         None where neither knows: a version that is newer than the data, on a machine that cannot ask it.
         """
-        known = None if self.builds_ahead_of_time else parser_of(self.version)
-        return known or ask_parser(self.module)
+        return self._documented_parser() or ask_parser(self.module)
 
     @property
     def highest_opset(self) -> int:
         """The newest opset to write for its ONNX parser, which takes newer files without a word."""
-        known = None if self.builds_ahead_of_time else parser_of(self.version)
+        known = self._documented_parser()
         return known.highest_opset if known else UNKNOWN_OPSET
+
+    def _documented_parser(self) -> ParserOperators | None:
+        return None if self.builds_ahead_of_time else parser_of(self.version)
 
     def has_calibrators(self) -> bool:
         """Whether it calibrates INT8 by itself: needs the classes and weak types."""
