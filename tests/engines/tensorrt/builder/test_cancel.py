@@ -17,6 +17,12 @@ from qcompile.engines.tensorrt.builder.interrupt import interrupt_deferred
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
 
+def build(tiny_file: Callable[..., Path], folder: Path, progress: Callable[..., None]) -> None:
+    """Build a small network with TensorRT-RTX, into a folder that holds nothing else."""
+    output = folder / "m.engine"
+    qcompile.build(tiny_file("residual"), output, target="tensorrt-rtx", gpus=["sm86"], progress=progress)
+
+
 def test_ctrl_c_cancels_the_build_and_leaves_nothing(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
     steps: list[int] = []
 
@@ -26,26 +32,14 @@ def test_ctrl_c_cancels_the_build_and_leaves_nothing(tiny_file: Callable[..., Pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        qcompile.build(
-            tiny_file("residual"),
-            tmp_path / "m.engine",
-            target="tensorrt-rtx",
-            gpus=["sm86"],
-            progress=interrupted,
-        )
+        build(tiny_file, tmp_path, interrupted)
     assert len(steps) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["residual.onnx"]
 
 
 def test_the_build_tells_its_progress(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
-    qcompile.build(
-        tiny_file("residual"),
-        tmp_path / "m.engine",
-        target="tensorrt-rtx",
-        gpus=["sm86"],
-        progress=lambda text, done=0, total=None, /: told.append((text, done, total)),
-    )
+    build(tiny_file, tmp_path, lambda text, done=0, total=None, /: told.append((text, done, total)))
     steps = [(done, total) for text, done, total in told if text == "build" and done]
     assert steps
     assert all(total is None or done <= total for done, total in steps)
@@ -64,13 +58,7 @@ def test_ctrl_c_of_a_terminal_is_not_lost_in_tensorrts_logger(
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        qcompile.build(
-            tiny_file("residual"),
-            tmp_path / "m.engine",
-            target="tensorrt-rtx",
-            gpus=["sm86"],
-            progress=pressed,
-        )
+        build(tiny_file, tmp_path, pressed)
     assert len(steps) == 1
     assert signal.getsignal(signal.SIGINT) is before
     assert [path.name for path in tmp_path.iterdir()] == ["residual.onnx"]
