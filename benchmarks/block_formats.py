@@ -11,13 +11,22 @@ run on a GPU here. What is exported and trained is kept in build/benchmarks.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from accuracy_methods import KEPT
-from residual_adds import CALIBRATED_ON, CASES, HERE, Case, data, exported, outputs, shapes
+from residual_adds import (
+    CALIBRATED_ON,
+    CASES,
+    HERE,
+    Case,
+    asked,
+    data,
+    exported,
+    outputs,
+    print_table,
+    shapes,
+)
 
 import qcompile
 from qcompile.compiler.quantize.blocks.simulate import simulated
@@ -39,16 +48,8 @@ PRECISIONS = ("fp32", "fp16", "int8", "fp8", "nvfp4", "mxfp8")
 
 def main() -> None:
     """Measure the models asked for, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="; ".join(MODELS))
-    parser.add_argument("--no-engines", action="store_true", help="accuracy alone")
-    options = parser.parse_args()
-    KEPT.mkdir(parents=True, exist_ok=True)
     head = ["model", "precision", "ONNX, MB", "engine for sm120, MB", "layers that compute", "dB", "top-1"]
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
-    for name in options.models or MODELS:
-        for cells in measured(name, MODELS[name], engines=not options.no_engines):
-            print(f"| {' | '.join(cells)} |", flush=True)
+    print_table(head, asked(str(__doc__), MODELS), MODELS, measured)
 
 
 def measured(name: str, case: Case, *, engines: bool) -> Iterator[list[str]]:

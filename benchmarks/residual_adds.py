@@ -22,7 +22,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -196,16 +196,31 @@ def placed(change: Change) -> Iterator[None]:
 
 def main() -> None:
     """Measure the models asked for, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="; ".join(CASES))
-    parser.add_argument("--no-engines", action="store_true", help="accuracy alone")
-    options = parser.parse_args()
-    KEPT.mkdir(parents=True, exist_ok=True)
+    options = asked(str(__doc__), CASES)
     engines = [] if options.no_engines else [f"engine, MB: {gpu}" for gpu in GPUS]
     head = ["model", "placement", "dB", "top-1", *map(str.lower, LAYERS), *engines, "generated programs"]
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for name in options.models or CASES:
-        for cells in measured(name, CASES[name], engines=not options.no_engines):
+    print_table(head, options, CASES, measured)
+
+
+def asked(about: str, cases: Collection[str]) -> argparse.Namespace:
+    """Read the command line of a table with rows for models."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="; ".join(cases))
+    parser.add_argument("--no-engines", action="store_true", help="accuracy alone")
+    return parser.parse_args()
+
+
+def print_table(
+    head: Sequence[str],
+    options: argparse.Namespace,
+    cases: Mapping[str, Case],
+    measured: Callable[..., Iterator[list[str]]],
+) -> None:
+    """Measure the models asked for, and print each row as soon as it is there."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    for name in options.models or cases:
+        for cells in measured(name, cases[name], engines=not options.no_engines):
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
