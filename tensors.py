@@ -78,12 +78,15 @@ class TensorInfo:
         dtype: numpy's name of the element type, such as "float32".
         shape: Extents; a dynamic axis is a string.
         extents: What was said of the extents of dynamic axes; no part of what the tensor is.
+        preprocessing: How a sample (an image, a text, a recording) becomes this input, as
+            `model.preprocessing` writes it; None where nobody said. No part of what the tensor is either.
     """
 
     name: str
     dtype: str
     shape: tuple[Dim, ...]
     extents: tuple[AxisExtents, ...] = field(default=(), compare=False)
+    preprocessing: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.name}:{format_shape(self.shape)}:{self.dtype}"
@@ -101,7 +104,8 @@ class TensorInfo:
 
     def as_json(self) -> dict[str, object]:
         """Return the form used in manifests and results."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        said = {"preprocessing": dict(self.preprocessing)} if self.preprocessing is not None else {}
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **said}
 
     @staticmethod
     def from_json(value: Mapping[str, object]) -> TensorInfo:
@@ -109,7 +113,13 @@ class TensorInfo:
         shape = value["shape"]
         if not isinstance(shape, list):
             raise InvalidOption(f"tensor {value.get('name')!r}: shape {shape!r} is not a list")
-        return TensorInfo(str(value["name"]), str(value["dtype"]), tuple(shape))
+        said = value.get("preprocessing")
+        return TensorInfo(
+            str(value["name"]),
+            str(value["dtype"]),
+            tuple(shape),
+            preprocessing=said if isinstance(said, Mapping) else None,
+        )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ file's `metadata_props` under `qcompile.inputs`, as JSON, and every later stage 
 
     {"image": {"example": [2, 3, 64, 64], "axes": {"2": {"min": 32, "max": 512, "multiple": 8}}}}
 
+`"preprocessing"` beside them says how a sample becomes the input (`model.preprocessing`), where it is known.
+
 Files from elsewhere have no such entry, and a damaged one is taken for none: random input is all it decides.
 """
 
@@ -50,15 +52,18 @@ class InputNote:
     Attributes:
         example: Extents that suit the model, of the example that it was traced with.
         axes: Axis to the range of its extents, for dynamic axes that have one.
+        preprocessing: How a sample becomes the input, as `model.preprocessing` writes it; None where unknown.
     """
 
     example: tuple[int, ...]
     axes: Mapping[int, AxisRange] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, object]:
         """Return the form used in files and manifests."""
         axes = {str(axis): limits.as_json() for axis, limits in self.axes.items()}
-        return {"example": list(self.example), "axes": axes}
+        said = {"preprocessing": dict(self.preprocessing)} if self.preprocessing is not None else {}
+        return {"example": list(self.example), "axes": axes, **said}
 
 
 def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
@@ -84,7 +89,12 @@ def read_notes(model: onnx.ModelProto) -> dict[str, InputNote]:
 
 def _note(item: Mapping[str, Any]) -> InputNote:
     example = tuple(_extent(extent) for extent in item["example"])
-    return InputNote(example, {int(axis): _range(limits) for axis, limits in item["axes"].items()})
+    said = item.get("preprocessing")
+    return InputNote(
+        example,
+        {int(axis): _range(limits) for axis, limits in item["axes"].items()},
+        said if isinstance(said, dict) else None,
+    )
 
 
 def _range(limits: Mapping[str, Any]) -> AxisRange:

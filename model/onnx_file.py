@@ -6,12 +6,14 @@ Models over 2 GB, protobuf's limit, keep their weights in `NAME.onnx.data` besid
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, first_line
 from ..files import digest_files, require_file
 from ..tensors import Dim, ModelIO, TensorInfo
+from .input_notes import read_notes
 
 if TYPE_CHECKING:
     import onnx
@@ -178,10 +180,19 @@ def _copy_field(target: Any, name: str, value: Any) -> None:
 
 
 def model_io(model: onnx.ModelProto) -> ModelIO:
-    """Return inputs (without initializers that old files list as inputs) and outputs."""
-    stored = {tensor.name for tensor in model.graph.initializer}
+    """Return inputs (without initializers that old files list as inputs) and outputs.
+
+    Inputs have the preprocessing that the file notes (`input_notes`).
+    """
+    stored, notes = {tensor.name for tensor in model.graph.initializer}, read_notes(model)
     return ModelIO(
-        tuple(_tensor(value) for value in model.graph.input if value.name not in stored),
+        tuple(
+            replace(_tensor(value), preprocessing=notes[value.name].preprocessing)
+            if value.name in notes
+            else _tensor(value)
+            for value in model.graph.input
+            if value.name not in stored
+        ),
         tuple(_tensor(value) for value in model.graph.output),
     )
 

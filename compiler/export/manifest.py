@@ -43,6 +43,7 @@ def input_notes(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, 
         tensor.name: InputNote(
             tuple(int(extent) for extent in example.feeds[tensor.name].shape),
             {axis: ranges[name] for axis, name in tensor.dynamic_axes.items() if name in ranges},
+            tensor.preprocessing,
         )
         for tensor in example.inputs
     }
