@@ -48,6 +48,8 @@ def export(
     data: str | None = None,
     freeze_branches: bool = False,
     trust: bool = False,
+    weights: str = "",
+    download: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
     """Export a model to ONNX, check the file, and compare its outputs with the original's.
@@ -68,6 +70,9 @@ def export(
         freeze_branches: Export a model that branches on values of its input, with the branches that its
             example takes. A warning lists their places; samples that take other branches fail the comparison.
         trust: Load a `.pt2` that runs code when it is loaded all the same.
+        weights: Of a model by name: "random", or a file; empty for its own, from the local cache. Of a
+            function: a file that is loaded into its module.
+        download: Let the package of a model by name download what its cache lacks.
         progress: Told of every step.
 
     Returns:
@@ -84,7 +89,7 @@ def export(
     output = Path(output)
     if opset_version not in OPSETS:
         raise InvalidOption(f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
-    source = parse_source(model) if isinstance(model, str) else model
+    source = parse_source(model, weights=weights, download=download) if isinstance(model, str) else model
     if isinstance(source, Source) and source.kind == "onnx":
         return take_onnx(source, output, data)
     progress("load the model")
@@ -100,11 +105,17 @@ def export(
             loaded = LoadedModel(evaluated(source), None, was_training)
         _require_converted(loaded.module, label)
         original = stack.enter_context(open_original(loaded, label, inputs, dynamic, data))
-        names = name_outputs(outputs, original.reference)
+        names = _output_names(outputs, loaded, original)
         chosen = target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
         return _export(
             original, names, output, opset_version, chosen, progress, freeze_branches=freeze_branches
         )
+
+
+def _output_names(given: Sequence[str], loaded: LoadedModel, original: Original) -> list[str]:
+    own = name_outputs([], original.reference)
+    return name_outputs(given or (loaded.output_names if len(loaded.output_names) == len(own) else ()),
+                        original.reference)  # fmt: skip
 
 
 def _export(
