@@ -94,7 +94,9 @@ class Data:
             groups = [group for group in groups if len(group) == self.batch_size]
         if not groups:
             raise self._too_few(len(self._order))
-        samples = in_order(reader.read, (index for group in groups for index in group))
+        samples = in_order(
+            reader.read, (index for group in groups for index in group), threads=reader.threads
+        )
         for group in groups:
             batch = self._in_order(reader.join([next(samples) for _ in group]))
             check_feeds(self.inputs, batch.feeds, batch.where)
@@ -171,7 +173,10 @@ class Data:
         """
         if self._is_streamed:
             return []
-        return [*self._samples.notes(), *(self._reader.notes if self.inputs else ())]
+        if not self.inputs:
+            return self._samples.notes()
+        of_batches = self._reader.notes_of(self._order, self.batch_size)
+        return [*self._samples.notes(), *self._reader.notes, *of_batches]
 
     @property
     def _is_streamed(self) -> bool:

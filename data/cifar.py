@@ -7,6 +7,7 @@ the sets holds pickles, which can run code when they are opened, and is refused.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class CifarFiles(SampleSet):
         self._records = [_map(file, self.layout) for file in self.files]
         self._starts = np.cumsum([0, *(len(records) for records in self._records)])
 
-    @property
+    @functools.cached_property
     def names(self) -> Sequence[str]:
         return [
             f"{file.name}:{record}"

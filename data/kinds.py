@@ -107,4 +107,9 @@ def open_set(spelling: Spelling) -> SampleSet:
         from .cifar import CifarFiles
 
         return CifarFiles(spelling)
+    if spelling.kind in ("text", "jsonl", "csv"):
+        from .tables.files import read_table
+        from .text.samples import TextSamples
+
+        return TextSamples(read_table(spelling), spelling)
     raise InvalidOption(f"data {spelling.spec!r}: kind {spelling.kind} cannot be read yet")

@@ -37,9 +37,11 @@ class Reader(ABC):
 
     Attributes:
         notes: What a user should know of how it makes them.
+        threads: How many read at once; None for as many as there are cores, at most 8.
     """
 
     notes: Sequence[str] = ()
+    threads: int | None = None
 
     @abstractmethod
     def read(self, index: int) -> Sample:
@@ -53,14 +55,17 @@ class Reader(ABC):
         """Return the indices of each batch."""
         return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
+    def notes_of(self, order: list[int], batch_size: int) -> list[str]:
+        """Return what a user should know of these batches: the shapes that occur, where they differ."""
+        del order, batch_size
+        return []
+
 
 class SampleSet(ABC):
     """The samples at a path, listed without being decoded."""
 
-    @property
-    @abstractmethod
-    def names(self) -> Sequence[str]:
-        """What tells each sample from the others: its file, or its content; not its place in the set."""
+    names: Sequence[str]
+    """What tells each sample from the others: its file, or its content; not its place in the set."""
 
     def classes(self) -> Sequence[Hashable] | None:
         """Return the class of each sample, to draw them evenly; None where they have none."""
