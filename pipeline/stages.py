@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import tool_versions
-from ..model.source import Source, parse_source
+from ..model.source import Source
 from ..progress import Progress
 from ..spec.artifacts import BuildSpec
 from ..spec.decode import key as options_key
@@ -272,9 +272,9 @@ def located(recipe: Recipe, spec: str) -> str | None:
     """Return a data spelling that does not depend on the working folder; None for no data."""
     if not spec:
         return None
-    if ":" in spec and spec.rpartition(":")[2].isidentifier():
-        return parse_source(spec, base=recipe.folder).absolute
-    return str((recipe.folder / spec).resolve())
+    from ..data.batches import located as located_data
+
+    return located_data(spec, recipe.folder.resolve())
 
 
 def located_options(recipe: Recipe, options: TensorRTOptions) -> TensorRTOptions:
