@@ -30,6 +30,7 @@ def export(session: Session, given: ExportCommand) -> None:
         data=given.data,
         freeze_branches=given.freeze_branches,
         trust=given.trust,
+        python=given.python,
         progress=session.progress,
     )
     present_artifact(session, artifact)

@@ -7,6 +7,8 @@
 | `model.pt2`                | a program saved by `torch.export.save`                     |
 | `model.pt`, `.torchscript` | a TorchScript archive (`torch.jit.save`)                   |
 | `model.onnx`               | an ONNX file                                               |
+| `model.keras`, `.h5`       | a Keras model; by tf2onnx                                  |
+| `folder`, `folder:name`    | a TensorFlow SavedModel, and its signature; by tf2onnx     |
 
 The function takes no argument and returns the module, or `(module, example)` where the example is a
 tuple or a dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose
@@ -28,8 +30,11 @@ from ..artifact import is_manifest
 from ..errors import InvalidOption, MissingFile
 from ..files import digest_files, nearest_name, require_file
 
-SourceKind = Literal["file", "module", "pt2", "torchscript", "onnx"]
+SourceKind = Literal["file", "module", "pt2", "torchscript", "onnx", "keras", "savedmodel"]
+TENSORFLOW_KINDS = ("keras", "savedmodel")
+"""What TensorFlow runs, and tf2onnx converts."""
 
+_KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
 _TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".ts", ".jit", ".torchscript")
 _KEYED_SUFFIXES = ".py .safetensors .pt .pth .pt2 .bin .npz .npy .onnx .json .yaml .yml .txt .csv".split()
 
@@ -43,7 +48,7 @@ class Source:
         kind: What it is.
         path: The file, absent for "module".
         module: The dotted module of "module".
-        function: The function of "file" and "module".
+        function: The function of "file" and "module"; the signature of "savedmodel", empty for its own.
     """
 
     spec: str
@@ -79,10 +84,16 @@ def parse_source(spec: str, *, base: Path | None = None) -> Source:
         if head.endswith(".py"):
             path = require_file(_absolute(head, base), what="model file")
             return Source(spec, "file", path, function=function)
+        if _is_saved_model(_absolute(head, base)):
+            return Source(spec, "savedmodel", _absolute(head, base), function=function)
         if all(part.isidentifier() for part in head.split(".")):
             return Source(spec, "module", module=head, function=function)
     path = _absolute(spec, base)
     suffix = path.suffix.lower()
+    if _is_saved_model(path):
+        return Source(spec, "savedmodel", path)
+    if suffix in _KERAS_SUFFIXES:
+        return Source(spec, "keras", require_file(path, what="model"))
     if suffix == ".onnx":
         return Source(spec, "onnx", require_file(path, what="model"))
     if suffix == ".pt2":
@@ -99,7 +110,7 @@ def parse_source(spec: str, *, base: Path | None = None) -> Source:
         raise MissingFile(f"model {spec} does not exist", hint=nearest_name(path), file=path)
     raise InvalidOption(
         f"model {spec!r} is none of: file.py:function, package.module:function, .pt2, TorchScript "
-        "(.pt, .torchscript), .onnx"
+        "(.pt, .torchscript), .onnx, a SavedModel folder, .keras, .h5"
     )
 
 
@@ -123,12 +134,19 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     if source.kind == "file":
         files += _keyed_files(source.file.parent)
         return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
+    if source.kind == "savedmodel":
+        files += sorted(path for path in source.file.rglob("*") if path.is_file())
+        return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
     return digest_files([source.file, *files])
 
 
 def _absolute(text: str, base: Path | None) -> Path:
     path = Path(text).expanduser()
     return path if path.is_absolute() else (base or Path.cwd()) / path
+
+
+def _is_saved_model(path: Path) -> bool:
+    return (path / "saved_model.pb").is_file()
 
 
 def _keyed_files(folder: Path) -> list[Path]:
