@@ -19,7 +19,12 @@ def report(session: Session, given: ReportCommand) -> None:
 
     session.progress("draw")
     path = write_report(
-        given.results, given.output, layers=given.layers, ranges=given.ranges, recipe=given.recipe
+        given.results,
+        given.output,
+        layers=given.layers,
+        ranges=given.ranges,
+        recipe=given.recipe,
+        max_drop=given.max_drop,
     )
     size = path.stat().st_size
     session.json({"path": str(path), "size_bytes": size})

@@ -105,25 +105,26 @@ def bench_stage(
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
-        "settings": options_key(section),
+        "settings": options_key(section, without=("max_drop",)),  # it judges what is measured
         "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }
     return Stage("bench", RESULTS, key, work)
 
 
-def report_stage(results: Made, ranges: Made | None) -> Stage:
+def report_stage(results: Made, ranges: Made | None, max_drop: float | None = None) -> Stage:
     """What was measured becomes a page."""
 
     def work(path: Path, progress: Progress) -> object:
         from ..reporting import write_report
 
         progress("draw")
-        return write_report(results.path, path, ranges=ranges.path if ranges else None)
+        return write_report(results.path, path, ranges=ranges.path if ranges else None, max_drop=max_drop)
 
     key = {
         "results": results.digest,
         "ranges": ranges.digest if ranges else "",
+        "max_drop": max_drop,
         "tools": tool_versions("matplotlib", "jinja2"),
     }
     return Stage("report", REPORT, key, work)

@@ -188,7 +188,8 @@ class _Run:
         measured = self._do(stage)
         self.report.results = load_results(measured.path)
         try:
-            page = self._do(report_stage(measured, ranges)).path
+            section = self.recipe.bench
+            page = self._do(report_stage(measured, ranges, section and section.max_drop)).path
             self.report.page = self.store.output / page.name
         except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
             self.report.why_no_page = error.message

@@ -29,6 +29,7 @@ def write_report(
     layers: Sequence[str | Path] = (),
     ranges: str | Path | None = None,
     recipe: str | Path | None = None,
+    max_drop: float | None = None,
 ) -> Path:
     """Write the report of a results file, atomically.
 
@@ -38,6 +39,8 @@ def write_report(
         layers: `layers.json` of `diff --layers`, any number of them.
         ranges: Ranges file whose worst histograms are drawn.
         recipe: Recipe to be shown, where the results hold none.
+        max_drop: Largest drop in accuracy of an artifact that is recommended, in the metric's unit; by
+            default none that its interval shows.
 
     Returns:
         The path of the report.
@@ -57,6 +60,7 @@ def write_report(
         layers=[Path(one) for one in layers],
         ranges=Path(ranges) if ranges is not None else None,
         recipe=Path(recipe) if recipe is not None else None,
+        max_drop=max_drop,
     )
     write_text(path, render(source, name=Path(results_path).name))
     return path

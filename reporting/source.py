@@ -125,6 +125,8 @@ class Source:
     layers: Sequence[Layers] = ()
     ranges: Ranges | None = None
     recipe: str | None = None
+    max_drop: float | None = None
+    """Largest drop in accuracy of an artifact that is recommended; None for none that its interval shows."""
 
     @property
     def measured(self) -> list[ReportedArtifact]:
@@ -138,7 +140,12 @@ class Source:
 
 
 def read_source(
-    results_path: Path, *, layers: Sequence[Path] = (), ranges: Path | None = None, recipe: Path | None = None
+    results_path: Path,
+    *,
+    layers: Sequence[Path] = (),
+    ranges: Path | None = None,
+    recipe: Path | None = None,
+    max_drop: float | None = None,
 ) -> Source:
     """Read every file of a report.
 
@@ -158,6 +165,7 @@ def read_source(
         tuple(_layers(path) for path in layers),
         _ranges(ranges) if ranges is not None else None,
         text if isinstance(text, str) and text.strip() else None,
+        max_drop,
     )
 
 

@@ -20,6 +20,20 @@ _TRUST = Annotated[
 ]
 
 
+MAX_DROP = (
+    Annotated[
+        float,
+        option(
+            "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
+            "included, in points; default: none that the interval shows.",
+            metavar="POINTS",
+            ge=0,
+        ),
+    ]
+    | None
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Checked):
     """How artifacts are measured."""
@@ -95,6 +109,7 @@ class BenchSection(BenchOptions):
 
     batch_size: Annotated[int, option("Samples per call.", ge=1)] = 1
     baseline: Annotated[str, option("Artifact to compare with; pytorch is the model itself.")] = BASELINE
+    max_drop: MAX_DROP = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,3 +253,4 @@ class ReportCommand(Checked):
         option("Ranges file; the report draws the histograms with the largest errors.", metavar="FILE"),
     ] = None
     recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", metavar="FILE")] = None
+    max_drop: MAX_DROP = None

@@ -5,24 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_results import results_json, write
+from report_results import recommendable as artifact
+from report_results import results_json, results_of, write
 
-from qcompile.bench.statistics.launches import split_launches
-from qcompile.bench.statistics.speedup import speedup
 from qcompile.reporting.source import read_source
 from qcompile.reporting.summary import Summary, faster, summarize
 
 ROUNDS = 25
-
-
-def artifact(name: str, ms: float, seed: int = 0, **options: Any) -> dict[str, Any]:
-    """A measured artifact with 25 rounds around `ms`."""
-    rounds = ms * np.random.default_rng([seed, *name.encode()]).normal(1, 0.003, ROUNDS)
-    return {
-        "name": name, "artifact": name, "engine": "onnxruntime", "status": "measured",
-        "latency_ms": {"median": ms}, "round_medians_ms": rounds.tolist(), "launch_rounds": [5] * 5,
-        "size_bytes": 1000, **options,
-    }  # fmt: skip
 
 
 def accuracy(drop: float, low: float | None, high: float | None, metric: str = "top1") -> dict[str, Any]:
@@ -31,17 +20,7 @@ def accuracy(drop: float, low: float | None, high: float | None, metric: str = "
 
 def summary(tmp_path: Path, *artifacts: dict[str, Any], **top: Any) -> Summary:
     """The summary of these, the first being the baseline."""
-    base = split_launches(artifacts[0]["round_medians_ms"], [5] * 5)
-    for one in artifacts[1:]:
-        if one["status"] == "measured":
-            ratio = speedup(base, split_launches(one["round_medians_ms"], [5] * 5))
-            one["speedup"] = {
-                "value": ratio.value, "low": ratio.low, "high": ratio.high, "rounds": ROUNDS,
-                "verdict": ratio.verdict,
-            }  # fmt: skip
-    value = {**results_json(1), "history": [], "environment": {}, **top}
-    value |= {"artifacts": list(artifacts), "baseline": artifacts[0]["name"]}
-    return summarize(read_source(write(tmp_path / "r.json", value)))
+    return summarize(read_source(write(tmp_path / "r.json", results_of(*artifacts, **top))))
 
 
 def test_the_fastest_that_kept_its_accuracy_is_recommended(tmp_path: Path) -> None:
