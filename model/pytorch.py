@@ -15,7 +15,7 @@ from ..errors import ModelError, first_line
 from ..progress import quiet
 from ..tensors import TensorInfo
 from .pt2_archive import program_checked
-from .source import Source
+from .source import TENSORFLOW_KINDS, Source
 from .torch_import import import_torch as import_torch
 from .user_code import call, load_function
 from .weights import load_weights
@@ -64,6 +64,11 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
         raise ModelError(
             f"{source.spec}: an ONNX file cannot be run by PyTorch",
             hint="give the PyTorch model it was exported from",
+        )
+    if source.kind in TENSORFLOW_KINDS:
+        raise ModelError(
+            f"{source.spec}: a TensorFlow model cannot be run by PyTorch",
+            hint="export it, and give the ONNX file: it is compared with TensorFlow's own outputs",
         )
     if source.kind == "pt2":
         return LoadedModel(_load_pt2(source.file, device), None)

@@ -10,6 +10,8 @@
 | `model.pt2`                | a program saved by `torch.export.save`                     |
 | `model.pt`, `.torchscript` | a TorchScript archive (`torch.jit.save`)                   |
 | `model.onnx`               | an ONNX file                                               |
+| `model.keras`, `.h5`       | a Keras model; by tf2onnx                                  |
+| `folder`, `folder:name`    | a TensorFlow SavedModel, and its signature; by tf2onnx     |
 
 What follows a `?` are options (`source_options`): `timm:resnet18?weights=random&classes=10`, and
 `model.py:build?weights=trained.safetensors`. `weights` and `download` are options of
@@ -36,12 +38,17 @@ from ..errors import InvalidOption, MissingFile
 from ..files import digest_files, nearest_name, require_file
 from .source_options import RANDOM, SourceOptions, parse_query
 
-SourceKind = Literal["file", "module", "pt2", "torchscript", "onnx", "torchvision", "timm", "hf"]
+SourceKind = Literal[
+    "file", "module", "pt2", "torchscript", "onnx", "torchvision", "timm", "hf", "keras", "savedmodel"
+]
 
 NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
 """Packages whose models are given by name."""
+TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel")
+"""What TensorFlow runs, and tf2onnx converts."""
 
 _DEFAULTS = SourceOptions()
+_KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
 _TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".ts", ".jit", ".torchscript")
 _KEYED_SUFFIXES = ".py .safetensors .pt .pth .pt2 .bin .npz .npy .onnx .json .yaml .yml .txt .csv".split()
 
@@ -55,7 +62,7 @@ class Source:
         kind: What it is.
         path: The file, absent for "module"; the folder of an "hf" that is one.
         module: The dotted module of "module".
-        function: The function of "file" and "module".
+        function: The function of "file" and "module"; the signature of "savedmodel", empty for its own.
         name: The model's name, of a named one.
         options: What follows the `?`; a file of weights by its absolute path.
     """
@@ -165,14 +172,23 @@ def _function(spec: str, base: Path | None) -> Source | None:
     if head.endswith(".py"):
         path = require_file(_absolute(head, base), what="model file")
         return Source(spec, "file", path, function=function)
+    if _is_saved_model(_absolute(head, base)):
+        return None
     if all(part.isidentifier() for part in head.split(".")):
         return Source(spec, "module", module=head, function=function)
     return None
 
 
 def _file(spec: str, base: Path | None) -> Source:
+    head, _, signature = spec.rpartition(":")
+    if head and signature.isidentifier() and _is_saved_model(_absolute(head, base)):
+        return Source(spec, "savedmodel", _absolute(head, base), function=signature)
     path = _absolute(spec, base)
     suffix = path.suffix.lower()
+    if _is_saved_model(path):
+        return Source(spec, "savedmodel", path)
+    if suffix in _KERAS_SUFFIXES:
+        return Source(spec, "keras", require_file(path, what="model"))
     if suffix == ".onnx":
         return Source(spec, "onnx", require_file(path, what="model"))
     if suffix == ".pt2":
@@ -189,7 +205,7 @@ def _file(spec: str, base: Path | None) -> Source:
         raise MissingFile(f"model {spec} does not exist", hint=nearest_name(path), file=path)
     raise InvalidOption(
         f"model {spec!r} is none of: file.py:function, package.module:function, torchvision:NAME, timm:NAME, "
-        "hf:NAME_OR_FOLDER, .pt2, TorchScript (.pt, .torchscript), .onnx"
+        "hf:NAME_OR_FOLDER, .pt2, TorchScript (.pt, .torchscript), .onnx, a SavedModel folder, .keras, .h5"
     )
 
 
@@ -217,6 +233,9 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
         return f"{digest_files(files)}:{_digest_names(files)}:{version[:16]}:{name}"
     if source.kind == "file":
         files += _keyed_files(source.file.parent)
+        return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
+    if source.kind == "savedmodel":
+        files += sorted(path for path in source.file.rglob("*") if path.is_file())
         return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
     return digest_files([source.file, *files])
 
@@ -247,6 +266,10 @@ def _revision(name: str) -> str:
 def _absolute(text: str, base: Path | None) -> Path:
     path = Path(text).expanduser()
     return path if path.is_absolute() else (base or Path.cwd()) / path
+
+
+def _is_saved_model(path: Path) -> bool:
+    return (path / "saved_model.pb").is_file()
 
 
 def _keyed_files(folder: Path) -> list[Path]:

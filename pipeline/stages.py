@@ -73,6 +73,8 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
             dynamic=section.dynamic,
             opset_version=section.opset,
             freeze_branches=section.freeze_branches,
+            trust=section.trust,
+            python=section.python,
             progress=progress,
         )
 

@@ -39,7 +39,7 @@ class ExportOptions(Checked):
         bool,
         option("Export the branches that the example takes, where a model branches on values."),
     ] = False
-    trust: Annotated[bool, option("Load a .pt2 file that runs code when it is loaded.")] = False
+    trust: Annotated[bool, option("Load a .pt2 or Keras file that runs code when it is loaded.")] = False
     weights: Annotated[
         str,
         option(
@@ -51,6 +51,13 @@ class ExportOptions(Checked):
     download: Annotated[bool, option("Let the package of a model by name download what its cache lacks.")] = (
         False
     )
+    python: Annotated[
+        tuple[str, ...],
+        option(
+            "Python interpreter that has TensorFlow, for a TensorFlow MODEL.",
+            metavar="tensorflow=INTERPRETER",
+        ),
+    ] = ()
 
     def check(self) -> None:
         """Read the inputs and the dynamic axes."""
