@@ -160,6 +160,14 @@ class CalibrateSection(CalibrateOptions):
     balance: Annotated[
         bool, option("Equalize channels between layers before calibration (`qcompile balance`).")
     ] = False
+    preprocessing: Annotated[
+        str,
+        option(
+            "How samples become the inputs: imagenet, cifar10, a model by name (timm:NAME, hf:FOLDER), or a "
+            "JSON file; default: what the model says.",
+            metavar="NAME|FILE.json",
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
