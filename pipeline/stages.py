@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..engines.capabilities import Capabilities
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
-_OF_THE_SOURCE = ("source", "depends", "trust", "simplify")
+_OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "simplify")
 """Options of `[model]` whose effect is in the digest of the source, or in a stage of its own."""
 _OF_THE_BUILD = (
     "name", "gpus", "min_shapes", "opt_shapes", "max_shapes", "allow_fallback", "strict", "tensorrt",
@@ -73,6 +73,8 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
             dynamic=section.dynamic,
             opset_version=section.opset,
             freeze_branches=section.freeze_branches,
+            trust=section.trust,
+            python=section.python,
             progress=progress,
         )
 
