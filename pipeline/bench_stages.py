@@ -11,6 +11,7 @@ from ..artifact import tool_versions
 from ..model.source import Source, digest_source, parse_source
 from ..progress import Progress
 from ..spec.decode import key as options_key
+from ..spec.words import is_own_metric
 from .recipe import BASELINE, ArtifactSection, Recipe
 from .stages import ONNX_TOOLS, Made, Stage, located
 
@@ -38,7 +39,7 @@ def bench_stage(
     section = recipe.bench
     assert section is not None, "the caller looks first"
     evaluation = located(recipe, recipe.data.evaluation)
-    function = parse_source(section.metric, base=recipe.folder) if ":" in section.metric else None
+    function = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     artifacts = {BASELINE: source.absolute}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
