@@ -10,6 +10,7 @@ from typing import Any
 from ..bench.results.render import RUNTIMES, speedup_text
 from ..bench.statistics.speedup import Speedup
 from ..figures import accuracy_text, bytes_text, drop_interval, drop_text, figure, times
+from ..spec.words import BASELINE
 from .source import ReportedArtifact, Source, read_source
 from .summary import faster, listed, summarize, why_not
 
@@ -59,7 +60,7 @@ def recommend(results_path: Path, *, max_drop: float | None = None) -> Recommend
     others = {
         one.name: _why_not_this(one, chosen, max_drop)
         for one in source.subjects
-        if one is not chosen and not one.is_baseline
+        if one is not chosen and not one.is_baseline and one.name != BASELINE
     }
     onnx = _onnx_fp32(source)
     over_onnx = faster(chosen, onnx) if onnx is not None and onnx is not chosen else None
@@ -76,7 +77,7 @@ def recommend(results_path: Path, *, max_drop: float | None = None) -> Recommend
 
 def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendation:
     """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
-    others = [one for one in source.measured if not one.is_baseline]
+    others = [one for one in source.measured if not one.is_baseline and one.name != BASELINE]
     quick = [one for one in others if one.verdict == "faster"]
     near = min(quick, key=_largest_drop, default=None) or max(others, key=_speed, default=None)
     reasons = {one.name: why_not(one, source.max_drop) or "not surely faster" for one in others}
