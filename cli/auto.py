@@ -33,6 +33,8 @@ def auto(session: Session, given: AutoCommand) -> int:
         evaluation=given.evaluation,
         output=given.output,
         inputs=given.inputs,
+        weights=given.weights,
+        download=given.download,
         targets=given.targets,
         gpus=given.gpus,
         metric=given.metric,

@@ -80,6 +80,8 @@ def auto(
     evaluation: str = "",
     output: str | Path | None = None,
     inputs: Sequence[str] = (),
+    weights: str = "",
+    download: bool = False,
     targets: Sequence[str] = (),
     gpus: Sequence[str] = (),
     metric: str = "auto",
@@ -97,7 +99,7 @@ def auto(
         data: Samples that serve calibration and evaluation.
         calibration, evaluation: Samples in place of `data`.
         output: Folder to write; `auto-NAME` in the working folder by default.
-        inputs, targets, gpus, metric, max_time_s: As `init`.
+        inputs, weights, download, targets, gpus, metric, max_time_s: As `init`.
         force: Write the recipe anew, also over one of another request.
         progress: Told of every step.
         listener: Told of every stage when it is over.
@@ -109,8 +111,9 @@ def auto(
     """
     asked = AutoCommand(
         model=model, max_drop=max_drop, data=data, calibration=calibration, evaluation=evaluation,
-        inputs=tuple(inputs), targets=tuple(targets), gpus=tuple(gpus), metric=metric, max_time_s=max_time_s,
-        output=Path(output) if output is not None else None, force=force,
+        inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
+        metric=metric, max_time_s=max_time_s, force=force,
+        output=Path(output) if output is not None else None,
     )  # fmt: skip
     if not (data or evaluation):
         raise InvalidOption(
@@ -135,7 +138,7 @@ class _Auto:
         if self._tune(report):
             report = self._run()
         results = report.output / RESULTS
-        recommendation = recommend(results, max_drop=self.asked.max_drop)
+        recommendation = recommend(results, budget=read_recipe(self.recipe).budget)
         artifact = report.artifacts.get(recommendation.artifact)
         return AutoResult(recommendation, artifact, report, self.recipe, self.notes, self.stages)
 
@@ -160,6 +163,8 @@ class _Auto:
             evaluation=self.asked.evaluation,
             metric=self.asked.metric,
             inputs=self.asked.inputs,
+            weights=self.asked.weights,
+            download=self.asked.download,
             targets=self.asked.targets,
             gpus=self.asked.gpus,
             max_drop=self.asked.max_drop,

@@ -138,7 +138,9 @@ def test_an_onnx_file_needs_no_pytorch_and_is_its_own_baseline(
     assert done.recipe.bench is not None
     assert done.recipe.bench.baseline == "onnx-fp32"
     assert done.data.samples is not None
-    assert f"{done.data.samples} samples, labels are classes" in done.text
+    assert f"{done.data.samples} samples, with labels" in done.text
+    assert done.recipe.data.calibration.endswith("?part=calibration"), "one file serves both"
+    assert done.recipe.data.evaluation.endswith("?part=evaluation")
 
 
 def test_paths_are_those_of_the_recipes_folder(folder: Path) -> None:
@@ -219,4 +221,4 @@ def test_the_samples_of_npz_files_tell_the_inputs(folder: Path) -> None:
     np.savez(folder / "d.npz", image=np.zeros((6, 3, 8, 8), np.float32), labels=np.arange(6) % 5)
     done = proposed("model.py:build", data="d.npz", targets=["onnxruntime"])
     assert done.recipe.model.inputs == ("image:[batch,3,8,8]",)
-    assert (done.data.labels, done.data.classes) == ("classes", 5)
+    assert (done.data.has_labels, done.data.metric) == (True, "top1")
