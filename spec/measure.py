@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from .decode import Checked
-from .option import COMMA, argument, option
+from .option import COMMA, argument, fields_of, option
 from .words import BASELINE, METRIC, METRIC_PATTERN, Count, TorchMode
 
 _INPUTS = Annotated[
@@ -18,6 +18,55 @@ _TRUST = Annotated[
     bool,
     option("Run files without a matching manifest, and .pt2 files that run code."),
 ]
+
+
+MAX_DROP = (
+    Annotated[
+        float,
+        option(
+            "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
+            "included, in points; default: none that the interval shows.",
+            metavar="POINTS",
+            ge=0,
+        ),
+    ]
+    | None
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Checked):
+    """The most that an artifact may take to be recommended; without a limit, anything."""
+
+    max_drop: MAX_DROP = None
+    max_size_mb: (
+        Annotated[
+            float,
+            option(
+                "Largest file, with its side files, of an artifact that the report recommends, in MB.",
+                metavar="MB",
+                gt=0,
+            ),
+        ]
+        | None
+    ) = None
+    max_latency_ms: (
+        Annotated[
+            float,
+            option(
+                "Largest median latency of an artifact that the report recommends, in ms.",
+                metavar="MS",
+                gt=0,
+            ),
+        ]
+        | None
+    ) = None
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Name to value of the limits that there are."""
+        values = {one.name: getattr(self, one.name) for one in fields_of(Budget)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +139,11 @@ class BenchOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSection(BenchOptions):
-    """`[bench]`: how the artifacts are measured. A recipe without it builds only."""
+class BenchSection(BenchOptions, Budget):
+    """`[bench]`: how the artifacts are measured. A recipe without it builds only.
+
+    With a limit on size, latency or drop, the exit code of `run` is 1 if no measured artifact keeps them all.
+    """
 
     batch_size: Annotated[int, option("Samples per call.", ge=1)] = 1
     baseline: Annotated[str, option("Artifact to compare with; pytorch is the model itself.")] = BASELINE
@@ -230,7 +282,7 @@ class DiffCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(Checked):
+class ReportCommand(Budget):
     """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
     tables, charts, environment, and what repeats it."""
 
