@@ -230,7 +230,11 @@ class DiffCommand(Checked):
     snr: Annotated[tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB")] = ()
     rules: Annotated[
         tuple[str, ...],
-        option("Kind of an output: classes, embedding or signal.", flag="--judge", metavar="[OUTPUT:]RULE"),
+        option(
+            "Kind of an output: classes, embedding, labels or signal.",
+            flag="--judge",
+            metavar="[OUTPUT:]RULE",
+        ),
     ] = ()
     metric: (
         Annotated[
