@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..artifact import tool_versions
-from ..model.source import Source, digest_source, parse_source
+from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..progress import Progress
 from ..spec.decode import key as options_key
 from ..spec.measure import Budget
@@ -41,7 +41,9 @@ def bench_stage(
     evaluation = located(recipe, recipe.data.evaluation)
     function = parse_source(section.metric, base=recipe.folder) if ":" in section.metric else None
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
-    artifacts = {BASELINE: source.absolute}
+    # TensorFlow's own outputs were compared at the export; the file that it was converted to is measured.
+    original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
+    artifacts = {BASELINE: original}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
     baseline = BASELINE if section.baseline in why_not else section.baseline
 

@@ -119,7 +119,12 @@ class _Run:
         self.recipe, self.store, self.again = recipe, store, again
         self.progress, self.listener = progress, listener
         self.report = RunReport(store.output)
-        self.source = parse_source(recipe.model.source, base=recipe.folder)
+        self.source = parse_source(
+            recipe.model.source,
+            base=recipe.folder,
+            weights=recipe.model.weights,
+            download=recipe.model.download,
+        )
         self.source_digest = digest_source(
             self.source, depends=[recipe.folder / name for name in recipe.model.depends]
         )

@@ -60,6 +60,8 @@ def _text(value: str) -> str:
 def _relative(spelling: str, folder: Path) -> str:
     """A path, or the path in `file.py:function`, as seen from the recipe."""
     source = parse_source(spelling) if not Path(spelling).exists() else None
+    if source is not None and source.is_named:
+        return source.absolute
     if source is None or source.path is None:
         return os.path.relpath(spelling, folder) if Path(spelling).exists() else spelling
     return f"{os.path.relpath(source.path, folder)}:{source.function}"

@@ -17,7 +17,7 @@ from ...model.onnx_file import load_checked, load_onnx, model_io, opset
 from ...model.outputs import is_plain
 from ...model.pt2_archive import trusting
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
-from ...model.source import Source, parse_source
+from ...model.source import TENSORFLOW_KINDS, Source, parse_source
 from ...progress import Progress, silent
 from ...spec.words import GraphTarget
 from ...tensors import TensorInfo
@@ -28,6 +28,7 @@ from .checks import Comparison, open_session, spelled
 from .manifest import axis_options, export_manifest, input_notes
 from .onnx_source import take_onnx
 from .original import Original, kept_mode, open_original
+from .tensorflow_source import take_tensorflow
 from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
 
 DEFAULT_OPSET = 20
@@ -48,6 +49,9 @@ def export(
     data: str | None = None,
     freeze_branches: bool = False,
     trust: bool = False,
+    weights: str = "",
+    download: bool = False,
+    python: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Artifact:
     """Export a model to ONNX, check the file, and compare its outputs with the original's.
@@ -67,7 +71,11 @@ def export(
             example, and for every comparison.
         freeze_branches: Export a model that branches on values of its input, with the branches that its
             example takes. A warning lists their places; samples that take other branches fail the comparison.
-        trust: Load a `.pt2` that runs code when it is loaded all the same.
+        trust: Load a `.pt2` or a Keras file that runs code when it is loaded all the same.
+        weights: Of a model by name: "random", or a file; empty for its own, from the local cache. Of a
+            function: a file that is loaded into its module.
+        download: Let the package of a model by name download what its cache lacks.
+        python: `tensorflow=INTERPRETER`: what converts a TensorFlow model; this interpreter by default.
         progress: Told of every step.
 
     Returns:
@@ -84,9 +92,14 @@ def export(
     output = Path(output)
     if opset_version not in OPSETS:
         raise InvalidOption(f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
-    source = parse_source(model) if isinstance(model, str) else model
+    source = parse_source(model, weights=weights, download=download) if isinstance(model, str) else model
     if isinstance(source, Source) and source.kind == "onnx":
         return take_onnx(source, output, data)
+    if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
+        return take_tensorflow(
+            source, output, inputs=inputs, outputs=outputs, dynamic=dynamic, opset_version=opset_version,
+            data=data, trust=trust, python=python, progress=progress,
+        )  # fmt: skip
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
         register_operators()  # it may hold them
@@ -100,11 +113,17 @@ def export(
             loaded = LoadedModel(evaluated(source), None, was_training)
         _require_converted(loaded.module, label)
         original = stack.enter_context(open_original(loaded, label, inputs, dynamic, data))
-        names = name_outputs(outputs, original.reference)
+        names = _output_names(outputs, loaded, original)
         chosen = target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
         return _export(
             original, names, output, opset_version, chosen, progress, freeze_branches=freeze_branches
         )
+
+
+def _output_names(given: Sequence[str], loaded: LoadedModel, original: Original) -> list[str]:
+    own = name_outputs([], original.reference)
+    return name_outputs(given or (loaded.output_names if len(loaded.output_names) == len(own) else ()),
+                        original.reference)  # fmt: skip
 
 
 def _export(

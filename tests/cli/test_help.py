@@ -8,6 +8,7 @@ import sys
 import pytest
 
 VERBS = (
+    "init",
     "export",
     "simplify",
     "balance",
