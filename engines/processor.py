@@ -24,6 +24,7 @@ _FEATURES = (
     "bf16",
     "i8mm",
     "sve",
+    "sme",
 )
 
 _MULTIPLY_IN = {
