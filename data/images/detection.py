@@ -62,8 +62,7 @@ class AnnotatedImages(SampleSet):
         return f"{digest_contents(files)}:{names}:{digest_files([self.path])}"
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        named = self.spelling.query.get("preprocessing", "")
-        return _BoxReader(self, image_input(inputs, named, self.spelling.spec))
+        return _BoxReader(self, image_input(inputs, self.spelling))
 
 
 class _BoxReader(Reader):

@@ -51,8 +51,7 @@ class MaskedImages(SampleSet):
         return f"{digest_contents(files)}:{digest_texts(self.names[index] for index in order)}"
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        named = self.spelling.query.get("preprocessing", "")
-        return _MaskReader(self, image_input(inputs, named, self.spelling.spec))
+        return _MaskReader(self, image_input(inputs, self.spelling))
 
     def notes(self) -> list[str]:
         return list(self._notes)

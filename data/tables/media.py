@@ -53,8 +53,7 @@ class ImageRows(_Rows):
     """A column of images."""
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        named = self.spelling.query.get("preprocessing", "")
-        return _ImageReader(self, image_input(inputs, named, self.spelling.spec))
+        return _ImageReader(self, image_input(inputs, self.spelling))
 
 
 class _ImageReader(Reader):
