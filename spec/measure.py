@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from .decode import Checked
-from .option import COMMA, argument, option
+from .option import COMMA, argument, fields_of, option
 from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, TorchMode
 
 _INPUTS = Annotated[
@@ -32,6 +32,41 @@ MAX_DROP = (
     ]
     | None
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Checked):
+    """The most that an artifact may take to be recommended; without a limit, anything."""
+
+    max_drop: MAX_DROP = None
+    max_size_mb: (
+        Annotated[
+            float,
+            option(
+                "Largest file, with its side files, of an artifact that the report recommends, in MB.",
+                metavar="MB",
+                gt=0,
+            ),
+        ]
+        | None
+    ) = None
+    max_latency_ms: (
+        Annotated[
+            float,
+            option(
+                "Largest median latency of an artifact that the report recommends, in ms.",
+                metavar="MS",
+                gt=0,
+            ),
+        ]
+        | None
+    ) = None
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Name to value of the limits that there are."""
+        values = {one.name: getattr(self, one.name) for one in fields_of(Budget)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +139,14 @@ class BenchOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSection(BenchOptions):
-    """`[bench]`: how the artifacts are measured. A recipe without it builds only."""
+class BenchSection(BenchOptions, Budget):
+    """`[bench]`: how the artifacts are measured. A recipe without it builds only.
+
+    With a limit on size, latency or drop, the exit code of `run` is 1 if no measured artifact keeps them all.
+    """
 
     batch_size: Annotated[int, option("Samples per call.", ge=1)] = 1
     baseline: Annotated[str, option("Artifact to compare with; pytorch is the model itself.")] = BASELINE
-    max_drop: MAX_DROP = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +230,11 @@ class DiffCommand(Checked):
     snr: Annotated[tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB")] = ()
     rules: Annotated[
         tuple[str, ...],
-        option("Kind of an output: classes, embedding or signal.", flag="--judge", metavar="[OUTPUT:]RULE"),
+        option(
+            "Kind of an output: classes, embedding, labels or signal.",
+            flag="--judge",
+            metavar="[OUTPUT:]RULE",
+        ),
     ] = ()
     metric: (
         Annotated[
@@ -264,7 +305,7 @@ class DiffCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(Checked):
+class ReportCommand(Budget):
     """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
     tables, charts, environment, and what repeats it."""
 
@@ -276,4 +317,3 @@ class ReportCommand(Checked):
         option("Ranges file; the report draws the histograms with the largest errors.", metavar="FILE"),
     ] = None
     recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", metavar="FILE")] = None
-    max_drop: MAX_DROP = None
