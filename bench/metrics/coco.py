@@ -163,7 +163,8 @@ class AveragePrecision:
     @property
     def samples(self) -> NDArray[np.int64]:
         """In how many images each class is to be found."""
-        return np.count_nonzero(self._positives, axis=0)
+        counts: NDArray[np.int64] = np.count_nonzero(self._positives, axis=0)
+        return counts
 
     def __call__(self, weights: Floats) -> Floats:
         """[resamples, images] to [resamples, classes]; NaN where nothing of a class is to be found."""

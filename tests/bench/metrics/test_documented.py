@@ -24,7 +24,7 @@ SECTION = GUIDE.read_text(encoding="utf-8").partition("## Metrics\n")[2].partiti
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in SECTION.partition("### Detectors")[0].splitlines()
-    if line.startswith("| `")
+    if line.startswith("| `") and not line.startswith("| `metric`")
 ]
 DOCUMENTED = {name: row for row in ROWS for name in re.findall(r"`([^`]+)`", row[0])}
 
