@@ -1,7 +1,7 @@
 """Read the JSON that Polygraphy saves inputs in: a list with a dict of arrays for each inference.
 
-`polygraphy run --save-inputs FILE` and `polygraphy.json.save_json` write it. The arrays are `.npy` contents in
-base64; they are read here without Polygraphy, and never unpickled.
+`polygraphy run --save-inputs FILE` and `polygraphy.json.save_json` write it. The arrays are `.npy` contents
+in base64; they are read here without Polygraphy, and never unpickled.
 """
 
 from __future__ import annotations
