@@ -184,7 +184,12 @@ class _Run:
             name: f"{error.message}; {error.hint}" if error.hint else error.message
             for name, error in self.report.failures.items()
         }
-        stage = bench_stage(self.recipe, self.source, self.source_digest, built, self.store.output, why_not)
+        unavailable = [
+            name for name, error in self.report.failures.items() if isinstance(error, EngineUnavailable)
+        ]
+        stage = bench_stage(
+            self.recipe, self.source, self.source_digest, built, self.store.output, why_not, unavailable
+        )
         measured = self._do(stage)
         self.report.results = load_results(measured.path)
         try:
