@@ -41,9 +41,9 @@ SOURCES = {
         "“PyTorch CPU Quantization Comparison”, a Markdown document in a public repository: ResNet18, "
         "CIFAR-10, batch 128, 512 samples. Found in a stored copy of public source files, by its text; the "
         "copy names no repository, so there is no address to give. Its “dynamic” is "
-        "`torch.quantization.quantize_dynamic`, its “static” Intel Extension for PyTorch. It reports 6.4% (dynamic) and 10.0% (static) accuracy of ten "
-        "classes before and after: the network was not trained, so its drop of 0 says nothing. Its FP32 took "
-        "43.4 ms a batch in one run and 51.6 ms in the other."
+        "`torch.quantization.quantize_dynamic`, its “static” Intel Extension for PyTorch. It reports 6.4% "
+        "(dynamic) and 10.0% (static) accuracy of ten classes before and after: the network was not trained, "
+        "so its drop of 0 says nothing. Its FP32 took 43.4 ms a batch in one run and 51.6 ms in the other."
     ),
     "V100": (
         "As quoted in the request for this comparison; a source with these figures was not found. Measured "
