@@ -12,6 +12,8 @@ from ..errors import QCompileError
 from ..version import __version__
 
 _VERBS = {
+    "auto": "find the artifact to use, within an accuracy budget",
+    "init": "write a commented recipe for a model and data",
     "export": "export a PyTorch model to ONNX and check it",
     "simplify": "fold and fuse nodes; outputs stay equal",
     "balance": "balance channels before INT8",
@@ -29,6 +31,7 @@ _VERBS = {
     "package": "package an artifact for a server",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
+    "completion": "complete commands in your shell",
 }
 """Help of each verb, in the order of the road. A verb's module is imported when the verb is called."""
 

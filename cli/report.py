@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..spec.measure import ReportCommand
+from ..spec.decode import shared
+from ..spec.measure import Budget, ReportCommand
 from .session import Session
 from .tables import bytes_text
 from .verb import verb
@@ -19,7 +20,12 @@ def report(session: Session, given: ReportCommand) -> None:
 
     session.progress("draw")
     path = write_report(
-        given.results, given.output, layers=given.layers, ranges=given.ranges, recipe=given.recipe
+        given.results,
+        given.output,
+        layers=given.layers,
+        ranges=given.ranges,
+        recipe=given.recipe,
+        budget=shared(Budget, given),
     )
     size = path.stat().st_size
     session.json({"path": str(path), "size_bytes": size})

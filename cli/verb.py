@@ -22,6 +22,7 @@ from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import Option, options_of
 from ..spec.recipes import MigrateCommand, RunCommand
+from .completions import completer
 from .session import Session, examples, session_options
 
 Spec = TypeVar("Spec")
@@ -96,7 +97,9 @@ def parameter(one: Option) -> click.Parameter:
     default = None if one.required or one.default in (None, (), "") else one.default
     if one.spelling.argument:
         many = -1 if one.repeated else 1
-        return click.Argument([name], type=_type(one), nargs=many, required=one.required)
+        return click.Argument(
+            [name], type=_type(one), nargs=many, required=one.required, shell_complete=completer(one)
+        )
     flags = [*filter(None, [one.spelling.short]), one.flag]
     about: dict[str, Any] = {"help": one.sentence}
     if isinstance(one.kind, msgspec.inspect.BoolType):
@@ -115,7 +118,7 @@ def parameter(one: Option) -> click.Parameter:
     shows = default not in (None, 0, -1)
     return click.Option(
         [*flags, name], type=_type(one), metavar=_metavar(one), multiple=one.repeated, required=one.required,
-        show_default=shows, **about,
+        show_default=shows, shell_complete=completer(one), **about,
     )  # fmt: skip
 
 

@@ -1,10 +1,12 @@
-"""Recommend an artifact, with the reasons in words.
+"""Recommend an artifact, with the reasons in words: the one rule of `report`, `run` and `auto`.
 
-1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Where accuracy
-   was not measured its outputs must have passed the comparison with the baseline's.
+1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Within a
+   budget, when the upper end of the interval keeps it: `high <= max_drop`. A drop without an interval, of
+   fewer than ten samples, counts as it is, and a caveat says so. Where accuracy was not measured, its outputs
+   must have passed the comparison with the baseline's. It must keep the budget of size and latency, too.
 2. The fastest of them is, unless
 3. another that no round-by-round comparison tells from it is smaller, or
-4. it is not faster than the baseline: then nothing is, and the baseline stays.
+4. it is not faster than the baseline: then nothing is, and the baseline stays, if it keeps the budget itself.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..bench.results.render import interval_words, speedup_text
+from ..bench.results.row import Interval
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import Speedup, speedup
 from ..errors import InvalidOption
 from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
-from .source import ReportedArtifact, Source
+from ..spec.measure import Budget
+from .budget import excesses
+from .source import NO_BUDGET, ReportedArtifact, Source
 
 _NOTICEABLE_POINTS = 1.0
 """An interval of a drop that reaches so far says little: more samples are needed."""
@@ -60,8 +65,12 @@ def summarize(source: Source) -> Summary:
     if base not in measured:
         headline = "The baseline was not measured: there is nothing to compare the others with."
         return Summary(None, headline, caveats=_caveats(source, None))
-    kept = [subject for subject in measured if why_not(subject) is None]
-    quick = [subject for subject in kept if subject.is_baseline or subject.verdict == "faster"]
+    kept = within_budget(source)
+    if not kept:
+        reasons = [f"{one.label}: {why_not(one, source.budget)}." for one in measured]
+        return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
+    # A baseline that exceeds the budget is no reason to refuse what is not faster than it.
+    quick = [one for one in kept if one.is_baseline or one.verdict == "faster" or base not in kept]
     chosen, equals = _smallest_of_fastest(quick)
     if chosen is None or chosen.is_baseline:
         chosen = base
@@ -69,26 +78,56 @@ def summarize(source: Source) -> Summary:
         chosen,
         _headline(source, chosen, len(measured)),
         _facts(source, chosen),
-        [*_reasons(source, chosen, equals, kept), *_alternatives(measured, chosen)],
+        [*_reasons(source, chosen, equals, kept), *_alternatives(source, chosen)],
         _caveats(source, chosen),
     )
 
 
-def why_not(subject: ReportedArtifact) -> str | None:
-    """Return why an artifact may not be recommended; None where nothing speaks against it."""
+def within_budget(source: Source) -> list[ReportedArtifact]:
+    """Return the measured artifacts that may be recommended; the baseline, too, if it keeps the budget."""
+    return [subject for subject in source.measured if why_not(subject, source.budget) is None]
+
+
+def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None:
+    """Return why an artifact may not be recommended; None where nothing speaks against it.
+
+    Args:
+        subject: The artifact.
+        budget: What it may take; without `max_drop`, its accuracy may not drop by anything that is shown.
+    """
+    if exceeded := excesses(budget, subject.row):
+        return f"it exceeds the budget: {'; '.join(exceeded)}"
     if subject.is_baseline:
         return None
-    drop, unit = subject.drop, subject.drop_unit
+    drop, unit, max_drop = subject.drop, subject.drop_unit, budget.max_drop
     if drop is not None:
-        worst = drop.value if drop.low is None else drop.low
-        if worst <= 0:
+        end, allowed = (drop.low, 0.0) if max_drop is None else (drop.high, max_drop)
+        if (drop.value if end is None else end) <= allowed:
             return None
         ends = drop_interval(drop.low, drop.high, unit)
+        if max_drop is not None and drop.value <= max_drop:
+            return _undecided(subject, drop, max_drop)
         return f"it loses {drop_text(drop.value, unit)} {unit} {ends}".strip()
     difference = subject.row.difference
     if difference is not None and not difference.passed:
         return "its outputs differ from the baseline's by more than is tolerated"
     return None
+
+
+def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> str:
+    """The drop is within the budget, the upper end of its interval is not: more samples would tell.
+
+    The width of an interval falls with the root of the number of samples.
+    """
+    assert drop.high is not None, "without an interval, the drop decides"
+    unit = subject.drop_unit
+    samples = subject.row.accuracy.samples if subject.row.accuracy else None
+    room, reach = max_drop - drop.value, drop.high - drop.value
+    needed = f"; about {figure(samples * (reach / room) ** 2)} would" if samples and room > 0 else ""
+    return (
+        f"it loses {drop_text(drop.value, unit)} {unit} {drop_interval(drop.low, drop.high, unit)}: "
+        f"{samples or 'the'} samples do not show that it keeps {drop_text(max_drop, unit)} {unit}{needed}"
+    )
 
 
 def faster(one: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
@@ -128,14 +167,26 @@ def _headline(source: Source, chosen: ReportedArtifact, measured: int) -> str:
         return "It is the only artifact that was measured: there is nothing to compare it with."
     if chosen is source.baseline and not any(subject.verdict for subject in source.measured):
         return "It is the baseline; no comparison came about, for want of rounds."
+    budget = source.max_drop
     if chosen is source.baseline:
-        return "No other artifact is surely faster without losing accuracy."
+        limit = "without losing accuracy" if budget is None else f"within the budget of {_budget(source)}"
+        return f"No other artifact is surely faster {limit}."
+    if source.budget.limits.keys() - {"max_drop"}:
+        return "The fastest artifact within the budget."
+    if chosen.drop is not None and budget is not None:
+        shown = "" if chosen.drop.high is None else f", the {DROP_CONFIDENCE:.0%} interval included"
+        return f"The fastest artifact that drops by no more than {_budget(source)}{shown}."
     if chosen.drop is not None:
         shown = "" if chosen.drop.low is None else f" that its {DROP_CONFIDENCE:.0%} interval shows"
         return f"The fastest artifact that lost no accuracy{shown}."
     if chosen.row.difference is not None and chosen.row.difference.passed:
         return "The fastest artifact whose outputs agree with the baseline's."
     return "The fastest artifact; whether it still answers rightly was not measured."
+
+
+def _budget(source: Source) -> str:
+    unit = next((one.drop_unit for one in source.measured if one.drop is not None), "points")
+    return f"{drop_text(source.max_drop, unit)} {unit}"
 
 
 def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
@@ -184,10 +235,10 @@ def _reasons(
     if chosen.is_baseline:
         slow = [s.label for s in kept if not s.is_baseline]
         if slow:
-            sentences.append(f"No loss of accuracy, but no significant speed-up: {_listed(slow)}.")
+            sentences.append(f"No loss of accuracy, but no significant speed-up: {listed(slow)}.")
         return sentences
     if equals:
-        told = _listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
+        told = listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
         smallest = any((s.size_bytes or 0.0) > (chosen.size_bytes or 0.0) for s in equals)
         better = f"it is smaller ({bytes_text(chosen.size_bytes)})" if smallest else "its median is the best"
         sentences.append(f"Its speed does not differ significantly from that of {told}; {better}.")
@@ -200,17 +251,18 @@ def _reasons(
     return sentences
 
 
-def _alternatives(measured: Sequence[ReportedArtifact], chosen: ReportedArtifact) -> list[str]:
+def _alternatives(source: Source, chosen: ReportedArtifact) -> list[str]:
     """What the extremes would give, where they are not what is recommended."""
     sentences = []
+    measured = source.measured
     fastest = max(measured, key=_speed)
-    reason = why_not(fastest)
+    reason = why_not(fastest, source.budget)
     if fastest is not chosen and reason:
         sentences.append(f"{fastest.label} is the fastest ({times(_speed(fastest))}), but {reason}.")
     sized = [subject for subject in measured if subject.size_bytes is not None]
     smallest = min(sized, key=lambda subject: subject.size_bytes or 0.0, default=None)
     if smallest is not None and smallest is not chosen and smallest.size_bytes != chosen.size_bytes:
-        blame = why_not(smallest)
+        blame = why_not(smallest, source.budget)
         text = f"{smallest.label} is the smallest ({bytes_text(smallest.size_bytes)})"
         speed = f", at {times(smallest.speedup.value)}" if smallest.speedup else ""
         sentences.append(f"{text}, but {blame}." if blame else f"{text}{speed}.")
@@ -226,12 +278,12 @@ def _caveats(source: Source, chosen: ReportedArtifact | None) -> list[str]:
         cautions += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
     cautions += _slow_int8(source.measured)
     if chosen is not None:
-        cautions += _weak_accuracy(chosen)
+        cautions += _weak_accuracy(chosen, source.max_drop)
         cautions += [f"{chosen.label}: {text}." for text in chosen.row.warnings]
     for status, said in (("failed", "failed"), ("not run", "could not run here")):
         names = [s.label for s in source.subjects if s.row.status == status]
         if names:
-            cautions.append(f"{_listed(names)} {said}; the reasons are below.")
+            cautions.append(f"{listed(names)} {said}; the reasons are below.")
     return list(dict.fromkeys(cautions))
 
 
@@ -252,7 +304,7 @@ def _slow_int8(measured: Sequence[ReportedArtifact]) -> list[str]:
     return cautions
 
 
-def _weak_accuracy(chosen: ReportedArtifact) -> list[str]:
+def _weak_accuracy(chosen: ReportedArtifact, max_drop: float | None) -> list[str]:
     if chosen.is_baseline:
         return []
     if chosen.drop is None:
@@ -260,7 +312,7 @@ def _weak_accuracy(chosen: ReportedArtifact) -> list[str]:
     high, samples = chosen.drop.high, chosen.row.accuracy and chosen.row.accuracy.samples
     if chosen.drop.low is None or high is None:
         return [f"The drop has no interval: {samples or 'too few'} samples do not say how sure it is."]
-    if chosen.drop_unit == "points" and high >= _NOTICEABLE_POINTS:
+    if max_drop is None and chosen.drop_unit == "points" and high >= _NOTICEABLE_POINTS:
         return [
             f"The drop may be as large as {drop_text(high, 'points')} points: "
             f"{samples} samples do not say it closer."
@@ -268,7 +320,8 @@ def _weak_accuracy(chosen: ReportedArtifact) -> list[str]:
     return []
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: "a, b and c", at most six."""
     shown = list(names[:6])
     if len(names) > len(shown):
         shown.append(f"{len(names) - len(shown)} more")

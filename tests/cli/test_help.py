@@ -8,6 +8,8 @@ import sys
 import pytest
 
 VERBS = (
+    "auto",
+    "init",
     "export",
     "simplify",
     "balance",
@@ -25,6 +27,7 @@ VERBS = (
     "package",
     "inspect",
     "doctor",
+    "completion",
 )
 _GROUPS = {"ranges": ("show", "merge", "cache"), "package": ("triton",)}
 COMMANDS = (
@@ -76,7 +79,7 @@ def test_every_command_shows_an_example_and_the_common_options(command: str) -> 
     assert any(line[: len(typed)] == typed for line in examples)
     for option in ("--verbose", "--quiet", "--json", "--help"):
         assert option in done.stdout
-    if command not in ("diff", "inspect", "doctor", "ranges show"):
+    if command not in ("diff", "inspect", "doctor", "completion", "ranges show"):
         assert "--output" in done.stdout
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from qcompile.bench.statistics.launches import split_launches
+from qcompile.bench.statistics.speedup import speedup
+
 ROUNDS = 25
 
 # name, engine, precision, milliseconds, bytes, drop of accuracy in points
@@ -62,6 +65,30 @@ def results_json(rows: int = len(ROWS), *, seed: int = 0, metric: str = "top1") 
         "artifacts": entries,
         "history": _history(rng, entries),
     }  # fmt: skip
+
+
+def recommendable(name: str, ms: float, seed: int = 0, **options: Any) -> dict[str, Any]:
+    """A measured artifact with 25 rounds around `ms`."""
+    rounds = ms * np.random.default_rng([seed, *name.encode()]).normal(1, 0.003, ROUNDS)
+    return {
+        "name": name, "artifact": name, "engine": "onnxruntime", "status": "measured",
+        "latency_ms": {"median": ms}, "round_medians_ms": rounds.tolist(), "launch_rounds": [5] * 5,
+        "size_bytes": 1000, **options,
+    }  # fmt: skip
+
+
+def results_of(*artifacts: dict[str, Any], **top: Any) -> dict[str, Any]:
+    """A file of these alone, the first being the baseline; the others are compared with it."""
+    base = split_launches(artifacts[0]["round_medians_ms"], [5] * 5)
+    for one in artifacts[1:]:
+        if one["status"] == "measured":
+            ratio = speedup(base, split_launches(one["round_medians_ms"], [5] * 5))
+            one["speedup"] = {
+                "value": ratio.value, "low": ratio.low, "high": ratio.high, "rounds": ROUNDS,
+                "verdict": ratio.verdict,
+            }  # fmt: skip
+    value = {**results_json(1), "history": [], "environment": {}, **top}
+    return {**value, "artifacts": list(artifacts), "baseline": artifacts[0]["name"]}
 
 
 def layers_json() -> dict[str, Any]:

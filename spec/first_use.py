@@ -1,0 +1,143 @@
+"""The verbs of the first ten minutes: `init`, `auto`, `completion`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from .decode import Checked, Refused
+from .option import COMMA, argument, option
+from .words import METRIC, METRIC_PATTERN, TARGETS, Target
+
+Shell = Literal["bash", "zsh", "fish"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposalOptions(Checked):
+    """What a recipe is proposed from."""
+
+    data: Annotated[
+        str,
+        option(
+            "Samples for calibration and for accuracy: one set is divided between the two, where it can be.",
+            metavar="DATA",
+        ),
+    ] = ""
+    calibration: Annotated[
+        str, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
+    ] = ""
+    evaluation: Annotated[
+        str, option("Labelled samples for accuracy; default: those of --data.", metavar="DATA")
+    ] = ""
+    inputs: Annotated[
+        tuple[str, ...],
+        option(
+            "Input of a MODEL that declares none.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"
+        ),
+    ] = ()
+    weights: Annotated[
+        str,
+        option(
+            "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
+            "the model's own, from the local cache.",
+            metavar="random|FILE",
+        ),
+    ] = ""
+    download: Annotated[bool, option("Let the package of a model by name download what its cache lacks.")] = (
+        False
+    )
+    targets: Annotated[
+        tuple[str, ...],
+        option(
+            f"Runtime to build for: {', '.join(TARGETS)}; default: those installed.",
+            flag="--target",
+            metavar="TARGET",
+            split=COMMA,
+        ),
+    ] = ()
+    gpus: Annotated[
+        tuple[str, ...],
+        option(
+            "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here.",
+            flag="--gpu",
+            metavar="SM",
+            split=COMMA,
+        ),
+    ] = ()
+    metric: Annotated[
+        str,
+        option(
+            f"Accuracy metric: {METRIC}; auto is by the task and the labels.",
+            metavar=METRIC,
+            pattern=METRIC_PATTERN,
+        ),
+    ] = "auto"
+    max_time_s: (
+        Annotated[
+            float,
+            option(
+                "Time limit of the measurement, in seconds; default: by the number of artifacts.",
+                flag="--max-time",
+                metavar="SECONDS",
+                gt=0,
+            ),
+        ]
+        | None
+    ) = None
+
+    def check(self) -> None:
+        """Refuse a target that there is none of."""
+        for target in self.targets:
+            if target not in TARGETS:
+                raise Refused("targets", f"one of {', '.join(TARGETS)} is required", value=target)
+
+    @property
+    def asked(self) -> tuple[Target, ...]:
+        """The targets that were asked for, in the order of all."""
+        return tuple(name for name in TARGETS if name in self.targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitCommand(ProposalOptions):
+    """Write a commented recipe for MODEL, which `qcompile run` runs as it is.
+
+    It looks at the model, the data and what is installed here. Each choice has a comment with its reason.
+    Without data, the recipe builds and measures what needs none.
+    """
+
+    model: Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
+    output: Annotated[Path, option("Recipe to write.", short="-o", metavar="FILE")] = Path("recipe.toml")
+    max_drop: (
+        Annotated[
+            float,
+            option("Largest drop in accuracy of a recommended artifact, in points.", metavar="POINTS", ge=0),
+        ]
+        | None
+    ) = None
+    force: Annotated[bool, option("Overwrite an existing recipe.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoCommand(ProposalOptions):
+    """Find the artifact of MODEL to use, within an accuracy budget: init, run, tune, report.
+
+    The last line names the artifact and what it costs. The exit code is 1 if no artifact is faster within the
+    budget. An artifact keeps the budget if the upper end of the interval of its drop does. A second call
+    skips what is done.
+    """
+
+    model: Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
+    max_drop: Annotated[float, option("Largest drop in accuracy, in points.", metavar="POINTS", ge=0)]
+    output: Annotated[
+        Path | None, option("Folder to write; default: auto-NAME.", short="-o", metavar="FOLDER")
+    ] = None
+    force: Annotated[bool, option("Write the recipe in the folder anew.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionCommand(Checked):
+    """Print the script that completes verbs, options, choices and files in SHELL. One of the lines below
+    installs it."""
+
+    shell: Annotated[Shell, argument("Shell to complete in.")]
