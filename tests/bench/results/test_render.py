@@ -39,7 +39,7 @@ def terminal(*rows: Row, width: int = 200) -> str:
 def page(*rows: Row, folder: Path) -> str:
     """The cells of the report's table."""
     save_results(Results("base", rows, HERE, SETTINGS), folder / "r.json")
-    [table] = results_section(read_source(folder / "r.json"), None).tables
+    table, _ = results_section(read_source(folder / "r.json"), None).tables
     return " | ".join(f"{cell.text} {cell.below}".strip() for row in table.rows for cell in row)
 
 
