@@ -34,6 +34,7 @@ def export(session: Session, given: ExportCommand) -> None:
         trust=given.trust,
         weights=given.weights,
         download=given.download,
+        preprocessing=given.preprocessing,
         python=given.python,
         progress=session.progress,
     )

@@ -26,8 +26,6 @@ _OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _LOOKED_AT = 10_000
 """Files that are looked at to tell the kind of a folder."""
 _ARRAYS = (".npz", ".npy")
-STREAMED = ("npz", "arrays")
-"""Kinds that `readers` reads from front to back."""
 
 
 def find_kind(spelling: Spelling) -> str:
@@ -112,4 +110,8 @@ def open_set(spelling: Spelling) -> SampleSet:
         from .text.samples import TextSamples
 
         return TextSamples(read_table(spelling), spelling)
+    if spelling.kind == "audio":
+        from .audio.folder import AudioFolder
+
+        return AudioFolder(spelling)
     raise InvalidOption(f"data {spelling.spec!r}: kind {spelling.kind} cannot be read yet")

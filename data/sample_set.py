@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..files import digest_files
 from ..tensors import TensorInfo
@@ -91,8 +92,17 @@ class SampleSet(ABC):
 def stacked(samples: Sequence[Sample]) -> Batch:
     """Put samples of one shape together, with labels that are numbers, texts, or arrays of one shape."""
     feeds = {name: np.stack([one.feeds[name] for one in samples]) for name in samples[0].feeds}
-    labels = None if samples[0].label is None else np.asarray([one.label for one in samples])
-    return Batch(feeds, labels, where_of(samples))
+    return Batch(feeds, join_labels(samples), where_of(samples))
+
+
+def join_labels(samples: Sequence[Sample]) -> NDArray[Any] | None:
+    """Return labels as one array: classes int64 [n], scores float32 [n], texts [n], maps int64 [n, ...]."""
+    values = [one.label for one in samples]
+    if values[0] is None:
+        return None
+    array = np.asarray(values)
+    kinds = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}
+    return array.astype(kinds[array.dtype.kind]) if array.dtype.kind in kinds else array
 
 
 def where_of(samples: Sequence[Sample]) -> str:

@@ -12,6 +12,7 @@ from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..progress import Progress
 from ..spec.decode import key as options_key
 from ..spec.measure import Budget
+from ..spec.words import is_own_metric
 from .recipe import BASELINE, ArtifactSection, Recipe
 from .stages import ONNX_TOOLS, Made, Stage, located
 
@@ -39,7 +40,7 @@ def bench_stage(
     section = recipe.bench
     assert section is not None, "the caller looks first"
     evaluation = located(recipe, recipe.data.evaluation)
-    function = parse_source(section.metric, base=recipe.folder) if ":" in section.metric else None
+    function = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     # TensorFlow's own outputs were compared at the export; the file that it was converted to is measured.
     original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute

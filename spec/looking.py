@@ -28,8 +28,23 @@ class InspectCommand(Checked):
 class DoctorCommand(Checked):
     """List what is installed and which targets work here. Give the reason and the fix for the others.
 
-    The exit code is 1 if the installation has a known defect.
+    The precisions say what the processor and each GPU multiply. The exit code is 1 if the installation has a
+    known defect.
     """
+
+    gpus: Annotated[
+        tuple[str, ...],
+        option(
+            "Compute capability to answer for, in place of this machine's GPUs.",
+            flag="--gpu",
+            metavar="sm86,sm89",
+            split=COMMA,
+        ),
+    ] = ()
+    python: Annotated[
+        tuple[str, ...],
+        option("Python interpreter with TensorFlow to look at.", metavar="tensorflow=INTERPRETER"),
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,14 @@ class ExportOptions(Checked):
     download: Annotated[bool, option("Let the package of a model by name download what its cache lacks.")] = (
         False
     )
+    preprocessing: Annotated[
+        str,
+        option(
+            "How samples become the inputs: imagenet, cifar10, a model by name (timm:NAME, hf:FOLDER), or a "
+            "JSON file; default: what the model says.",
+            metavar="NAME|FILE.json",
+        ),
+    ] = ""
     python: Annotated[
         tuple[str, ...],
         option(

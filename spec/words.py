@@ -79,6 +79,13 @@ METRIC_PARAMETERS: Mapping[str, tuple[str, str]] = {
 }
 """Metric to what may follow behind a colon: as help shows it, and as a pattern."""
 
+
+def is_own_metric(text: str) -> bool:
+    """Return whether the spelling of a metric names a function of the user's."""
+    name, colon, _ = text.partition(":")
+    return bool(colon) and name not in METRIC_PARAMETERS
+
+
 MethodName = Literal["minmax", "percentile", "entropy", "mse", "auto"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 _SPELLED = [f"{name}[:NUMBER]" if name == "percentile" else name for name in METHODS]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...spec.words import METRIC_PARAMETERS, METRICS
+from ...spec.words import METRICS, is_own_metric
 from ..statistics.speedup import Speedup
 
 Status = Literal["measured", "not run", "failed"]
@@ -23,8 +23,8 @@ METRICS_IN_POINTS = tuple(name for name in METRICS if name not in METRICS_IN_OWN
 
 def unit_of(metric: str) -> Unit:
     """Return what a metric's drop is counted in: "points", or the metric's own "units"."""
-    name, colon, _ = metric.partition(":")
-    return "points" if name in METRICS_IN_POINTS and (not colon or name in METRIC_PARAMETERS) else "units"
+    is_share = metric.partition(":")[0] in METRICS_IN_POINTS and not is_own_metric(metric)
+    return "points" if is_share else "units"
 
 
 @dataclass(frozen=True)

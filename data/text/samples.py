@@ -22,7 +22,7 @@ from ...tensors import TensorInfo
 from ..labels import Labels, read_labels
 from ..query import whole
 from ..readers import Batch
-from ..sample_set import Reader, Sample, SampleSet, digest_texts, where_of
+from ..sample_set import Reader, Sample, SampleSet, digest_texts, join_labels, where_of
 from ..spelling import Spelling
 from ..tables.table import Table, label_column, text_columns
 from .tokenizing import Tokenizing, labels_of_tokens, text_preprocessing
@@ -115,8 +115,7 @@ class TextReader(Reader):
         if isinstance(samples[0].label, list):
             labels = labels_of_tokens([one.label for one in samples], tokenized.words)
         elif samples[0].label is not None:
-            values = [one.label for one in samples]
-            labels = np.asarray(values, np.float32 if any(isinstance(v, float) for v in values) else np.int64)
+            labels = join_labels(samples)
         elif self._tokenizing.said.task == "language-model":
             mask = tokenized.arrays["attention_mask"] == 1
             labels = np.where(mask, tokenized.arrays["input_ids"], -100)

@@ -8,13 +8,15 @@ from typing import Any, cast
 
 from ...progress import quiet
 from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing
+from ..preprocessing_fit import scaled_resize
 from ..source import Source
 from .hf_folder import has_tokenizer, processor_of, read_json
 from .hf_tasks import Choice
-from .images import IMAGENET_MEAN, IMAGENET_STD, interpolation, scaled_resize
+from .images import interpolation
 
 _MOST_TOKENS = 512
 _SHARE = 224 / 256
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def image_size(folder: Path) -> tuple[int, int] | None:
@@ -38,8 +40,8 @@ def image_preprocessing(
     if channels not in (1, 3):
         return None
     normalize = said.get("do_normalize", True)
-    mean = tuple(map(float, said.get("image_mean") or IMAGENET_MEAN)) if normalize else (0.0,) * channels
-    std = tuple(map(float, said.get("image_std") or IMAGENET_STD)) if normalize else (1.0,) * channels
+    mean = tuple(map(float, said.get("image_mean") or _MEAN)) if normalize else (0.0,) * channels
+    std = tuple(map(float, said.get("image_std") or _STD)) if normalize else (1.0,) * channels
     return ImagePreprocessing(
         source=_spelled(source),
         task=cast("Task", choice.head.task),

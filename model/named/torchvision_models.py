@@ -5,17 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import TensorInfo
 from ..preprocessing import ImagePreprocessing
+from ..preprocessing_fit import scaled_resize
+from ..preprocessing_presets import PRESETS
 from ..source import Source
 from ..torch_import import import_torch
 from ..weights import read_weights
 from .caches import not_cached, torch_cache
 from .description import Description, image_input, with_preprocessing
-from .images import imagenet, interpolation, scaled_resize
+from .images import interpolation
 from .names import require_name
 from .torchvision_wrappers import Detector, OutputOf
 
@@ -120,7 +123,12 @@ def _image(source: Source, preset: Any, task: str, classes: tuple[str, ...]) -> 
         own, resize = (side, side), tuple(map(int, preset.resize_size)) if preset is not None else (256,)
     height, width = source.options.size or own
     if preset is None:
-        made = imagenet(height, width)
+        usual = PRESETS["imagenet"]
+        assert isinstance(usual, ImagePreprocessing)
+        made = replace(
+            usual, task=task, input=_INPUT, height=height, width=width,
+            resize=scaled_resize(usual.resize, (224, 224), (height, width)),
+        )  # fmt: skip
     else:
         made = ImagePreprocessing(
             source=f"torchvision:{source.name}", task=task, classes=classes, input=_INPUT, height=height,

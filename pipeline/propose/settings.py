@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...spec.words import AUTO
 from .choose import Line, Proposed
 from .data_facts import DataFacts
 from .model_facts import ModelFacts
@@ -59,17 +60,4 @@ def _batch_size(model: ModelFacts) -> Line:
 
 
 def _metric(data: DataFacts, asked: str) -> Line:
-    if asked != "auto":
-        return "metric", asked, "as asked for"
-    return "metric", *chosen_metric(data)
-
-
-def chosen_metric(data: DataFacts) -> tuple[str, str]:
-    """Return the metric that fits the labels and the outputs, and why."""
-    if data.labels == "none":
-        return "cosine", "no labels: the outputs are compared with the baseline's"
-    if data.labels == "classes":
-        return "top1", "the labels are classes"
-    if data.labels == "maps":
-        return "miou", "the labels are maps of classes"
-    return "mse", "the labels are values"
+    return ("metric", asked, "as asked for") if asked != AUTO else ("metric", data.metric, data.why_metric)
