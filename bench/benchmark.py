@@ -15,6 +15,7 @@ from ..errors import InvalidOption
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
+from ..spec.words import AUTO
 from ..tensors import format_shape, samples_in
 from .measuring.environment import environment, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
@@ -23,7 +24,7 @@ from .measuring.nvml import process_memory_bytes
 from .measuring.rounds import BenchProgress, TimingSeries, measure
 from .measuring.sweep import check_counts, sweep_batches, sweep_clients, sweep_streams
 from .metrics.accuracy import read_metric
-from .metrics.quality import check_evaluation, measure_quality
+from .metrics.quality import check_evaluation, described_inputs, measure_quality
 from .outputs import save_feeds, shared_io, timing_feeds
 from .recorder import Recorder
 from .results.history import earlier_runs
@@ -50,7 +51,7 @@ def benchmark(
     batch_size: int | None = None,
     threads: int = 0,
     evaluation: str | None = None,
-    metric: str = "top1",
+    metric: str = AUTO,
     precision_target: float = DEFAULT_PRECISION_TARGET,
     max_time_s: float = DEFAULT_MAX_TIME_S,
     batch_sizes: Sequence[int] = (),
@@ -79,7 +80,8 @@ def benchmark(
         batch_size: Samples per call, where the model leaves it open.
         threads: The same for every artifact; 0 takes every core this process may use.
         evaluation: Labelled samples for accuracy and output differences.
-        metric: What accuracy is: top1, top5, miou, cosine, mse or file.py:function (see `accuracy`).
+        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels
+            (see `metrics.names`).
         precision_target: Stop when the interval of every speed-up is narrower than this share.
         max_time_s: Begin no round after this, but the first eight; launches behind the first are contained.
         batch_sizes: Measure a curve over these too.
@@ -138,7 +140,10 @@ def benchmark(
             )  # fmt: skip
             launch_s = pool.start()
             if evaluation is not None and quality is not None:
-                check_evaluation(pool.workers[base], io, evaluation, quality)
+                quality = quality.for_inputs(described_inputs(io, runnables))
+                quality = check_evaluation(pool.workers[base], io, evaluation, quality)
+                if quality.note:
+                    progress(quality.note)
             timed = pool.timed
             surroundings |= _measure(
                 pool, recorder, samples_in(feeds), surroundings, gpu, launch_s=launch_s,
@@ -172,7 +177,8 @@ def benchmark(
             "batch_size": samples_in(feeds),
             "data": data or "made input",
             "evaluation": evaluation,
-            "metric": metric if evaluation else None,
+            "metric": quality.name if quality else None,
+            "metric_note": quality.note if quality else "",
             "precision_target": precision_target,
             "max_time_s": max_time_s,
             "confidence": CONFIDENCE,

@@ -23,7 +23,7 @@ from ..model.onnx_file import load_onnx, model_io
 from ..model.pt2_archive import check_program
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
-from ..model.source import parse_source
+from ..model.source import NAMED, parse_source
 from ..tensors import Feeds, ModelIO, TensorInfo, parse_input, samples_in
 from .workers.arrays import load_arrays, save_arrays
 from .workers.interpreters import Interpreters
@@ -308,8 +308,16 @@ def _example_io(runnables: Sequence[RunnableArtifact]) -> ModelIO | None:
 
 
 def short_name(artifact: str) -> str:
-    """Return how an artifact is called where the user gave no name: its file's, and the function's."""
-    head, _, function = artifact.rpartition(":")
+    """Return how an artifact is called where the user gave no name: its file's, and the function's.
+
+    A model by name keeps its package: `timm:resnet18`, and `hf:` before the name of a folder.
+    """
+    plain, _, query = artifact.partition("?")
+    kind, _, name = plain.partition(":")
+    if kind in NAMED:
+        random = " (random)" if "weights=random" in query else ""
+        return f"{kind}:{Path(name).name if kind == 'hf' else name}{random}"
+    head, _, function = plain.rpartition(":")
     if head.endswith(".py"):
         return f"{Path(head).name}:{function}"
     return Path(artifact).name

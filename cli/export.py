@@ -10,6 +10,8 @@ from .verb import verb
 
 @verb(
     ExportCommand,
+    "qcompile export timm:resnet18 -o model.onnx",
+    "qcompile export 'torchvision:resnet18?classes=10' -o model.onnx --weights trained.safetensors",
     "qcompile export model.py:build -o model.onnx --input x:1x3x224x224",
     "qcompile export model.py:build -o model.onnx --input 'x:[batch,3,224,224]'",
     "qcompile export unet.py:build -o unet.onnx --input 'x:[batch,3,height=32..64..512,width=64]'",
@@ -30,6 +32,9 @@ def export(session: Session, given: ExportCommand) -> None:
         data=given.data,
         freeze_branches=given.freeze_branches,
         trust=given.trust,
+        weights=given.weights,
+        download=given.download,
+        preprocessing=given.preprocessing,
         python=given.python,
         progress=session.progress,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..spec.measure import ReportCommand
+from ..spec.decode import shared
+from ..spec.measure import Budget, ReportCommand
 from .session import Session
 from .tables import bytes_text
 from .verb import verb
@@ -24,7 +25,7 @@ def report(session: Session, given: ReportCommand) -> None:
         layers=given.layers,
         ranges=given.ranges,
         recipe=given.recipe,
-        max_drop=given.max_drop,
+        budget=shared(Budget, given),
     )
     size = path.stat().st_size
     session.json({"path": str(path), "size_bytes": size})

@@ -50,6 +50,7 @@ def run(session: Session, given: RunCommand) -> int:
             "failures": {name: error.as_json() for name, error in report.failures.items()},
             "results": results.as_json() if results else None,
             "report": str(report.page) if report.page else None,
+            "budget": report.budget,
         }
     )
     if results:
@@ -66,7 +67,19 @@ def run(session: Session, given: RunCommand) -> int:
         session.note(f"no report: {report.why_no_page}")
     session.say(f"artifacts and results.json: {report.output}")
     failed = results and any(row.status == "failed" for row in results.rows)
-    return 1 if failed or report.failures else 0
+    return 1 if failed or report.failures or not _present_budget(session, report.budget) else 0
+
+
+def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
+    """Print what keeps the budget and what speaks against the others; return whether anything keeps it."""
+    if budget is None:
+        return True
+    kept = [name for name, reason in budget.items() if not reason]
+    session.say(f"within the budget: {', '.join(kept) or 'no artifact'}")
+    for name, reason in budget.items():
+        if reason:
+            session.say(f"  not {name}: {reason}")
+    return bool(kept)
 
 
 def _artifacts_table(report: Any) -> Any:

@@ -1,26 +1,30 @@
 """Read DATA batch by batch, and check it against the model's inputs.
 
-| spelling              | is                                                                          |
-|-----------------------|-----------------------------------------------------------------------------|
-| `data.npz`            | one array per input name, first axis the samples; `labels` beside them      |
-| a folder              | `.npz` (keyed by input name) or `.npy` (models with one input), in name order |
-| `file.py:function`    | yields dicts, tuples or arrays (numpy or torch); or returns a DataLoader     |
+`spelling` says how DATA is spelled. A function yields dicts, tuples or arrays (numpy or torch), or returns a
+DataLoader; a tuple one longer than the model's inputs ends with the labels, and a dict may hold `labels`.
+Arrays must have the model's dtype: nothing is converted silently.
 
-A tuple one longer than the model's inputs ends with the labels, as a DataLoader gives them; a dict may
-hold `labels`. Arrays must have the model's dtype: nothing is converted silently.
+Samples of arrays and functions come as they lie, and a limit takes the first. Samples of every other kind,
+and of arrays where a key asks for it, are drawn: `selection` says how.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import DataError, InvalidOption, MissingFile
-from ..files import digest_files, nearest_name
+from ..errors import DataError, InvalidOption
 from ..model.source import Source, digest_source, parse_source
 from ..tensors import TensorInfo, check_feeds
-from .readers import Batch, read_folder, read_function, read_npz, sample_files, samples_in_file
+from .kinds import find_kind, open_set
+from .ordered import in_order
+from .query import read_query
+from .readers import Batch, read_function
+from .sample_set import Reader, SampleSet, digest_texts
+from .selection import select
+from .spelling import FUNCTION, Spelling, parse_spelling
+from .streams import only, open_stream
 
 DEFAULT_BATCH = 8
 
@@ -29,9 +33,9 @@ class Data:
     """Samples that can be read again and again.
 
     Args:
-        spec: A spelling of the table above.
+        spec: A spelling, see `spelling`.
         inputs: The inputs of the model that will be fed.
-        batch_size: Samples fed at once from a `.npz`; a fixed first axis of the model decides over it.
+        batch_size: Samples fed at once; a fixed first axis of the model decides over it.
         limit: Stop after this many samples; None reads all.
         base: Folder that relative paths start from.
         depends: Files elsewhere that a function reads, for the digest.
@@ -56,7 +60,19 @@ class Data:
             raise InvalidOption(f"batch size: {batch_size}; at least 1 is required")
         self.spec, self.inputs, self.limit = spec, tuple(inputs), limit
         self.batch_size = _batch_size(self.inputs, batch_size)
-        self._source, self._depends = _locate(spec, base), tuple(depends)
+        self._depends = tuple(depends)
+        folder = base or Path.cwd()
+        # A recipe without data asks for the digest of none.
+        parsed = parse_spelling(spec) if spec else Spelling("", "arrays", str(folder))
+        self._function: Source | None = None
+        if parsed.kind == FUNCTION:
+            self._function = parse_source(parsed.path, base=base)
+        elif spec:
+            parsed = parsed.located(folder)
+            parsed = parsed.with_kind(find_kind(parsed))
+        self.spelling = parsed
+        self._stream = open_stream(parsed.kind, Path(parsed.path))
+        self.query = read_query(parsed.query, spec)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield checked batches.
@@ -64,8 +80,31 @@ class Data:
         Raises:
             DataError: If the data does not fit, raises while it is read, or is empty.
         """
+        if self._is_streamed:
+            yield from self._in_stream()
+            return
+        reader = self._reader
+        if not self._order:
+            raise DataError(
+                f"{self.spec}: holds no samples; at least one is required",
+                hint="check the path, or what the keys leave out",
+            )
+        groups = reader.arrange(self._order, self.batch_size)
+        if self.is_fixed:
+            groups = [group for group in groups if len(group) == self.batch_size]
+        if not groups:
+            raise self._too_few(len(self._order))
+        samples = in_order(
+            reader.read, (index for group in groups for index in group), threads=reader.threads
+        )
+        for group in groups:
+            batch = self._in_order(reader.join([next(samples) for _ in group]))
+            check_feeds(self.inputs, batch.feeds, batch.where)
+            yield batch
+
+    def _in_stream(self) -> Iterator[Batch]:
         seen = 0
-        for unordered in self._read():
+        for unordered in self._unlimited():
             batch = self._in_order(unordered)
             # Where one input has an axis of samples of a fixed extent, another's first axis is time.
             samples = self.batch_size if self.is_fixed and batch.samples else batch.samples
@@ -80,16 +119,19 @@ class Data:
             if self.limit is not None and seen >= self.limit:
                 break
         if not seen and self.limit is not None and self.is_fixed:
-            raise DataError(
-                f"{self.spec}: the model takes {self.batch_size} samples at a time; "
-                f"at most {self.limit} were asked for",
-                hint="raise the limit, or export the model with a dynamic batch",
-            )
+            raise self._too_few(self.limit)
         if not seen:
             raise DataError(
                 f"{self.spec}: holds no samples; at least one is required",
                 hint="check the path, or what the function yields",
             )
+
+    def _too_few(self, samples: int) -> DataError:
+        return DataError(
+            f"{self.spec}: the model takes {self.batch_size} samples at a time; "
+            f"at most {samples} were asked for",
+            hint="raise the limit, or export the model with a dynamic batch",
+        )
 
     @property
     def is_fixed(self) -> bool:
@@ -103,21 +145,67 @@ class Data:
         Raises:
             DataError: If a file is damaged.
         """
-        if isinstance(self._source, Source):
+        if self._function is not None:
             return self.limit
-        files = sample_files(self._source) if self._source.is_dir() else [self._source]
-        count = sum(samples_in_file(path, self.inputs) for path in files)
-        return count if self.limit is None else min(count, self.limit)
+        if self._stream is not None and not self._is_drawn:
+            count = self._stream.count(self.inputs)
+            return count if self.limit is None else min(count, self.limit)
+        count = len(self._order)
+        return count - count % self.batch_size if self.is_fixed else count
 
     def digest(self) -> str:
-        """Return a digest that changes when the data may have changed."""
-        if isinstance(self._source, Source):
-            return digest_source(self._source, depends=self._depends)
-        if self._source.is_dir():
-            files = sample_files(self._source)
-            names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
-            return f"{digest_files(files)}:{names[:16]}"
-        return digest_files([self._source])
+        """Return a digest that changes when the samples that are read may have changed."""
+        if self._function is not None:
+            return digest_source(self._function, depends=self._depends)
+        if self._stream is None:
+            return f"{self._samples.digest(self._order)}:{digest_texts(self.spelling.keyed())}"
+        keys = f":{digest_texts(self.spelling.keyed())}" if self._is_drawn else ""
+        return self._stream.digest() + keys
+
+    def notes(self) -> list[str]:
+        """Return what a user should know of the data: files that were left out, how labels were found.
+
+        Raises:
+            QCompileError: If it cannot be read.
+        """
+        if self._is_streamed:
+            return []
+        if not self.inputs:
+            return self._samples.notes()
+        of_batches = self._reader.notes_of(self._order, self.batch_size)
+        return [*self._samples.notes(), *self._reader.notes, *of_batches]
+
+    @property
+    def _is_streamed(self) -> bool:
+        return self._function is not None or self._stream is not None
+
+    @property
+    def _is_drawn(self) -> bool:
+        """Whether keys choose among the samples; arrays and functions give all of them otherwise."""
+        return bool(self.spelling.query)
+
+    @functools.cached_property
+    def _samples(self) -> SampleSet:
+        return open_set(self.spelling)
+
+    @functools.cached_property
+    def _reader(self) -> Reader:
+        return self._samples.reader(self.inputs)
+
+    @functools.cached_property
+    def _order(self) -> list[int]:
+        if self._stream is not None:
+            names: Sequence[str] = [str(number) for number in range(self._stream.count(self.inputs))]
+            classes = self._stream.classes
+        else:
+            names, classes = self._samples.names, self._samples.classes
+        order = select(names, self.query, limit=self.limit, classes=classes)
+        if not order and self.query.part and names:
+            raise DataError(
+                f"{self.spec}: none of {len(names)} samples is in this half",
+                hint="give another seed, or a set of its own for each half",
+            )
+        return order
 
     def _in_order(self, batch: Batch) -> Batch:
         """The batch with its feeds in the order of the model's inputs: the first of them counts samples."""
@@ -125,26 +213,25 @@ class Data:
         feeds = {name: batch.feeds[name] for name in (*names, *batch.feeds)}
         return Batch(feeds, batch.labels, batch.where)
 
-    def _read(self) -> Iterator[Batch]:
-        if isinstance(self._source, Source):
-            return read_function(self._source, self.inputs)
-        if self._source.is_dir():
-            return read_folder(self._source, self.inputs)
-        return read_npz(self._source, self.inputs, self.batch_size)
+    def _unlimited(self) -> Iterator[Batch]:
+        if self._function is not None:
+            return read_function(self._function, self.inputs)
+        assert self._stream is not None
+        batches = self._stream.batches(self.inputs, self.batch_size)
+        return only(batches, frozenset(self._order), self.batch_size) if self._is_drawn else batches
 
 
-def _locate(spec: str, base: Path | None) -> Source | Path:
-    if ":" in spec and spec.rpartition(":")[2].isidentifier():
-        return parse_source(spec, base=base)
-    path = Path(spec).expanduser()
-    path = path if path.is_absolute() else (base or Path.cwd()) / path
-    if path.is_dir():
-        return path
-    if not path.exists():
-        raise MissingFile(f"data {spec} does not exist", hint=nearest_name(path), file=path)
-    if path.suffix != ".npz":
-        raise InvalidOption(f"data {spec!r} is none of: .npz, a folder of .npy or .npz, file.py:function")
-    return path
+def located(spec: str, base: Path) -> str:
+    """Return a spelling that does not depend on the working folder.
+
+    Raises:
+        InvalidOption: If it is no spelling.
+        MissingFile: If it names a function's file that is not there.
+    """
+    parsed = parse_spelling(spec)
+    if parsed.kind == FUNCTION:
+        return parse_source(parsed.path, base=base).absolute
+    return str(parsed.located(base))
 
 
 def _batch_size(inputs: Sequence[TensorInfo], asked: int | None) -> int:

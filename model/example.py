@@ -121,6 +121,7 @@ def make_example(
         ExportError: If a given name is no parameter of `forward`.
     """
     given = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
+    given = _with_preprocessing(given, loaded) or loaded.inputs
     values = _values(loaded)
     if not given and not values:
         raise InvalidOption(
@@ -147,6 +148,14 @@ def make_example(
         frozenset(t.name for t in tensors if all(_unfit(t, source) for source in sources)),
         extents.guessed,
         asked_ranges(tensors),
+    )
+
+
+def _with_preprocessing(given: tuple[TensorInfo, ...], loaded: LoadedModel) -> tuple[TensorInfo, ...]:
+    """The inputs that the user spelled, with how samples become them where a model by name knows it."""
+    known = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
+    return tuple(
+        replace(tensor, preprocessing=tensor.preprocessing or known.get(tensor.name)) for tensor in given
     )
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, first_line
 from ..progress import quiet
+from ..tensors import TensorInfo
 from .pt2_archive import program_checked
 from .source import TENSORFLOW_KINDS, Source
 from .torch_import import import_torch as import_torch
 from .user_code import call, load_function
+from .weights import load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +35,17 @@ class LoadedModel:
         module: Takes tensors; an example with nested structures was taken apart (`nested.NestedInputs`).
         example: The tensors of `forward`'s arguments, by position or by name.
         was_training: Whether it came in training mode, in which it would compute something else.
+        inputs: Of a model by name: its inputs, dynamic axes with their ranges, and how samples become them.
+        output_names: Suggested ones; empty for those of the structure that `forward` returns.
+        warnings: What the user should know of it.
     """
 
     module: torch.nn.Module
     example: tuple[Any, ...] | dict[str, Any] | None
     was_training: bool = False
+    inputs: tuple[TensorInfo, ...] = ()
+    output_names: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
@@ -66,6 +74,11 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
         return LoadedModel(_load_pt2(source.file, device), None)
     if source.kind == "torchscript":
         return LoadedModel(_load_torchscript(source.file, device), None)
+    if source.is_named:
+        from .named.load import load_named
+
+        named = load_named(source)
+        return named if device == "cpu" else replace(named, module=named.module.to(device))
     result = call(load_function(source), source)
     example = None
     if isinstance(result, tuple) and len(result) == 2:
@@ -75,6 +88,8 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
             f"{source.spec}: returned {type(result).__name__}; an nn.Module is required",
             hint="return the module, or (module, example inputs)",
         )
+    if source.options.file:
+        load_weights(result, Path(source.options.file), source.spec)
     was_training = computes_otherwise_in_training(result)
     module = evaluated(result)
     if example is not None:

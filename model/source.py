@@ -2,6 +2,9 @@
 
 | spelling                   | is                                                         |
 |----------------------------|------------------------------------------------------------|
+| `torchvision:resnet18`     | a model of torchvision by its name                         |
+| `timm:resnet18`            | a model of timm by its name                                |
+| `hf:NAME`, `hf:FOLDER`     | a model of transformers: in the local cache, or a folder   |
 | `model.py:build`           | a function in a file, returning an `nn.Module`             |
 | `package.module:function`  | a function in an installed package                         |
 | `model.pt2`                | a program saved by `torch.export.save`                     |
@@ -9,6 +12,10 @@
 | `model.onnx`               | an ONNX file                                               |
 | `model.keras`, `.h5`       | a Keras model; by tf2onnx                                  |
 | `folder`, `folder:name`    | a TensorFlow SavedModel, and its signature; by tf2onnx     |
+
+What follows a `?` are options (`source_options`): `timm:resnet18?weights=random&classes=10`, and
+`model.py:build?weights=trained.safetensors`. `weights` and `download` are options of
+`export` and `[model]`, too.
 
 The function takes no argument and returns the module, or `(module, example)` where the example is a
 tuple or a dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose
@@ -22,18 +29,25 @@ import hashlib
 import importlib
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ..artifact import is_manifest
 from ..errors import InvalidOption, MissingFile
 from ..files import digest_files, nearest_name, require_file
+from .source_options import RANDOM, SourceOptions, parse_query
 
-SourceKind = Literal["file", "module", "pt2", "torchscript", "onnx", "keras", "savedmodel"]
-TENSORFLOW_KINDS = ("keras", "savedmodel")
+SourceKind = Literal[
+    "file", "module", "pt2", "torchscript", "onnx", "torchvision", "timm", "hf", "keras", "savedmodel"
+]
+
+NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
+"""Packages whose models are given by name."""
+TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel")
 """What TensorFlow runs, and tf2onnx converts."""
 
+_DEFAULTS = SourceOptions()
 _KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
 _TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".ts", ".jit", ".torchscript")
 _KEYED_SUFFIXES = ".py .safetensors .pt .pth .pt2 .bin .npz .npy .onnx .json .yaml .yml .txt .csv".split()
@@ -46,9 +60,11 @@ class Source:
     Attributes:
         spec: As the user wrote it.
         kind: What it is.
-        path: The file, absent for "module".
+        path: The file, absent for "module"; the folder of an "hf" that is one.
         module: The dotted module of "module".
         function: The function of "file" and "module"; the signature of "savedmodel", empty for its own.
+        name: The model's name, of a named one.
+        options: What follows the `?`; a file of weights by its absolute path.
     """
 
     spec: str
@@ -56,13 +72,26 @@ class Source:
     path: Path | None = None
     module: str = ""
     function: str = ""
+    name: str = ""
+    options: SourceOptions = _DEFAULTS
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is a model of a package, by its name."""
+        return self.kind in NAMED
 
     @property
     def absolute(self) -> str:
-        """The spelling with an absolute path, for another process or another working folder."""
+        """The spelling with absolute paths, for another process or another working folder."""
+        if self.is_named:
+            return f"{self.kind}:{self.path.resolve() if self.path else self.name}{self.options.query}"
         if self.path is None:
-            return self.spec
-        return f"{self.path.resolve()}:{self.function}" if self.function else str(self.path.resolve())
+            return f"{self.module}:{self.function}{self.options.query}"
+        return (
+            f"{self.path.resolve()}:{self.function}{self.options.query}"
+            if self.function
+            else str(self.path.resolve())
+        )
 
     @property
     def file(self) -> Path:
@@ -72,22 +101,88 @@ class Source:
         return self.path
 
 
-def parse_source(spec: str, *, base: Path | None = None) -> Source:
+def parse_source(spec: str, *, base: Path | None = None, weights: str = "", download: bool = False) -> Source:
     """Read a MODEL spelling; relative paths are taken from `base`.
+
+    Args:
+        spec: The spelling.
+        base: Folder of relative paths; the working folder by default.
+        weights: "random" or a file, as if it stood in the spelling.
+        download: Whether the package of a named model may download, likewise.
 
     Raises:
         InvalidOption: If the spelling is none of the known ones.
         MissingFile: If it names a file that is not there.
     """
+    head, mark, query = spec.partition("?")
+    kind, colon, name = head.partition(":")
+    if kind in NAMED and colon:
+        options = parse_query(query, spec) if mark else SourceOptions()
+        source = _named(spec, kind, name, base)
+        return _with_options(source, head, options, base, weights, download)
+    source = _function(head, base)
+    if source is not None:
+        options = parse_query(query, spec, known=("weights",)) if mark else SourceOptions()
+        return _with_options(source, head, options, base, weights, download)
+    if weights or download:
+        given = "weights" if weights else "download"
+        raise InvalidOption(
+            f"`{given}`: model {spec} holds its weights itself; a model by name, or a function, is required",
+            hint="leave it out",
+            option=given,
+        )
+    return _file(spec, base)
+
+
+def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
+    if not name:
+        raise InvalidOption(f"model {spec!r}: names no model", hint=f"write {kind}:NAME")
+    folder = _absolute(name, base) if kind == "hf" else None
+    if folder is not None and folder.is_dir():
+        return Source(spec, kind, folder, name=name)
+    if folder is not None and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        raise MissingFile(f"model {spec}: no such folder", hint=nearest_name(folder), file=folder)
+    return Source(spec, kind, name=name)
+
+
+def _with_options(
+    source: Source, head: str, options: SourceOptions, base: Path | None, weights: str, download: bool
+) -> Source:
+    if download and not source.is_named:
+        raise InvalidOption(
+            f"`download`: {head} downloads nothing; a model by name is required", option="download"
+        )
+    options = options.merged(source.spec, weights=weights, download=download)
+    if options.weights == RANDOM and not source.is_named:
+        raise InvalidOption(
+            f"`weights` random: the function {head} chooses its weights itself; a file is required",
+            option="weights",
+        )
+    spec = head + options.query
+    if options.file:
+        path = require_file(_absolute(options.file, base), what="weights")
+        options = replace(options, weights=str(path.resolve()))
+    return replace(source, spec=spec, options=options)
+
+
+def _function(spec: str, base: Path | None) -> Source | None:
     head, colon, function = spec.rpartition(":")
-    if colon and function.isidentifier() and head:
-        if head.endswith(".py"):
-            path = require_file(_absolute(head, base), what="model file")
-            return Source(spec, "file", path, function=function)
-        if _is_saved_model(_absolute(head, base)):
-            return Source(spec, "savedmodel", _absolute(head, base), function=function)
-        if all(part.isidentifier() for part in head.split(".")):
-            return Source(spec, "module", module=head, function=function)
+    if not (colon and function.isidentifier() and head):
+        return None
+    if head.endswith(".py"):
+        path = require_file(_absolute(head, base), what="model file")
+        return Source(spec, "file", path, function=function)
+    if _is_saved_model(_absolute(head, base)):
+        return None
+    if all(part.isidentifier() for part in head.split(".")):
+        return Source(spec, "module", module=head, function=function)
+    return None
+
+
+def _file(spec: str, base: Path | None) -> Source:
+    head, _, signature = spec.rpartition(":")
+    if head and signature.isidentifier() and _is_saved_model(_absolute(head, base)):
+        return Source(spec, "savedmodel", _absolute(head, base), function=signature)
     path = _absolute(spec, base)
     suffix = path.suffix.lower()
     if _is_saved_model(path):
@@ -109,8 +204,8 @@ def parse_source(spec: str, *, base: Path | None = None) -> Source:
     if not path.exists() and ("/" in spec or "." in spec):
         raise MissingFile(f"model {spec} does not exist", hint=nearest_name(path), file=path)
     raise InvalidOption(
-        f"model {spec!r} is none of: file.py:function, package.module:function, .pt2, TorchScript "
-        "(.pt, .torchscript), .onnx, a SavedModel folder, .keras, .h5"
+        f"model {spec!r} is none of: file.py:function, package.module:function, torchvision:NAME, timm:NAME, "
+        "hf:NAME_OR_FOLDER, .pt2, TorchScript (.pt, .torchscript), .onnx, a SavedModel folder, .keras, .h5"
     )
 
 
@@ -125,12 +220,17 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
         MissingFile: If a file of `depends` is not there.
     """
     files: list[Path] = [require_file(path, what="depends: file") for path in depends]
+    if source.options.file:
+        files.append(require_file(Path(source.options.file), what="weights"))
+    if source.is_named:
+        return _digest_named(source, files)
     if source.kind == "module":
         spec = importlib.util.find_spec(source.module.split(".")[0])
         origin = Path(spec.origin) if spec and spec.origin else None
         version = hashlib.sha256(_package_version(source.module).encode()).hexdigest()
         files += _keyed_files(origin.parent) if origin and not _installed(origin) else []
-        return f"{digest_files(files)}:{_digest_names(files)}:{version[:16]}:{source.spec}"
+        name = f"{source.module}:{source.function}"
+        return f"{digest_files(files)}:{_digest_names(files)}:{version[:16]}:{name}"
     if source.kind == "file":
         files += _keyed_files(source.file.parent)
         return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
@@ -138,6 +238,29 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
         files += sorted(path for path in source.file.rglob("*") if path.is_file())
         return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
     return digest_files([source.file, *files])
+
+
+def _digest_named(source: Source, files: list[Path]) -> str:
+    """The package's version says what a name is, and which file its own weights lie in."""
+    files = [*files, *(sorted(_folder_files(source.path)) if source.path else [])]
+    packages = {"hf": "transformers"}.get(source.kind, source.kind)
+    options = replace(source.options, weights="file" if source.options.file else source.options.weights)
+    options = replace(options, download=False)
+    said = f"{source.kind}:{'' if source.path else source.name}{options.query}:{_package_version(packages)}"
+    revision = "" if source.path or source.kind != "hf" or source.options.weights else _revision(source.name)
+    return f"{digest_files(files)}:{_digest_names(files)}:{said}:{revision}"
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    return [*_keyed_files(folder), *folder.glob("*.model")]
+
+
+def _revision(name: str) -> str:
+    """The commit of a model in the local cache of Hugging Face; empty where it is not there."""
+    from .named.caches import hub_cache
+
+    head = hub_cache() / f"models--{name.replace('/', '--')}" / "refs" / "main"
+    return head.read_text().strip() if head.is_file() else ""
 
 
 def _absolute(text: str, base: Path | None) -> Path:

@@ -11,6 +11,8 @@ from ..artifact import tool_versions
 from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..progress import Progress
 from ..spec.decode import key as options_key
+from ..spec.measure import Budget
+from ..spec.words import is_own_metric
 from .recipe import BASELINE, ArtifactSection, Recipe
 from .stages import ONNX_TOOLS, Made, Stage, located
 
@@ -38,7 +40,7 @@ def bench_stage(
     section = recipe.bench
     assert section is not None, "the caller looks first"
     evaluation = located(recipe, recipe.data.evaluation)
-    function = parse_source(section.metric, base=recipe.folder) if ":" in section.metric else None
+    function = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     # TensorFlow's own outputs were compared at the export; the file that it was converted to is measured.
     original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
@@ -105,26 +107,26 @@ def bench_stage(
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
-        "settings": options_key(section, without=("max_drop",)),  # it judges what is measured
+        "settings": options_key(section, without=tuple(options_key(Budget()))),  # it judges what is measured
         "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }
     return Stage("bench", RESULTS, key, work)
 
 
-def report_stage(results: Made, ranges: Made | None, max_drop: float | None = None) -> Stage:
+def report_stage(results: Made, ranges: Made | None, budget: Budget) -> Stage:
     """What was measured becomes a page."""
 
     def work(path: Path, progress: Progress) -> object:
         from ..reporting import write_report
 
         progress("draw")
-        return write_report(results.path, path, ranges=ranges.path if ranges else None, max_drop=max_drop)
+        return write_report(results.path, path, ranges=ranges.path if ranges else None, budget=budget)
 
     key = {
         "results": results.digest,
         "ranges": ranges.digest if ranges else "",
-        "max_drop": max_drop,
+        "budget": budget.limits,
         "tools": tool_versions("matplotlib", "jinja2"),
     }
     return Stage("report", REPORT, key, work)

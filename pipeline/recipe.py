@@ -14,7 +14,8 @@ from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, RecipeError
 from ..files import require_file
 from ..spec.artifacts import ArtifactSection
-from ..spec.decode import Refused, Told, decode, deprecated
+from ..spec.decode import Refused, Told, decode, deprecated, shared
+from ..spec.measure import Budget
 from ..spec.recipes import RECIPE_VERSION, RecipeFile
 from ..spec.words import BASELINE
 from .recipe_batches import find_contradiction
@@ -37,6 +38,11 @@ class Recipe(RecipeFile):
     def folder(self) -> Path:
         """The folder that the recipe's paths are relative to."""
         return self.path.resolve().parent
+
+    @property
+    def budget(self) -> Budget:
+        """What an artifact may take to be recommended."""
+        return shared(Budget, self.bench) if self.bench else Budget()
 
     @property
     def data_depends(self) -> tuple[Path, ...]:

@@ -57,6 +57,8 @@ class RunReport:
         results: What was measured; None for a recipe without `[bench]`.
         page: The report of it.
         why_no_page: Why there is none.
+        budget: Measured artifact to why it may not be recommended, empty where it keeps the budget; None
+            without one.
     """
 
     output: Path
@@ -66,6 +68,7 @@ class RunReport:
     results: Results | None = None
     page: Path | None = None
     why_no_page: str = ""
+    budget: dict[str, str] | None = None
 
 
 def run(
@@ -116,7 +119,12 @@ class _Run:
         self.recipe, self.store, self.again = recipe, store, again
         self.progress, self.listener = progress, listener
         self.report = RunReport(store.output)
-        self.source = parse_source(recipe.model.source, base=recipe.folder)
+        self.source = parse_source(
+            recipe.model.source,
+            base=recipe.folder,
+            weights=recipe.model.weights,
+            download=recipe.model.download,
+        )
         self.source_digest = digest_source(
             self.source, depends=[recipe.folder / name for name in recipe.model.depends]
         )
@@ -179,17 +187,21 @@ class _Run:
 
     def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
         from ..bench.results.results import load_results
+        from ..reporting.source import read_source
+        from ..reporting.summary import why_not
 
-        why_not = {
+        reasons = {
             name: f"{error.message}; {error.hint}" if error.hint else error.message
             for name, error in self.report.failures.items()
         }
-        stage = bench_stage(self.recipe, self.source, self.source_digest, built, self.store.output, why_not)
+        stage = bench_stage(self.recipe, self.source, self.source_digest, built, self.store.output, reasons)
         measured = self._do(stage)
         self.report.results = load_results(measured.path)
+        if self.recipe.budget.limits:
+            source = read_source(measured.path, budget=self.recipe.budget)
+            self.report.budget = {one.name: why_not(one, self.recipe.budget) or "" for one in source.measured}
         try:
-            section = self.recipe.bench
-            page = self._do(report_stage(measured, ranges, section and section.max_drop)).path
+            page = self._do(report_stage(measured, ranges, self.recipe.budget)).path
             self.report.page = self.store.output / page.name
         except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
             self.report.why_no_page = error.message

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import tool_versions
-from ..model.source import Source, parse_source
+from ..model.preprocessing_presets import digest_preprocessing
+from ..model.source import Source
 from ..progress import Progress
 from ..spec.artifacts import BuildSpec
 from ..spec.decode import key as options_key
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ..engines.capabilities import Capabilities
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
-_OF_THE_SOURCE = ("source", "depends", "trust", "simplify")
+_OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")
 """Options of `[model]` whose effect is in the digest of the source, or in a stage of its own."""
 _OF_THE_BUILD = (
     "name", "gpus", "min_shapes", "opt_shapes", "max_shapes", "allow_fallback", "strict", "tensorrt",
@@ -64,6 +65,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
 
     def work(path: Path, progress: Progress) -> object:
         from ..compiler.export import export
+        from ..model.preprocessing_presets import find_preprocessing
 
         return export(
             source,
@@ -74,6 +76,9 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
             opset_version=section.opset,
             freeze_branches=section.freeze_branches,
             trust=section.trust,
+            preprocessing=find_preprocessing(section.preprocessing, base=recipe.folder)
+            if section.preprocessing
+            else "",
             python=section.python,
             progress=progress,
         )
@@ -81,6 +86,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
     key = {
         "source": source_digest,
         "options": options_key(section, without=_OF_THE_SOURCE),
+        "preprocessing": digest_preprocessing(section.preprocessing, base=recipe.folder),
         "tools": tool_versions("torch", "onnxscript", *ONNX_TOOLS),
     }
     return Stage("export", f"{recipe.name}.onnx", key, work)
@@ -274,9 +280,9 @@ def located(recipe: Recipe, spec: str) -> str | None:
     """Return a data spelling that does not depend on the working folder; None for no data."""
     if not spec:
         return None
-    if ":" in spec and spec.rpartition(":")[2].isidentifier():
-        return parse_source(spec, base=recipe.folder).absolute
-    return str((recipe.folder / spec).resolve())
+    from ..data.batches import located as located_data
+
+    return located_data(spec, recipe.folder.resolve())
 
 
 def located_options(recipe: Recipe, options: TensorRTOptions) -> TensorRTOptions:

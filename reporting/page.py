@@ -10,6 +10,7 @@ from ..bench.measuring.environment import machine_text
 from ..errors import EngineUnavailable, InvalidOption
 from ..figures import words
 from ..files import check_output, write_text
+from ..spec.measure import Budget
 from ..version import __version__
 from .canvas import require_matplotlib
 from .sections import sections
@@ -29,7 +30,7 @@ def write_report(
     layers: Sequence[str | Path] = (),
     ranges: str | Path | None = None,
     recipe: str | Path | None = None,
-    max_drop: float | None = None,
+    budget: Budget | None = None,
 ) -> Path:
     """Write the report of a results file, atomically.
 
@@ -39,8 +40,8 @@ def write_report(
         layers: `layers.json` of `diff --layers`, any number of them.
         ranges: Ranges file whose worst histograms are drawn.
         recipe: Recipe to be shown, where the results hold none.
-        max_drop: Largest drop in accuracy of an artifact that is recommended, in the metric's unit; by
-            default none that its interval shows.
+        budget: What an artifact may take to be recommended; by default any size and latency, and no drop in
+            accuracy that its interval shows.
 
     Returns:
         The path of the report.
@@ -60,7 +61,7 @@ def write_report(
         layers=[Path(one) for one in layers],
         ranges=Path(ranges) if ranges is not None else None,
         recipe=Path(recipe) if recipe is not None else None,
-        max_drop=max_drop,
+        budget=budget or Budget(),
     )
     write_text(path, render(source, name=Path(results_path).name))
     return path

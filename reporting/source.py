@@ -15,10 +15,12 @@ from ..bench.statistics.speedup import Speedup
 from ..errors import ArtifactError
 from ..figures import clean, shortened
 from ..files import require_file
+from ..spec.measure import Budget
 
 if TYPE_CHECKING:
     from ..calibration.ranges import Ranges
 
+NO_BUDGET = Budget()
 LAYERS_KIND = "qcompile.layers"
 LAYERS_VERSION = 1
 LONGEST_NAME = 48
@@ -125,8 +127,13 @@ class Source:
     layers: Sequence[Layers] = ()
     ranges: Ranges | None = None
     recipe: str | None = None
-    max_drop: float | None = None
-    """Largest drop in accuracy of an artifact that is recommended; None for none that its interval shows."""
+    budget: Budget = NO_BUDGET
+    """What an artifact may take to be recommended."""
+
+    @property
+    def max_drop(self) -> float | None:
+        """Largest drop in accuracy of one that is recommended; None for none that its interval shows."""
+        return self.budget.max_drop
 
     @property
     def measured(self) -> list[ReportedArtifact]:
@@ -145,7 +152,7 @@ def read_source(
     layers: Sequence[Path] = (),
     ranges: Path | None = None,
     recipe: Path | None = None,
-    max_drop: float | None = None,
+    budget: Budget = NO_BUDGET,
 ) -> Source:
     """Read every file of a report.
 
@@ -165,7 +172,7 @@ def read_source(
         tuple(_layers(path) for path in layers),
         _ranges(ranges) if ranges is not None else None,
         text if isinstance(text, str) and text.strip() else None,
-        max_drop,
+        budget,
     )
 
 

@@ -3,10 +3,10 @@
 1. An artifact may be recommended when it lost no accuracy that its interval shows: `low <= 0`. Within a
    budget, when the upper end of the interval keeps it: `high <= max_drop`. A drop without an interval, of
    fewer than ten samples, counts as it is, and a caveat says so. Where accuracy was not measured, its outputs
-   must have passed the comparison with the baseline's.
+   must have passed the comparison with the baseline's. It must keep the budget of size and latency, too.
 2. The fastest of them is, unless
 3. another that no round-by-round comparison tells from it is smaller, or
-4. it is not faster than the baseline: then nothing is, and the baseline stays.
+4. it is not faster than the baseline: then nothing is, and the baseline stays, if it keeps the budget itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import Speedup, speedup
 from ..errors import InvalidOption
 from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
-from .source import ReportedArtifact, Source
+from ..spec.measure import Budget
+from .budget import excesses
+from .source import NO_BUDGET, ReportedArtifact, Source
 
 _NOTICEABLE_POINTS = 1.0
 """An interval of a drop that reaches so far says little: more samples are needed."""
@@ -63,8 +65,12 @@ def summarize(source: Source) -> Summary:
     if base not in measured:
         headline = "The baseline was not measured: there is nothing to compare the others with."
         return Summary(None, headline, caveats=_caveats(source, None))
-    kept = [subject for subject in measured if why_not(subject, source.max_drop) is None]
-    quick = [subject for subject in kept if subject.is_baseline or subject.verdict == "faster"]
+    kept = within_budget(source)
+    if not kept:
+        reasons = [f"{one.label}: {why_not(one, source.budget)}." for one in measured]
+        return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
+    # A baseline that exceeds the budget is no reason to refuse what is not faster than it.
+    quick = [one for one in kept if one.is_baseline or one.verdict == "faster" or base not in kept]
     chosen, equals = _smallest_of_fastest(quick)
     if chosen is None or chosen.is_baseline:
         chosen = base
@@ -77,16 +83,23 @@ def summarize(source: Source) -> Summary:
     )
 
 
-def why_not(subject: ReportedArtifact, max_drop: float | None = None) -> str | None:
+def within_budget(source: Source) -> list[ReportedArtifact]:
+    """Return the measured artifacts that may be recommended; the baseline, too, if it keeps the budget."""
+    return [subject for subject in source.measured if why_not(subject, source.budget) is None]
+
+
+def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None:
     """Return why an artifact may not be recommended; None where nothing speaks against it.
 
     Args:
         subject: The artifact.
-        max_drop: What its accuracy may drop by, in the metric's unit; None for nothing that is shown.
+        budget: What it may take; without `max_drop`, its accuracy may not drop by anything that is shown.
     """
+    if exceeded := excesses(budget, subject.row):
+        return f"it exceeds the budget: {'; '.join(exceeded)}"
     if subject.is_baseline:
         return None
-    drop, unit = subject.drop, subject.drop_unit
+    drop, unit, max_drop = subject.drop, subject.drop_unit, budget.max_drop
     if drop is not None:
         end, allowed = (drop.low, 0.0) if max_drop is None else (drop.high, max_drop)
         if (drop.value if end is None else end) <= allowed:
@@ -158,6 +171,8 @@ def _headline(source: Source, chosen: ReportedArtifact, measured: int) -> str:
     if chosen is source.baseline:
         limit = "without losing accuracy" if budget is None else f"within the budget of {_budget(source)}"
         return f"No other artifact is surely faster {limit}."
+    if source.budget.limits.keys() - {"max_drop"}:
+        return "The fastest artifact within the budget."
     if chosen.drop is not None and budget is not None:
         shown = "" if chosen.drop.high is None else f", the {DROP_CONFIDENCE:.0%} interval included"
         return f"The fastest artifact that drops by no more than {_budget(source)}{shown}."
@@ -241,13 +256,13 @@ def _alternatives(source: Source, chosen: ReportedArtifact) -> list[str]:
     sentences = []
     measured = source.measured
     fastest = max(measured, key=_speed)
-    reason = why_not(fastest, source.max_drop)
+    reason = why_not(fastest, source.budget)
     if fastest is not chosen and reason:
         sentences.append(f"{fastest.label} is the fastest ({times(_speed(fastest))}), but {reason}.")
     sized = [subject for subject in measured if subject.size_bytes is not None]
     smallest = min(sized, key=lambda subject: subject.size_bytes or 0.0, default=None)
     if smallest is not None and smallest is not chosen and smallest.size_bytes != chosen.size_bytes:
-        blame = why_not(smallest, source.max_drop)
+        blame = why_not(smallest, source.budget)
         text = f"{smallest.label} is the smallest ({bytes_text(smallest.size_bytes)})"
         speed = f", at {times(smallest.speedup.value)}" if smallest.speedup else ""
         sentences.append(f"{text}, but {blame}." if blame else f"{text}{speed}.")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from .decode import Checked
-from .option import COMMA, argument, option
-from .words import BASELINE, METRIC, METRIC_PATTERN, Count, TorchMode
+from .option import COMMA, argument, fields_of, option
+from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, TorchMode
 
 _INPUTS = Annotated[
     tuple[str, ...],
@@ -35,6 +35,41 @@ MAX_DROP = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budget(Checked):
+    """The most that an artifact may take to be recommended; without a limit, anything."""
+
+    max_drop: MAX_DROP = None
+    max_size_mb: (
+        Annotated[
+            float,
+            option(
+                "Largest file, with its side files, of an artifact that the report recommends, in MB.",
+                metavar="MB",
+                gt=0,
+            ),
+        ]
+        | None
+    ) = None
+    max_latency_ms: (
+        Annotated[
+            float,
+            option(
+                "Largest median latency of an artifact that the report recommends, in ms.",
+                metavar="MS",
+                gt=0,
+            ),
+        ]
+        | None
+    ) = None
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Name to value of the limits that there are."""
+        values = {one.name: getattr(self, one.name) for one in fields_of(Budget)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchOptions(Checked):
     """How artifacts are measured."""
 
@@ -53,7 +88,7 @@ class BenchOptions(Checked):
         option("Relative width of the speed-up intervals at which measuring stops.", gt=0, lt=1),
     ] = 0.01
     metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
-        "top1"
+        AUTO
     )
     batch_sizes: Annotated[
         tuple[Count, ...],
@@ -104,12 +139,14 @@ class BenchOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSection(BenchOptions):
-    """`[bench]`: how the artifacts are measured. A recipe without it builds only."""
+class BenchSection(BenchOptions, Budget):
+    """`[bench]`: how the artifacts are measured. A recipe without it builds only.
+
+    With a limit on size, latency or drop, the exit code of `run` is 1 if no measured artifact keeps them all.
+    """
 
     batch_size: Annotated[int, option("Samples per call.", ge=1)] = 1
     baseline: Annotated[str, option("Artifact to compare with; pytorch is the model itself.")] = BASELINE
-    max_drop: MAX_DROP = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,17 +220,44 @@ class DiffCommand(Checked):
     data: Annotated[str | None, option("Samples to compare on, instead of random input.", metavar="DATA")] = (
         None
     )
-    samples: Annotated[int | None, option("Largest number of samples; default: 64, or 8 with --layers.")] = (
-        None
-    )
+    samples: Annotated[
+        int | None,
+        option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers."),
+    ] = None
     inputs: _INPUTS = ()
     atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
     rtol: Annotated[tuple[str, ...], option("Relative tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
     snr: Annotated[tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB")] = ()
     rules: Annotated[
         tuple[str, ...],
-        option("Kind of an output: classes, embedding or signal.", flag="--judge", metavar="[OUTPUT:]RULE"),
+        option(
+            "Kind of an output: classes, embedding, labels or signal.",
+            flag="--judge",
+            metavar="[OUTPUT:]RULE",
+        ),
     ] = ()
+    metric: (
+        Annotated[
+            str,
+            option(
+                f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.",
+                metavar=METRIC,
+                pattern=METRIC_PATTERN,
+            ),
+        ]
+        | None
+    ) = None
+    max_drop: (
+        Annotated[
+            float,
+            option(
+                "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
+                metavar="POINTS",
+                ge=0,
+            ),
+        ]
+        | None
+    ) = None
     threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
     trust: _TRUST = False
     layers: Annotated[bool, option("Find the first tensor that diverges.")] = False
@@ -241,7 +305,7 @@ class DiffCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(Checked):
+class ReportCommand(Budget):
     """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
     tables, charts, environment, and what repeats it."""
 
@@ -253,4 +317,3 @@ class ReportCommand(Checked):
         option("Ranges file; the report draws the histograms with the largest errors.", metavar="FILE"),
     ] = None
     recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", metavar="FILE")] = None
-    max_drop: MAX_DROP = None

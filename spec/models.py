@@ -40,6 +40,25 @@ class ExportOptions(Checked):
         option("Export the branches that the example takes, where a model branches on values."),
     ] = False
     trust: Annotated[bool, option("Load a .pt2 or Keras file that runs code when it is loaded.")] = False
+    weights: Annotated[
+        str,
+        option(
+            "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
+            "the model's own, from the local cache.",
+            metavar="random|FILE",
+        ),
+    ] = ""
+    download: Annotated[bool, option("Let the package of a model by name download what its cache lacks.")] = (
+        False
+    )
+    preprocessing: Annotated[
+        str,
+        option(
+            "How samples become the inputs: imagenet, cifar10, a model by name (timm:NAME, hf:FOLDER), or a "
+            "JSON file; default: what the model says.",
+            metavar="NAME|FILE.json",
+        ),
+    ] = ""
     python: Annotated[
         tuple[str, ...],
         option(
@@ -63,7 +82,11 @@ class ModelSection(ExportOptions):
     """`[model]`: the source and how it is exported."""
 
     source: Annotated[
-        str, option("MODEL: file.py:function, package.module:function, .pt2, TorchScript or .onnx.")
+        str,
+        option(
+            "MODEL: torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, "
+            "package.module:function, .pt2, TorchScript or .onnx."
+        ),
     ]
     depends: Annotated[
         tuple[str, ...],
@@ -76,7 +99,9 @@ class ModelSection(ExportOptions):
 class ExportCommand(ExportOptions):
     """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
 
-    MODEL is file.py:function, package.module:function, a .pt2, a TorchScript archive, or an .onnx file.
+    MODEL is torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, package.module:function, a
+    .pt2, a TorchScript archive, or an .onnx file. Options follow a `?`:
+    timm:resnet18?weights=random&classes=10.
     """
 
     model: Annotated[str, argument("Model to export.")]

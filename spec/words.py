@@ -61,7 +61,30 @@ WeightType = Literal["int8", "uint8"]
 
 Calibrator = Literal["", "ranges", "native", "entropy", "minmax"]
 
-METRICS = ("top1", "top5", "miou", "cosine", "mse")
+METRICS = (
+    "top1", "top5", "f1", "miou", "map", "wer", "cer", "ndcg", "neighbours", "spearman", "perplexity", "kl",
+    "cosine", "mse",
+)  # fmt: skip
+AUTO = "auto"
+"""The metric that follows from the model's task, the labels and the outputs."""
+F1_KINDS = ("macro", "micro", "weighted", "binary", "entities")
+MAP_KINDS = ("50", "75", "small", "medium", "large")
+PERPLEXITY_KINDS = ("causal", "masked")
+METRIC_PARAMETERS: Mapping[str, tuple[str, str]] = {
+    "f1": ("AVERAGE", "|".join(F1_KINDS)),
+    "map": ("50", "|".join(MAP_KINDS)),
+    "ndcg": ("K", r"[1-9]\d*"),
+    "neighbours": ("K", r"[1-9]\d*"),
+    "perplexity": ("masked", "|".join(PERPLEXITY_KINDS)),
+}
+"""Metric to what may follow behind a colon: as help shows it, and as a pattern."""
+
+
+def is_own_metric(text: str) -> bool:
+    """Return whether the spelling of a metric names a function of the user's."""
+    name, colon, _ = text.partition(":")
+    return bool(colon) and name not in METRIC_PARAMETERS
+
 
 MethodName = Literal["minmax", "percentile", "entropy", "mse", "auto"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
@@ -74,8 +97,14 @@ TORCH_MODES: tuple[TorchMode, ...] = get_args(TorchMode)
 """What PyTorch makes of a module before it runs: TorchScript of three kinds, or `torch.compile`'s code."""
 CUDA_GRAPH = "cuda-graph"
 """Mode of an engine of TensorRT whose inferences are captured and replayed."""
-METRIC = f"{', '.join(METRICS)} or file.py:function"
-METRIC_PATTERN = rf"^({'|'.join(METRICS)}|.+:[^\W\d]\w*)$"
+_METRICS_SPELLED = [
+    f"{name}[:{METRIC_PARAMETERS[name][0]}]" if name in METRIC_PARAMETERS else name for name in METRICS
+]
+METRIC = f"{AUTO}, {', '.join(_METRICS_SPELLED)} or file.py:function"
+_PARAMETERS = "|".join(f"{name}:({pattern})" for name, (_, pattern) in METRIC_PARAMETERS.items())
+METRIC_PATTERN = (
+    rf"^({AUTO}|{'|'.join(METRICS)}|{_PARAMETERS}|(?!({'|'.join(METRIC_PARAMETERS)}):).+:[^\W\d]\w*)$"
+)
 
 Count = Annotated[int, Meta(ge=1)]
 

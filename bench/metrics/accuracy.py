@@ -1,58 +1,30 @@
 """Accuracy over a data set, its drop against the baseline, and the drop's interval.
 
-| metric              | value                                                                       |
-|---------------------|-----------------------------------------------------------------------------|
-| `top1`, `top5`      | share of labels among the largest scores (`metrics_classes.TopK`)           |
-| `miou`              | mean intersection over union of classes (`metrics_classes.MeanIoU`)         |
-| `cosine`, `mse`     | against targets, or the baseline's outputs (`metrics_values.Similarity`)    |
-| `file.py:function`  | what the user's function says (`metrics_values.OwnMetric`)                  |
-
-A drop is positive where the artifact is worse, whichever way the metric counts. It is in points
-(hundredths of a share) for all but `mse` and a function, whose drop is in their own units.
+`metrics.names` lists the metrics. A drop is positive where the artifact is worse, whichever way the metric
+counts. It is in points (hundredths of a share) for shares, and in the metric's own units otherwise
+(`results.row.unit_of`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, InvalidOption
+from ...errors import DataError
 from ...spec.words import METRICS
 from ..results.row import Accuracy, ClassChange, Interval
-from ..statistics.bootstrap import paired_interval
-from .classes import MeanIoU, TopK
-from .metric import Metric, Scored, Truth
-from .values import OwnMetric, Similarity, cosine, mean_squared_error
+from ..statistics.bootstrap import require_pairs, resampled_interval
+from .classes import TopK
+from .metric import Metric, Scored, Truth, Values, joined
+from .names import read_metric
 
-TOP_K = {"top1": 1, "top5": 5}
+__all__ = ["METRICS", "MOST_CLASSES_LISTED", "ScoreSums", "accuracy", "read_metric", "top_k"]
+
 MOST_CLASSES_LISTED = 50
-
-
-def read_metric(text: str, *, base: Path | None = None) -> Metric:
-    """Return the metric of a spelling; a function's file is looked for from `base`.
-
-    Raises:
-        InvalidOption: If it is none of the table above.
-        MissingFile, ModelError: If a function is not there.
-    """
-    if text in TOP_K:
-        return TopK(text, TOP_K[text])
-    if text == "miou":
-        return MeanIoU(text)
-    if text == "cosine":
-        return Similarity(text, cosine, unit="points", higher_is_better=True)
-    if text == "mse":
-        return Similarity(text, mean_squared_error, unit="units", higher_is_better=False)
-    if ":" not in text:
-        raise InvalidOption(
-            f"metric {text!r} is unknown; known are {', '.join(METRICS)} and file.py:function",
-            option="metric",
-        )
-    return OwnMetric(text, base=base)
 
 
 def top_k(outputs: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]], k: int) -> float:
@@ -75,18 +47,20 @@ def top_k(outputs: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]], k: in
 
 
 class ScoreSums:
-    """What is kept of one artifact's answers while the data goes by: a few numbers of each sample."""
+    """What is kept of one artifact's answers while the data goes by: numbers or a record of each sample."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric, self.samples = metric, 0
-        self._statistics: list[NDArray[np.float64]] = []
+        self._scored: list[Scored] = []
+        self._values: Values | None = None
         self._by_class: NDArray[np.float64] | None = None
         self._same, self._predictions = 0, 0
 
     def add(self, scored: Scored, baseline: Scored, samples: int) -> None:
         """Add a batch, and the baseline's score of it."""
         self.samples += samples
-        self._statistics.append(scored.statistics)
+        self._scored.append(replace(scored, predictions=None, by_class=None))
+        self._values = None
         if scored.by_class is not None:
             self._by_class = _added(self._by_class, scored.by_class)
         mine, theirs = scored.predictions, baseline.predictions
@@ -95,20 +69,20 @@ class ScoreSums:
             self._predictions += mine.size
 
     @property
+    def units(self) -> int:
+        """What is drawn again and again: samples, or batches."""
+        return sum(part.units for part in self._scored)
+
+    @property
     def statistics(self) -> NDArray[np.float64]:
         """Of all units; classes that a batch had not met are zero there."""
-        widest = max(part.shape[1] for part in self._statistics)
-        padded = []
-        for part in self._statistics:
-            missing = ((0, 0), (0, widest - part.shape[1]), *[(0, 0)] * (part.ndim - 2))
-            padded.append(np.pad(part, missing) if part.shape[1] < widest else part)
-        return np.concatenate(padded)
+        return joined(self._scored)
 
     @property
     def by_class(self) -> dict[int, tuple[float, int]]:
         """Value and number of samples of each class that occurs in the labels."""
         if self._by_class is None:
-            return {}
+            return self.metric.classes(self._scored)
         return {
             label: (float(part / whole), int(samples))
             for label, (part, whole, samples) in enumerate(self._by_class)
@@ -120,16 +94,24 @@ class ScoreSums:
         """Share of predictions that are the baseline's; None where nothing is predicted."""
         return self._same / self._predictions if self._predictions else None
 
+    def values(self) -> Values:
+        """Return the metric as a function of the weights of the units; made once."""
+        if self._values is None:
+            self._values = self.metric.values(self._scored)
+        return self._values
+
     def value(self) -> float:
         """Return the metric over everything added.
 
         Raises:
-            DataError: If nothing counted.
+            DataError: If nothing counted, or it is infinite.
         """
-        value = float(self.metric.value(self.statistics.sum(axis=0))) if self._statistics else np.nan
+        value = float(self.values()(np.ones((1, self.units)))[0]) if self._scored else np.nan
         if np.isnan(value):
-            raise DataError(f"{self.metric.name}: no label counts; at least one is required")
-        return value
+            raise DataError(f"{self.metric.name}: {self.metric.undefined}")
+        if np.isinf(value):
+            raise DataError(f"{self.metric.name}: is infinite; a finite value is required")
+        return value + 0.0
 
 
 def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
@@ -144,10 +126,10 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
         return Accuracy(
             metric.name, value, Interval(drop), sums.samples, higher_is_better=metric.higher_is_better
         )
-    interval = paired_interval(
-        baseline.statistics,
-        sums.statistics,
-        lambda theirs, mine: metric.drop(metric.value(theirs), metric.value(mine)),
+    require_pairs(baseline.units, sums.units)
+    theirs, mine = baseline.values(), sums.values()
+    interval = resampled_interval(
+        sums.units, lambda weights: metric.drop(theirs(weights), mine(weights)), count=metric.resamples
     )
     low, high = (None, None) if interval is None else (interval[0] + 0.0, interval[1] + 0.0)
     return Accuracy(
@@ -176,7 +158,9 @@ def _class_changes(
 ) -> tuple[ClassChange, ...]:
     """The classes whose value changed most, first."""
     changes = [
-        ClassChange(label, before, values[label][0], samples) for label, (before, samples) in baseline.items()
+        ClassChange(label, before, values[label][0], samples)
+        for label, (before, samples) in baseline.items()
+        if label in values
     ]
     changes.sort(key=lambda one: (-abs(one.value - one.baseline), one.label))
     return tuple(changes[:MOST_CLASSES_LISTED])

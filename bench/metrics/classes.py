@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...tensors import TensorInfo
 from .metric import Metric, Outputs, Scored, Truth, class_labels, divide, first_output, require_numbers
-
-IGNORED_POSITION = -100
-"""Label of a position that does not count: PyTorch's default `ignore_index`."""
+from .positions import IGNORED_POSITION, has_classes_last, require_classes, scores_over_labels
 
 IGNORED_PIXEL = 255
 """Label of a pixel that does not count, as Pascal VOC and Cityscapes have it."""
@@ -22,21 +22,28 @@ _MOST_CLASSES = 4096
 class TopK(Metric):
     """Share of labels among the `k` largest scores of the first output.
 
-    Scores are [batch, classes] with one label per sample, or [batch, classes, positions...] with one per
-    position. Of equal scores the first wins, as with argmax. Every position counts alike.
+    Scores are [batch, classes] with one label per sample, or [batch, classes, positions...] or
+    [batch, positions..., classes] with one per position. Of equal scores the first wins, as with argmax.
+    Every position counts alike.
     """
 
-    def __init__(self, name: str, k: int) -> None:
-        self.name, self.k = name, k
+    def __init__(self, name: str, k: int, *, classes_last: bool = False) -> None:
+        self.name, self.k, self._classes_last = name, k, classes_last
+
+    def for_inputs(self, inputs: Sequence[TensorInfo]) -> TopK:
+        """See `Metric.for_inputs`: the task tells which axis holds the classes where both fit."""
+        return TopK(self.name, self.k, classes_last=has_classes_last(inputs))
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         """See `Metric.score`."""
         name, scores = first_output(outputs, truth.where)
-        labels = _fitting(class_labels(truth, self.name), scores, truth.where)
+        scores, labels = scores_over_labels(
+            scores, class_labels(truth, self.name), truth.where, classes_last=self._classes_last
+        )
         require_numbers(name, scores, truth.where, finite=False)
         counted = labels != IGNORED_POSITION if scores.ndim > 2 else np.ones(labels.shape, bool)
         classes = scores.shape[1]
-        _require_classes(labels[counted], classes, truth.where)
+        require_classes(labels[counted], classes, truth.where)
         right = (_rank(scores, np.where(counted, labels, 0)) < self.k) & counted
         samples = len(scores)
         statistics = np.stack([_per_sample(right), _per_sample(counted)], axis=1)
@@ -77,7 +84,7 @@ class MeanIoU(Metric):
             classes = 1 + max(int(predictions.max(initial=0)), int(labels[counted].max(initial=0)))
             if classes > _MOST_CLASSES:
                 raise DataError(f"{truth.where}: class {classes - 1}; below {_MOST_CLASSES} is required")
-        _require_classes(labels[counted], classes, truth.where)
+        require_classes(labels[counted], classes, truth.where)
         samples = len(labels)
         image = np.arange(samples).reshape(-1, *[1] * (labels.ndim - 1)) * classes
 
@@ -113,27 +120,6 @@ class MeanIoU(Metric):
         present = true > 0
         iou = np.where(present, divide(intersection, predicted + true - intersection), 0.0)
         return divide(iou.sum(axis=-1), present.sum(axis=-1).astype(np.float64))
-
-
-def _fitting(labels: NDArray[np.int64], scores: NDArray[Any], where: str) -> NDArray[np.int64]:
-    """The labels in the shape of the scores without their axis of classes."""
-    if scores.ndim >= 2:
-        shape = (scores.shape[0], *scores.shape[2:])
-        if labels.shape == shape or labels.shape == (*shape, 1):
-            return labels.reshape(shape)
-    raise DataError(
-        f"{where}: an output of shape {scores.shape} with labels of shape {labels.shape}; [batch, classes] "
-        "and one label per sample, or [batch, classes, positions...] and one per position, are required",
-        hint="give `metric` file.py:function for outputs of another kind",
-    )
-
-
-def _require_classes(labels: NDArray[np.int64], classes: int, where: str) -> None:
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if wrong.size:
-        raise DataError(
-            f"{where}: label {wrong[0]}; 0 to {classes - 1} is required: there are {classes} classes"
-        )
 
 
 def _rank(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,22 +1,31 @@
-"""A metric: statistics kept of each sample, and a value computed from their sums.
+"""A metric: what is kept of each sample, and a value computed from it for any weights of the samples.
 
-A mean over samples and a mean intersection over union are both functions of sums over samples. So outputs
-are looked at batch by batch and forgotten, and a resample of the samples costs one matrix product.
+Outputs are looked at batch by batch and forgotten. There are two kinds.
+
+- Functions of sums over samples, such as a mean or a mean intersection over union, keep a few numbers of each
+  sample (`Scored.statistics`). A resample of the samples costs one matrix product.
+- Others, such as mean average precision or a rank correlation, keep a record of each sample
+  (`Scored.records`, `RecordMetric`), and compute their value from the records and from how often each counts.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...tensors import TensorInfo
+from ..statistics.bootstrap import RESAMPLES, weighted_sums
 
 Outputs = Mapping[str, NDArray[Any]]
+
+Values = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""How often each unit counts, [resamples, units], to the values [resamples]; NaN where there is none."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +50,22 @@ class Scored:
     Attributes:
         statistics: [units, columns] or [units, classes, columns], float64; a unit is a sample, or a batch
             where only the batch has a value. Their sum over units has the metric's value.
-        predictions: The class of each sample, position or pixel; None where nothing is predicted.
+        predictions: What is predicted of each sample, position or pixel, such as a class; None where nothing
+            is predicted.
         by_class: [classes, 3], float64: numerator and denominator of each class's value, and the samples
             it occurs in; None where there are no classes.
+        records: One per sample, in place of statistics, of metrics that are no functions of sums.
     """
 
-    statistics: NDArray[np.float64]
-    predictions: NDArray[np.int64] | None = None
+    statistics: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
+    predictions: NDArray[Any] | None = None
     by_class: NDArray[np.float64] | None = None
+    records: Sequence[Any] = ()
+
+    @property
+    def units(self) -> int:
+        """What is drawn again and again: samples, or batches."""
+        return len(self.records) or len(self.statistics)
 
 
 class Metric(ABC):
@@ -59,12 +76,31 @@ class Metric(ABC):
         unit: What a drop is counted in: points are hundredths of a share.
         higher_is_better: Whether more is better.
         needs_labels: Whether it means nothing without labels.
+        resamples: How often the samples are drawn for the interval of a drop.
+        undefined: Why there is no value where `value` says NaN.
+        note: What was taken for granted, for people: which form the outputs have, which metric was chosen.
     """
 
     name: str
     unit: Literal["points", "units"] = "points"
     higher_is_better: bool = True
     needs_labels: bool = True
+    resamples: int = RESAMPLES
+    undefined: str = "no label counts; at least one is required"
+
+    note: str = ""
+
+    def for_inputs(self, inputs: Sequence[TensorInfo]) -> Metric:
+        """Return the metric of a model with these inputs, whose preprocessing names task and classes."""
+        return self
+
+    def resolved(self, outputs: Outputs, truth: Truth) -> Metric:
+        """Return the metric for the baseline's outputs of the first batch; another only for `auto`.
+
+        Raises:
+            DataError: If outputs and labels tell no metric.
+        """
+        return self
 
     @abstractmethod
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
@@ -86,10 +122,42 @@ class Metric(ABC):
         """
         return divide(sums[..., 0], sums[..., 1])
 
+    def values(self, scored: Sequence[Scored]) -> Values:
+        """Return the values of everything that was scored, for any weights of its units."""
+        statistics = joined(scored)
+        return lambda weights: self.value(weighted_sums(weights, statistics))
+
+    def classes(self, scored: Sequence[Scored]) -> dict[int, tuple[float, int]]:
+        """Return value and samples of each class, where `Scored.by_class` does not say them."""
+        return {}
+
     def drop(self, baseline: Any, value: Any) -> Any:
         """Return how much worse a value is than the baseline's, in the metric's unit; below 0: better."""
         worse = baseline - value if self.higher_is_better else value - baseline
         return (100.0 if self.unit == "points" else 1.0) * worse
+
+
+class RecordMetric(Metric):
+    """A metric that is no function of sums over samples: `values` computes it from the samples' records."""
+
+    @abstractmethod
+    def values(self, scored: Sequence[Scored]) -> Values:
+        """See `Metric.values`."""
+
+    def value(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Records have no sums."""
+        raise NotImplementedError(f"{self.name} is computed from records")
+
+
+def joined(scored: Sequence[Scored]) -> NDArray[np.float64]:
+    """Return the statistics of all units; classes that a batch had not met are zero there."""
+    widest = max(part.statistics.shape[1] for part in scored)
+    padded = []
+    for part in scored:
+        missing = widest - part.statistics.shape[1]
+        axes = ((0, 0), (0, missing), *[(0, 0)] * (part.statistics.ndim - 2))
+        padded.append(np.pad(part.statistics, axes) if missing else part.statistics)
+    return np.concatenate(padded)
 
 
 def divide(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:

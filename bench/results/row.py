@@ -9,19 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...spec.words import METRICS, is_own_metric
 from ..statistics.speedup import Speedup
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
 Curve = Literal["batches", "concurrency", "in_flight"]
 
-METRICS_IN_POINTS = ("top1", "top5", "miou", "cosine")
-"""Metrics that are a share: their drop is in points, hundredths of it."""
+METRICS_IN_OWN_UNITS = ("perplexity", "kl", "mse")
+METRICS_IN_POINTS = tuple(name for name in METRICS if name not in METRICS_IN_OWN_UNITS)
+"""Metrics that are a share, or lie between -1 and 1: their drop is in points, hundredths of it."""
 
 
 def unit_of(metric: str) -> Unit:
     """Return what a metric's drop is counted in: "points", or the metric's own "units"."""
-    return "points" if metric in METRICS_IN_POINTS else "units"
+    is_share = metric.partition(":")[0] in METRICS_IN_POINTS and not is_own_metric(metric)
+    return "points" if is_share else "units"
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Accuracy:
     """The metric over the evaluation data, against the baseline.
 
     Attributes:
-        metric: Its spelling, see `accuracy.read_metric`.
+        metric: Its spelling, see `metrics.names`; the chosen one where it was to be chosen.
         value: Of the artifact: a share for metrics in points, the metric's own units otherwise.
         drop: How much worse it is than the baseline, in `unit`; negative where it is better.
         samples: How many were evaluated.

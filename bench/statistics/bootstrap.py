@@ -51,18 +51,55 @@ def paired_interval(
         DataError: If the units do not pair up.
     """
     units = len(baseline)
-    if len(artifact) != units:
-        raise DataError(f"{len(artifact)} values against {units} of the baseline; as many are required")
+    require_pairs(units, len(artifact))
+    if units >= FEWEST_UNITS and np.array_equal(baseline, artifact):
+        return 0.0, 0.0
+    return resampled_interval(
+        units,
+        lambda weights: drop(weighted_sums(weights, baseline), weighted_sums(weights, artifact)),
+        confidence=confidence,
+        count=count,
+    )
+
+
+def resampled_interval(
+    units: int,
+    drop: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    *,
+    confidence: float = CONFIDENCE,
+    count: int = RESAMPLES,
+) -> tuple[float, float] | None:
+    """Return the interval of a drop that is no function of sums, such as that of a rank correlation.
+
+    Args:
+        units: How many there are.
+        drop: How often each unit was drawn, [resamples, units], to the drops [resamples]; NaN where a
+            resample has no value, which is then left out.
+        confidence: Share of data sets whose interval is to hold the true drop.
+        count: Number of resamples.
+
+    Returns:
+        Its ends; None of fewer than `FEWEST_UNITS` units, or where no resample has a value.
+    """
     if units < FEWEST_UNITS:
         return None
-    if np.array_equal(baseline, artifact):
-        return 0.0, 0.0
-    drops = np.concatenate(
-        [drop(_sums(weights, baseline), _sums(weights, artifact)) for weights in resamples(units, count)]
-    )
+    drops = np.concatenate([drop(weights) for weights in resamples(units, count)])
+    drops = drops[~np.isnan(drops)]
+    if not drops.size:
+        return None
     tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(drops[~np.isnan(drops)], [tail, 1.0 - tail])
+    low, high = np.quantile(drops, [tail, 1.0 - tail])
     return float(low), float(high)
+
+
+def require_pairs(baseline: int, artifact: int) -> None:
+    """Refuse units that do not pair up.
+
+    Raises:
+        DataError: If their numbers differ.
+    """
+    if artifact != baseline:
+        raise DataError(f"{artifact} values against {baseline} of the baseline; as many are required")
 
 
 def resamples(units: int, count: int) -> Iterator[NDArray[np.float64]]:
@@ -76,6 +113,7 @@ def resamples(units: int, count: int) -> Iterator[NDArray[np.float64]]:
         yield np.bincount(drawn.ravel(), minlength=some * units).reshape(some, units).astype(np.float64)
 
 
-def _sums(weights: NDArray[np.float64], statistics: Statistics) -> Statistics:
+def weighted_sums(weights: NDArray[np.float64], statistics: Statistics) -> Statistics:
+    """Return the sums of statistics [units, ...] over units drawn so often, as [resamples, ...]."""
     flat = statistics.reshape(len(statistics), -1)
     return (weights @ flat).reshape(len(weights), *statistics.shape[1:])

@@ -15,6 +15,8 @@ from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, write_notes
 from ...model.onnx_file import load_checked, load_onnx, model_io, opset
 from ...model.outputs import is_plain
+from ...model.preprocessing import Preprocessing
+from ...model.preprocessing_presets import find_preprocessing
 from ...model.pt2_archive import trusting
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source
@@ -28,6 +30,7 @@ from .checks import Comparison, open_session, spelled
 from .manifest import axis_options, export_manifest, input_notes
 from .onnx_source import take_onnx
 from .original import Original, kept_mode, open_original
+from .preprocessing import note_preprocessing, with_preprocessing
 from .tensorflow_source import take_tensorflow
 from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
 
@@ -49,6 +52,9 @@ def export(
     data: str | None = None,
     freeze_branches: bool = False,
     trust: bool = False,
+    weights: str = "",
+    download: bool = False,
+    preprocessing: str | Preprocessing = "",
     python: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Artifact:
@@ -70,6 +76,11 @@ def export(
         freeze_branches: Export a model that branches on values of its input, with the branches that its
             example takes. A warning lists their places; samples that take other branches fail the comparison.
         trust: Load a `.pt2` or a Keras file that runs code when it is loaded all the same.
+        weights: Of a model by name: "random", or a file; empty for its own, from the local cache. Of a
+            function: a file that is loaded into its module.
+        download: Let the package of a model by name download what its cache lacks.
+        preprocessing: How samples become the inputs, for `data` of every later stage: "imagenet", "cifar10",
+            a model by name, or a JSON file; empty for what the model itself says.
         python: `tensorflow=INTERPRETER`: what converts a TensorFlow model; this interpreter by default.
         progress: Told of every step.
 
@@ -87,13 +98,16 @@ def export(
     output = Path(output)
     if opset_version not in OPSETS:
         raise InvalidOption(f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
-    source = parse_source(model) if isinstance(model, str) else model
+    source = parse_source(model, weights=weights, download=download) if isinstance(model, str) else model
+    said = preprocessing or None
+    if isinstance(said, str):
+        said = find_preprocessing(said)
     if isinstance(source, Source) and source.kind == "onnx":
-        return take_onnx(source, output, data)
+        return take_onnx(source, output, data, said)
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
         return take_tensorflow(
             source, output, inputs=inputs, outputs=outputs, dynamic=dynamic, opset_version=opset_version,
-            data=data, trust=trust, python=python, progress=progress,
+            data=data, trust=trust, python=python, preprocessing=said, progress=progress,
         )  # fmt: skip
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
@@ -108,11 +122,19 @@ def export(
             loaded = LoadedModel(evaluated(source), None, was_training)
         _require_converted(loaded.module, label)
         original = stack.enter_context(open_original(loaded, label, inputs, dynamic, data))
-        names = name_outputs(outputs, original.reference)
+        with_preprocessing(original.example.inputs, said)  # refused before the work, not behind it
+        names = _output_names(outputs, loaded, original)
         chosen = target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
         return _export(
-            original, names, output, opset_version, chosen, progress, freeze_branches=freeze_branches
-        )
+            original, names, output, opset_version, chosen, progress,
+            freeze_branches=freeze_branches, preprocessing=said,
+        )  # fmt: skip
+
+
+def _output_names(given: Sequence[str], loaded: LoadedModel, original: Original) -> list[str]:
+    own = name_outputs([], original.reference)
+    return name_outputs(given or (loaded.output_names if len(loaded.output_names) == len(own) else ()),
+                        original.reference)  # fmt: skip
 
 
 def _export(
@@ -124,6 +146,7 @@ def _export(
     progress: Progress,
     *,
     freeze_branches: bool,
+    preprocessing: Preprocessing | None,
 ) -> Artifact:
     label = original.label
     with writing(output) as path:
@@ -153,6 +176,7 @@ def _export(
         checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *comparison.run()]
         ranges = comparison.ranges
         edit_in_place(path, lambda proto: write_notes(proto, input_notes(example, ranges)))
+        note_preprocessing(path, preprocessing, example.feeds)
         options = {
             "model": label,
             "opset": opset_version,

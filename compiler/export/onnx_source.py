@@ -9,14 +9,18 @@ from ...artifact import Artifact, Check, commit
 from ...data.batches import Data
 from ...files import writing
 from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
+from ...model.preprocessing import Preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
 from ..check import OnnxReference
 from .manifest import export_manifest
+from .preprocessing import note_preprocessing
 
 
-def take_onnx(source: Source, output: Path, data: str | None) -> Artifact:
-    """Check and copy an ONNX file.
+def take_onnx(
+    source: Source, output: Path, data: str | None, preprocessing: Preprocessing | None = None
+) -> Artifact:
+    """Check and copy an ONNX file, and note how samples become its inputs, where that is said.
 
     Raises:
         ModelError: If the checker refuses it, or it does not run.
@@ -29,10 +33,13 @@ def take_onnx(source: Source, output: Path, data: str | None) -> Artifact:
             shutil.copyfile(source.file, path)
         check_onnx(path)
         sample = next(iter(Data(data, model_io(proto).inputs))).feeds if data else None
-        run_on(proto, sample, OnnxReference(path))
+        feeds, _ = run_on(proto, sample, OnnxReference(path))
         checks = [
             Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"),
             Check("runs in ONNX Runtime", True, "the data" if data else "one random input"),
         ]
+        if preprocessing is not None:
+            note_preprocessing(path, preprocessing, feeds)
+            proto = load_onnx(path)
         manifest = commit(path, export_manifest(proto, {"model": source.spec, "opset": opset(proto)}, checks))
     return Artifact(output, manifest)

@@ -90,7 +90,7 @@ def open_original(
     tried = examples(loaded, inputs, dynamic, feeds) if feeds is not None or first.guessed else [first]
     example, reference = _first_that_runs(loaded, tried, label)
     others = tried[[one is example for one in tried].index(True) + 1 :]
-    warnings = [TRAINING_MODE] if loaded.was_training else []
+    warnings = [*loaded.warnings, *([TRAINING_MODE] if loaded.was_training else [])]
     switched: list[Any] = []
     try:
         try:

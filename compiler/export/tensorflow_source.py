@@ -18,6 +18,7 @@ from ...files import writing
 from ...model.input_domain import read_domains
 from ...model.input_notes import AxisRange, InputNote, write_notes
 from ...model.onnx_file import load_checked, load_onnx, model_io, opset, save_onnx
+from ...model.preprocessing import Preprocessing
 from ...model.random_input import RandomInput, random_feeds
 from ...model.source import Source
 from ...model.tensorflow.keras_config import read_keras_config, refusal
@@ -27,6 +28,7 @@ from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference, Outputs, compare_outputs
 from ..opset.upgrade import upgrade_in_place
 from .manifest import export_manifest
+from .preprocessing import note_preprocessing
 from .write import lower_to
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def take_tensorflow(
     data: str | None,
     trust: bool,
     python: Sequence[str],
+    preprocessing: Preprocessing | None,
     progress: Progress,
 ) -> Artifact:
     """Convert a SavedModel or a Keras file to ONNX, check it, and compare it with TensorFlow.
@@ -55,7 +58,7 @@ def take_tensorflow(
     Args:
         source: Of kind "savedmodel" or "keras".
         output: The .onnx file to write.
-        inputs, outputs, dynamic, opset_version, data, trust, progress: As `export` has them.
+        inputs, outputs, dynamic, opset_version, data, trust, preprocessing, progress: As `export` has them.
         python: `tensorflow=INTERPRETER`; this interpreter where it is empty.
 
     Raises:
@@ -92,6 +95,8 @@ def take_tensorflow(
             proto = load_onnx(path)
             write_notes(proto, comparison.notes())
             save_onnx(proto, path)
+            note_preprocessing(path, preprocessing, {})
+            proto = load_onnx(path)
             options = {
                 "model": source.spec,
                 "opset": opset_version,

@@ -90,7 +90,7 @@ class PyTorch(Engine):
         if threads:
             torch.set_num_threads(threads)
         source = parse_source(artifact)
-        manifest = read_manifest(source.file) if source.path and source.kind != "file" else None
+        manifest = read_manifest(source.file) if source.path and source.kind not in ("file", "hf") else None
         if manifest and manifest.io and io is None:
             io = manifest.io
         loaded = load_torch(source, device="cpu" if device is None else f"cuda:{device}")

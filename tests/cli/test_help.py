@@ -8,6 +8,8 @@ import sys
 import pytest
 
 VERBS = (
+    "auto",
+    "init",
     "export",
     "simplify",
     "balance",

@@ -148,9 +148,9 @@ def test_data_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> N
     assert caught.value.hint == f"did you mean {tmp_path / 'calibration.npz'}?"
     with pytest.raises(MissingFile):
         Data(f"{tmp_path / 'none.py'}:samples", [X])
-    (tmp_path / "data.csv").write_text("1,2,3")
-    with pytest.raises(InvalidOption, match=r"is none of: \.npz, a folder"):
-        Data(str(tmp_path / "data.csv"), [X])
+    (tmp_path / "data.xyz").write_text("1,2,3")
+    with pytest.raises(InvalidOption, match=r"is of no known kind; KIND:PATH with one of images, cifar10"):
+        Data(str(tmp_path / "data.xyz"), [X])
 
 
 @pytest.mark.parametrize(

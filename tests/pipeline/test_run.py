@@ -254,3 +254,22 @@ def test_ctrl_c_ends_with_130_and_no_process_stays(recipe: Path) -> None:
     assert not alive
     assert len(gone) == len(workers)
     whole(recipe.parent / "out")
+
+
+def test_a_changed_budget_is_judged_without_measuring_again(finished: Path) -> None:
+    """Exit code 1 where nothing keeps it; the page recommends anew."""
+
+    def run(limits: str) -> subprocess.CompletedProcess[str]:
+        finished.write_text(RECIPE + limits)
+        command = [sys.executable, "-m", "qcompile", "run", str(finished)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    kept = run("max_size_mb = 1\n")
+    assert kept.returncode == 0, kept.stderr
+    assert "within the budget: cpu, pytorch, cpu-int8\n" in kept.stdout
+    assert "bench" not in kept.stderr
+    none = run("max_latency_ms = 1e-6\n")
+    assert none.returncode == 1
+    assert "within the budget: no artifact\n  not cpu: it exceeds the budget: latency" in none.stdout
+    assert "bench" not in none.stderr
+    assert "No artifact keeps the budget." in (finished.parent / "out/report.html").read_text()

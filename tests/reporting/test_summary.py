@@ -10,6 +10,7 @@ from report_results import results_json, results_of, write
 
 from qcompile.reporting.source import read_source
 from qcompile.reporting.summary import Summary, faster, summarize
+from qcompile.spec.measure import Budget
 
 ROUNDS = 25
 
@@ -170,3 +171,39 @@ def test_a_comparison_needs_rounds_that_pair_up(tmp_path: Path) -> None:
     ratio = faster(third, first)
     assert ratio is not None
     assert ratio.value == pytest.approx(np.median(first.row.round_medians_ms) / 2.0, rel=0.005)
+
+
+def within(tmp_path: Path, budget: Budget, *artifacts: dict[str, Any]) -> Summary:
+    return summarize(read_source(write(tmp_path / "r.json", results_of(*artifacts)), budget=budget))
+
+
+def test_of_the_artifacts_within_the_budget_the_fastest_is_recommended(tmp_path: Path) -> None:
+    """It allows a loss, and refuses what is large or loses more."""
+    found = within(
+        tmp_path,
+        Budget(max_size_mb=1, max_drop=1.5),
+        artifact("base", 10, accuracy=accuracy(0, None, None)),
+        artifact("large", 2, accuracy=accuracy(0, -0.3, 0.3), size_bytes=9_000_000),
+        artifact("lossy", 4, accuracy=accuracy(0.8, 0.2, 1.4)),
+        artifact("broken", 3, accuracy=accuracy(9, 8, 10)),
+    )
+    assert found.chosen is not None
+    assert found.chosen.name == "lossy"
+    assert found.headline == "The fastest artifact within the budget."
+    assert any(
+        "large is the fastest" in text and "exceeds the budget: size 9.00 MB, at most 1.00" in text
+        for text in found.reasons
+    )
+
+
+def test_without_the_baseline_in_the_budget_a_slower_artifact_is_recommended(tmp_path: Path) -> None:
+    base, small = artifact("base", 10, size_bytes=9_000_000), artifact("small", 12)
+    assert within(tmp_path, Budget(), base, small).chosen.name == "base"  # type: ignore[union-attr]
+    assert within(tmp_path, Budget(max_size_mb=1), base, small).chosen.name == "small"  # type: ignore[union-attr]
+
+
+def test_nothing_is_recommended_where_nothing_keeps_the_budget(tmp_path: Path) -> None:
+    found = within(tmp_path, Budget(max_latency_ms=1), artifact("base", 10), artifact("fast", 4))
+    assert found.chosen is None
+    assert found.headline == "No artifact keeps the budget."
+    assert found.reasons[1] == "fast: it exceeds the budget: latency 4.00 ms, at most 1.00."

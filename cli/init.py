@@ -1,0 +1,51 @@
+"""`qcompile init`."""
+
+from __future__ import annotations
+
+import sys
+
+from ..spec.first_use import InitCommand
+from .session import Session
+from .tables import add_row, make_table
+from .verb import verb
+
+
+@verb(
+    InitCommand,
+    "qcompile init timm:resnet18 --data images/",
+    "qcompile init model.py:build --data data.npz --max-drop 0.5 -o recipe.toml",
+    "qcompile init model.onnx --target openvino --target tensorrt-rtx --gpu sm89",
+)
+def init(session: Session, given: InitCommand) -> None:
+    """Print the artifacts with their reasons, and what was left out."""
+    from ..pipeline.propose import init as write_recipe
+
+    written = write_recipe(
+        given.model,
+        given.output,
+        data=given.data,
+        calibration=given.calibration,
+        evaluation=given.evaluation,
+        inputs=given.inputs,
+        weights=given.weights,
+        download=given.download,
+        targets=given.targets,
+        gpus=given.gpus,
+        metric=given.metric,
+        max_drop=given.max_drop,
+        max_time_s=given.max_time_s,
+        force=given.force,
+        command=("qcompile", *sys.argv[1:]),
+        progress=session.progress,
+    )
+    session.json(written.as_json())
+    if not (session.quiet or session.as_json):
+        table = make_table("", "artifact", "for", "why", text=True)
+        for one in written.choice.artifacts:
+            add_row(table, one.name, one.target, one.why)
+        session.table(table)
+        for left in written.choice.left_out:
+            session.note(f"left out: {left}")
+    session.warn([*written.model.notes, *written.data.notes])
+    session.say(f"recipe: {written.path}")
+    session.say(f"  qcompile run {written.path}")

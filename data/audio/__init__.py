@@ -1,0 +1,1 @@
+"""Recordings: folders of files with classes or transcripts, as waveforms or features."""

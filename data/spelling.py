@@ -1,0 +1,220 @@
+"""Parse the spelling of DATA: `[KIND:]PATH[?key=value&...]`, or `file.py:function`.
+
+| kind         | PATH is                                                                              |
+|--------------|--------------------------------------------------------------------------------------|
+| `images`     | a folder of images, in folders of classes or not                                     |
+| `cifar10`    | the binary files of CIFAR-10, their folder or one of them; `cifar100` likewise       |
+| `text`       | a text file, one sample a line                                                       |
+| `jsonl`      | JSON lines; `csv` likewise (also tab-separated)                                      |
+| `audio`      | a folder of recordings (wav, flac, ogg)                                              |
+| `datasets`   | a folder of `datasets.save_to_disk`, parquet or arrow files                          |
+| `polygraphy` | the JSON that Polygraphy saves inputs in                                             |
+| `npz`, `npy` | arrays of numpy                                                                      |
+| `arrays`     | a folder of `.npz` and `.npy` files                                                  |
+
+Without a kind, it is found from what lies at the path (`kinds`). How the parts are told apart:
+
+- The query begins at the first `?`. In PATH and in values, `%3F` stands for `?`, `%26` for `&` and `%25` for
+  `%`.
+- A kind is a known word before the first `:`. A path that begins with such a word and a colon is written with
+  `./` in front of it.
+- `file.py:name` and `package.module:name` are functions, as for MODEL.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..errors import InvalidOption
+from ..files import digest_files
+
+FUNCTION = "function"
+_SAMPLING = ("samples", "seed", "part")
+_BALANCED = (*_SAMPLING, "balanced", "split", "preprocessing")
+_TEXT = (*_BALANCED, "column", "label", "labels", "bucket", "multiple", "length")
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "images": (*_BALANCED, "labels", "masks", "annotations"),
+    "cifar10": _BALANCED,
+    "cifar100": _BALANCED,
+    "text": _TEXT,
+    "jsonl": _TEXT,
+    "csv": _TEXT,
+    "audio": (*_BALANCED, "labels"),
+    "datasets": _TEXT,
+    "polygraphy": _SAMPLING,
+    "npz": (*_SAMPLING, "balanced"),
+    "npy": _SAMPLING,
+    "arrays": (*_SAMPLING, "balanced"),
+}
+"""Kind to the keys that its query may have."""
+FILE_KEYS = ("labels", "masks", "annotations")
+"""Keys whose values are paths; `preprocessing` may be one, where it ends with .json."""
+_ALL_KEYS = tuple(dict.fromkeys(key for keys in KEYS.values() for key in keys))
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A parsed spelling.
+
+    Attributes:
+        spec: As the user wrote it.
+        kind: A key of `KEYS`, "function", or empty where it is to be found from the path.
+        path: The path, unescaped; for a function the whole spelling.
+        query: Key to value, unescaped, in the order written.
+    """
+
+    spec: str = field(compare=False)
+    kind: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The spelling that is read as this one."""
+        if self.kind == FUNCTION:
+            return self.path
+        path = _escape(self.path)
+        if not self.kind and (":" in path):
+            path = path if path.startswith(("/", ".", "~")) else f"./{path}"
+        text = f"{self.kind}:{path}" if self.kind else path
+        query = "&".join(f"{key}={_escape(value)}" for key, value in self.query.items())
+        return f"{text}?{query}" if query else text
+
+    def with_kind(self, kind: str) -> Spelling:
+        """Return it with the kind that was found.
+
+        Raises:
+            InvalidOption: If this kind does not take a key of the query.
+        """
+        chosen = replace(self, kind=kind)
+        chosen._check_keys()
+        return chosen
+
+    def _check_keys(self) -> None:
+        known = KEYS.get(self.kind, () if self.kind == FUNCTION else _ALL_KEYS)
+        for key, value in self.query.items():
+            if key in known:
+                if not value:
+                    raise InvalidOption(f"data {self.spec!r}: {key} has no value", hint=f"write {key}=VALUE")
+                continue
+            if self.kind == FUNCTION:
+                raise InvalidOption(f"data {self.spec!r}: a function takes no keys; {key}= was given")
+            what = f"data of kind {self.kind}" if self.kind else "data"
+            near = "" if key in _ALL_KEYS else _nearest(key, known)
+            raise InvalidOption(
+                f"data {self.spec!r}: {key}= is no key of {what}; {', '.join(known)} are",
+                hint=near or "a `?` that belongs to the path is written %3F",
+            )
+
+    def located(self, base: Path) -> Spelling:
+        """Return it with absolute paths; a key's file is looked for in the data's folder, then in `base`."""
+        path = absolute(self.path, base)
+        query = {
+            key: str(_file_of_key(value, path, base)) if _is_file_key(key, value) else value
+            for key, value in self.query.items()
+        }
+        return replace(self, path=str(path), query=query)
+
+    def keyed(self) -> list[str]:
+        """Return what of it decides how samples are read: kind and query, files by their content."""
+        files = {key: Path(value) for key, value in self.query.items() if _is_file_key(key, value)}
+        contents = {key: digest_files([path]) for key, path in files.items() if path.is_file()}
+        kept = {key: value for key, value in self.query.items() if key not in files}
+        return [self.kind, *(f"{key}={value}" for key, value in sorted({**kept, **contents}.items()))]
+
+
+def parse_spelling(spec: str) -> Spelling:
+    """Read a spelling.
+
+    Raises:
+        InvalidOption: If the kind or a key is unknown, or the query is no list of key=value.
+    """
+    head, question, query = spec.partition("?")
+    kind, path = _kind_and_path(spec, head)
+    found = Spelling(spec, kind, path, _parse_query(spec, query) if question else {})
+    found._check_keys()
+    return found
+
+
+def absolute(text: str, base: Path) -> Path:
+    """Return the absolute path that a text names, from a folder; links stay as they are."""
+    path = Path(text).expanduser()
+    return path if path.is_absolute() else (base if base.is_absolute() else Path.cwd() / base) / path
+
+
+def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
+    word, colon, rest = head.partition(":")
+    if colon and word in KEYS:
+        if not rest:
+            raise InvalidOption(f"data {spec!r}: a path is required after {word}:")
+        return word, _unescape(rest)
+    source, _, last = head.rpartition(":")
+    is_function = last.isidentifier() and (source.endswith(".py") or _is_dotted(source))
+    if colon and _WORD.fullmatch(word):
+        near = _nearest(word, KEYS)
+        if not is_function or (near and not _is_module(word)):
+            raise InvalidOption(
+                f"data {spec!r}: unknown kind {word!r}; {', '.join(KEYS)} are known",
+                hint=near or f"a path that begins like this is written ./{head}",
+            )
+    if is_function:
+        return FUNCTION, head
+    if not head:
+        raise InvalidOption(f"data {spec!r}: a path is required")
+    return "", _unescape(head)
+
+
+def _parse_query(spec: str, text: str) -> dict[str, str]:
+    query: dict[str, str] = {}
+    for part in text.split("&"):
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise InvalidOption(
+                f"data {spec!r}: {part!r} after the `?`; key=value is required, joined by `&`",
+                hint="a `?` that belongs to the path is written %3F",
+            )
+        if key in query:
+            raise InvalidOption(f"data {spec!r}: {key}= is given twice")
+        query[key] = _unescape(value)
+    return query
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _is_module(word: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(word) is not None
+
+
+def _nearest(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _is_file_key(key: str, value: str) -> bool:
+    return key in FILE_KEYS or (key == "preprocessing" and value.endswith(".json"))
+
+
+def _file_of_key(value: str, data: Path, base: Path) -> Path:
+    folder = data if data.is_dir() else data.parent
+    beside = absolute(value, folder)
+    return beside if beside.exists() else absolute(value, base)
+
+
+_ESCAPES = {"%": "%25", "?": "%3F", "&": "%26"}
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"[%?&]", lambda match: _ESCAPES[match[0]], text)
+
+
+def _unescape(text: str) -> str:
+    back = {code: sign for sign, code in _ESCAPES.items()}
+    return re.sub(r"%(?:25|3F|26)", lambda match: back[match[0].upper()], text, flags=re.IGNORECASE)

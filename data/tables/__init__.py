@@ -1,0 +1,1 @@
+"""Tables of samples: text files, JSON lines, CSV, and folders of `datasets`."""

@@ -1,0 +1,1 @@
+"""Texts: lines, columns and pairs of them, through the model's tokenizer."""

@@ -1,0 +1,1 @@
+"""Models of torchvision, timm and transformers by their names: `torchvision:`, `timm:`, `hf:`."""

@@ -1,0 +1,148 @@
+"""Models of timm: their preprocessing from their own configuration, weights from the local caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...errors import ModelError, first_line
+from ..preprocessing import ImagePreprocessing
+from ..source import Source
+from ..weights import read_weights
+from .caches import hub_cache, network, not_cached, torch_cache
+from .description import Description, image_input, with_preprocessing
+from .images import interpolation
+from .names import require_name
+
+_INPUT = "x"
+
+
+def describe_timm(source: Source) -> Description:
+    """Return what timm's configuration says of a model; no network is made.
+
+    Raises:
+        InvalidOption: If timm has no such model.
+    """
+    import timm
+
+    name = _name(source)
+    cfg = timm.get_pretrained_cfg(name)
+    config = cfg.to_dict() if cfg is not None else {}
+    channels, height, width = _extents(source, config)
+    preprocessing = _preprocessing(source, config, height, width) if channels in (1, 3) else None
+    tensor = with_preprocessing(image_input(_INPUT, height, width, channels), preprocessing)
+    features = source.options.task == "embedding"
+    outputs = ("features",) if features else ("logits",)
+    return Description(
+        source.kind, name, "embedding" if features else "image-classification", (tensor,), outputs
+    )
+
+
+def load_timm(source: Source, description: Description) -> Any:
+    """Return the module.
+
+    Raises:
+        ModelError: If the weights are not in the cache, or timm cannot make the model.
+    """
+    import timm
+
+    options, name = source.options, description.name
+    arguments = _arguments(source, timm.get_pretrained_cfg(name))
+    if options.weights:
+        return timm.create_model(name, pretrained=False, **arguments)
+    try:
+        with network(options.download):
+            if not options.download:
+                arguments |= _cached(source, timm.get_pretrained_cfg(name))
+            return timm.create_model(name, pretrained=True, **arguments)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a download raises
+        raise ModelError(
+            f"{source.spec}: timm cannot load its weights: {first_line(error)}",
+            hint="give `weights` random, or `weights` FILE",
+        ) from error
+
+
+def _name(source: Source) -> str:
+    import timm
+
+    require_name(source, source.name.split(".")[0], timm.list_models(), known=timm.is_model(source.name))
+    return source.name
+
+
+def _extents(source: Source, config: dict[str, Any]) -> tuple[int, int, int]:
+    channels, height, width = config.get("input_size") or (3, 224, 224)
+    if source.options.size:
+        height, width = source.options.size
+    return channels, height, width
+
+
+def _arguments(source: Source, cfg: Any) -> dict[str, Any]:
+    options = source.options
+    arguments: dict[str, Any] = {}
+    if options.classes:
+        arguments["num_classes"] = options.classes
+    if options.task == "embedding":
+        arguments["num_classes"] = 0
+    if options.size and getattr(cfg, "fixed_input_size", False):
+        arguments["img_size"] = options.size
+    return arguments
+
+
+def _preprocessing(source: Source, config: dict[str, Any], height: int, width: int) -> ImagePreprocessing:
+    from timm.data import resolve_data_config
+
+    size = (config.get("input_size") or (3, height, width))[0]
+    data = resolve_data_config({"input_size": (size, height, width)}, pretrained_cfg=config)
+    return ImagePreprocessing(
+        source=f"timm:{source.name}",
+        task="embedding" if source.options.task == "embedding" else "image-classification",
+        input=_INPUT,
+        height=height,
+        width=width,
+        interpolation=interpolation(data["interpolation"]),
+        mean=tuple(map(float, data["mean"])),
+        std=tuple(map(float, data["std"])),
+        channels=size,
+        **_crop(data, height, width),
+    )
+
+
+def _crop(data: dict[str, Any], height: int, width: int) -> dict[str, Any]:
+    """What is resized before the crop, as `timm.data.transforms_factory` does it for evaluation."""
+    share = float(data.get("crop_pct") or 1.0)
+    whole = (int(height / share), int(width / share))
+    if data.get("crop_mode") == "squash":
+        return {"resize": whole}
+    if data.get("crop_mode") == "border":
+        return {"letterbox": True}
+    return {"resize": (whole[0],) if height == width else (max(whole),)}
+
+
+def _cached(source: Source, cfg: Any) -> dict[str, Any]:
+    """The arguments with which `create_model` takes the weights of the local caches, and no others."""
+    if cfg is None or not (cfg.url or cfg.hf_hub_id or cfg.file):
+        raise ModelError(f"{source.spec}: timm has no weights for it", hint="give `weights` random or FILE")
+    path, folder = _cached_file(cfg)
+    if path is None:
+        raise not_cached(source.spec, "the file of its weights", folder)
+    if cfg.custom_load:
+        return {"pretrained_cfg_overlay": {"file": str(path)}}
+    return {"pretrained_cfg_overlay": {"state_dict": read_weights(path)}}
+
+
+def _cached_file(cfg: Any) -> tuple[Path | None, Path]:
+    if cfg.hf_hub_id:
+        from huggingface_hub import try_to_load_from_cache
+
+        names = [cfg.hf_hub_filename] if cfg.hf_hub_filename else ["model.safetensors", "pytorch_model.bin"]
+        for name in names:
+            found = try_to_load_from_cache(cfg.hf_hub_id, name, cache_dir=hub_cache())
+            if isinstance(found, str):
+                return Path(found), hub_cache()
+    if cfg.url:
+        path = torch_cache() / cfg.url.rsplit("/", 1)[-1]
+        if path.is_file() or not cfg.hf_hub_id:
+            return (path if path.is_file() else None), torch_cache()
+    return None, hub_cache()

@@ -1,0 +1,238 @@
+"""Models of torchvision: preprocessing and classes by the entries of its weights, weights from the cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ...errors import InvalidOption, ModelError, first_line
+from ...tensors import TensorInfo
+from ..preprocessing import ImagePreprocessing
+from ..preprocessing_fit import scaled_resize
+from ..preprocessing_presets import PRESETS
+from ..source import Source
+from ..torch_import import import_torch
+from ..weights import read_weights
+from .caches import not_cached, torch_cache
+from .description import Description, image_input, with_preprocessing
+from .images import interpolation
+from .names import require_name
+from .torchvision_wrappers import Detector, OutputOf
+
+_INPUT = "x"
+_VIDEO_FRAMES = 16
+_DETECTOR_SIZES = {"ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 320}
+_PRESETS = {
+    "ImageClassification": "image-classification",
+    "SemanticSegmentation": "semantic-segmentation",
+    "ObjectDetection": "object-detection",
+    "VideoClassification": "video-classification",
+    "OpticalFlow": "optical-flow",
+}
+
+
+def describe_torchvision(source: Source) -> Description:
+    """Return what torchvision says of a model; no network is made.
+
+    Raises:
+        InvalidOption: If torchvision has no such model, or it cannot be exported.
+    """
+    entry, weights = _entry(source)
+    preset = weights.transforms() if weights is not None else None
+    task = _PRESETS.get(type(preset).__name__, "") or _by_module(entry)
+    classes = tuple(weights.meta.get("categories", ())) if weights is not None else ()
+    if task == "optical-flow":
+        raise InvalidOption(
+            f"model {source.spec}: takes two images and returns a list of flows; "
+            "a model with one image is required",
+            hint="write a function that returns the model and an example: file.py:function",
+        )
+    if source.options.classes or len(classes) < 2:
+        classes = ()
+    if task == "video-classification":
+        return Description(source.kind, source.name, "", (_video(source, preset),), ("logits",), classes)
+    if task == "object-detection":
+        return _detection(source, classes)
+    tensor = _image(source, preset, task, classes)
+    return Description(source.kind, source.name, task, (tensor,), (_output(task),), classes)
+
+
+def load_torchvision(source: Source, description: Description) -> Any:
+    """Return the module, its outputs as tensors.
+
+    Raises:
+        InvalidOption: If the model does not take an option.
+        ModelError: If the weights are not in the cache, or torchvision cannot make the model.
+    """
+    entry, weights = _entry(source)
+    arguments = _arguments(source, entry, description)
+    if source.options.weights:
+        arguments |= {"weights_backbone": None} if "weights_backbone" in _parameters(entry) else {}
+        if "init_weights" in _parameters(_class(entry)):
+            arguments["init_weights"] = True
+        module = _made(source, entry, {"weights": None, **arguments})
+    else:
+        if weights is None:
+            raise ModelError(
+                f"{source.spec}: torchvision has no weights for it", hint="give `weights` random or FILE"
+            )
+        with _local_weights(source, weights):
+            module = _made(source, entry, {"weights": weights, **arguments})
+    return _wrapped(module, description.task)
+
+
+def wrap_torchvision(module: Any, task: str) -> Any:
+    """Return a module that takes and returns tensors, for one of torchvision."""
+    return _wrapped(module, task)
+
+
+def _entry(source: Source) -> tuple[Any, Any]:
+    """A model's builder, and its usual weights' entry; None where there is none."""
+    from torchvision import models
+
+    names = models.list_models()
+    require_name(source, source.name, names, known=source.name in names)
+    if source.name.startswith("quantized_"):
+        raise InvalidOption(
+            f"model {source.spec}: is quantized by torchvision, which ONNX has no form for",
+            hint=f"give torchvision:{source.name.removeprefix('quantized_')}, and quantize it here",
+        )
+    entry = models.get_model_builder(source.name)
+    found = list(models.get_model_weights(source.name))
+    default = getattr(models.get_model_weights(source.name), "DEFAULT", None)
+    return entry, default or (found[0] if found else None)
+
+
+def _by_module(entry: Any) -> str:
+    parts = entry.__module__.split(".")
+    named = {"segmentation": "semantic-segmentation", "detection": "object-detection",
+             "video": "video-classification", "optical_flow": "optical-flow"}  # fmt: skip
+    return next((task for part, task in named.items() if part in parts), "image-classification")
+
+
+def _image(source: Source, preset: Any, task: str, classes: tuple[str, ...]) -> TensorInfo:
+    assert task in ("image-classification", "semantic-segmentation")
+    if task == "semantic-segmentation":
+        side = int(preset.resize_size[0]) if preset is not None and preset.resize_size else 520
+        own, resize = (side, side), ()
+    else:
+        side = int(preset.crop_size[0]) if preset is not None else 224
+        own, resize = (side, side), tuple(map(int, preset.resize_size)) if preset is not None else (256,)
+    height, width = source.options.size or own
+    if preset is None:
+        usual = PRESETS["imagenet"]
+        assert isinstance(usual, ImagePreprocessing)
+        made = replace(
+            usual, task=task, input=_INPUT, height=height, width=width,
+            resize=scaled_resize(usual.resize, (224, 224), (height, width)),
+        )  # fmt: skip
+    else:
+        made = ImagePreprocessing(
+            source=f"torchvision:{source.name}", task=task, classes=classes, input=_INPUT, height=height,
+            width=width, resize=scaled_resize(resize, own, (height, width)),
+            interpolation=interpolation(preset.interpolation), mean=tuple(preset.mean), std=tuple(preset.std),
+        )  # fmt: skip
+    return with_preprocessing(image_input(_INPUT, height, width), made)
+
+
+def _video(source: Source, preset: Any) -> TensorInfo:
+    height, width = source.options.size or tuple(preset.crop_size if preset is not None else (112, 112))
+    return TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, height, width))
+
+
+def _detection(source: Source, classes: tuple[str, ...]) -> Description:
+    side = _DETECTOR_SIZES.get(source.name, 800)
+    height, width = source.options.size or (side, side)
+    preprocessing = ImagePreprocessing(
+        source=f"torchvision:{source.name}", task="object-detection", classes=classes, input="image",
+        height=height, width=width, letterbox=True,
+    )  # fmt: skip
+    tensor = with_preprocessing(TensorInfo("image", "float32", (1, 3, height, width)), preprocessing)
+    return Description(
+        source.kind, source.name, "object-detection", (tensor,), ("boxes", "scores", "labels"), classes,
+        notes=("takes one image of 0 to 1, and returns boxes [n, 4] in its pixels, scores and labels [n]",),
+    )  # fmt: skip
+
+
+def _output(task: str) -> str:
+    return "out" if task == "semantic-segmentation" else "logits"
+
+
+def _arguments(source: Source, entry: Any, description: Description) -> dict[str, Any]:
+    options = source.options
+    arguments: dict[str, Any] = {}
+    if options.classes:
+        arguments["num_classes"] = options.classes
+    if options.size and "image_size" in _parameters(_class(entry)):
+        if options.size[0] != options.size[1]:
+            raise InvalidOption(f"model {source.spec}: takes square images; one extent is required")
+        arguments["image_size"] = options.size[0]
+    if options.size and source.name.startswith("maxvit"):
+        arguments["input_size"] = options.size
+    if options.size and description.task == "object-detection" and "ssd" not in source.name:
+        arguments |= {"min_size": min(options.size), "max_size": max(options.size)}
+    if options.task:
+        raise InvalidOption(
+            f"model {source.spec}: `task` is for transformers; torchvision's model is {description.task}"
+        )
+    return arguments
+
+
+def _made(source: Source, entry: Any, arguments: dict[str, Any]) -> Any:
+    try:
+        return entry(**arguments)
+    except ModelError:
+        raise
+    except Exception as error:  # what a constructor refuses, it says in its own way
+        raise ModelError(
+            f"{source.spec}: torchvision cannot make it: {type(error).__name__}: {first_line(error)}",
+            hint="leave `size` or `classes` out, or choose values that the model takes",
+        ) from error
+
+
+@contextmanager
+def _local_weights(source: Source, weights: Any) -> Iterator[None]:
+    """Let a builder load its weights from the cache alone, without unpickling; or download them first."""
+    cached = torch_cache() / weights.url.rsplit("/", 1)[-1]
+    if not cached.is_file():
+        if not source.options.download:
+            raise not_cached(source.spec, cached.name, torch_cache())
+        _download(source, weights.url, cached)
+    state = read_weights(cached)
+    weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
+    try:
+        yield
+    finally:
+        del weights.get_state_dict
+
+
+def _download(source: Source, url: str, cached: Any) -> None:
+    torch = import_torch()
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    digest = torch.hub.HASH_REGEX.search(cached.name)
+    try:
+        torch.hub.download_url_to_file(url, str(cached), digest.group(1) if digest else None, progress=False)
+    except Exception as error:  # of the network, of the file system, or of the digest
+        raise ModelError(
+            f"{source.spec}: {url} cannot be downloaded: {first_line(error)}",
+            hint=f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE",
+        ) from error
+
+
+def _wrapped(module: Any, task: str) -> Any:
+    if task == "object-detection":
+        return Detector(module)
+    return OutputOf(module, "out") if task == "semantic-segmentation" else module
+
+
+def _parameters(entry: Any) -> set[str]:
+    return set(inspect.signature(entry).parameters)
+
+
+def _class(entry: Any) -> Any:
+    """The class that a builder makes, by its annotation; the builder where it has none."""
+    found = inspect.signature(entry, eval_str=True).return_annotation
+    return found if isinstance(found, type) else entry

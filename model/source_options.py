@@ -1,0 +1,170 @@
+"""Read and write what follows the `?` of a MODEL: `timm:resnet18?weights=random&classes=10`.
+
+| key              | says                                                                               |
+|------------------|------------------------------------------------------------------------------------|
+| `weights=random` | random weights of `seed`; else a .safetensors, or a state dict of `torch.save`     |
+| `download=1`     | the package may download what its cache lacks                                      |
+| `classes=N`      | classes of a classifier, with weights that are random or of a file                 |
+| `size=H[xW]`     | extents of its images                                                              |
+| `task=TASK`      | head of a transformers model, where its configuration names another one or none    |
+| `seed=N`         | of random weights                                                                  |
+
+Functions (`model.py:build`) take `weights` alone. A character of a path that has a meaning here is written
+as in an address: `%26` for `&`, `%3F` for `?`, `%25` for `%`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import quote, unquote
+
+from ..errors import InvalidOption
+
+RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a spelling says beside the name; defaults where it says nothing.
+
+    Attributes:
+        weights: Empty for the package's own, "random", or a file.
+        download: Whether the package may download.
+        classes: Number of classes; 0 for the model's own.
+        size: Height and width of its images; empty for the model's own.
+        task: Of a transformers model; empty for what its configuration says.
+        seed: Of random weights.
+    """
+
+    weights: str = ""
+    download: bool = False
+    classes: int = 0
+    size: tuple[int, ...] = ()
+    task: str = ""
+    seed: int = 0
+
+    @property
+    def file(self) -> str:
+        """The file with the weights; empty where there is none."""
+        return "" if self.weights == RANDOM else self.weights
+
+    @property
+    def query(self) -> str:
+        """The spelling: `?key=value&...`, or empty where everything is the default."""
+        said = [
+            f"{one.name}={_written(getattr(self, one.name))}"
+            for one in fields(self)
+            if getattr(self, one.name) != one.default
+        ]
+        return "?" + "&".join(said) if said else ""
+
+    def merged(self, spec: str, *, weights: str = "", download: bool = False) -> SourceOptions:
+        """Return options with what was given beside the spelling.
+
+        Raises:
+            InvalidOption: If the spelling says otherwise.
+        """
+        if weights and self.weights and weights != self.weights:
+            raise InvalidOption(
+                f"`weights` {weights}: the spelling {spec} says weights={self.weights}; one is required",
+                option="weights",
+            )
+        return replace(self, weights=weights or self.weights, download=download or self.download)
+
+
+def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOptions:
+    """Read `key=value&key=value`.
+
+    Args:
+        query: The text behind the `?`.
+        spec: The whole spelling, for messages.
+        known: Keys that this kind of source takes; empty for all.
+
+    Raises:
+        InvalidOption: Naming the key or value that is wrong, and the nearest known one.
+    """
+    takes = known or tuple(_READERS)
+    values: dict[str, Any] = {}
+    for part in query.split("&"):
+        key, equals, text = part.partition("=")
+        if key not in takes or not equals:
+            raise InvalidOption(
+                f"model {spec}: {part!r} is none of its options: {', '.join(takes)}",
+                hint=_near(key, takes) or "write ?key=value&key=value",
+            )
+        if key in values:
+            raise InvalidOption(f"model {spec}: {key} is given twice; once is required")
+        try:
+            values[key] = _READERS[key](unquote(text))
+        except ValueError:
+            raise InvalidOption(
+                f"model {spec}: {key}={text or 'nothing'}; {_REQUIRED[key]} is required"
+            ) from None
+    return SourceOptions(**values)
+
+
+def _near(key: str, known: tuple[str, ...]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _written(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return quote(str(value), safe="/:~+,@=!()' \\")
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1", "false", "true"):
+        raise ValueError
+    return text in ("1", "true")
+
+
+def _positive(text: str) -> int:
+    number = _whole(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError
+    return int(text)
+
+
+def _extents(text: str) -> tuple[int, ...]:
+    extents = tuple(_positive(part) for part in text.split("x"))
+    if len(extents) > 2:
+        raise ValueError
+    return extents if len(extents) == 2 else extents * 2
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "weights": _text,
+    "download": _flag,
+    "classes": _positive,
+    "size": _extents,
+    "task": _text,
+    "seed": _whole,
+}
+_REQUIRED = {
+    "weights": "random, or a file",
+    "download": "0 or 1",
+    "classes": "a number of 1 or more",
+    "size": "HEIGHT or HEIGHTxWIDTH, such as 224 or 224x320,",
+    "task": "a task, such as text-classification,",
+    "seed": "a number of 0 or more",
+}

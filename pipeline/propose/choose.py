@@ -1,0 +1,208 @@
+"""From a model, data and a machine to the artifacts of a recipe, each with its reason; and what is left out.
+
+model   float                 -> FP32 on ONNX Runtime, INT8 where there are products or convolutions
+        attention, recurrent  -> INT8 dynamic too: it needs no calibration
+        Q/DQ already          -> INT8 alone
+data    none                  -> no static INT8
+machine no builder of a kind  -> none of its artifacts; the line that installs it is named
+        no GPU                -> TensorRT-RTX engines ahead of time, which this machine cannot measure
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...spec.words import Target
+from ...tensors import TensorInfo, format_shape
+from .data_facts import DataFacts
+from .machine import USUAL_GPUS, Machine
+from .model_facts import ModelFacts
+
+Line = tuple[str, object, str]
+"""A key, its value and why; no comment where the reason is empty."""
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """An artifact: its name, why it is there, and its keys."""
+
+    name: str
+    why: str
+    lines: tuple[Line, ...]
+
+    @property
+    def target(self) -> str:
+        """What it is built for."""
+        return str(next(value for key, value, _ in self.lines if key == "target"))
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What is not proposed, why, and how to get it."""
+
+    what: str
+    why: str
+    how: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}" + (f" ({self.how})" if self.how else "")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The artifacts of a recipe, and what was left out."""
+
+    artifacts: tuple[Proposed, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def choose_artifacts(
+    model: ModelFacts,
+    data: DataFacts,
+    machine: Machine,
+    *,
+    targets: Sequence[Target] = (),
+    gpus: Sequence[str] = (),
+) -> Choice:
+    """Choose artifacts.
+
+    Args:
+        model: What is built.
+        data: What it is calibrated on.
+        machine: What can be built here.
+        targets: What was asked for, which is proposed even where only another machine can build it.
+        gpus: Compute capabilities that TensorRT-RTX builds for; by default the GPU's here, or `USUAL_GPUS`.
+    """
+    chosen = _Chooser(model, data, machine, tuple(targets), tuple(gpus))
+    return Choice(tuple(chosen.artifacts()), tuple(chosen.left_out()))
+
+
+class _Chooser:
+    def __init__(
+        self,
+        model: ModelFacts,
+        data: DataFacts,
+        machine: Machine,
+        targets: tuple[Target, ...],
+        gpus: tuple[str, ...],
+    ) -> None:
+        self.model, self.data, self.machine = model, data, machine
+        self.asked, self.gpus = targets, gpus
+        self.is_quantized = model.precision != "fp32"
+        self.quantizes = bool(model.kinds) and not self.is_quantized
+        self.has_ranges = bool(data.calibration) or model.precision == "int8"
+        self.dynamic = bool(model.kinds & {"attention", "recurrent"}) or "convolution" not in model.kinds
+
+    def takes(self, target: Target) -> bool:
+        """Whether a target is proposed."""
+        return target in self.asked if self.asked else self.machine.builds(target)
+
+    def artifacts(self) -> Iterator[Proposed]:
+        if self.takes("onnxruntime"):
+            yield from self._onnx_runtime()
+        if self.takes("openvino"):
+            yield from self._openvino()
+        if self.takes("tensorrt-rtx"):
+            yield from self._tensorrt("tensorrt-rtx", "rtx")
+        if self.takes("tensorrt"):
+            yield from self._tensorrt("tensorrt", "trt")
+        if "torchscript" in self.asked:
+            yield _artifact("torchscript", "torchscript", "fp32", "as asked for")
+
+    def _onnx_runtime(self) -> Iterator[Proposed]:
+        if not self.is_quantized:
+            why = "what ONNX Runtime alone gains: the fairest float to compare INT8 with"
+            yield _artifact("onnx-fp32", "onnxruntime", "fp32", why)
+        if self._static:
+            why = "8-bit weights and activations, with ranges from the calibration samples"
+            isa = () if self.machine.has_vnni else (("isa", "avx2", "this processor has no 8-bit products"),)
+            yield _artifact("onnx-int8", "onnxruntime", "int8", why, *isa)
+        if self.quantizes and self.dynamic:
+            why = "8-bit weights; activations get their scales at run time, so no calibration"
+            yield _artifact("onnx-int8-dynamic", "onnxruntime", "int8", why, ("mode", "dynamic", ""))
+
+    def _openvino(self) -> Iterator[Proposed]:
+        if not self._static and not self.is_quantized:
+            yield _artifact("openvino-fp32", "openvino", "fp32", "the other runtime for this processor")
+        if self._static:
+            why = "often the fastest INT8 on x86: it fuses more than ONNX Runtime"
+            yield _artifact("openvino-int8", "openvino", "int8", why)
+        if not self.machine.emulates_bf16 and not self.is_quantized:
+            yield _artifact("openvino-bf16", "openvino", "bf16", "this processor multiplies in bfloat16")
+
+    def _tensorrt(self, target: Target, prefix: str) -> Iterator[Proposed]:
+        lines = [*self._built_for(target), *self._shapes()]
+        if not self.is_quantized:
+            yield _artifact(f"{prefix}-fp16", target, "fp16", "half the size, Tensor Cores", *lines)
+        if self._static:
+            why = "a quarter of the size, INT8 Tensor Cores"
+            yield _artifact(f"{prefix}-int8", target, "int8", why, *lines)
+
+    @property
+    def _static(self) -> bool:
+        return (self.quantizes and self.has_ranges) or self.model.precision == "int8"
+
+    def _built_for(self, target: Target) -> Iterator[Line]:
+        if target != "tensorrt-rtx":
+            return
+        if self.gpus:
+            yield "gpus", list(self.gpus), "as asked for"
+        elif self.machine.gpu:
+            yield "gpus", [self.machine.gpu], "the GPU of this machine"
+        else:
+            yield "gpus", list(USUAL_GPUS), "Ampere and Ada, ahead of time: this machine has no GPU"
+
+    def _shapes(self) -> Iterator[Line]:
+        """Shapes of an engine whose axes beyond the batch are dynamic: the defaults know only of batches."""
+        if not self.model.has_open_axes:
+            return
+        why = ("smallest shapes", "shapes to optimize for", "largest shapes: other inputs are refused")
+        for index, kind in enumerate(("min_shapes", "opt_shapes", "max_shapes")):
+            extents = {one.name: _extents(one, self.model)[index] for one in self.model.inputs}
+            yield kind, [f"{name}:{format_shape(shape)}" for name, shape in extents.items()], why[index]
+
+    def left_out(self) -> Iterator[LeftOut]:
+        if not self.asked:
+            for target, reason in self.machine.missing.items():
+                if target != "torchscript":
+                    yield LeftOut(target, reason, self.machine.fixes[target])
+            yield LeftOut("torchscript", "seldom faster than eager PyTorch", 'target = "torchscript"')
+        if self.quantizes and not self.has_ranges:
+            how = "give them as `data`; 100 to 500 are enough"
+            yield LeftOut("static INT8", "it needs samples to calibrate on", how)
+        if not self.data.evaluation:
+            why = "no labelled samples: the table compares speed alone"
+            yield LeftOut("accuracy", why, "give samples as `data`")
+        if not self.model.kinds:
+            yield LeftOut("INT8", "no layer of the model multiplies with weights")
+        elif self.quantizes and not self.dynamic and self.takes("onnxruntime"):
+            why = "it quantizes products of matrices alone: convolutions would stay in float"
+            yield LeftOut("dynamic INT8", why, 'mode = "dynamic"')
+        if self.takes("openvino") and self.machine.emulates_bf16 and not self.is_quantized:
+            yield LeftOut("openvino bf16", self.machine.emulates_bf16)
+
+
+def _artifact(name: str, target: str, precision: str, why: str, *lines: Line) -> Proposed:
+    return Proposed(name, why, (("target", target, ""), ("precision", precision, ""), *lines))
+
+
+def _extents(one: TensorInfo, model: ModelFacts) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Least, usual and largest shape of an input."""
+    said = {extents.axis: extents for extents in one.extents}
+    longest = getattr(model.preprocessing, "max_length", 0)
+    least, usual, most = [], [], []
+    for axis, dim in enumerate(one.shape):
+        if isinstance(dim, int):
+            low = middle = high = dim
+        elif axis == 0:
+            low, middle, high = 1, 1, 16
+        else:
+            known = said.get(axis)
+            low = known.minimum if known else 1
+            high = (known.maximum if known and known.maximum else 0) or longest or 512
+            middle = (known.traced if known and known.traced else 0) or max(low, min(high, 128))
+        least.append(low)
+        usual.append(middle)
+        most.append(high)
+    return tuple(least), tuple(usual), tuple(most)

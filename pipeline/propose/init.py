@@ -1,0 +1,186 @@
+"""`qcompile init`: write a commented recipe that runs at once."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import EngineUnavailable, InvalidOption
+from ...files import write_text
+from ...model.source import parse_source
+from ...model.source_options import RANDOM
+from ...progress import Progress, silent
+from ...spec.first_use import InitCommand
+from ...spec.words import TARGETS
+from ...tensors import Feeds
+from ..recipe import Recipe, make_recipe
+from .choose import Choice, Line, choose_artifacts
+from .data_facts import DataFacts, first_sample, look_at_data, relocated
+from .machine import look_at_machine
+from .model_facts import ModelFacts, look_at_model, seen_from, spelled_from
+from .recipe_text import Proposal, recipe_text
+from .settings import bench_lines
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True)
+class InitResult:
+    """What was written.
+
+    Attributes:
+        path: The recipe.
+        recipe: What it says.
+        text: Its text.
+        choice: Its artifacts with their reasons, and what was left out.
+        model: What the model told.
+        data: What the data told.
+    """
+
+    path: Path
+    recipe: Recipe
+    text: str
+    choice: Choice
+    model: ModelFacts
+    data: DataFacts
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the `--json` form."""
+        return {
+            "recipe": str(self.path),
+            "artifacts": [
+                {"name": one.name, "target": one.target, "why": one.why} for one in self.choice.artifacts
+            ],
+            "left_out": [{"what": one.what, "why": one.why, "how": one.how} for one in self.choice.left_out],
+            "inputs": [one.as_json() for one in self.model.inputs],
+            "kinds": sorted(self.model.kinds),
+            "parameters": self.model.parameters,
+            "multiply_adds": self.model.multiply_adds,
+            "data": self.data.kind,
+            "samples": self.data.samples,
+            "has_labels": self.data.has_labels,
+            "metric": self.data.metric,
+            "notes": [*self.model.notes, *self.data.notes],
+        }
+
+
+def init(
+    model: str,
+    output: str | Path = "recipe.toml",
+    *,
+    data: str = "",
+    calibration: str = "",
+    evaluation: str = "",
+    inputs: Sequence[str] = (),
+    weights: str = "",
+    download: bool = False,
+    targets: Sequence[str] = (),
+    gpus: Sequence[str] = (),
+    metric: str = "auto",
+    max_drop: float | None = None,
+    max_time_s: float | None = None,
+    force: bool = False,
+    command: Sequence[str] = (),
+    progress: Progress = silent,
+) -> InitResult:
+    """Write a recipe for a model.
+
+    Args:
+        model: A MODEL spelling.
+        output: The file to write.
+        data: Samples that serve calibration and evaluation.
+        calibration, evaluation: Samples in place of `data`.
+        inputs: `NAME:SHAPE[:DTYPE]` each, of a model that declares none.
+        weights: "random", or a file, in place of the model's own.
+        download: Whether the package of a model by name may download.
+        targets: What to build for; by default what can be built here.
+        gpus: What TensorRT-RTX builds for, such as "sm86".
+        metric: Of the accuracy; "auto" chooses by the task and the labels.
+        max_drop: What a recommended artifact may lose, in points.
+        max_time_s: Time limit of the measurement.
+        force: Overwrite an existing file.
+        command: Words that write it again, for its first line.
+        progress: Told of every step.
+
+    Raises:
+        InvalidOption: If the file exists, or the model's inputs are not known; it says which to give.
+        ModelError, DataError, MissingFile: If the model or the data cannot be read.
+        EngineUnavailable: If nothing can be built here.
+    """
+    path = Path(output)
+    if path.exists() and not force:
+        raise InvalidOption(
+            f"`output` {path}: exists already",
+            hint="give another name, or `force` to overwrite it",
+            option="output",
+        )
+    asked = InitCommand(
+        model=model, output=path, data=data, calibration=calibration, evaluation=evaluation,
+        inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
+        metric=metric, max_drop=max_drop, max_time_s=max_time_s, force=force,
+    )  # fmt: skip
+    proposal = propose(asked, command=command, progress=progress)
+    text = recipe_text(proposal)
+    recipe = make_recipe(tomllib.loads(text), path)  # it must be read back before anybody gets it
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)
+    return InitResult(path, recipe, text, proposal.choice, proposal.model, proposal.data)
+
+
+def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -> Proposal:
+    """Look at model, data and machine, and decide on a recipe.
+
+    Raises:
+        QCompileError: As `init`.
+    """
+    spellings = [spec for spec in (asked.data, asked.calibration, asked.evaluation) if spec]
+
+    def samples(names: Sequence[str]) -> Feeds | None:
+        return next((feeds for spec in spellings if (feeds := first_sample(spec, names))), None)
+
+    model = look_at_model(
+        asked.model, inputs=asked.inputs, weights=asked.weights, download=asked.download,
+        samples=samples, progress=progress,
+    )  # fmt: skip
+    data = look_at_data(asked, model.inputs, model.outputs, progress=progress)
+    progress("look at the installation")
+    machine = look_at_machine(TARGETS)
+    choice = choose_artifacts(model, data, machine, targets=asked.asked, gpus=asked.gpus)
+    if not choice.artifacts:
+        raise EngineUnavailable(
+            "nothing can be built here: no runtime is installed",
+            hint="pip install 'qcompile[cpu]'",
+            engine="",
+        )
+    folder = asked.output.parent
+    options: list[Line] = []
+    if asked.weights:
+        why = "of its seed" if asked.weights == RANDOM else "in place of the model's own"
+        place = asked.weights if asked.weights == RANDOM else seen_from(folder, Path(asked.weights))
+        options.append(("weights", place, why))
+    if asked.download:
+        options.append(("download", True, "the package may download what its cache lacks"))
+    if not model.is_onnx:
+        options.append(("simplify", True, "folds and fuses; the outputs stay equal"))
+    return Proposal(
+        model,
+        data,
+        machine,
+        choice,
+        spelled_from(parse_source(asked.model), folder),
+        relocated(data.calibration, folder),
+        relocated(data.evaluation, folder),
+        tuple(options),
+        bench_lines(
+            model, data, choice.artifacts,
+            metric=asked.metric, max_drop=asked.max_drop, max_time_s=asked.max_time_s,
+        ),
+        shlex.join(command or ("qcompile", "init", asked.model)),
+    )  # fmt: skip

@@ -1,0 +1,327 @@
+"""What a model tells of itself: its inputs, its kinds of layers, its size, what its outputs are.
+
+An ONNX file is read without its weights. A PyTorch model is loaded and run once, on the example that comes
+with it, on the first sample of the data, or on random values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import InvalidOption
+from ...model.source import Source, parse_source
+from ...progress import Progress, quiet
+from ...tensors import Feeds, TensorInfo, format_shape
+
+_KINDS = {
+    "convolution": re.compile(r"conv", re.I),
+    "recurrent": re.compile(r"^(aten\.)?(lstm|gru|rnn)", re.I),
+    "attention": re.compile(r"attention|^softmax$|layernorm", re.I),
+    "product": re.compile(r"linear|^matmul$|^gemm$|^(aten\.)?(addmm|bmm|mm)\b", re.I),
+}
+"""Kind of layer to what names it: a module of PyTorch, an operator of `torch.export`, an operator of ONNX."""
+_TRIED_BATCHES = (1, 3)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a proposal follows from.
+
+    Attributes:
+        source: The model.
+        name: What its files may be called.
+        inputs: Its inputs; dynamic axes have names.
+        outputs: Name and shape of its outputs, where it was run or the file tells.
+        declared: `inputs` that the recipe must give; empty where the source declares them.
+        why_inputs: Where `declared` comes from.
+        kinds: Which of `_KINDS` it holds.
+        precision: Of its graph: "fp32", or "int8" of one that holds Q/DQ.
+        parameters: Number of its weights.
+        weight_bytes: What they take.
+        multiply_adds: Of one sample; 0 where that is not known.
+        preprocessing: How a sample becomes the inputs, as `model.preprocessing` writes it.
+        notes: What the user should know.
+    """
+
+    source: Source
+    name: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: Mapping[str, tuple[Any, ...]]
+    declared: tuple[str, ...] = ()
+    why_inputs: str = ""
+    kinds: frozenset[str] = frozenset()
+    precision: str = "fp32"
+    parameters: int = 0
+    weight_bytes: int = 0
+    multiply_adds: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether it is a file, with no PyTorch model to compare with."""
+        return self.source.kind == "onnx"
+
+    @property
+    def preprocessing(self) -> Any:
+        """How samples become its inputs; None where nobody said."""
+        from ...model.preprocessing import preprocessing_of
+
+        return preprocessing_of(self.inputs)
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The first extent of its inputs, where that is a number."""
+        fixed = [one.shape[0] for one in self.inputs if one.shape and isinstance(one.shape[0], int)]
+        return int(fixed[0]) if fixed else None
+
+    @property
+    def has_open_axes(self) -> bool:
+        """Whether an axis other than the first is dynamic."""
+        return any(axis for one in self.inputs for axis in one.dynamic_axes)
+
+
+def look_at_model(
+    spec: str,
+    *,
+    inputs: Sequence[str] = (),
+    weights: str = "",
+    download: bool = False,
+    samples: Callable[[Sequence[str]], Feeds | None] = lambda _: None,
+    trust: bool = False,
+    progress: Progress,
+) -> ModelFacts:
+    """Look at a model.
+
+    Args:
+        spec: A MODEL spelling.
+        inputs: Its inputs, as the user gives them.
+        weights: "random", or a file.
+        download: Whether the package of a model by name may download.
+        samples: Given the names of `forward`'s parameters, returns the first sample of the data by input
+            name, with its batch axis; None where that cannot be known.
+        trust: Load a `.pt2` that runs code when it is loaded.
+        progress: Told of every step.
+
+    Raises:
+        InvalidOption: If the inputs are not known; it says which to give.
+        ModelError, MissingFile, EngineUnavailable: If the model cannot be loaded, or raises.
+    """
+    source = parse_source(spec, weights=weights, download=download)
+    progress("look at the model")
+    if source.kind == "onnx":
+        return _look_at_onnx(source)
+    from ...model.pt2_archive import trusting
+    from ...model.pytorch import load_torch
+
+    with trusting(trust):
+        return _look_at_module(source, load_torch(source), inputs, samples)
+
+
+def plain_name(source: Source) -> str:
+    """Return what the files of a model may be called: "digits", "resnet18"."""
+    if source.is_named:
+        text = (source.path.name if source.path else source.name).rpartition("/")[2]
+    elif source.path is not None:
+        stem = source.path.stem
+        generic = stem in ("model", "models", "net", "main") and source.function
+        parent = source.path.resolve().parent.name
+        text = parent if generic and parent else stem
+    else:
+        text = source.module.rpartition(".")[2]
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "model"
+
+
+def _look_at_onnx(source: Source) -> ModelFacts:
+    from ...model.graph import graph_precision
+    from ...model.multiply_adds import multiply_adds
+    from ...model.weightless import read_weightless
+
+    read = read_weightless(source.file)
+    weights = [(tensor.dims, tensor.data_type) for tensor in read.model.graph.initializer]
+    counted = sum(_product(dims) for dims, _ in weights)
+    return ModelFacts(
+        source,
+        plain_name(source),
+        read.io.inputs,
+        {one.name: one.shape for one in read.io.outputs},
+        kinds=_kinds(node.op_type for node in read.model.graph.node),
+        precision=graph_precision(read.model),
+        parameters=counted,
+        weight_bytes=source.file.stat().st_size,
+        multiply_adds=sum(multiply_adds(read.model).values()),
+    )
+
+
+def _look_at_module(
+    source: Source, loaded: Any, inputs: Sequence[str], samples: Callable[[Sequence[str]], Feeds | None]
+) -> ModelFacts:
+    from ...compiler.export.original import open_original
+    from ...model.outputs import flat_outputs, name_outputs
+
+    declared, why = _declared(source, loaded, inputs, samples)
+    with open_original(loaded, source.spec, declared, (), None) as original:
+        tensors = original.example.inputs
+        arrays = flat_outputs(original.reference)[1]
+        names = name_outputs((), original.reference)
+        outputs = {name: tuple(array.shape) for name, array in zip(names, arrays, strict=True)}
+        weights = [*loaded.module.parameters(), *loaded.module.buffers()]
+        return ModelFacts(
+            source,
+            plain_name(source),
+            tensors,
+            outputs,
+            declared,
+            why,
+            _kinds(_names_of_layers(loaded.module)),
+            parameters=sum(one.numel() for one in weights),
+            weight_bytes=sum(one.numel() * one.element_size() for one in weights),
+            multiply_adds=_multiply_adds(original),
+            notes=tuple(original.warnings),
+        )
+
+
+def _declared(
+    source: Source, loaded: Any, inputs: Sequence[str], samples: Callable[[Sequence[str]], Feeds | None]
+) -> tuple[tuple[str, ...], str]:
+    """The inputs to give to the export, and where they come from."""
+    from ...model.example import make_example
+
+    if inputs:
+        return tuple(inputs), "as given"
+    if source.is_named:
+        return (), ""
+    if loaded.example is not None:
+        example = make_example(loaded, (), ())
+        if example.has_dynamic_batch or any(one.preprocessing for one in example.inputs):
+            return (), "the model declares them"
+        opened = _with_open_batch(loaded, example)
+        if opened:
+            return opened, "of the model's own example; any batch size"
+        return (), "the model's own example"
+    names = _required(loaded.module)
+    feeds = samples(names)
+    if feeds is None:
+        raise InvalidOption(
+            f"{source.spec}: the shapes of its inputs are not known; it takes {', '.join(names) or 'inputs'}",
+            hint=f"give {_templates(loaded.module, names)}, or data that has them, or return "
+            "(module, example) from the function",
+            option="inputs",
+        )
+    return tuple(_spelled(name, array) for name, array in feeds.items()), "of the data's first sample"
+
+
+def _with_open_batch(loaded: Any, example: Any) -> tuple[str, ...]:
+    """The inputs of an example with their batch named, where the model takes other batches; else none."""
+    from ...model.example import make_example
+    from ...model.nested import NestedInputs
+
+    extents = {array.shape[0] if array.ndim else None for array in example.feeds.values()}
+    if isinstance(loaded.module, NestedInputs) or len(extents) != 1 or None in extents:
+        return ()
+    spelled = tuple(_spelled(name, array) for name, array in example.feeds.items())
+    try:
+        opened = make_example(loaded, spelled, ())
+        with quiet():
+            for batch in _TRIED_BATCHES:
+                opened.call(loaded.module, opened.resized(batch))
+    except Exception:  # whatever a model raises that is made for one batch
+        return ()
+    return spelled
+
+
+def _spelled(name: str, array: Any) -> str:
+    """`NAME:[batch,...][:DTYPE]` of an array whose first axis is the samples."""
+    dtype = "" if str(array.dtype) == "float32" else f":{array.dtype}"
+    return f"{name}:{format_shape(('batch', *array.shape[1:]))}{dtype}"
+
+
+def _required(module: Any) -> list[str]:
+    """Names of the arguments that `forward` requires."""
+    import inspect
+
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [one.name for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
+
+
+def _templates(module: Any, names: Sequence[str]) -> str:
+    """`inputs` for each argument, with what the first layer says of the only one."""
+    if len(names) != 1:
+        return " and ".join(f"`inputs` {name}:[batch,...]" for name in names) or "`inputs` NAME:[batch,...]"
+    shape = next((text for part in module.modules() if (text := _taken_by(part))), "[batch,...]")
+    return f"`inputs` {names[0]}:{shape}"
+
+
+def _taken_by(part: Any) -> str:
+    """The shape that a layer takes, as far as it tells; empty for another."""
+    kind = type(part).__name__
+    if kind in ("Conv1d", "Conv2d", "Conv3d"):
+        axes = {"1": "LENGTH", "2": "HEIGHT,WIDTH", "3": "DEPTH,HEIGHT,WIDTH"}[kind[4]]
+        return f"[batch,{part.in_channels},{axes}]"
+    if kind == "Linear":
+        return f"[batch,{part.in_features}]"
+    if kind == "Embedding":
+        return "[batch,LENGTH]:int64"
+    if kind in ("LSTM", "GRU", "RNN"):
+        order = "batch,LENGTH" if part.batch_first else "LENGTH,batch"
+        return f"[{order},{part.input_size}]"
+    return ""
+
+
+def _names_of_layers(module: Any) -> Iterable[str]:
+    for part in module.modules():
+        yield getattr(part, "original_name", "") or type(part).__name__
+    graph = getattr(module, "graph", None)
+    for node in getattr(graph, "nodes", ()) if hasattr(module, "_in_spec") else ():
+        yield str(node.target)
+
+
+def _kinds(names: Iterable[str]) -> frozenset[str]:
+    every = set(names)
+    return frozenset(kind for kind, pattern in _KINDS.items() if any(map(pattern.search, every)))
+
+
+def _multiply_adds(original: Any) -> int:
+    """Of one sample, as PyTorch counts them; 0 where it cannot."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    example = original.example
+    first = next(iter(example.feeds.values()))
+    try:
+        with quiet(), FlopCounterMode(display=False) as counter:
+            example.call(original.loaded.module, example.feeds)
+        return int(counter.get_total_flops() // 2 // max(1, first.shape[0] if first.ndim else 1))
+    except Exception:  # TorchScript, and operators that it does not know
+        return 0
+
+
+def _product(dims: Iterable[int]) -> int:
+    total = 1
+    for extent in dims:
+        total *= int(extent)
+    return total
+
+
+def spelled_from(source: Source, folder: Path) -> str:
+    """Return a MODEL or data spelling as a file in `folder` has it."""
+    if source.path is None:
+        return source.spec
+    path, query = seen_from(folder, source.path), source.options.query
+    if source.is_named:
+        return f"{source.kind}:{path if '/' in path else f'./{path}'}{query}"
+    return f"{path}:{source.function}{query}" if source.function else path
+
+
+def seen_from(folder: Path, path: Path) -> str:
+    """Return a path relative to a folder, or the absolute one where that is shorter."""
+    whole = str(path.resolve())
+    relative = os.path.relpath(whole, folder.resolve())
+    return min(relative, whole, key=len)

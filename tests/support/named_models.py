@@ -1,0 +1,93 @@
+"""Folders of small transformers models with random weights, a tokenizer and processors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qcompile.model.named.torchvision_import import declare_torchvision_operators
+
+WORDS = "the a cat dog house tree runs sleeps sees red blue small big and or in on under over not".split()
+SMALL: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 64, "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 2,
+    "eos_token_id": 3,
+}  # fmt: skip
+VIT: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+SPEECH: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "vocab_size": 8, "conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2],
+    "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 40, "pad_token_id": 0,
+    "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+WHISPER: dict[str, Any] = {
+    "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_mel_bins": 16,
+    "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "decoder_start_token_id": 1, "classifier_proj_size": 16,
+}  # fmt: skip
+PAIR = {"text_config": {**SMALL, "projection_dim": 16}, "vision_config": {**VIT, "projection_dim": 16},
+        "projection_dim": 16}  # fmt: skip
+IMAGES: dict[str, Any] = {
+    "image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 32, "width": 32},
+    "resample": 3, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
+    "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4],
+}  # fmt: skip
+SOUNDS: dict[str, Any] = {
+    "feature_extractor_type": "Wav2Vec2FeatureExtractor", "sampling_rate": 16000, "do_normalize": True,
+    "feature_size": 1, "padding_value": 0.0, "return_attention_mask": False,
+}  # fmt: skip
+LETTERS = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "|": 4, "a": 5, "b": 6, "c": 7}
+
+
+def make_folder(
+    path: Path, family: str, model: str, options: dict[str, Any], *, seed: int = 0, weights: bool = True
+) -> Path:
+    """Write a model of transformers with random weights, by the names of its classes."""
+    declare_torchvision_operators()
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(**options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = getattr(transformers, model)(config)
+    if weights:
+        made.save_pretrained(path)
+    else:
+        config.architectures = [model]
+        config.save_pretrained(path)
+    return path
+
+
+def add_tokenizer(path: Path, *, inputs: tuple[str, ...] = ()) -> None:
+    """Write a WordPiece tokenizer of a few words, as BERT's."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {word: index for index, word in enumerate([*special, *WORDS])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    named = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=32,
+        model_input_names=list(inputs or ("input_ids", "token_type_ids", "attention_mask")), **named,
+    )  # fmt: skip
+    fast.save_pretrained(path)
+
+
+def add_json(path: Path, name: str, values: dict[str, Any]) -> None:
+    """Write a processor's file."""
+    (path / name).write_text(json.dumps(values))
