@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from .engines.doctor import doctor
     from .engines.load import load
     from .errors import QCompileError
+    from .pipeline.auto import auto
     from .pipeline.migrate import migrate
+    from .pipeline.propose import init
     from .pipeline.recipe import Recipe, read_recipe
     from .pipeline.run import run
     from .reporting import report
@@ -63,6 +65,8 @@ _HOME = {
     "package_triton": "deploy",
     "load": "engines.load",
     "QCompileError": "errors",
+    "auto": "pipeline.auto",
+    "init": "pipeline.propose",
     "run": "pipeline.run",
     "migrate": "pipeline.migrate",
     "Recipe": "pipeline.recipe",
@@ -71,10 +75,10 @@ _HOME = {
 }
 
 __all__ = [
-    "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "balance",
-    "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load", "load_artifact",
-    "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe", "refit", "report", "run",
-    "simplify", "tune",
+    "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
+    "balance", "benchmark", "build", "calibrate", "diff", "doctor", "export", "init", "inspect", "load",
+    "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe", "refit",
+    "report", "run", "simplify", "tune",
 ]  # fmt: skip
 
 

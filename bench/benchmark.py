@@ -15,6 +15,7 @@ from ..errors import InvalidOption
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
+from ..spec.words import AUTO
 from ..tensors import format_shape, samples_in
 from .measuring.environment import environment, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
@@ -23,7 +24,7 @@ from .measuring.nvml import process_memory_bytes
 from .measuring.rounds import BenchProgress, TimingSeries, measure
 from .measuring.sweep import check_counts, sweep_batches, sweep_clients, sweep_streams
 from .metrics.accuracy import read_metric
-from .metrics.quality import check_evaluation, measure_quality
+from .metrics.quality import check_evaluation, described_inputs, measure_quality
 from .outputs import save_feeds, shared_io, timing_feeds
 from .recorder import Recorder
 from .results.history import earlier_runs
@@ -50,7 +51,7 @@ def benchmark(
     batch_size: int | None = None,
     threads: int = 0,
     evaluation: str | None = None,
-    metric: str = "top1",
+    metric: str = AUTO,
     precision_target: float = DEFAULT_PRECISION_TARGET,
     max_time_s: float = DEFAULT_MAX_TIME_S,
     batch_sizes: Sequence[int] = (),
@@ -58,6 +59,7 @@ def benchmark(
     streams: Sequence[int] = (),
     cuda_graph: bool = False,
     torch_modes: Sequence[str] = (),
+    models: Mapping[str, str] | None = None,
     devices: Sequence[str] = (),
     pythons: Sequence[str] = (),
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -79,14 +81,17 @@ def benchmark(
         batch_size: Samples per call, where the model leaves it open.
         threads: The same for every artifact; 0 takes every core this process may use.
         evaluation: Labelled samples for accuracy and output differences.
-        metric: What accuracy is: top1, top5, miou, cosine, mse or file.py:function (see `accuracy`).
+        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels
+            (see `metrics.names`).
         precision_target: Stop when the interval of every speed-up is narrower than this share.
         max_time_s: Begin no round after this, but the first eight; launches behind the first are contained.
         batch_sizes: Measure a curve over these too.
         clients: Measure a curve over so many clients at once too.
         streams: Measure the throughput of so many inferences in flight, of what runs on a GPU, too.
         cuda_graph: Measure every engine of TensorRT with CUDA graphs, too.
-        torch_modes: Run every PyTorch MODEL in these modes too: trace, script, freeze, compile.
+        torch_modes: Run every PyTorch MODEL among the artifacts in these modes too: trace, script, freeze,
+            compile, half, autocast.
+        models: Name to a PyTorch MODEL that is measured as it is, such as one that torch.ao has quantized.
         devices: Where PyTorch and ONNX Runtime run: "cpu", "cuda", "cuda:1". With both, each is measured on
             both. The processor by default; TensorRT's engines run on the GPU named here, or on the first.
         pythons: `ENGINE=INTERPRETER` for engines whose workers run elsewhere.
@@ -117,7 +122,7 @@ def benchmark(
     gpu = next((number for number in numbers if number is not None), 0)
     runnables, base = choose_runnables(
         artifacts, baseline, trust=trust, pythons=parse_interpreters(pythons), torch_modes=torch_modes,
-        devices=numbers, cuda_graph=cuda_graph, in_flight=bool(streams),
+        models=models, devices=numbers, cuda_graph=cuda_graph, in_flight=bool(streams),
     )  # fmt: skip
     threads = threads or usable_cores()
     with trusting(trust):
@@ -138,7 +143,10 @@ def benchmark(
             )  # fmt: skip
             launch_s = pool.start()
             if evaluation is not None and quality is not None:
-                check_evaluation(pool.workers[base], io, evaluation, quality)
+                quality = quality.for_inputs(described_inputs(io, runnables))
+                quality = check_evaluation(pool.workers[base], io, evaluation, quality)
+                if quality.note:
+                    progress(quality.note)
             timed = pool.timed
             surroundings |= _measure(
                 pool, recorder, samples_in(feeds), surroundings, gpu, launch_s=launch_s,
@@ -172,7 +180,8 @@ def benchmark(
             "batch_size": samples_in(feeds),
             "data": data or "made input",
             "evaluation": evaluation,
-            "metric": metric if evaluation else None,
+            "metric": quality.name if quality else None,
+            "metric_note": quality.note if quality else "",
             "precision_target": precision_target,
             "max_time_s": max_time_s,
             "confidence": CONFIDENCE,

@@ -9,7 +9,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from ..spec.option import COMMA, Option
-from ..spec.words import METHOD, METHODS, METRIC, METRICS, TARGETS
+from ..spec.words import AUTO, METHOD, METHODS, METRIC, METRICS, TARGETS
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -36,7 +36,7 @@ def _words(one: Option) -> Sequence[str]:
     if one.choices:
         return one.choices if one.spelling.split else ()  # click completes the others
     metavar = one.spelling.metavar
-    known = {METRIC: METRICS, f"auto, {METRIC}": ("auto", *METRICS), METHOD: METHODS, "TARGET": TARGETS}
+    known = {METRIC: (AUTO, *METRICS), METHOD: METHODS, "TARGET": TARGETS}
     return known.get(metavar, ())
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from ..spec.decode import Refused
 from ..spec.measure import DiffCommand
 from .session import Session
-from .tables import difference_table
+from .tables import accuracy_line, difference_table
 from .verb import verb
 
 if TYPE_CHECKING:
     from ..comparison.layers.rebuild import EngineSource
 
-_OF_OUTPUTS = ("inputs", "atol", "rtol", "snr", "rules")
+_OF_OUTPUTS = ("inputs", "atol", "rtol", "snr", "rules", "metric", "max_drop")
 _OF_LAYERS = ("taps", "graph", "max_builds", "threshold", "output", "save_results")
-SAMPLES, SAMPLES_OF_LAYERS = 64, 8
+SAMPLES_OF_LAYERS = 8
 
 
 @verb(
@@ -27,6 +27,7 @@ SAMPLES, SAMPLES_OF_LAYERS = 64, 8
     "qcompile diff model.onnx model.fp16.onnx --atol logits:1e-2 --rtol 1e-2",
     "qcompile diff model.onnx model.int8.onnx --snr 20",
     "qcompile diff model.onnx model.int8.onnx --judge features:signal --judge scores:classes",
+    "qcompile diff model.onnx model.int8.onnx --data data.py:evaluation --metric top1 --max-drop 0.5",
     "qcompile diff model.onnx model.int8.onnx --layers --data data.npz -o layers.json",
     "qcompile diff model.onnx int8.engine --layers --graph model.int8.onnx --data data.npz",
 )
@@ -45,11 +46,13 @@ def diff(session: Session, given: DiffCommand) -> int:
         given.artifact,
         data=given.data,
         inputs=given.inputs,
-        samples=SAMPLES if given.samples is None else given.samples,
+        samples=given.samples,
         tolerances=Tolerances(
             *(parse_tolerances(getattr(given, kind), option=f"`{kind}`") for kind in ("atol", "rtol", "snr"))
         ),
         rules=parse_rules(given.rules, option="`rules`"),
+        metric=given.metric,
+        max_drop=given.max_drop,
         threads=given.threads,
         trust=given.trust,
         progress=session.progress,
@@ -57,6 +60,8 @@ def diff(session: Session, given: DiffCommand) -> int:
     session.json(difference.as_json())
     if not session.quiet:
         session.table(difference_table(difference))
+    if difference.accuracy is not None:
+        session.say(accuracy_line(difference.accuracy))
     return 0 if difference else 1
 
 

@@ -27,6 +27,8 @@ def init(session: Session, given: InitCommand) -> None:
         calibration=given.calibration,
         evaluation=given.evaluation,
         inputs=given.inputs,
+        weights=given.weights,
+        download=given.download,
         targets=given.targets,
         gpus=given.gpus,
         metric=given.metric,
@@ -44,6 +46,6 @@ def init(session: Session, given: InitCommand) -> None:
         session.table(table)
         for left in written.choice.left_out:
             session.note(f"left out: {left}")
-    session.warn(written.model.notes)
+    session.warn([*written.model.notes, *written.data.notes])
     session.say(f"recipe: {written.path}")
     session.say(f"  qcompile run {written.path}")

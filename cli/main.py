@@ -12,6 +12,7 @@ from ..errors import QCompileError
 from ..version import __version__
 
 _VERBS = {
+    "auto": "find the artifact to use, within an accuracy budget",
     "init": "write a commented recipe for a model and data",
     "export": "export a PyTorch model to ONNX and check it",
     "simplify": "fold and fuse nodes; outputs stay equal",

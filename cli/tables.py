@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..figures import DASH, bytes_text, decibels, drop_text, figure, times
+from ..figures import DASH, accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..bench.results.regress import Change, Regression
     from ..bench.results.results import Results
     from ..bench.results.row import Curve, Row
+    from ..comparison.accuracy import AccuracyComparison
     from ..comparison.diff import Comparison
 
 __all__ = ["DASH", "add_row", "bytes_text", "make_table"]
@@ -191,3 +192,15 @@ def difference_table(difference: Comparison) -> Table:
             output.criterion,
         )
     return table
+
+
+def accuracy_line(found: AccuracyComparison) -> str:
+    """Return what both sides reach, the drop with its interval, and the verdict where there is a limit."""
+    values = " and ".join(accuracy_text(value, found.unit) for value in (found.reference, found.artifact))
+    ends = drop_interval(found.low, found.high, found.unit)
+    drop = f"{drop_text(found.drop, found.unit)} {ends}".rstrip()
+    line = f"{found.metric}: {values} on {found.samples} samples, drop {drop} {found.unit}"
+    if found.max_drop is not None:
+        verdict = "pass" if found else "TOO LARGE"
+        line += f", at most {drop_text(found.max_drop, found.unit)} is required: {verdict}"
+    return line

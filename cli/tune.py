@@ -45,20 +45,20 @@ def tune(session: Session, given: TuneCommand) -> None:
         max_time_s=given.max_time_s,
         progress=session.progress,
     )
-    picture = _picture(session, tuned, given.output, given.max_drop, given.metric)
+    picture = _picture(session, tuned, given.output, given.max_drop)
     session.json(tuned.as_json())
     session.warn(tuned.notes)
-    _show(session, tuned, given.metric)
+    _show(session, tuned)
     best = tuned.best
     session.say(
         f"{best.path}: {best.latency_ms:.3g} ms, {best.speedup.get('value', 1.0):.2f}x the float model on "
         f"ONNX Runtime, {best.drop:+.3g} lost of "
-        f"{accuracy_text(tuned.float_value, unit_of(given.metric))} {given.metric}"
+        f"{accuracy_text(tuned.float_value, unit_of(tuned.metric))} {tuned.metric}"
     )
     session.say(f"recipe: {tuned.recipe}" + (f"  picture: {picture}" if picture else ""))
 
 
-def _picture(session: Session, tuned: TuneResult, output: Path, max_drop: float, metric: str) -> Path | None:
+def _picture(session: Session, tuned: TuneResult, output: Path, max_drop: float) -> Path | None:
     from ..bench.results.row import unit_of
     from ..errors import EngineUnavailable
     from ..files import writing
@@ -67,14 +67,14 @@ def _picture(session: Session, tuned: TuneResult, output: Path, max_drop: float,
     path = output / "front.svg"
     try:
         with writing(path) as temporary:
-            plot_front(tuned, temporary, max_drop=max_drop, unit=unit_of(metric))
+            plot_front(tuned, temporary, max_drop=max_drop, unit=unit_of(tuned.metric))
     except EngineUnavailable as reason:
         session.warn([f"no picture: {reason.message}"])
         return None
     return path
 
 
-def _show(session: Session, tuned: TuneResult, metric: str) -> None:
+def _show(session: Session, tuned: TuneResult) -> None:
     from rich.table import Table
 
     for target, ranked in tuned.damage.items():
@@ -85,7 +85,7 @@ def _show(session: Session, tuned: TuneResult, metric: str) -> None:
             layers.add_row(one.layer, one.operator, f"{one.snr_db:.1f}")
         session.table(layers)
     trials = Table(title="trials")
-    for title in ("", "artifact", "in float", f"{metric} drop", "latency, ms", "against float", "MB"):
+    for title in ("", "artifact", "in float", f"{tuned.metric} drop", "latency, ms", "against float", "MB"):
         trials.add_column(title, justify="left" if title in ("", "artifact") else "right")
     for trial in sorted(tuned.trials.values(), key=lambda one: (not one.latency_ms, one.latency_ms)):
         timed = [f"{trial.latency_ms:.3g}", f"{trial.speedup.get('value', 1.0):.2f}x"]

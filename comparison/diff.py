@@ -9,29 +9,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..bench.metrics.accuracy import read_metric
 from ..bench.metrics.output_verdict import OutputDifference, Tolerances, judge
 from ..bench.outputs import RunnableArtifact, collect_outputs, describe, feeds_for, shared_io
 from ..errors import InvalidOption
 from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
 from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
+from ..spec.words import AUTO
 from ..tensors import samples_in
+from .accuracy import AccuracyComparison, compare_accuracy
+
+SAMPLES = 64
+"""Whose outputs are compared; their accuracy is compared on all."""
 
 _COARSER = (*RTOL, *BY_SIGNAL)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison; true when every output passed."""
+    """A comparison; true when every output passed, and the drop in accuracy if it has a limit."""
 
     reference: str
     artifact: str
     precision: str
     samples: int
     outputs: Sequence[OutputDifference]
+    accuracy: AccuracyComparison | None = None
 
     def __bool__(self) -> bool:
-        return all(output.passed for output in self.outputs)
+        agree = all(output.passed for output in self.outputs)
+        return agree and (self.accuracy is None or bool(self.accuracy))
 
     def as_json(self) -> dict[str, Any]:
         """Return the `--json` form."""
@@ -44,9 +52,11 @@ def diff(
     *,
     data: str | None = None,
     inputs: Sequence[str] = (),
-    samples: int = 64,
+    samples: int | None = None,
     tolerances: Tolerances | None = None,
     rules: Mapping[str, Rule] | None = None,
+    metric: str | None = None,
+    max_drop: float | None = None,
     threads: int = 0,
     trust: bool = False,
     progress: Progress = silent,
@@ -58,9 +68,11 @@ def diff(
         artifact: What is judged.
         data: Samples; made input otherwise.
         inputs: `NAME:SHAPE[:DTYPE]` where neither side declares its inputs.
-        samples: Use at most this many.
+        samples: Use at most this many; 64 outputs, and all samples for accuracy, if it is not given.
         tolerances: Limits instead of the defaults.
         rules: Output name to "classes", "embedding" or "signal", where it is not what it looks like.
+        metric: Compare the accuracy too; see `bench.metrics.names`.
+        max_drop: The largest drop in accuracy that passes, in the metric's unit.
         threads: Threads of each side; 0 lets it choose.
         trust: Run files that are not what their manifests say, and engines without one, all the same.
         progress: Told of every step.
@@ -70,18 +82,30 @@ def diff(
 
     Raises:
         DataError, WorkerError, EngineUnavailable: If one side cannot run.
+        InvalidOption: If the metric is unknown, or there is no data for it.
     """
+    metric = AUTO if metric is None and max_drop is not None else metric
+    if metric is not None:
+        if data is None:
+            raise InvalidOption("`metric`: there is no data; labelled samples are required", option="metric")
+        read_metric(metric)
     runnables = [describe(one, trust=trust) for one in (reference, artifact)]
     with trusting(trust):
         io = shared_io(runnables, inputs)
-    feeds = list(feeds_for(io, data, runnables=runnables, samples=samples))
+    feeds = list(feeds_for(io, data, runnables=runnables, samples=samples or SAMPLES))
     outputs_by_side = []
     for runnable in runnables:
         progress(f"run {runnable.name}")
         outputs_by_side.append(collect_outputs(runnable, feeds, runnables, threads=threads))
     count = sum(samples_in(batch) for batch in feeds)
     outputs = judge(outputs_by_side[0], outputs_by_side[1], _precision(runnables), tolerances, rules)
-    return Comparison(reference, artifact, _precision(runnables), count, outputs)
+    accuracy = None
+    if metric is not None:
+        accuracy = compare_accuracy(
+            runnables, io, str(data), metric,
+            max_drop=max_drop, samples=samples, threads=threads, progress=progress,
+        )  # fmt: skip
+    return Comparison(reference, artifact, _precision(runnables), count, outputs, accuracy)
 
 
 def parse_rules(texts: Sequence[str], *, option: str) -> dict[str, Rule]:

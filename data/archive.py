@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ..errors import DataError
 
 
-def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz by name, or of an .npy under the empty name.
+def load_arrays(path: Path, *, only: str = "") -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz by name, or the `only` one; an .npy has the empty name.
 
     Raises:
         DataError: If it is no numpy file, is damaged, or holds pickled objects.
@@ -28,7 +28,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return {"": loaded}
-            return {name: loaded[name] for name in loaded.files}
+            return {name: loaded[name] for name in loaded.files if name == (only or name)}
     except Exception as error:  # zipfile, struct and ValueError: numpy has no one type for "damaged"
         raise _unreadable(path, error) from error
 

@@ -11,21 +11,20 @@ and of arrays where a key asks for it, are drawn: `selection` says how.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DataError, InvalidOption
-from ..files import digest_files
 from ..model.source import Source, digest_source, parse_source
 from ..tensors import TensorInfo, check_feeds
-from .kinds import STREAMED, find_kind, open_set
+from .kinds import find_kind, open_set
 from .ordered import in_order
 from .query import read_query
-from .readers import Batch, read_folder, read_function, read_npz, sample_files, samples_in_file
+from .readers import Batch, read_function
 from .sample_set import Reader, SampleSet, digest_texts
 from .selection import select
 from .spelling import FUNCTION, Spelling, parse_spelling
+from .streams import only, open_stream
 
 DEFAULT_BATCH = 8
 
@@ -72,6 +71,7 @@ class Data:
             parsed = parsed.located(folder)
             parsed = parsed.with_kind(find_kind(parsed))
         self.spelling = parsed
+        self._stream = open_stream(parsed.kind, Path(parsed.path))
         self.query = read_query(parsed.query, spec)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -81,7 +81,7 @@ class Data:
             DataError: If the data does not fit, raises while it is read, or is empty.
         """
         if self._is_streamed:
-            yield from self._stream()
+            yield from self._in_stream()
             return
         reader = self._reader
         if not self._order:
@@ -102,9 +102,9 @@ class Data:
             check_feeds(self.inputs, batch.feeds, batch.where)
             yield batch
 
-    def _stream(self) -> Iterator[Batch]:
+    def _in_stream(self) -> Iterator[Batch]:
         seen = 0
-        for unordered in self._read():
+        for unordered in self._unlimited():
             batch = self._in_order(unordered)
             # Where one input has an axis of samples of a fixed extent, another's first axis is time.
             samples = self.batch_size if self.is_fixed and batch.samples else batch.samples
@@ -147,23 +147,20 @@ class Data:
         """
         if self._function is not None:
             return self.limit
-        if not self._is_streamed:
-            count = len(self._order)
-            return count - count % self.batch_size if self.is_fixed else count
-        count = sum(samples_in_file(path, self.inputs) for path in self._files())
-        return count if self.limit is None else min(count, self.limit)
+        if self._stream is not None and not self._is_drawn:
+            count = self._stream.count(self.inputs)
+            return count if self.limit is None else min(count, self.limit)
+        count = len(self._order)
+        return count - count % self.batch_size if self.is_fixed else count
 
     def digest(self) -> str:
         """Return a digest that changes when the samples that are read may have changed."""
         if self._function is not None:
             return digest_source(self._function, depends=self._depends)
-        if not self._is_streamed:
+        if self._stream is None:
             return f"{self._samples.digest(self._order)}:{digest_texts(self.spelling.keyed())}"
-        files = self._files()
-        if self.spelling.kind == "arrays":
-            names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
-            return f"{digest_files(files)}:{names[:16]}"
-        return digest_files(files)
+        keys = f":{digest_texts(self.spelling.keyed())}" if self._is_drawn else ""
+        return self._stream.digest() + keys
 
     def notes(self) -> list[str]:
         """Return what a user should know of the data: files that were left out, how labels were found.
@@ -180,9 +177,12 @@ class Data:
 
     @property
     def _is_streamed(self) -> bool:
-        if self._function is not None:
-            return True
-        return self.spelling.kind in STREAMED and not self.spelling.query
+        return self._function is not None or self._stream is not None
+
+    @property
+    def _is_drawn(self) -> bool:
+        """Whether keys choose among the samples; arrays and functions give all of them otherwise."""
+        return bool(self.spelling.query)
 
     @functools.cached_property
     def _samples(self) -> SampleSet:
@@ -194,18 +194,18 @@ class Data:
 
     @functools.cached_property
     def _order(self) -> list[int]:
-        samples = self._samples
-        order = select(samples.names, self.query, limit=self.limit, classes=samples.classes)
-        if not order and self.query.part and samples.names:
+        if self._stream is not None:
+            names: Sequence[str] = [str(number) for number in range(self._stream.count(self.inputs))]
+            classes = self._stream.classes
+        else:
+            names, classes = self._samples.names, self._samples.classes
+        order = select(names, self.query, limit=self.limit, classes=classes)
+        if not order and self.query.part and names:
             raise DataError(
-                f"{self.spec}: none of {len(samples.names)} samples is in this half",
+                f"{self.spec}: none of {len(names)} samples is in this half",
                 hint="give another seed, or a set of its own for each half",
             )
         return order
-
-    def _files(self) -> list[Path]:
-        path = Path(self.spelling.path)
-        return sample_files(path) if self.spelling.kind == "arrays" else [path]
 
     def _in_order(self, batch: Batch) -> Batch:
         """The batch with its feeds in the order of the model's inputs: the first of them counts samples."""
@@ -213,13 +213,12 @@ class Data:
         feeds = {name: batch.feeds[name] for name in (*names, *batch.feeds)}
         return Batch(feeds, batch.labels, batch.where)
 
-    def _read(self) -> Iterator[Batch]:
+    def _unlimited(self) -> Iterator[Batch]:
         if self._function is not None:
             return read_function(self._function, self.inputs)
-        path = Path(self.spelling.path)
-        if self.spelling.kind == "arrays":
-            return read_folder(path, self.inputs)
-        return read_npz(path, self.inputs, self.batch_size)
+        assert self._stream is not None
+        batches = self._stream.batches(self.inputs, self.batch_size)
+        return only(batches, frozenset(self._order), self.batch_size) if self._is_drawn else batches
 
 
 def located(spec: str, base: Path) -> str:

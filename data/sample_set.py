@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..files import digest_files
 from ..tensors import TensorInfo
@@ -88,11 +89,39 @@ class SampleSet(ABC):
         return []
 
 
+class LazyNames(Sequence[str]):
+    """Names that are made where they are asked for: most reading asks for none."""
+
+    def __init__(self, count: int, name: Callable[[int], str]) -> None:
+        self._count, self._name = count, name
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [self._name(row) for row in range(self._count)[index]]
+        return self._name(range(self._count)[index])
+
+
 def stacked(samples: Sequence[Sample]) -> Batch:
     """Put samples of one shape together, with labels that are numbers, texts, or arrays of one shape."""
     feeds = {name: np.stack([one.feeds[name] for one in samples]) for name in samples[0].feeds}
-    labels = None if samples[0].label is None else np.asarray([one.label for one in samples])
-    return Batch(feeds, labels, where_of(samples))
+    return Batch(feeds, join_labels(samples), where_of(samples))
+
+
+def join_labels(samples: Sequence[Sample]) -> NDArray[Any] | None:
+    """Return labels as one array: classes int64 [n], scores float32 [n], texts [n], maps int64 [n, ...]."""
+    values = [one.label for one in samples]
+    if values[0] is None:
+        return None
+    array = np.asarray(values)
+    kinds = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}
+    return array.astype(kinds[array.dtype.kind]) if array.dtype.kind in kinds else array
 
 
 def where_of(samples: Sequence[Sample]) -> str:

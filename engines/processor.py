@@ -24,6 +24,7 @@ _FEATURES = (
     "bf16",
     "i8mm",
     "sve",
+    "sme",
 )
 
 _MULTIPLY_IN = {
@@ -44,6 +45,11 @@ def processor() -> dict[str, object]:
     }
 
 
+def is_arm() -> bool:
+    """Return whether this processor is an ARM."""
+    return platform.machine().startswith(("arm", "aarch"))
+
+
 def why_emulated(precision: str) -> str:
     """Return why this processor does not compute in a precision; empty where it does.
 
@@ -51,7 +57,7 @@ def why_emulated(precision: str) -> str:
     """
     here = processor()
     features = here["features"]
-    family = "arm" if str(here["architecture"]).startswith(("arm", "aarch")) else "x86"
+    family = "arm" if is_arm() else "x86"
     needed = _MULTIPLY_IN.get(precision, {}).get(family, ())
     if not needed or not isinstance(features, list) or not features or set(needed) & set(features):
         return ""
@@ -59,9 +65,9 @@ def why_emulated(precision: str) -> str:
 
 
 def missing_features(device: Mapping[str, object]) -> list[str]:
-    """Return what an artifact's device had and this machine lacks."""
+    """Return what an artifact's device had and this machine lacks; without an architecture it is any."""
     here = processor()
-    if device.get("architecture") != here["architecture"]:
+    if "architecture" in device and device.get("architecture") != here["architecture"]:
         return [str(device.get("architecture"))]
     needed, present = device.get("features"), here["features"]
     if not isinstance(needed, list) or not isinstance(present, list):

@@ -15,6 +15,7 @@ INT8 has steps of a 256th of the range: no element-wise tolerance says whether i
 |----------------|-----------------------------------------------------------|-------------------------------|
 | an `embedding` | it has two axes, and every row of the reference length 1  | a mean cosine of 0.98         |
 | `classes`      | it has two axes, no name of features; or the user says so | 15 dB, the same argmax in 95% |
+| `labels`       | it holds whole numbers, such as the class of each box     | the same value in 95%         |
 | a `signal`     | it is anything else                                       | 15 dB                         |
 
 A feature map, a box or a hidden state has no argmax that means anything. The argmax of few rows is judged as
@@ -39,8 +40,8 @@ RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 BY_SIGNAL = ("fp8", "int8", "int4", "nvfp4", "mxfp8")
 
-Rule = Literal["classes", "embedding", "signal"]
-RULES: tuple[Rule, ...] = ("classes", "embedding", "signal")
+Rule = Literal["classes", "embedding", "labels", "signal"]
+RULES: tuple[Rule, ...] = ("classes", "embedding", "labels", "signal")
 
 SNR_DB = 15.0
 AGREEMENT = 0.95
@@ -59,7 +60,7 @@ class RowAgreement:
     Attributes:
         name: Of the output.
         given: What the output is, where the user said so.
-        same, rows: Rows with the same argmax over the last axis, of so many.
+        same, rows: Rows with the same argmax over the last axis, of so many; of labels, equal elements.
         cosines: Sum of the cosines of the rows.
     """
 
@@ -68,6 +69,7 @@ class RowAgreement:
     same: int = 0
     rows: int = 0
     cosines: float = 0.0
+    _whole: bool = False
     _two_axes: bool = True
     _unit: bool = True
     _one_hot: bool = True
@@ -75,6 +77,11 @@ class RowAgreement:
 
     def add(self, expected: NDArray[Any], actual: NDArray[Any]) -> None:
         """Add a batch; both of one shape."""
+        if self.given == "labels" or (self.given is None and expected.dtype.kind in "iub"):
+            # The difference of two class numbers is no error: 7 for 1 is as wrong as 2 for 1.
+            self._whole = True
+            self.same, self.rows = self.same + int((expected == actual).sum()), self.rows + expected.size
+            return
         self._two_axes &= expected.ndim == 2 and expected.dtype.kind == "f"
         self._several &= expected.ndim > 0 and expected.shape[-1] > 1
         if not self._several or expected.dtype.kind in "OUS" or not expected.size:
@@ -94,6 +101,8 @@ class RowAgreement:
     @property
     def rule(self) -> Rule:
         """What the output is taken for, see the module's table."""
+        if self._whole:
+            return "labels"
         if not self._several or not self.rows:
             return "signal"
         if self.given is not None:
@@ -106,8 +115,8 @@ class RowAgreement:
 
     @property
     def agreement(self) -> float | None:
-        """Share of rows with the same argmax; None where that means nothing."""
-        return self.same / self.rows if self.rule == "classes" else None
+        """Share of rows with the same argmax, or of equal labels; None where that means nothing."""
+        return self.same / self.rows if self.rule in ("classes", "labels") and self.rows else None
 
     @property
     def cosine(self) -> float | None:
@@ -126,6 +135,8 @@ class RowAgreement:
         if self.rule == "signal":
             return loud, f"signal: SNR ≥ {snr_db:g} dB"
         enough, words = enough_agreement(self.same, self.rows)
+        if self.rule == "labels":
+            return enough, f"labels: {words.replace('argmax', 'value').replace('rows', 'elements')}"
         return loud and enough, f"classes: SNR ≥ {snr_db:g} dB, {words}"
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..tensors import Feeds, format_shape
 
+SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
+"""Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""
+
 
 def usable_cores() -> int:
     """Return the number of cores this process may use: what 0 threads stands for."""

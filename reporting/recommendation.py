@@ -11,7 +11,8 @@ from ..bench.results.render import RUNTIMES, speedup_text
 from ..bench.statistics.speedup import Speedup
 from ..figures import accuracy_text, bytes_text, drop_interval, drop_text, figure, times
 from ..spec.measure import Budget
-from .source import ReportedArtifact, Source, read_source
+from ..spec.words import BASELINE
+from .source import NO_BUDGET, ReportedArtifact, Source, read_source
 from .summary import faster, listed, summarize, why_not
 
 
@@ -42,17 +43,18 @@ class Recommendation:
         return asdict(self)
 
 
-def recommend(results_path: Path, *, max_drop: float | None = None) -> Recommendation:
+def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendation:
     """Return what to use of what was measured.
 
     Args:
         results_path: `results.json` of `bench` or `run`.
-        max_drop: Largest drop in accuracy, in the metric's unit; None for none that its interval shows.
+        budget: What the artifact may take; by default any size and latency, and no drop in accuracy that its
+            interval shows.
 
     Raises:
         MissingFile, ArtifactError: If there are no results.
     """
-    source = read_source(results_path, budget=Budget(max_drop=max_drop))
+    source = read_source(results_path, budget=budget)
     summary = summarize(source)
     chosen = summary.chosen
     if chosen is None or chosen.is_baseline:
@@ -60,7 +62,7 @@ def recommend(results_path: Path, *, max_drop: float | None = None) -> Recommend
     others = {
         one.name: _why_not_this(one, chosen, source.budget)
         for one in source.subjects
-        if one is not chosen and not one.is_baseline
+        if one is not chosen and not one.is_baseline and one.name != BASELINE
     }
     onnx = _onnx_fp32(source)
     over_onnx = faster(chosen, onnx) if onnx is not None and onnx is not chosen else None
@@ -77,7 +79,7 @@ def recommend(results_path: Path, *, max_drop: float | None = None) -> Recommend
 
 def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendation:
     """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
-    others = [one for one in source.measured if not one.is_baseline]
+    others = [one for one in source.measured if not one.is_baseline and one.name != BASELINE]
     quick = [one for one in others if one.verdict == "faster"]
     near = min(quick, key=_largest_drop, default=None) or max(others, key=_speed, default=None)
     reasons = {one.name: why_not(one, source.budget) or "not surely faster" for one in others}

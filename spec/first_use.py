@@ -36,6 +36,17 @@ class ProposalOptions(Checked):
             "Input of a MODEL that declares none.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"
         ),
     ] = ()
+    weights: Annotated[
+        str,
+        option(
+            "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
+            "the model's own, from the local cache.",
+            metavar="random|FILE",
+        ),
+    ] = ""
+    download: Annotated[bool, option("Let the package of a model by name download what its cache lacks.")] = (
+        False
+    )
     targets: Annotated[
         tuple[str, ...],
         option(
@@ -57,9 +68,9 @@ class ProposalOptions(Checked):
     metric: Annotated[
         str,
         option(
-            f"Accuracy metric: {METRIC}; default: by the task and the labels.",
-            metavar=f"auto, {METRIC}",
-            pattern=rf"^auto$|{METRIC_PATTERN}",
+            f"Accuracy metric: {METRIC}; auto is by the task and the labels.",
+            metavar=METRIC,
+            pattern=METRIC_PATTERN,
         ),
     ] = "auto"
     max_time_s: (
@@ -95,7 +106,7 @@ class InitCommand(ProposalOptions):
     Without data, the recipe builds and measures what needs none.
     """
 
-    model: Annotated[str, argument("MODEL: file.py:function, package.module:function, .pt2, .onnx, ...")]
+    model: Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
     output: Annotated[Path, option("Recipe to write.", short="-o", metavar="FILE")] = Path("recipe.toml")
     max_drop: (
         Annotated[
@@ -116,7 +127,7 @@ class AutoCommand(ProposalOptions):
     skips what is done.
     """
 
-    model: Annotated[str, argument("MODEL: file.py:function, package.module:function, .pt2, .onnx, ...")]
+    model: Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
     max_drop: Annotated[float, option("Largest drop in accuracy, in points.", metavar="POINTS", ge=0)]
     output: Annotated[
         Path | None, option("Folder to write; default: auto-NAME.", short="-o", metavar="FOLDER")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from .decode import Checked
 from .option import COMMA, argument, fields_of, option
-from .words import BASELINE, METRIC, METRIC_PATTERN, Count, TorchMode
+from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, TorchMode
 
 _INPUTS = Annotated[
     tuple[str, ...],
@@ -88,7 +88,7 @@ class BenchOptions(Checked):
         option("Relative width of the speed-up intervals at which measuring stops.", gt=0, lt=1),
     ] = 0.01
     metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
-        "top1"
+        AUTO
     )
     batch_sizes: Annotated[
         tuple[Count, ...],
@@ -113,7 +113,15 @@ class BenchOptions(Checked):
     ] = False
     torch_modes: Annotated[
         tuple[TorchMode, ...],
-        option("Additional execution mode of each PyTorch MODEL.", flag="--torch"),
+        option("Additional execution mode of each PyTorch MODEL among the artifacts.", flag="--torch"),
+    ] = ()
+    models: Annotated[
+        tuple[NamedModel, ...],
+        option(
+            "Additional PyTorch MODEL that is measured as it is, such as one quantized by torch.ao.",
+            flag="--model",
+            metavar="NAME=MODEL",
+        ),
     ] = ()
     devices: Annotated[
         tuple[str, ...],
@@ -220,17 +228,44 @@ class DiffCommand(Checked):
     data: Annotated[str | None, option("Samples to compare on, instead of random input.", metavar="DATA")] = (
         None
     )
-    samples: Annotated[int | None, option("Largest number of samples; default: 64, or 8 with --layers.")] = (
-        None
-    )
+    samples: Annotated[
+        int | None,
+        option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers."),
+    ] = None
     inputs: _INPUTS = ()
     atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
     rtol: Annotated[tuple[str, ...], option("Relative tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
     snr: Annotated[tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB")] = ()
     rules: Annotated[
         tuple[str, ...],
-        option("Kind of an output: classes, embedding or signal.", flag="--judge", metavar="[OUTPUT:]RULE"),
+        option(
+            "Kind of an output: classes, embedding, labels or signal.",
+            flag="--judge",
+            metavar="[OUTPUT:]RULE",
+        ),
     ] = ()
+    metric: (
+        Annotated[
+            str,
+            option(
+                f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.",
+                metavar=METRIC,
+                pattern=METRIC_PATTERN,
+            ),
+        ]
+        | None
+    ) = None
+    max_drop: (
+        Annotated[
+            float,
+            option(
+                "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
+                metavar="POINTS",
+                ge=0,
+            ),
+        ]
+        | None
+    ) = None
     threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
     trust: _TRUST = False
     layers: Annotated[bool, option("Find the first tensor that diverges.")] = False

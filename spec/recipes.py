@@ -14,7 +14,7 @@ from .decode import Checked, Refused
 from .measure import BenchSection
 from .models import CalibrateSection, ModelSection
 from .option import COMMA, argument, fields_of, option
-from .words import BASELINE, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
+from .words import AUTO, BASELINE, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
 
 RECIPE_VERSION = 1
 
@@ -131,6 +131,10 @@ class RunCommand(Checked):
         tuple[str, ...],
         option("Stage to run again although nothing changed, such as bench.", metavar="STAGE", split=COMMA),
     ] = ()
+    dry_run: Annotated[
+        bool,
+        option("Print the stages, what is done or changed, and their estimated time, memory and disk space."),
+    ] = False
     schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
 
 
@@ -191,7 +195,7 @@ class TuneCommand(Checked):
         str | None, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
     ] = None
     metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
-        "top1"
+        AUTO
     )
     targets: Annotated[
         tuple[str, ...],

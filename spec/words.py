@@ -79,15 +79,24 @@ METRIC_PARAMETERS: Mapping[str, tuple[str, str]] = {
 }
 """Metric to what may follow behind a colon: as help shows it, and as a pattern."""
 
+
+def is_own_metric(text: str) -> bool:
+    """Return whether the spelling of a metric names a function of the user's."""
+    name, colon, _ = text.partition(":")
+    return bool(colon) and name not in METRIC_PARAMETERS
+
+
 MethodName = Literal["minmax", "percentile", "entropy", "mse", "auto"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 _SPELLED = [f"{name}[:NUMBER]" if name == "percentile" else name for name in METHODS]
 METHOD = f"{', '.join(_SPELLED[:-1])} or {_SPELLED[-1]}"
 METHOD_PATTERN = rf"^({'|'.join(METHODS)}|percentile:\d*\.?\d+)$"
 
-TorchMode = Literal["trace", "script", "freeze", "compile"]
+TorchMode = Literal["trace", "script", "freeze", "compile", "half", "autocast"]
 TORCH_MODES: tuple[TorchMode, ...] = get_args(TorchMode)
-"""What PyTorch makes of a module before it runs: TorchScript of three kinds, or `torch.compile`'s code."""
+"""What PyTorch makes of a module before it runs: TorchScript of three kinds, `torch.compile`'s code, its
+weights in float16 (`.half()`), or `torch.autocast`: bfloat16 on a processor, float16 on a GPU."""
+NamedModel = Annotated[str, Meta(pattern=r"^[^=]+=.+$")]
 CUDA_GRAPH = "cuda-graph"
 """Mode of an engine of TensorRT whose inferences are captured and replayed."""
 _METRICS_SPELLED = [

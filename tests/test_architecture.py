@@ -46,7 +46,7 @@ ALLOWED = {
     "lowering": BUILT,
     "building": BUILT | {"lowering"},
     "tuning": BUILT | {"bench", "lowering", "building"},
-    "pipeline": BUILT | {"bench", "reporting", "lowering", "building"},
+    "pipeline": BUILT | {"bench", "reporting", "lowering", "building", "tuning"},
     "cli": BUILT
     | {
         "bench",
@@ -169,8 +169,8 @@ def test_the_public_names_are_pinned() -> None:
 
     assert sorted(qcompile.__all__) == [
         "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__",
-        "balance", "benchmark", "build", "calibrate", "diff", "doctor", "export", "inspect", "load",
-        "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe",
+        "auto", "balance", "benchmark", "build", "calibrate", "diff", "doctor", "export", "init", "inspect",
+        "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe",
         "refit", "report", "run", "simplify", "tune",
     ]  # fmt: skip
     for name in qcompile.__all__:

@@ -37,8 +37,16 @@ def recipe_text(
         "[calibrate]",
         f"method = {_text(method or 'auto')}",
         "",
+        *artifact_lines(best, best.name, exclude),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = ()) -> list[str]:
+    """Return the `[[artifact]]` of a trial, for a recipe of the same graph."""
+    lines = [
         "[[artifact]]",
-        f"name = {_text(best.name)}",
+        f"name = {_text(name)}",
         f"target = {_text(best.target)}",
         f"precision = {_text(best.precision)}",
     ]
@@ -48,8 +56,8 @@ def recipe_text(
         lines += ["correct_bias = false # as it was measured", "search = false", "allow_loss = true"]
     left = [*exclude, *sorted(best.in_float)] if best.precision == "int8" else []
     if left:
-        lines += ["exclude = [", *(f"    {_text(name)}," for name in left), "]"]
-    return "\n".join(lines) + "\n"
+        lines += ["exclude = [", *(f"    {_text(layer)}," for layer in left), "]"]
+    return lines
 
 
 def _text(value: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..artifact import size_bytes
 from ..bench.benchmark import benchmark
-from ..bench.metrics.accuracy import ScoreSums
+from ..bench.metrics.accuracy import ScoreSums, accuracy
 from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
 from ..bench.outputs import paired
 from ..building import build_lowered
@@ -39,6 +39,7 @@ class Trial:
         path: The artifact.
         value: Of the metric: a share for metrics in points, the metric's own units otherwise.
         drop: What it lost against the float model, in the metric's unit.
+        drop_low, drop_high: Ends of its paired interval; None with too few samples.
         latency_ms: Median; 0 until it is measured.
         speedup: Against the float model on the same runtime as the reference.
         size_bytes: Of the artifact.
@@ -55,6 +56,8 @@ class Trial:
     speedup: dict[str, Any] = field(default_factory=dict)
     size_bytes: int = 0
     float_precision: FloatPrecision = "fp32"
+    drop_low: float | None = None
+    drop_high: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the `--json` form."""
@@ -67,6 +70,8 @@ class Trial:
             "file": str(self.path),
             "value": self.value,
             "drop": self.drop,
+            "drop_low": self.drop_low,
+            "drop_high": self.drop_high,
             "latency_ms": self.latency_ms,
             "speedup": self.speedup,
             "size_bytes": self.size_bytes,
@@ -103,11 +108,14 @@ class TrialRunner:
         progress("run the float model")
         with engine("onnxruntime").open(str(model), threads=threads) as runner:
             self.reference: list[Outputs] = [runner.infer(batch.feeds) for batch in batches]
+        truths = [Truth(batch.labels, batch.samples, batch.where) for batch in batches]
+        self.metric = metric = metric.resolved(self.reference[0], truths[0])
         self.scored = [
-            metric.score(outputs, outputs, Truth(batch.labels, batch.samples, batch.where))
-            for batch, outputs in zip(batches, self.reference, strict=True)
+            metric.score(outputs, outputs, truth)
+            for truth, outputs in zip(truths, self.reference, strict=True)
         ]
-        self.float_value = self._value(self.scored)
+        self._float = self._sums(self.scored)
+        self.float_value = self._float.value()
         self.trials: dict[str, Trial] = {}
 
     def in_float(self, target: Target, precision: FloatPrecision) -> Trial:
@@ -183,11 +191,12 @@ class TrialRunner:
         self.progress(f"build {name}")
         build_lowered(self.model, path, spec, lowered)
         self.progress(f"accuracy of {name}")
-        value = self._value(self._score(chosen.open(str(path), threads=self.threads)))
-        drop = float(self.metric.drop(self.float_value, value)) + 0.0
+        found = accuracy(self._sums(self._score(chosen.open(str(path), threads=self.threads))), self._float)
+        assert found.drop is not None, "every artifact is compared with the float model"
         trial = Trial(
-            name, spec.target, spec.precision, in_float, path, value, drop,
+            name, spec.target, spec.precision, in_float, path, found.value, found.drop.value,
             size_bytes=size_bytes(path), float_precision=spec.float_precision,
+            drop_low=found.drop.low, drop_high=found.drop.high,
         )  # fmt: skip
         self.trials[name] = trial
         return trial
@@ -202,11 +211,11 @@ class TrialRunner:
                 scored.append(self.metric.score(outputs, expected, truth))
         return scored
 
-    def _value(self, scored: Sequence[Scored]) -> float:
+    def _sums(self, scored: Sequence[Scored]) -> ScoreSums:
         sums = ScoreSums(self.metric)
         for batch, own, reference in zip(self.batches, scored, self.scored, strict=True):
             sums.add(own, reference, batch.samples)
-        return sums.value()
+        return sums
 
 
 def as_table(trials: Mapping[str, Trial]) -> list[dict[str, Any]]:

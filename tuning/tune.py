@@ -24,7 +24,7 @@ from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
 from ..model.source import parse_source
 from ..progress import Progress, silent
-from ..spec.words import CPU_TARGETS, CpuTarget, FloatPrecision, Target
+from ..spec.words import AUTO, CPU_TARGETS, CpuTarget, FloatPrecision, Target
 from ..tensors import TensorInfo
 from .costs import slower_layers
 from .recipe_file import recipe_text
@@ -48,6 +48,7 @@ class TuneResult:
         slow_layers: Layers that cost more time in INT8 than in float, which were taken out.
         recipe: The recipe that makes `best`.
         notes: What the user should know.
+        metric: What accuracy is; the chosen one where it was to be chosen.
     """
 
     best: Trial
@@ -58,11 +59,13 @@ class TuneResult:
     slow_layers: list[str]
     recipe: Path
     notes: list[str]
+    metric: str
 
     def as_json(self) -> dict[str, Any]:
         """Return the `--json` form."""
         return {
             "best": self.best.as_json(),
+            "metric": self.metric,
             "float_value": self.float_value,
             "trials": as_table(self.trials),
             "front": self.front,
@@ -99,7 +102,7 @@ def tune(
     output: str | Path,
     *,
     max_drop: float,
-    metric: str = "top1",
+    metric: str = AUTO,
     calibration: str | None = None,
     targets: Sequence[str] = (),
     inputs: Sequence[str] = (),
@@ -118,7 +121,8 @@ def tune(
         data: Samples that accuracy is measured on, with labels if the metric needs them.
         output: Folder for the artifacts, `recipe.toml`, `tune.json` and, with matplotlib, `front.svg`.
         max_drop: What may be lost, in the metric's unit: points of top1.
-        metric: "top1", "top5", "miou", "cosine", "mse" or "file.py:function"; see `bench.metrics.accuracy`.
+        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels
+            (see `bench.metrics.names`).
         calibration: Samples to calibrate on; those of `data` otherwise.
         targets: Engines to try; those for the CPU that are installed, if none is given.
         inputs: Inputs of a MODEL that does not declare them.
@@ -152,11 +156,13 @@ def tune(
     batches: list[Batch] = list(Data(data, io.inputs, limit=samples))
     ranges = _ranges(path, calibration or data, folder, method, chosen_targets, progress)
     bench = TrialRunner(
-        path, ranges, batches, chosen_metric, folder,
+        path, ranges, batches, chosen_metric.for_inputs(io.inputs), folder,
         method=method, exclude=exclude, threads=threads, progress=progress,
     )  # fmt: skip
     budget = Budget(max_drop, max_time_s, batch_size)
     run = _Run(bench, budget, data, progress)
+    if bench.metric.note:
+        run.notes.append(f"accuracy is {bench.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}
     for target in chosen_targets:
         few = Data(data, io.inputs, batch_size=1, limit=_looked_at(io.inputs))
@@ -169,8 +175,9 @@ def tune(
     recipe = folder / "recipe.toml"
     write_text(recipe, recipe_text(best, path, calibration or data, data, method, exclude, folder))
     tuned = TuneResult(
-        best, bench.trials, run.front(), damage, bench.float_value, run.slow_layers, recipe, run.notes
-    )
+        best, bench.trials, run.front(), damage, bench.float_value, run.slow_layers, recipe, run.notes,
+        bench.metric.name,
+    )  # fmt: skip
     write_json(folder / "tune.json", tuned.as_json())
     return tuned
 

@@ -5,13 +5,13 @@ All workers run the same batch before the next is read, so what is in memory doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ...data.batches import Data
 from ...errors import DataError
-from ...tensors import Feeds, ModelIO
-from ..outputs import infer_all, paired
+from ...tensors import Feeds, ModelIO, TensorInfo
+from ..outputs import RunnableArtifact, infer_all, paired
 from ..recorder import Recorder
 from ..workers.process import Worker
 from .accuracy import ScoreSums, accuracy
@@ -19,8 +19,18 @@ from .metric import Metric, Outputs, Scored, Truth
 from .running_difference import RunningDifference
 
 
-def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> None:
+def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:
+    """Return inputs that say how samples become them: what is run, or one artifact's."""
+    known = [io, *(one.io for one in runnables if one.io is not None)]
+    said = (one.inputs for one in known if any(tensor.preprocessing for tensor in one.inputs))
+    return next(said, io.inputs)
+
+
+def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> Metric:
     """Score the baseline's first batch: what is wrong with labels or metric is said before measuring.
+
+    Returns:
+        The metric; the chosen one where `metric` is to choose.
 
     Raises:
         DataError: If labels are missing, or outputs and labels do not fit the metric.
@@ -33,7 +43,10 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
             hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
         )
     outputs = _infer(worker, batch.feeds)
-    metric.score(outputs, outputs, Truth(batch.labels, batch.samples, batch.where))
+    truth = Truth(batch.labels, batch.samples, batch.where)
+    metric = metric.resolved(outputs, truth)
+    metric.score(outputs, outputs, truth)
+    return metric
 
 
 def measure_quality(

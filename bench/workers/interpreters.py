@@ -37,7 +37,7 @@ class Interpreters:
             except WorkerError as error:
                 raise InvalidOption(
                     f"`python` {engine_name}={python}: cannot serve a worker: {error.message}",
-                    hint="it needs Python 3.10 or newer with numpy, onnx and the runtime; "
+                    hint="it needs Python 3.10 or newer with numpy, onnx, msgspec and the runtime; "
                     'a script must pass its arguments on: exec python "$@"',
                     option="python",
                 ) from error

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
 from ...model.example import Example
+from ...model.input_notes import AxisRange
 from ...model.onnx_file import load_onnx, opset, save_onnx
 from ...model.outputs import flat_tensors
 from ...model.pytorch import import_torch
@@ -175,6 +176,7 @@ def _write_captured(
     torch = import_torch()
     with quiet(), torch.no_grad(), bags_without_loops():
         captured = capture(module, example)
+        _require_ranges(module, example, captured.axes)
         program = torch.onnx.export(
             captured.program, dynamo=True, verbose=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
@@ -183,6 +185,25 @@ def _write_captured(
         )  # fmt: skip
         program.save(str(path), external_data=_is_large(module))
     return captured.axes
+
+
+def _require_ranges(module: Any, example: Example, axes: Axes) -> None:
+    """Refuse a graph that holds for fewer extents than were asked for, where the model takes them.
+
+    PyTorch fixes the steps of some recurrent layers, and then allows the extents that give so many steps.
+    """
+    for name, asked in example.ranges.items():
+        held = axes.ranges.get(name, AxisRange())
+        if asked.maximum is None or held.maximum is None:
+            continue
+        largest = asked.maximum - asked.maximum % held.multiple
+        if held.maximum < largest and runs(module, example, {name: largest}):
+            raise ExportError(
+                f"axis {name!r}: {asked.minimum} to {asked.maximum} was asked for, and the model takes "
+                f"{largest}; PyTorch captured a graph for {held.minimum} to {held.maximum} alone",
+                hint="give that axis a number in `inputs`, or ask for fewer extents",
+                reason="axis",
+            )
 
 
 def _write_traced(

@@ -15,12 +15,12 @@ from ...model.executed import missed_nodes
 from ...model.graph import count_weighted, holds_half, weighted_nodes
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
 from ...model.random_input import run_on
-from ...model.session import make_session, optimize_file, session_options
+from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
 from ..gpu import why_not_gpu
-from ..processor import missing_features, processor
+from ..processor import is_arm, missing_features, processor
 
 if TYPE_CHECKING:
     import onnx
@@ -29,6 +29,7 @@ _WARMUP, _PROFILED = 2, 10
 _SLOWER = ("SkipLayerNormFusion",)
 """Fusions whose kernel is slower than what it replaces. SkipLayerNormalization takes 0.20 ms where Add and
 LayerNormalization take 0.03 ms (1.31.1, 128 x 768 values, x86 with AVX-512)."""
+_FOREIGN = "built for ARM on another processor, whose speed says nothing about ARM"
 
 
 class OnnxRuntime(Engine):
@@ -59,8 +60,12 @@ class OnnxRuntime(Engine):
     def build(self, request: BuildRequest) -> BuildOutcome:
         path = Path(request.model)
         before = load_onnx(path)
-        request.progress("optimize for this processor")
-        options = session_options(request.spec.threads, layouts=not holds_half(before))
+        foreign = request.spec.isa == "arm" and not is_arm()
+        request.progress("optimize for ARM" if foreign else "optimize for this processor")
+        # Memory layouts are those of the processor that optimizes.
+        options = session_options(request.spec.threads, layouts=not (foreign or holds_half(before)))
+        if foreign:
+            options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
         optimize_file(
             path, request.output, options, large=is_large(before), without=_SLOWER, error=BuildError
         )
@@ -78,9 +83,10 @@ class OnnxRuntime(Engine):
             planned=len(asked),
             reached=reached if counts.get(request.precision) else 0,
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
-            device=processor(),
+            device={"processor": "ARM", "isa": "arm"} if foreign else processor(),
             packages=("onnxruntime", "onnx"),
             checks=[Check("runs after loading again", True, request.sampled)],
+            warnings=[_FOREIGN] if foreign else [],
             layers=layers,
         )
 

@@ -13,6 +13,9 @@ node's kernel is looked for in this order, among the kernels that multiply:
 A block of several nodes ("Subgraph"; attention is one) multiplies as well. Most blocks hold element-wise
 operators alone, so it is asked last: by the node's own name, or by that of what reads the node's result,
 where the block holds or reads both operands.
+
+A bidirectional recurrent node becomes a kernel for each direction, under names of OpenVINO's own. Where all
+such kernels compute in one precision, it is the node's.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ _MULTIPLIES = frozenset(
     QKVProjection LLMMLP
     """.split()
 )
+_RECURRENT = ("LSTM", "GRU", "RNN")
+_RECURRENCES = ("RNNCell", "RNNSeq")
 _MOVES = frozenset(["Const", "Transpose", "Reorder", "Reshape", "Convert", "Quantize"])
 _FUSED_BEHIND = 2  # nodes that go into the kernel in front of them: a bias, an activation
 _SUFFIXES = ("/WithoutBiases", "/DequantizationMultiply", "/DequantizationSubtract")
@@ -95,7 +100,14 @@ def computed_by(
     """
     search = _Search(graph, kernels)
     computed: dict[str, Computed] = {}
-    for match in (search.by_name, search.by_weight, search.by_follower, search.by_operands, search.by_block):
+    for match in (
+        search.by_name,
+        search.by_weight,
+        search.by_follower,
+        search.by_operands,
+        search.by_block,
+        search.by_recurrence,
+    ):
         for node in nodes:
             if node.name not in computed:
                 kernel = match(node)
@@ -159,6 +171,13 @@ class _Search:
             if kernel.names & behind
             and all((kernel.names | self.read[kernel.key]) & operand for operand in operands)
         )
+
+    def by_recurrence(self, node: onnx.NodeProto) -> Kernel | None:
+        """A kernel of the direction of a recurrent node, where all that it may be compute alike."""
+        if node.op_type not in _RECURRENT:
+            return None
+        free = [one for one in self.products if one.kind in _RECURRENCES and one.key not in self.taken]
+        return free[0] if len({kernel.precision for kernel in free}) == 1 else None
 
     def precision(self, kernel: Kernel, node: onnx.NodeProto) -> str:
         """What a kernel computes a node in.

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from model import CLASSES, STRIDE, WEIGHTS, Detector
 from safetensors.torch import save_file
 from scenes import compose
 from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
+
+from model import CLASSES, STRIDE, WEIGHTS, Detector
 
 SEED = 0
 STEPS = 1500

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from data import MOST_DIGITS, evaluation, lines
-from model import WEIGHTS, LineReader
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
+
+from data import MOST_DIGITS, evaluation, lines
+from model import WEIGHTS, LineReader
 
 SEED = 0
 STEPS = 800

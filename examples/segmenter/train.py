@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 import torch
-from data import scenes
-from model import CLASSES, WEIGHTS, UNet
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
+
+from data import scenes
+from model import CLASSES, WEIGHTS, UNet
 
 SEED = 0
 STEPS = 700

@@ -1,8 +1,9 @@
 """Docstrings of installed packages: which of four wrote this text?
 
-The texts are those of the Python standard library, NumPy, SciPy and scikit-learn, read from their source files
-and never imported. The names of the packages are left out, or the task would be to find a name. Whole files are
-held out, not single texts. Another version of a package has other texts, so the accuracy varies a little with it.
+The texts are those of the Python standard library, NumPy, SciPy and scikit-learn, read from their source
+files and never imported. The names of the packages are left out, or the task would be to find a name. Whole
+files are held out, not single texts. Another version of a package has other texts, so the accuracy varies a
+little with it.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from data import evaluation, padded, texts
-from model import WEIGHTS, Encoder
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
+
+from data import evaluation, padded, texts
+from model import WEIGHTS, Encoder
 
 SEED = 0
 STEPS = 900

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from ...bench.metrics.automatic import choose
+from ...bench.metrics.metric import Truth
 from ...data.archive import read_rows
 from ...data.batches import Data
-from ...data.readers import LABELS
+from ...data.readers import LABELS, Batch
+from ...data.spelling import FUNCTION, Spelling, parse_spelling
 from ...errors import DataError, QCompileError
 from ...model.source import parse_source
 from ...model.user_code import call, load_function
 from ...progress import Progress
+from ...spec.first_use import ProposalOptions
 from ...tensors import Feeds, TensorInfo
 from .model_facts import seen_from, spelled_from
 
-Labels = Literal["none", "classes", "maps", "values", "texts", "boxes", "tokens"]
 PARTS = ("calibration", "evaluation")
 
 
@@ -30,58 +33,88 @@ class DataFacts:
         calibration: Samples to calibrate on; empty for none.
         evaluation: Samples to evaluate on; empty for none.
         shared: How one set serves both: "" for two sets, "divided", or "same" where it cannot be divided.
+        kind: Of the evaluation: "images", "jsonl", "function", ...
         samples: Of the evaluation; None where only reading them all would tell.
-        labels: Kind of the labels of the evaluation.
-        classes: One more than the largest label that was looked at; 0 where labels are no classes.
+        has_labels: Whether the evaluation has labels.
+        metric: The one that fits labels and outputs.
+        why_metric: Why.
+        notes: What the user should know of how it is read.
     """
 
     calibration: str = ""
     evaluation: str = ""
     shared: str = ""
+    kind: str = ""
     samples: int | None = None
-    labels: Labels = "none"
-    classes: int = 0
+    has_labels: bool = False
+    metric: str = ""
+    why_metric: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def look_at_data(
-    data: str,
-    calibration: str,
-    evaluation: str,
+    asked: ProposalOptions,
     inputs: Sequence[TensorInfo],
+    outputs: Mapping[str, Sequence[int | str]],
     *,
     progress: Progress,
 ) -> DataFacts:
     """Look at the samples that serve a model.
 
     Args:
-        data: A DATA spelling that serves both; empty for none.
-        calibration, evaluation: Spellings in place of it; empty for those of `data`.
+        asked: `data` serves both; `calibration` and `evaluation` are in place of it.
         inputs: The model's.
+        outputs: Name to shape of its outputs.
         progress: Told of every step.
 
     Raises:
         DataError, MissingFile, InvalidOption: If the data is not there or does not fit the model.
     """
     progress("look at the data")
-    divided = bool(data) and can_be_divided(data) and not (calibration or evaluation)
-    parts = [divide(data, part) if divided else data for part in PARTS]
-    chosen = calibration or parts[0], evaluation or parts[1]
-    shared = "" if chosen[0] != chosen[1] and not divided else "divided" if divided else "same"
-    if not any(chosen):
-        return DataFacts()
-    read = Data(chosen[1] or chosen[0], inputs, limit=_looked_at(inputs))
+    divided = _is_divided(asked)
+    parts = [divide(asked.data, part) if divided else asked.data for part in PARTS]
+    calibration, evaluation = asked.calibration or parts[0], asked.evaluation or parts[1]
+    for spec in {calibration, evaluation} - {evaluation, ""}:
+        next(iter(Data(spec, inputs, limit=_looked_at(inputs))))
+    if not evaluation:
+        return DataFacts(calibration)
+    read = Data(evaluation, inputs, limit=_looked_at(inputs))
     first = next(iter(read))
-    if chosen[0] and chosen[0] != chosen[1]:
-        next(iter(Data(chosen[0], inputs, limit=_looked_at(inputs))))
-    kind, classes = _labels(first.labels) if chosen[1] else ("none", 0)
+    shared = "divided" if divided else "same" if calibration == evaluation else ""
+    metric, why = _metric(first, inputs, outputs)
     return DataFacts(
-        chosen[0],
-        chosen[1],
-        shared if all(chosen) else "",
-        Data(chosen[1], inputs).total if chosen[1] else None,
-        kind,
-        classes,
+        calibration,
+        evaluation,
+        shared,
+        read.spelling.kind,
+        Data(evaluation, inputs).total,
+        first.labels is not None,
+        metric,
+        why,
+        tuple(read.notes()),
     )
+
+
+def _is_divided(asked: ProposalOptions) -> bool:
+    """Whether one set is divided between calibration and evaluation: all but what a function yields."""
+    if not asked.data or asked.calibration or asked.evaluation:
+        return False
+    spelling = parse_spelling(asked.data)
+    return spelling.kind != FUNCTION and "part" not in spelling.query
+
+
+def _metric(
+    batch: Batch, inputs: Sequence[TensorInfo], outputs: Mapping[str, Sequence[int | str]]
+) -> tuple[str, str]:
+    """The metric that `auto` would choose on the first batch, and why: of the outputs only shapes count."""
+    import numpy as np
+
+    shapes = {
+        name: (batch.samples, *(extent if isinstance(extent, int) else 1 for extent in shape[1:]))
+        for name, shape in outputs.items()
+    }
+    made = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return choose(made, Truth(batch.labels, batch.samples, batch.where), inputs)
 
 
 def first_sample(spec: str, names: Sequence[str]) -> Feeds | None:
@@ -94,31 +127,36 @@ def first_sample(spec: str, names: Sequence[str]) -> Feeds | None:
     Raises:
         DataError, MissingFile: If the data is not there, or cannot be read.
     """
-    if is_function(spec):
-        return _of_function(spec, names)
-    path = Path(spec).expanduser()
+    spelling = parse_spelling(spec)
+    if spelling.kind == FUNCTION:
+        return _of_function(spelling.path, names)
+    path = Path(spelling.path).expanduser()
     if path.is_dir():
         path = next(iter(sorted(path.glob("*.npz"))), path)
-    if path.suffix != ".npz" or not path.is_file():
+    if path.suffix == ".npz" and path.is_file():
+        arrays = next(read_rows(path, 1), {})
+        return {name: array for name, array in arrays.items() if name != LABELS} or None
+    return _of_images(spelling, names)
+
+
+def _of_images(spelling: Spelling, names: Sequence[str]) -> Feeds | None:
+    """An image of the extents that the spelling's `preprocessing` has; None where it says nothing."""
+    import numpy as np
+
+    from ...model.preprocessing import ImagePreprocessing
+    from ...model.preprocessing_presets import find_preprocessing
+
+    said = spelling.query.get("preprocessing")
+    found = find_preprocessing(said) if said else None
+    if not isinstance(found, ImagePreprocessing) or len(names) != 1:
         return None
-    arrays = next(read_rows(path, 1), {})
-    return {name: array for name, array in arrays.items() if name != LABELS} or None
-
-
-def is_function(spec: str) -> bool:
-    """Whether a spelling is `file.py:function`."""
-    head, colon, last = spec.rpartition(":")
-    return bool(colon and last.isidentifier() and (head.endswith(".py") or "." in head))
-
-
-def can_be_divided(spec: str) -> bool:
-    """Whether one set can be divided in two: all but what a function yields."""
-    return not is_function(spec) and False
+    return {names[0]: np.zeros((1, found.channels, found.height, found.width), np.float32)}
 
 
 def divide(spec: str, part: str) -> str:
     """Return the spelling of a part of a set."""
-    return f"{spec}{'&' if '?' in spec else '?'}part={part}"
+    spelling = parse_spelling(spec)
+    return str(replace(spelling, query={**spelling.query, "part": part}))
 
 
 def _of_function(spec: str, names: Sequence[str]) -> Feeds | None:
@@ -154,28 +192,12 @@ def _looked_at(inputs: Sequence[TensorInfo]) -> int:
     return max(16, *fixed) if fixed else 16
 
 
-def _labels(labels: Any) -> tuple[Labels, int]:
-    """The kind of a batch's labels, and one more than the largest class."""
-    import numpy as np
-
-    if labels is None:
-        return "none", 0
-    array = np.asarray(labels)
-    if array.dtype.kind in "US":
-        return "texts", 0
-    if array.dtype.kind not in "iub":
-        return ("boxes" if array.ndim == 3 and array.shape[2] >= 5 else "values"), 0
-    classes = int(array.max(initial=0)) + 1
-    kinds: dict[int, Labels] = {1: "classes", 2: "tokens", 3: "maps"}
-    if array.ndim == 2 and array.shape[1] == 1:
-        return "classes", classes
-    return kinds.get(array.ndim, "values"), classes
-
-
 def relocated(spec: str, folder: Path) -> str:
     """Return a spelling as a file in `folder` has it."""
     if not spec:
         return ""
-    if is_function(spec):
-        return spelled_from(parse_source(spec), folder)
-    return seen_from(folder, Path(spec).expanduser())
+    spelling = parse_spelling(spec)
+    if spelling.kind == FUNCTION:
+        return spelled_from(parse_source(spelling.path), folder)
+    whole = spelling.located(Path.cwd())
+    return str(replace(whole, path=seen_from(folder, Path(whole.path))))

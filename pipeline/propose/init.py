@@ -11,6 +11,8 @@ from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
 from ...files import write_text
+from ...model.source import parse_source
+from ...model.source_options import RANDOM
 from ...progress import Progress, silent
 from ...spec.first_use import InitCommand
 from ...spec.words import TARGETS
@@ -19,7 +21,7 @@ from ..recipe import Recipe, make_recipe
 from .choose import Choice, Line, choose_artifacts
 from .data_facts import DataFacts, first_sample, look_at_data, relocated
 from .machine import look_at_machine
-from .model_facts import ModelFacts, look_at_model, spelled_from
+from .model_facts import ModelFacts, look_at_model, seen_from, spelled_from
 from .recipe_text import Proposal, recipe_text
 from .settings import bench_lines
 
@@ -61,9 +63,11 @@ class InitResult:
             "kinds": sorted(self.model.kinds),
             "parameters": self.model.parameters,
             "multiply_adds": self.model.multiply_adds,
-            "labels": self.data.labels,
+            "data": self.data.kind,
             "samples": self.data.samples,
-            "notes": list(self.model.notes),
+            "has_labels": self.data.has_labels,
+            "metric": self.data.metric,
+            "notes": [*self.model.notes, *self.data.notes],
         }
 
 
@@ -75,6 +79,8 @@ def init(
     calibration: str = "",
     evaluation: str = "",
     inputs: Sequence[str] = (),
+    weights: str = "",
+    download: bool = False,
     targets: Sequence[str] = (),
     gpus: Sequence[str] = (),
     metric: str = "auto",
@@ -92,6 +98,8 @@ def init(
         data: Samples that serve calibration and evaluation.
         calibration, evaluation: Samples in place of `data`.
         inputs: `NAME:SHAPE[:DTYPE]` each, of a model that declares none.
+        weights: "random", or a file, in place of the model's own.
+        download: Whether the package of a model by name may download.
         targets: What to build for; by default what can be built here.
         gpus: What TensorRT-RTX builds for, such as "sm86".
         metric: Of the accuracy; "auto" chooses by the task and the labels.
@@ -115,8 +123,8 @@ def init(
         )
     asked = InitCommand(
         model=model, output=path, data=data, calibration=calibration, evaluation=evaluation,
-        inputs=tuple(inputs), targets=tuple(targets), gpus=tuple(gpus), metric=metric, max_drop=max_drop,
-        max_time_s=max_time_s, force=force,
+        inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
+        metric=metric, max_drop=max_drop, max_time_s=max_time_s, force=force,
     )  # fmt: skip
     proposal = propose(asked, command=command, progress=progress)
     text = recipe_text(proposal)
@@ -137,8 +145,11 @@ def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -
     def samples(names: Sequence[str]) -> Feeds | None:
         return next((feeds for spec in spellings if (feeds := first_sample(spec, names))), None)
 
-    model = look_at_model(asked.model, inputs=asked.inputs, samples=samples, progress=progress)
-    data = look_at_data(asked.data, asked.calibration, asked.evaluation, model.inputs, progress=progress)
+    model = look_at_model(
+        asked.model, inputs=asked.inputs, weights=asked.weights, download=asked.download,
+        samples=samples, progress=progress,
+    )  # fmt: skip
+    data = look_at_data(asked, model.inputs, model.outputs, progress=progress)
     progress("look at the installation")
     machine = look_at_machine(TARGETS)
     choice = choose_artifacts(model, data, machine, targets=asked.asked, gpus=asked.gpus)
@@ -150,6 +161,12 @@ def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -
         )
     folder = asked.output.parent
     options: list[Line] = []
+    if asked.weights:
+        why = "of its seed" if asked.weights == RANDOM else "in place of the model's own"
+        place = asked.weights if asked.weights == RANDOM else seen_from(folder, Path(asked.weights))
+        options.append(("weights", place, why))
+    if asked.download:
+        options.append(("download", True, "the package may download what its cache lacks"))
     if not model.is_onnx:
         options.append(("simplify", True, "folds and fuses; the outputs stay equal"))
     return Proposal(
@@ -157,7 +174,7 @@ def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -
         data,
         machine,
         choice,
-        spelled_from(model.source, folder),
+        spelled_from(parse_source(asked.model), folder),
         relocated(data.calibration, folder),
         relocated(data.evaluation, folder),
         tuple(options),

@@ -89,6 +89,8 @@ def look_at_model(
     spec: str,
     *,
     inputs: Sequence[str] = (),
+    weights: str = "",
+    download: bool = False,
     samples: Callable[[Sequence[str]], Feeds | None] = lambda _: None,
     trust: bool = False,
     progress: Progress,
@@ -98,6 +100,8 @@ def look_at_model(
     Args:
         spec: A MODEL spelling.
         inputs: Its inputs, as the user gives them.
+        weights: "random", or a file.
+        download: Whether the package of a model by name may download.
         samples: Given the names of `forward`'s parameters, returns the first sample of the data by input
             name, with its batch axis; None where that cannot be known.
         trust: Load a `.pt2` that runs code when it is loaded.
@@ -107,7 +111,7 @@ def look_at_model(
         InvalidOption: If the inputs are not known; it says which to give.
         ModelError, MissingFile, EngineUnavailable: If the model cannot be loaded, or raises.
     """
-    source = parse_source(spec)
+    source = parse_source(spec, weights=weights, download=download)
     progress("look at the model")
     if source.kind == "onnx":
         return _look_at_onnx(source)
@@ -120,13 +124,15 @@ def look_at_model(
 
 def plain_name(source: Source) -> str:
     """Return what the files of a model may be called: "digits", "resnet18"."""
-    if source.path is not None:
+    if source.is_named:
+        text = (source.path.name if source.path else source.name).rpartition("/")[2]
+    elif source.path is not None:
         stem = source.path.stem
         generic = stem in ("model", "models", "net", "main") and source.function
         parent = source.path.resolve().parent.name
         text = parent if generic and parent else stem
     else:
-        text = source.module.rpartition(".")[2] or re.split(r"[:?]", source.spec)[1].rpartition("/")[2]
+        text = source.module.rpartition(".")[2]
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "model"
 
 
@@ -187,6 +193,8 @@ def _declared(
 
     if inputs:
         return tuple(inputs), "as given"
+    if source.is_named:
+        return (), ""
     if loaded.example is not None:
         example = make_example(loaded, (), ())
         if example.has_dynamic_batch or any(one.preprocessing for one in example.inputs):
@@ -306,8 +314,10 @@ def spelled_from(source: Source, folder: Path) -> str:
     """Return a MODEL or data spelling as a file in `folder` has it."""
     if source.path is None:
         return source.spec
-    path = seen_from(folder, source.path)
-    return f"{path}:{source.function}" if source.function else path
+    path, query = seen_from(folder, source.path), source.options.query
+    if source.is_named:
+        return f"{source.kind}:{path if '/' in path else f'./{path}'}{query}"
+    return f"{path}:{source.function}{query}" if source.function else path
 
 
 def seen_from(folder: Path, path: Path) -> str:

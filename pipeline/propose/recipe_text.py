@@ -55,7 +55,7 @@ def _written(proposal: Proposal) -> Iterable[str]:
     yield f"#   {proposal.command}"
     yield f"#   model    {_model_words(model)}"
     yield f"#   machine  {proposal.machine.processor}, {_counted(proposal.machine.cores, 'core')}"
-    for note in model.notes:
+    for note in (*model.notes, *proposal.data.notes):
         yield f"#   note     {note}"
     top: list[Line] = [
         ("version", 1, ""),
@@ -85,7 +85,7 @@ def _data(proposal: Proposal) -> Iterable[str]:
         lines.append(("calibration", proposal.calibration, why))
     if proposal.evaluation:
         count = "" if data.samples is None else f"{_counted(data.samples, 'sample')}, "
-        labels = "no labels" if data.labels == "none" else f"labels are {data.labels}"
+        labels = "with labels" if data.has_labels else "no labels"
         lines.append(("evaluation", proposal.evaluation, f"{count}{labels}"))
     if lines:
         yield from _table("[data]", lines)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...spec.words import AUTO
+from .batch import batch_size
 from .choose import Line, Proposed
 from .data_facts import DataFacts
 from .model_facts import ModelFacts
 
-CALL_MULTIPLY_ADDS = 1_000_000_000
-"""Of one call: with less, the runtime's own time per call is a share of what is measured."""
-LARGEST_BATCH = 16
 CALIBRATION_SAMPLES = 256
 _SECONDS_EACH = 8.0
 _SECONDS = (20.0, 120.0)
@@ -26,7 +25,7 @@ def bench_lines(
     max_time_s: float | None = None,
 ) -> list[Line]:
     """Return the keys of `[bench]`."""
-    lines = [_batch_size(model)]
+    lines: list[Line] = [("batch_size", *batch_size(model))]
     first = artifacts[0].name
     if model.is_onnx:
         lines.append(("baseline", first, "there is no PyTorch model to compare with"))
@@ -45,31 +44,5 @@ def bench_lines(
     return lines
 
 
-def _batch_size(model: ModelFacts) -> Line:
-    if model.fixed_batch is not None:
-        return "batch_size", model.fixed_batch, "the model takes no other"
-    if not model.multiply_adds:
-        return "batch_size", 1, "the latency of one sample"
-    batch = 1
-    while batch < LARGEST_BATCH and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
-        batch *= 2
-    if batch == 1:
-        return "batch_size", 1, "the latency of one sample; a larger one measures throughput"
-    return "batch_size", batch, "one sample is too little work to measure; 1 measures its latency"
-
-
 def _metric(data: DataFacts, asked: str) -> Line:
-    if asked != "auto":
-        return "metric", asked, "as asked for"
-    return "metric", *chosen_metric(data)
-
-
-def chosen_metric(data: DataFacts) -> tuple[str, str]:
-    """Return the metric that fits the labels and the outputs, and why."""
-    if data.labels == "none":
-        return "cosine", "no labels: the outputs are compared with the baseline's"
-    if data.labels == "classes":
-        return "top1", "the labels are classes"
-    if data.labels == "maps":
-        return "miou", "the labels are maps of classes"
-    return "mse", "the labels are values"
+    return ("metric", asked, "as asked for") if asked != AUTO else ("metric", data.metric, data.why_metric)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 VERBS = (
+    "auto",
     "init",
     "export",
     "simplify",

@@ -76,8 +76,8 @@ def test_quiet_prints_nothing_but_warnings(qc: Qc, arguments: list[object]) -> N
         (["--max-drop", "x"], "'x' is not a valid float"),
         ([], "Missing option '--max-drop'"),
         (
-            ["--max-drop", 1, "--metric", "f1"],
-            "--metric 'f1': top1, top5, miou, cosine, mse or file.py:function is required",
+            ["--max-drop", 1, "--metric", "f2"],
+            "--metric 'f2': auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], ",
         ),
         (["--max-drop", 1, "--target", "onnx"], "target 'onnx' is unknown"),
     ],

@@ -119,6 +119,6 @@ def test_an_output_is_judged_as_what_the_user_says_it_is() -> None:
     assert not verdict.passed
     with pytest.raises(InvalidOption, match="rule for 'z': no such output"):
         judge([{"y": reference}], [{"y": reference}], "int8", rules={"z": "signal"})
-    with pytest.raises(InvalidOption, match="classes, embedding, signal"):
+    with pytest.raises(InvalidOption, match="classes, embedding, labels, signal"):
         parse_rules(["y:best"], option="--judge")
     assert parse_rules(["a:b:signal", "classes"], option="--judge") == {"a:b": "signal", "": "classes"}

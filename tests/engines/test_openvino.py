@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import qcompile
 from qcompile.engines.load import engine_of
@@ -215,3 +216,26 @@ def test_every_kernel_has_a_time(int8: Path, tmp_path: Path) -> None:
     times = engine("openvino").kernel_times(str(built.path), feeds(int8, 4))
     assert {"conv1", "conv2"} <= {name.split("/")[0] for name in times}
     assert all(taken >= 0 for taken in times.values())
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_what_computes_a_recurrent_layer_is_told(direction: str, tmp_path: Path) -> None:
+    """OpenVINO makes two kernels of a bidirectional LSTM, and names them after nothing in the file."""
+    directions, hidden = (2, 8) if direction == "bidirectional" else (1, 8)
+    random = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(random.normal(0, 0.3, shape).astype(np.float32), name)
+        for name, shape in {"w": (directions, 4 * hidden, 4), "r": (directions, 4 * hidden, hidden)}.items()
+    ]
+    lstm = helper.make_node("LSTM", ["x", "w", "r"], ["y"], "lstm", hidden_size=hidden, direction=direction)
+    graph = helper.make_graph(
+        [lstm],
+        "recurrent",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["length", "batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["length", directions, "batch", hidden])],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target="openvino", precision="fp32")
+    assert built.manifest.proof["layers_by_precision"]["fp32"] == {"LSTM": 1}

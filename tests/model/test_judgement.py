@@ -94,3 +94,17 @@ def test_the_rule_of_a_precision_is_that_of_diff(precision: str, share: float) -
     (other,) = judge([{"y": expected}], [{"y": actual}], precision)
     assert (one.passed, one.criterion) == (other.passed, other.criterion)
     assert one.snr_db == pytest.approx(other.snr_db)
+
+
+def test_whole_numbers_are_labels_and_no_signal() -> None:
+    classes = np.random.default_rng(2).integers(-1, 10, (8, 100))
+    few, many = classes.copy(), classes.copy()
+    few[:, :3] = 9 - classes[:, :3]  # never equal: 9 is odd
+    many[:, :10] = 9 - classes[:, :10]
+    (one,) = judge_outputs({"classes": [classes]}, {"classes": [few]})
+    assert one.passed
+    assert one.agreement == pytest.approx(0.97)
+    assert one.criterion == "labels: same value in ≥ 95% of elements"
+    (one,) = judge_outputs({"classes": [classes]}, {"classes": [many]})
+    assert not one.passed
+    assert one.agreement == pytest.approx(0.9)

@@ -10,6 +10,7 @@ from report_results import recommendable as artifact
 from report_results import results_of, write
 
 from qcompile.reporting.recommendation import Recommendation, recommend
+from qcompile.spec.measure import Budget
 
 
 def accuracy(drop: float, low: float | None, high: float | None, samples: int = 500) -> dict[str, Any]:
@@ -22,7 +23,8 @@ def accuracy(drop: float, low: float | None, high: float | None, samples: int = 
 
 def recommended(tmp_path: Path, *artifacts: dict[str, Any], max_drop: float | None) -> Recommendation:
     torch = artifact("pytorch", 10, engine="pytorch", size_bytes=None, **accuracy(0, None, None))
-    return recommend(write(tmp_path / "r.json", results_of(torch, *artifacts)), max_drop=max_drop)
+    results = write(tmp_path / "r.json", results_of(torch, *artifacts))
+    return recommend(results, budget=Budget(max_drop=max_drop))
 
 
 def test_the_sentence_names_speed_over_both_accuracy_size_and_the_others(tmp_path: Path) -> None:

@@ -11,9 +11,7 @@ from ....model.executed import missed_nodes
 from ....model.graph import count_weighted, weighted_nodes
 from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ....model.onnx_file import load_onnx
-from ....model.session import optimize_file, session_options
-
-_SIGNED_ACTIVATIONS = "session.qdqisint8allowed"  # on where the processor is ARM, off on x86
+from ....model.session import SIGNED_ACTIVATIONS, optimize_file, session_options
 
 
 def executed(
@@ -32,7 +30,7 @@ def executed(
         optimized = Path(folder) / "optimized.onnx"
         options = session_options()
         if signed:
-            options.add_session_config_entry(_SIGNED_ACTIVATIONS, "1")
+            options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
         optimize_file(path, optimized, options)
         model = load_onnx(optimized)
     asked = [node for node in weighted_nodes(load_onnx(path))["int8"] if node.name in set(planned)]

@@ -117,3 +117,17 @@ def test_outputs_pair_by_name_or_by_position() -> None:
     assert paired({"x": a, "y": a}, {"0": a, "1": b})["y"] is b
     with pytest.raises(InvalidOption, match="outputs z; as many as the baseline's are required: x, y"):
         paired({"x": a, "y": a}, {"z": a})
+
+
+def test_the_worst_output_is_a_signal_where_enough_labels_are_equal() -> None:
+    rng = np.random.default_rng(3)
+    scores, labels = rng.standard_normal((4, 50)), rng.integers(0, 10, (4, 50))
+    other = np.where(np.arange(50) < 1, 9 - labels, labels)
+    reference: Batches = [{"features": scores, "labels": labels}]
+    result = running(reference, [{"features": scores * 1.001, "labels": other}], "int8")
+    assert result["passed"]
+    assert result["output"] == "features"
+    assert result["snr_db"] == pytest.approx(60.0)
+    wrong = running(reference, [{"features": scores * 1.001, "labels": 9 - labels}], "int8")
+    assert not wrong["passed"]
+    assert wrong["output"] == "labels"

@@ -12,8 +12,9 @@ import onnxruntime
 import pytest
 from mode_models import normal, run, snr_db, static, stored, written
 
+import qcompile
 from qcompile.compiler.quantize.int8.executed import executed, require_executed
-from qcompile.engines.processor import processor
+from qcompile.engines.processor import is_arm, processor
 from qcompile.errors import QuantizationError
 
 
@@ -86,3 +87,31 @@ def test_a_planned_node_that_is_not_fused_is_left_out_of_the_plan(tmp_path: Path
     with np.load(tmp_path / "x.npz") as samples:
         x = samples["x"]
     assert snr_db(run(model, x=x), run(artifact.path, x=x)) > 25
+
+
+@pytest.mark.skipif(is_arm(), reason="there it is built for this processor")
+def test_a_build_for_arm_keeps_every_layer_in_int8_and_no_layout_of_this_processor(tmp_path: Path) -> None:
+    """Depthwise convolutions, too, which ONNX Runtime on x86 computes in float where activations are int8."""
+    body = """(float[n,8,8,8] x) => (float[n,8,8,8] y) {
+        [expand] a = Conv(x, w) b = Relu(a)
+        [depthwise] c = Conv <group = 16, pads = [1,1,1,1]> (b, v) d = Relu(c)
+        [project] y = Conv(d, u) }"""
+    weights = {"w": normal(16, 8, 1, 1), "v": normal(16, 1, 3, 3), "u": normal(8, 16, 1, 1)}
+    model = written(tmp_path / "m.onnx", body, **weights)
+    np.savez(tmp_path / "x.npz", x=normal(16, 8, 8, 8))
+    ranges = qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "m.ranges")
+    built = qcompile.build(
+        model, tmp_path / "arm.onnx", target="onnxruntime", precision="int8", isa="arm", strict=True,
+        ranges=ranges.path, data=str(tmp_path / "x.npz"),
+    )  # fmt: skip
+    manifest = built.manifest
+    assert manifest.proof["layers_by_precision"]["int8"] == {"QLinearConv": 3}  # type: ignore[index]
+    assert dict(manifest.device) == {"processor": "ARM", "isa": "arm"}
+    assert any("speed says nothing about ARM" in text for text in manifest.warnings)
+    proto = onnx.load(built.path)
+    assert {node.domain for node in proto.graph.node} <= {"", "com.microsoft"}
+    assert {array.dtype.name for array in stored(built.path).values() if array.ndim == 4} == {"int8"}
+    float_model = qcompile.build(model, tmp_path / "f.onnx", target="onnxruntime", isa="arm")
+    assert {node.domain for node in onnx.load(float_model.path).graph.node} <= {"", "com.microsoft"}
+    with qcompile.load(built.path) as runner, np.load(tmp_path / "x.npz") as samples:
+        assert snr_db(run(model, x=samples["x"]), runner.infer({"x": samples["x"]})["y"]) > 25

@@ -1,42 +1,9 @@
-"""`qcompile doctor`: report what is installed and what works here, with a fix for the rest."""
+"""Broken states of an installation, found among the names and versions of its distributions."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, distributions, version
-
-from .processor import processor
-from .registry import engine, names
-
-_PACKAGES = (
-    "torch",
-    "onnx",
-    "onnxruntime",
-    "openvino",
-    "onnxscript",
-    "onnxsim",
-    "numpy",
-    "numba",
-    "polygraphy",
-    "safetensors",
-    "tensorrt",
-    "tensorrt-rtx",
-    "pycuda",
-    "matplotlib",
-)
-
-
-@dataclass(frozen=True)
-class TargetState:
-    """Whether a target builds here, runs here, and runs on a GPU here; reasons are empty when it does."""
-
-    target: str
-    why_not_build: str
-    why_not_run: str
-    why_not_run_on_gpu: str
-    fix: str
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -45,34 +12,6 @@ class Problem:
 
     problem: str
     fix: str
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What `doctor` found."""
-
-    python: str
-    system: str
-    processor: str
-    packages: dict[str, str]
-    targets: list[TargetState]
-    problems: list[Problem]
-
-    def as_json(self) -> dict[str, object]:
-        """Return the `--json` form."""
-        return asdict(self)
-
-
-def doctor() -> Diagnosis:
-    """Look at this installation; imports the runtimes, prints nothing."""
-    return Diagnosis(
-        python=platform.python_version(),
-        system=platform.platform(),
-        processor=str(processor()["processor"]),
-        packages=_packages(),
-        targets=[_state(name) for name in names()],
-        problems=find_problems({name.lower() for name in _installed()}, _version),
-    )
 
 
 def find_problems(installed: set[str], version_of: Callable[[str], str]) -> list[Problem]:
@@ -127,23 +66,3 @@ def _numpy_problems(installed: set[str], version_of: Callable[[str], str]) -> li
         found = f"numpy {numpy} is installed; qcompile is tested with numpy 2"
         return [Problem(found, "pip install 'numpy>=2'")]
     return []
-
-
-def _state(name: str) -> TargetState:
-    one = engine(name)
-    return TargetState(name, one.why_not_build(), one.why_not_run(), one.why_not_run_on_gpu(), one.fix())
-
-
-def _packages() -> dict[str, str]:
-    return {name: version for name in _PACKAGES if (version := _version(name))}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _installed() -> list[str]:
-    return [str(item.metadata["Name"]) for item in distributions() if item.metadata["Name"]]

@@ -12,6 +12,7 @@ import pytest
 from qcompile.engines import doctor, names
 from qcompile.engines.doctor import Diagnosis, find_problems
 from qcompile.engines.gpu import why_no_gpu
+from qcompile.errors import InvalidOption, MissingFile
 
 CLEAN = {"numba", "numpy", "onnx", "onnxruntime", "torch", "onnxscript", "onnxsim", "rich", "tensorrt-rtx"}
 
@@ -113,5 +114,28 @@ def test_doctor_says_that_rtx_builds_here_and_needs_a_gpu_to_run(diagnosis: Diag
 
 def test_the_json_form_is_plain(diagnosis: Diagnosis) -> None:
     value = json.loads(json.dumps(diagnosis.as_json()))
-    assert set(value) == {"python", "system", "processor", "packages", "targets", "problems"}
+    assert set(value) == {
+        "python", "system", "processor", "packages", "targets", "problems", "machine", "gpus", "asked",
+        "precisions", "extras", "tensorflow",
+    }  # fmt: skip
+    assert set(value["precisions"][0]) == {"target", "device", "precision", "state", "reason", "fix"}
+    assert set(value["extras"][0]) == {"extra", "state", "missing", "problem", "fix"}
     assert set(value["targets"][0]) == {"target", "why_not_build", "why_not_run", "why_not_run_on_gpu", "fix"}
+
+
+def test_doctor_answers_for_gpus_that_are_not_here() -> None:
+    found = doctor(gpus=["sm86", "8.9"])
+    assert [one.capability for one in found.asked] == ["sm86", "sm89"]
+    devices = {one.device for one in found.precisions if one.target == "tensorrt-rtx"}
+    assert devices == {"sm86", "sm89"}
+    with pytest.raises(InvalidOption, match="a compute capability"):
+        doctor(gpus=["rtx3090"])
+
+
+def test_doctor_says_which_interpreter_converts_tensorflow(diagnosis: Diagnosis) -> None:
+    assert diagnosis.tensorflow.python
+    if find_spec("tensorflow") is None:
+        assert "cannot be imported" in diagnosis.tensorflow.problem
+        assert "in another environment: python -m venv" in diagnosis.tensorflow.fix
+    with pytest.raises(MissingFile, match="no executable"):
+        doctor(python=["tensorflow=/nothing/python"])

@@ -1,0 +1,153 @@
+"""The extras of the installation: which are complete, what is missing, and which packages do not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "torch": ("torch", "onnxscript"),
+    "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "psutil", "numba"),
+    "openvino": ("openvino",),
+    "tensorrt-rtx": ("tensorrt-rtx",),
+    "tensorrt": ("tensorrt",),
+    "cuda": ("pycuda",),
+    "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
+    "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
+    "metrics": ("jiwer", "pycocotools", "scikit-learn"),
+    "qat": ("torch", "onnxscript", "torchao"),
+    "report": ("jinja2", "matplotlib"),
+    "tensorflow": ("tensorflow", "tf2onnx"),
+}
+"""Extra of setup.cfg to its packages, by the names of their distributions."""
+_INSTEAD = {
+    "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
+    "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
+}
+"""Distributions that hold the same module."""
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")
+_PAIRS = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
+"""Packages whose requirements decide whether they can be imported beside the others."""
+
+Versions = Callable[[str], str]
+"""Distribution to its version; empty where it is not installed."""
+Requirements = Callable[[str], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class ExtraState:
+    """An extra.
+
+    Attributes:
+        extra: Its name.
+        state: "installed", "missing", "incomplete", or "broken": there, but packages do not fit together.
+        missing: Packages that are not installed.
+        problem: What does not fit; empty where all does.
+        fix: What to type; empty where nothing is needed.
+    """
+
+    extra: str
+    state: str
+    missing: tuple[str, ...] = ()
+    problem: str = ""
+    fix: str = ""
+
+
+def extra_states(version_of: Versions, requirements_of: Requirements) -> list[ExtraState]:
+    """Return the state of every extra.
+
+    Args:
+        version_of: Version of an installed distribution; empty where it is not installed.
+        requirements_of: What a distribution asks for, as its metadata spells it.
+    """
+    return [_state(extra, names, version_of, requirements_of) for extra, names in EXTRAS.items()]
+
+
+def clash(name: str, version_of: Versions, requirements_of: Requirements) -> str:
+    """Return which requirement of a distribution the installed versions do not meet; empty where they do."""
+    if not version_of(name):
+        return ""
+    for text in requirements_of(name):
+        match = _REQUIREMENT.fullmatch(text.strip())
+        if match is None or (match[3] and "extra" in match[3]):
+            continue
+        found = version_of(match[1])
+        if found and not meets(found, match[2]):
+            return (
+                f"{name} {version_of(name)} is built for {match[1]}{match[2].strip()}; {found} is installed"
+            )
+    if name == "torchvision":
+        return _other_build(version_of("torchvision"), version_of("torch"))
+    return ""
+
+
+def meets(version: str, specifiers: str) -> bool:
+    """Return whether a version is within `>=2,<3`; a specifier that cannot be read is met.
+
+    Local parts (`+cpu`) and pre-releases are left out of the comparison.
+    """
+    for one in specifiers.split(","):
+        match = re.fullmatch(r"\s*(==|!=|>=|<=|<|>|~=)\s*([\w.*+!-]+)\s*", one)
+        if match is None:
+            continue
+        sign, bound = match[1], match[2]
+        exact = bound.endswith(".*")
+        asked = _release(bound.removesuffix(".*"))
+        found = _release(version)
+        if exact or sign == "~=":
+            kept = len(asked) - (0 if exact else 1)
+            padded = found + (0,) * len(asked)
+            same = padded[:kept] == asked[:kept]
+            if {"==": not same, "!=": same, "~=": not same or padded < asked}.get(sign, False):
+                return False
+            continue
+        width = max(len(found), len(asked))
+        left, right = (part + (0,) * (width - len(part)) for part in (found, asked))
+        held = {
+            "==": left == right, "!=": left != right, ">=": left >= right, "<=": left <= right,
+            "<": left < right, ">": left > right,
+        }  # fmt: skip
+        if not held[sign]:
+            return False
+    return True
+
+
+def _release(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _other_build(torchvision: str, torch: str) -> str:
+    """Whether torchvision's operators are of another build: its import fails beside such a PyTorch."""
+    builds = [version.partition("+")[2] for version in (torchvision, torch)]
+    if "" in builds or builds[0] == builds[1]:
+        return ""
+    return f"torchvision {torchvision} and torch {torch} are of different builds ({builds[0]}, {builds[1]})"
+
+
+def _state(
+    extra: str, names: Sequence[str], version_of: Versions, requirements_of: Requirements
+) -> ExtraState:
+    there = {name: _installed(name, version_of) for name in names}
+    missing = tuple(name for name, found in there.items() if not found)
+    install = f"pip install 'qcompile[{extra}]'"
+    problems = [
+        said
+        for found in there.values()
+        if found in _PAIRS and (said := clash(found, version_of, requirements_of))
+    ]
+    if problems:
+        fix = (
+            "install torch and torchvision of one build together: https://pytorch.org/get-started"
+            if problems[0].startswith("torchvision")
+            else f"{install}, in an environment of its own if other packages need these versions"
+        )
+        return ExtraState(extra, "broken", missing, problems[0], fix)
+    if not missing:
+        return ExtraState(extra, "installed")
+    return ExtraState(extra, "missing" if len(missing) == len(names) else "incomplete", missing, fix=install)
+
+
+def _installed(name: str, version_of: Versions) -> str:
+    return next((one for one in (name, *_INSTEAD.get(name, ())) if version_of(one)), "")

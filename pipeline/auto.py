@@ -1,0 +1,234 @@
+"""`qcompile auto`: init, run, tune, report. What to use of a model, within an accuracy budget.
+
+    init ─▶ FOLDER/recipe.toml ─▶ run ─▶ FOLDER/out ─▶ recommend
+                  ▲                        │
+                  └── one more artifact ── tune, where plain INT8 exceeds the budget or is no faster
+
+Each step that is done already is skipped, so a second call, or one after Ctrl-C, goes on where it was. What
+was asked for is kept beside the finished stages: another request in the same folder is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidOption
+from ..files import write_json, write_text
+from ..model.source import parse_source
+from ..progress import Progress, silent
+from ..reporting.recommendation import Recommendation, recommend
+from ..spec.decode import key as options_key
+from ..spec.first_use import AutoCommand
+from .bench_stages import RESULTS
+from .propose import init
+from .propose.model_facts import plain_name
+from .recipe import read_recipe
+from .run import RunReport, StageListener, run
+from .store import FOLDER
+from .tuned import TUNED, tune_recipe, worth_tuning
+
+RECIPE = "recipe.toml"
+_STATE = "auto.json"
+
+
+@dataclass
+class AutoResult:
+    """What `auto` found.
+
+    Attributes:
+        recommendation: The answer.
+        artifact: File of the recommended artifact; None where none is.
+        report: What the last run did: stages, artifacts, failures, results and the page.
+        recipe: The recipe.
+        notes: What the user should know of the tuning.
+        stages: Every step to "done", "skipped" or "failed", in order.
+    """
+
+    recommendation: Recommendation
+    artifact: Path | None
+    report: RunReport
+    recipe: Path
+    notes: list[str] = field(default_factory=list)
+    stages: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the `--json` form."""
+        return {
+            **self.recommendation.as_json(),
+            "file": str(self.artifact) if self.artifact else None,
+            "report": str(self.report.page) if self.report.page else None,
+            "results": str(self.report.output / RESULTS),
+            "recipe": str(self.recipe),
+            "stages": self.stages,
+            "failures": {name: error.as_json() for name, error in self.report.failures.items()},
+            "notes": self.notes,
+        }
+
+
+def auto(
+    model: str,
+    *,
+    max_drop: float,
+    data: str = "",
+    calibration: str = "",
+    evaluation: str = "",
+    output: str | Path | None = None,
+    inputs: Sequence[str] = (),
+    weights: str = "",
+    download: bool = False,
+    targets: Sequence[str] = (),
+    gpus: Sequence[str] = (),
+    metric: str = "auto",
+    max_time_s: float | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    listener: StageListener | None = None,
+) -> AutoResult:
+    """Find the artifact of a model to use.
+
+    Args:
+        model: A MODEL spelling.
+        max_drop: What its accuracy may drop by, in the metric's unit: points of a share. The upper end of the
+            drop's interval counts.
+        data: Samples that serve calibration and evaluation.
+        calibration, evaluation: Samples in place of `data`.
+        output: Folder to write; `auto-NAME` in the working folder by default.
+        inputs, weights, download, targets, gpus, metric, max_time_s: As `init`.
+        force: Write the recipe anew, also over one of another request.
+        progress: Told of every step.
+        listener: Told of every stage when it is over.
+
+    Raises:
+        InvalidOption: If there are no samples to measure accuracy on, the folder belongs to another request,
+            or the model's inputs are not known.
+        QCompileError: Of a stage that every artifact needs.
+    """
+    asked = AutoCommand(
+        model=model, max_drop=max_drop, data=data, calibration=calibration, evaluation=evaluation,
+        inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
+        metric=metric, max_time_s=max_time_s, force=force,
+        output=Path(output) if output is not None else None,
+    )  # fmt: skip
+    if not (data or evaluation):
+        raise InvalidOption(
+            "`data`: is missing; a budget of accuracy needs samples to measure it on",
+            hint="give `data`, or `evaluation` and `calibration`",
+            option="data",
+        )
+    return _Auto(asked, progress, listener).drive()
+
+
+class _Auto:
+    def __init__(self, asked: AutoCommand, progress: Progress, listener: StageListener | None) -> None:
+        self.asked, self.progress, self.listener = asked, progress, listener
+        self.folder = asked.output or Path(f"auto-{plain_name(parse_source(asked.model))}")
+        self.recipe = self.folder / RECIPE
+        self.stages: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def drive(self) -> AutoResult:
+        self._init()
+        report = self._run()
+        if self._tune(report):
+            report = self._run()
+        results = report.output / RESULTS
+        recommendation = recommend(results, budget=read_recipe(self.recipe).budget)
+        artifact = report.artifacts.get(recommendation.artifact)
+        return AutoResult(recommendation, artifact, report, self.recipe, self.notes, self.stages)
+
+    def _init(self) -> None:
+        """Write the recipe, unless it is there for the same request: then it may have been edited."""
+        start, request = time.monotonic(), self._request()
+        known = self._state().get("request")
+        if self.recipe.exists() and not self.asked.force:
+            if known != request:
+                raise InvalidOption(
+                    f"`output` {self.folder}: holds the recipe of another request",
+                    hint="choose another folder, or `force` to write the recipe anew",
+                    option="output",
+                )
+            self._note("init", "skipped", start)
+            return
+        init(
+            self.asked.model,
+            self.recipe,
+            data=self.asked.data,
+            calibration=self.asked.calibration,
+            evaluation=self.asked.evaluation,
+            metric=self.asked.metric,
+            inputs=self.asked.inputs,
+            weights=self.asked.weights,
+            download=self.asked.download,
+            targets=self.asked.targets,
+            gpus=self.asked.gpus,
+            max_drop=self.asked.max_drop,
+            max_time_s=self.asked.max_time_s,
+            force=True,
+            command=("qcompile", "auto", self.asked.model),
+            progress=lambda text, done=0, total=None, /: self.progress(f"init: {text}", done, total),
+        )
+        self._save({"request": request})
+        self._note("init", "done", start)
+
+    def _run(self) -> RunReport:
+        report = run(read_recipe(self.recipe), progress=self.progress, listener=self.listener)
+        for stage, state in report.stages.items():  # of two runs, what was done in either
+            if self.stages.get(stage) != "done":
+                self.stages[stage] = state
+        return report
+
+    def _tune(self, report: RunReport) -> bool:
+        """Add a mix of INT8 and float to the recipe where plain INT8 does not serve; whether there is one."""
+        start, recipe = time.monotonic(), read_recipe(self.recipe)
+        targets = worth_tuning(recipe, report, self.asked.max_drop)
+        if not targets or any(one.name == TUNED for one in recipe.artifact):
+            return False
+        found = tune_recipe(
+            recipe,
+            report,
+            self.folder / "tuned",
+            targets,
+            max_drop=self.asked.max_drop,
+            known=self._state().get("tuned"),
+            progress=lambda text, done=0, total=None, /: self.progress(f"tune: {text}", done, total),
+        )
+        self._save({**self._state(), "tuned": found.as_json()})
+        self.notes += found.notes
+        self._note("tune", "skipped" if found.was_known else "done", start)
+        if not found.lines:
+            return False
+        text = self.recipe.read_text(encoding="utf-8").rstrip("\n")
+        write_text(self.recipe, "\n".join([text, "", "# Found by `tune`:", *found.lines]) + "\n")
+        return True
+
+    def _request(self) -> dict[str, Any]:
+        """What was asked for, as JSON has it."""
+        bare = dataclasses.replace(self.asked, output=None, force=False)
+        request: dict[str, Any] = json.loads(json.dumps(options_key(bare)))
+        return request
+
+    @property
+    def _state_file(self) -> Path:
+        return self.folder / "out" / FOLDER / _STATE
+
+    def _state(self) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = json.loads(self._state_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # the first call, or one that was killed while it wrote
+            return {}
+        return state
+
+    def _save(self, state: dict[str, Any]) -> None:
+        self._state_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._state_file, state)
+
+    def _note(self, stage: str, state: str, start: float) -> None:
+        self.stages[stage] = state
+        if self.listener:
+            self.listener(stage, state, time.monotonic() - start)

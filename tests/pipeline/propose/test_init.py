@@ -1,0 +1,224 @@
+"""`init`: what a recipe follows from, and that it is read and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qcompile
+from qcompile.errors import InvalidOption
+from qcompile.pipeline.propose import InitResult, init
+from qcompile.pipeline.propose.choose import choose_artifacts
+from qcompile.pipeline.propose.data_facts import DataFacts
+from qcompile.pipeline.propose.machine import Machine
+from qcompile.pipeline.propose.model_facts import ModelFacts
+from qcompile.tensors import TensorInfo
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5)
+    def forward(self, image):
+        return self.head(self.conv(image).mean((2, 3)))
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 3)
+    def forward(self, tokens, weights):
+        return self.head((self.embed(tokens) * weights[..., None]).sum(1))
+
+def build():
+    torch.manual_seed(0)
+    return Net()
+
+def with_example():
+    return Net(), (torch.zeros(2, 3, 8, 8),)
+
+def pair():
+    return Pair()
+"""
+DATA = """
+import numpy as np
+
+def samples():
+    generator = np.random.default_rng(0)
+    for _ in range(4):
+        yield generator.standard_normal((8, 3, 8, 8)).astype(np.float32), generator.integers(0, 5, 8)
+
+def pairs():
+    for _ in range(4):
+        yield {"tokens": np.zeros((2, 6), np.int64), "weights": np.ones((2, 6), np.float32)}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a model and data."""
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "data.py").write_text(DATA)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def proposed(*arguments: str, **options: object) -> InitResult:
+    return init(*arguments, force=True, **options)  # type: ignore[arg-type]
+
+
+def test_inputs_labels_and_reasons_come_from_model_and_data(folder: Path) -> None:
+    done = proposed("model.py:build", data="data.py:samples", targets=["onnxruntime"], max_drop=0.5)
+    recipe = done.recipe
+    assert recipe.model.inputs == ("image:[batch,3,8,8]",)
+    assert (recipe.data.calibration, recipe.data.evaluation) == ("data.py:samples", "data.py:samples")
+    assert [one.name for one in recipe.artifact] == ["onnx-fp32", "onnx-int8"]
+    assert recipe.bench is not None
+    assert (recipe.bench.metric, recipe.bench.max_drop, recipe.bench.batch_size) == ("top1", 0.5, 16)
+    for line in done.text.splitlines():
+        if line.startswith(("inputs", "calibration", "evaluation", "metric", "batch_size", "max_time_s")):
+            assert "  # " in line, f"no reason: {line}"
+    assert qcompile.read_recipe(folder / "recipe.toml").bench == recipe.bench
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_data_there_is_no_static_int8_and_a_comment_says_what_data_would_add() -> None:
+    done = proposed("model.py:with_example", targets=["onnxruntime", "openvino"])
+    assert {(one.target, one.precision) for one in done.recipe.artifact} <= {
+        ("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"),
+    }  # fmt: skip
+    assert "static INT8: it needs samples to calibrate on" in done.text
+    assert done.recipe.model.inputs == ("image:[batch,3,8,8]",), "its example, with the batch left open"
+    assert done.recipe.data.evaluation == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "asked"),
+    [("build", "image:[batch,3,HEIGHT,WIDTH]"), ("pair", "`inputs` tokens:[batch,...] and `inputs` weights")],
+)
+@pytest.mark.usefixtures("folder")
+def test_inputs_that_cannot_be_known_are_named(function: str, asked: str) -> None:
+    with pytest.raises(InvalidOption, match="the shapes of its inputs are not known") as error:
+        proposed(f"model.py:{function}")
+    assert asked in error.value.hint
+
+
+@pytest.mark.usefixtures("folder")
+def test_inputs_that_are_given_win() -> None:
+    given = "image:[batch,3,height=8..64,width=8..64]"
+    done = proposed("model.py:build", inputs=[given], targets=["tensorrt-rtx"])
+    assert done.recipe.model.inputs == (given,)
+    engine = done.recipe.artifact[0]
+    assert engine.gpus
+    assert engine.shapes("min_shapes") == {"image": (1, 3, 8, 8)}
+    assert engine.shapes("max_shapes") == {"image": (16, 3, 64, 64)}
+
+
+@pytest.mark.usefixtures("folder")
+def test_types_of_inputs_are_those_of_the_samples() -> None:
+    done = proposed("model.py:pair", data="data.py:pairs", targets=["onnxruntime"])
+    assert done.recipe.model.inputs == ("tokens:[batch,6]:int64", "weights:[batch,6]")
+    assert done.recipe.bench is not None
+    assert done.recipe.bench.metric == "cosine", "there are no labels"
+    assert "onnx-int8-dynamic" in [one.name for one in done.recipe.artifact]
+
+
+def test_an_onnx_file_needs_no_pytorch_and_is_its_own_baseline(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path]
+) -> None:
+    model, data = tiny_file("residual"), samples("residual", 16)
+    done = proposed(str(model), str(model.with_name("r.toml")), data=str(data), targets=["onnxruntime"])
+    assert done.recipe.model.source == "residual.onnx"
+    assert done.recipe.model.inputs == ()
+    assert done.recipe.bench is not None
+    assert done.recipe.bench.baseline == "onnx-fp32"
+    assert done.data.samples is not None
+    assert f"{done.data.samples} samples, with labels" in done.text
+    assert done.recipe.data.calibration.endswith("?part=calibration"), "one file serves both"
+    assert done.recipe.data.evaluation.endswith("?part=evaluation")
+
+
+def test_paths_are_those_of_the_recipes_folder(folder: Path) -> None:
+    done = proposed("model.py:build", str(folder / "sub/recipe.toml"), data="data.py:samples")
+    assert done.recipe.model.source == "../model.py:build"
+    assert done.recipe.data.evaluation == "../data.py:samples"
+
+
+def test_an_existing_recipe_is_kept_unless_forced(folder: Path) -> None:
+    (folder / "recipe.toml").write_text("mine")
+    with pytest.raises(InvalidOption, match="exists already"):
+        init("model.py:with_example")
+    assert (folder / "recipe.toml").read_text() == "mine"
+    proposed("model.py:with_example")
+    assert "model.py:with_example" in (folder / "recipe.toml").read_text()
+
+
+def test_a_comment_cannot_break_the_recipe(folder: Path) -> None:
+    odd = folder / 'a "quoted" # name'
+    odd.mkdir()
+    (odd / "model.py").write_text(MODEL)
+    done = proposed(f"{odd}/model.py:with_example", str(odd / "recipe.toml"), targets=["onnxruntime"])
+    assert done.recipe.model.source == "model.py:with_example"
+
+
+IMAGE = TensorInfo("x", "float32", ("batch", 3, 8, 8))
+
+
+def facts(*kinds: str, precision: str = "fp32") -> ModelFacts:
+    from qcompile.model.source import Source
+
+    source = Source("m.onnx", "onnx", Path("m.onnx"))
+    return ModelFacts(source, "m", (IMAGE,), {}, kinds=frozenset(kinds), precision=precision)
+
+
+CPU = Machine({"tensorrt": "no GPU"}, {"tensorrt": ""}, emulates_bf16="it has no bf16")
+
+
+def names(model: ModelFacts, *, data: str = "", machine: Machine = CPU, **options: object) -> list[str]:
+    choice = choose_artifacts(model, DataFacts(calibration=data), machine, **options)  # type: ignore[arg-type]
+    return [one.name for one in choice.artifacts]
+
+
+def test_what_is_proposed_follows_from_layers_data_and_machine() -> None:
+    cnn, bert = facts("convolution", "product"), facts("attention", "product")
+    assert names(cnn) == ["onnx-fp32", "openvino-fp32", "rtx-fp16"]
+    assert names(cnn, data="d") == ["onnx-fp32", "onnx-int8", "openvino-int8", "rtx-fp16", "rtx-int8"]
+    assert "onnx-int8-dynamic" in names(bert)
+    assert "onnx-int8-dynamic" in names(facts("recurrent"))
+    assert names(facts(), data="d") == ["onnx-fp32", "openvino-fp32", "rtx-fp16"]
+    assert names(facts("convolution", precision="int8")) == ["onnx-int8", "openvino-int8", "rtx-int8"]
+    gpu = Machine({}, {}, gpu="sm90")
+    assert {"openvino-bf16", "trt-fp16"} <= set(names(cnn, machine=gpu))
+    assert names(cnn, data="d", targets=["openvino"]) == ["openvino-int8"]
+
+
+def test_engines_are_built_for_the_gpu_asked_for_or_here_or_the_usual() -> None:
+    cnn = facts("convolution")
+    for machine, asked, expected in (
+        (Machine({}, {}), (), ["sm86", "sm89"]),
+        (Machine({}, {}, gpu="sm90"), (), ["sm90"]),
+        (Machine({}, {}, gpu="sm90"), ("sm120",), ["sm120"]),
+    ):
+        choice = choose_artifacts(cnn, DataFacts(), machine, gpus=asked, targets=["tensorrt-rtx"])
+        assert {key: value for key, value, _ in choice.artifacts[0].lines}["gpus"] == expected
+
+
+def test_what_is_missing_is_named_with_what_installs_it() -> None:
+    bare = Machine(
+        {"openvino": "openvino cannot be imported", "tensorrt": "no GPU"},
+        {"openvino": "pip install 'qcompile[openvino]'", "tensorrt": ""},
+    )
+    left = choose_artifacts(facts("convolution"), DataFacts(), bare).left_out
+    assert "openvino: openvino cannot be imported (pip install 'qcompile[openvino]')" in map(str, left)
+
+
+def test_the_samples_of_npz_files_tell_the_inputs(folder: Path) -> None:
+    np.savez(folder / "d.npz", image=np.zeros((6, 3, 8, 8), np.float32), labels=np.arange(6) % 5)
+    done = proposed("model.py:build", data="d.npz", targets=["onnxruntime"])
+    assert done.recipe.model.inputs == ("image:[batch,3,8,8]",)
+    assert (done.data.has_labels, done.data.metric) == (True, "top1")
