@@ -88,11 +88,6 @@ def load_torchvision(source: Source, description: Description) -> Any:
     return _wrapped(module, description.task)
 
 
-def wrap_torchvision(module: Any, task: str) -> Any:
-    """Return a module that takes and returns tensors, for one of torchvision."""
-    return _wrapped(module, task)
-
-
 def _entry(source: Source) -> tuple[Any, Any]:
     """A model's builder, and its usual weights' entry; None where there is none."""
     from torchvision import models
