@@ -49,7 +49,8 @@ def from_pixels(pixels: NDArray[np.uint8], mode: str) -> Image.Image:
     require_package("PIL", "pillow", "resizes images")
     from PIL import Image
 
-    return Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).convert(mode)
+    image: Image.Image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).convert(mode)
+    return image
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:
