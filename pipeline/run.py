@@ -190,7 +190,12 @@ class _Run:
             name: f"{error.message}; {error.hint}" if error.hint else error.message
             for name, error in self.report.failures.items()
         }
-        stage = bench_stage(self.recipe, self.source, self.source_digest, built, self.store.output, reasons)
+        unavailable = [
+            name for name, error in self.report.failures.items() if isinstance(error, EngineUnavailable)
+        ]
+        stage = bench_stage(
+            self.recipe, self.source, self.source_digest, built, self.store.output, reasons, unavailable
+        )
         measured = self._do(stage)
         self.report.results = load_results(measured.path)
         if self.recipe.budget.limits:
