@@ -118,6 +118,9 @@ def accuracy_section(source: Source) -> Section:
     samples = dropped[0].row.accuracy.samples if dropped[0].row.accuracy else None
     value = base.text.accuracy if base else DASH
     lead = f"{base.label if base else 'The baseline'} reaches {value} {metric} on {samples} samples."
+    chosen = source.results.settings.get("metric_note")
+    if chosen and isinstance(chosen, str):
+        lead += f" Accuracy is {chosen}."
     note = (
         f"Below 0 the artifact is better. The bar is the {DROP_CONFIDENCE:.0%} interval (paired bootstrap)."
     )
