@@ -146,7 +146,7 @@ def test_a_model_that_multiplies_nothing_has_no_layers() -> None:
 
 
 def mobilenet(width: float, classes: int) -> Any:
-    """MobileNetV2 (Sandler et al., 2018, table 2), its channels rounded to multiples of 8 as the paper's are."""
+    """MobileNetV2 (Sandler et al., 2018, table 2); channels are multiples of 8, as in the paper."""
     import torch
     from torch import nn
 
