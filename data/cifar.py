@@ -118,8 +118,7 @@ class CifarFiles(SampleSet):
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
         from .images.input import image_input
 
-        named = self.spelling.query.get("preprocessing", "")
-        return _CifarReader(self, image_input(inputs, named, self.spelling.spec))
+        return _CifarReader(self, image_input(inputs, self.spelling))
 
     def _of_split(self, folder: Path, split: str) -> list[Path]:
         splits = self.layout.splits

@@ -43,8 +43,7 @@ class ImageFolder(SampleSet):
         return f"{digest_contents(files)}:{digest_texts(texts)}:{digest_texts(sorted(set(labels)))}"
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        named = self.spelling.query.get("preprocessing", "")
-        return ClassReader(self, image_input(inputs, named, self.spelling.spec))
+        return ClassReader(self, image_input(inputs, self.spelling))
 
     def notes(self) -> list[str]:
         return list(self.listing.notes)

@@ -44,6 +44,8 @@ def test_results_hang_together(
         max_time_s=3.0,
     )
     a, b = results.rows
+    assert results.settings["metric"] == "top1"  # chosen by the labels
+    assert results.settings["metric_note"] == "top1: labels are one class per sample"
     assert a.latency is not None
     figures = row_json(a)["latency_ms"]
     assert figures["min"] <= figures["median"] <= figures["p90"] <= figures["p99"] <= figures["max"]
