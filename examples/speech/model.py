@@ -14,8 +14,8 @@ VOCABULARY = ("", *"0123456789")
 """The character of each class; class 0 is CTC's blank."""
 
 _RATE_HZ = 8000
-_WINDOW = 200  # 25 ms
-_STEP = 80  # 10 ms
+_WINDOW = 320  # 40 ms
+_STEP = 160  # 20 ms
 _BANDS = 64
 _LOWEST_HZ, _HIGHEST_HZ = 100.0, 3600.0
 _WIDTH = 64
@@ -29,7 +29,7 @@ class Recognizer(nn.Module):
         super().__init__()
         self.register_buffer("filters", _filters(), persistent=False)
         self.convolutions = nn.Sequential(
-            nn.Conv1d(_BANDS, _WIDTH, 5, stride=2, padding=2), nn.ReLU(),
+            nn.Conv1d(_BANDS, _WIDTH, 3, padding=1), nn.ReLU(),
             nn.Conv1d(_WIDTH, _WIDTH, 3, padding=1), nn.ReLU(),
         )  # fmt: skip
         self.gru = nn.GRU(_WIDTH, _WIDTH, batch_first=True, bidirectional=True)
@@ -46,7 +46,7 @@ class Recognizer(nn.Module):
 
 
 def _filters() -> torch.Tensor:
-    """Windowed cosines and sines [128,1,200] of 64 frequencies: a short-time Fourier transform as weights."""
+    """Windowed cosines and sines [128,1,320] of 64 frequencies: a short-time Fourier transform as weights."""
     time_s = torch.arange(_WINDOW, dtype=torch.float64) / _RATE_HZ
     bands_hz = torch.linspace(_LOWEST_HZ, _HIGHEST_HZ, _BANDS, dtype=torch.float64)
     angles = 2 * math.pi * bands_hz[:, None] * time_s
