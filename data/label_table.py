@@ -29,8 +29,8 @@ def read_label_table(path: Path, files: Sequence[str], root: Path) -> LabelTable
     """Read the labels of files.
 
     The first column is a file, relative to the folder, with or without its suffix, or its name alone where no
-    other file has it; the second is the label. A first line that names no file of the folder is a head. Lines of
-    other files are ignored.
+    other file has it; the second is the label. A first line that names no file of the folder is a head. Lines
+    of other files are ignored.
 
     Raises:
         MissingFile: If there is no such table.
