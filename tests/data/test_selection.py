@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from qcompile.data.query import PARTS, Query
 from qcompile.data.selection import half_of, select
 
+MANY = st.lists(st.text(max_size=6), unique=True, min_size=14, max_size=40)
 NAMES = st.lists(st.text(max_size=6), unique=True, max_size=60)
 
 
@@ -18,7 +19,7 @@ def test_the_halves_are_disjoint_and_complete(names: list[str], seed: int) -> No
     assert len(names) < 2 or (first and second)
 
 
-@given(NAMES, NAMES, st.integers(0, 5))
+@given(MANY, NAMES, st.integers(0, 5))
 def test_a_sample_stays_in_its_half_when_others_are_added(
     names: list[str], more: list[str], seed: int
 ) -> None:
