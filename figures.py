@@ -42,6 +42,14 @@ def times(value: float | None, decimals: int = 2) -> str:
     return f"{value:.{decimals}f}{TIMES}" if value < 100 else f"{value:,.0f}{TIMES}"
 
 
+def saved(ratio: float | None) -> str:
+    """Return what is saved where something is `ratio` times smaller: "74.9%" of 4; negative where it grew."""
+    if ratio is None:
+        return DASH
+    percent = _fixed((1.0 - 1.0 / ratio) * 100.0, 1)
+    return f"{percent}%"
+
+
 def decibels(snr_db: float | None) -> str:
     """Return a signal-to-noise ratio: "31.2 dB", "equal" for `inf`, "−∞ dB" for `-inf`."""
     if snr_db is None:

@@ -59,6 +59,7 @@ def benchmark(
     streams: Sequence[int] = (),
     cuda_graph: bool = False,
     torch_modes: Sequence[str] = (),
+    models: Mapping[str, str] | None = None,
     devices: Sequence[str] = (),
     pythons: Sequence[str] = (),
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -88,7 +89,9 @@ def benchmark(
         clients: Measure a curve over so many clients at once too.
         streams: Measure the throughput of so many inferences in flight, of what runs on a GPU, too.
         cuda_graph: Measure every engine of TensorRT with CUDA graphs, too.
-        torch_modes: Run every PyTorch MODEL in these modes too: trace, script, freeze, compile.
+        torch_modes: Run every PyTorch MODEL among the artifacts in these modes too: trace, script, freeze,
+            compile, half, autocast.
+        models: Name to a PyTorch MODEL that is measured as it is, such as one that torch.ao has quantized.
         devices: Where PyTorch and ONNX Runtime run: "cpu", "cuda", "cuda:1". With both, each is measured on
             both. The processor by default; TensorRT's engines run on the GPU named here, or on the first.
         pythons: `ENGINE=INTERPRETER` for engines whose workers run elsewhere.
@@ -119,7 +122,7 @@ def benchmark(
     gpu = next((number for number in numbers if number is not None), 0)
     runnables, base = choose_runnables(
         artifacts, baseline, trust=trust, pythons=parse_interpreters(pythons), torch_modes=torch_modes,
-        devices=numbers, cuda_graph=cuda_graph, in_flight=bool(streams),
+        models=models, devices=numbers, cuda_graph=cuda_graph, in_flight=bool(streams),
     )  # fmt: skip
     threads = threads or usable_cores()
     with trusting(trust):

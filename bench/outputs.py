@@ -24,6 +24,7 @@ from ..model.pt2_archive import check_program
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
+from ..model.weights_held import WeightsHeld, weights_of_graph
 from ..tensors import Feeds, ModelIO, TensorInfo, parse_input, samples_in
 from .workers.arrays import load_arrays, save_arrays
 from .workers.interpreters import Interpreters
@@ -49,6 +50,7 @@ class RunnableArtifact:
         places: Where it could be: what was optimized for a processor runs on no GPU.
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
         made: Makes input for it; None where it is no ONNX file.
+        weights: What its graph holds; None where it is no ONNX file.
     """
 
     name: str
@@ -65,6 +67,7 @@ class RunnableArtifact:
     places: tuple[Place, ...] = ("cpu",)
     layers_by_precision: dict[str, Any] | None = None
     made: RandomInput | None = None
+    weights: WeightsHeld | None = None
 
 
 def describe(
@@ -88,10 +91,11 @@ def describe(
     if path.suffix.lower() == ".pt2" and not trust:
         check_program(path)  # its worker will trust it
     manifest = read_manifest(path) if path.is_file() else None
-    io, precision, runs_on, layers, made = None, "fp32", "CPU", None, None
+    io, precision, runs_on, layers, made, weights = None, "fp32", "CPU", None, None, None
     if path.suffix == ".onnx":
         proto = load_onnx(path)
         io, precision, made = model_io(proto), graph_precision(proto), RandomInput(proto)
+        weights = weights_of_graph(proto)
     if manifest:
         io = manifest.io or io
         precision = manifest.precision or precision
@@ -116,6 +120,7 @@ def describe(
         python=pythons.python(runtime) if pythons else "",
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
         made=made,
+        weights=weights,
     )
 
 

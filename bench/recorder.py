@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import InvalidOption, QCompileError
+from ..model.weights_held import WeightsHeld
 from .measuring.rounds import TimingSeries
 from .results.row import (
     Accuracy,
@@ -84,6 +85,11 @@ class Recorder:
             name, cold_start=cold_start, load_ms=cold_start.load_ms, contains=contains, packages=packages
         )
 
+    def weights(self, name: str, held: WeightsHeld) -> None:
+        """Record what an artifact says of its weights, once it is loaded."""
+        precision = held.precision or self._rows[name].precision
+        self._change(name, parameters=held.parameters or None, weights_bytes=held.bytes, precision=precision)
+
     def timed(self, series: Mapping[str, TimingSeries], samples: int) -> None:
         """Record the latencies of all, and their speed-ups against the baseline.
 
@@ -133,10 +139,13 @@ class Recorder:
         """Record what the rows say of each other: sizes, wide intervals, speed-ups between devices."""
         reference = self._rows[self.base]
         floats = (row.size_bytes for row in self.rows if row.precision == "fp32" and row.size_bytes)
-        size_bytes = reference.size_bytes or next(floats, None)
+        size_bytes = reference.held_bytes or next(floats, None)
+        peak_bytes = reference.memory and reference.memory.peak_bytes
         for row in self.rows:
-            if size_bytes and row.size_bytes:
-                self._change(row.name, size_ratio=size_bytes / row.size_bytes)
+            if size_bytes and row.held_bytes:
+                self._change(row.name, size_ratio=size_bytes / row.held_bytes)
+            if peak_bytes and row.memory and row.memory.peak_bytes:
+                self._change(row.name, memory_ratio=peak_bytes / row.memory.peak_bytes)
             if row.speedup is None:
                 continue
             few = row.speedup.launches < _FEW_LAUNCHES  # it was said why

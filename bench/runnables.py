@@ -20,15 +20,17 @@ def choose_runnables(
     trust: bool,
     pythons: Interpreters,
     torch_modes: Sequence[str],
+    models: Mapping[str, str] | None = None,
     devices: Sequence[int | None] = (),
     cuda_graph: bool = False,
     in_flight: bool = False,
 ) -> tuple[list[RunnableArtifact], str]:
     """Return what is measured, the baseline first, and the baseline's name.
 
-    Every MODEL comes once more in each of `torch_modes`, every engine of TensorRT with CUDA graphs, and every
-    artifact once more on each further one of `devices` that its engine runs on. `in_flight` says that
-    something on a GPU is required. Other arguments are those of `benchmark`.
+    Every MODEL among the artifacts comes once more in each of `torch_modes`, those of `models` do not. Every
+    engine of TensorRT comes once more with CUDA graphs, and every artifact on each further one of `devices`
+    that its engine runs on. `in_flight` says that something on a GPU is required. Other arguments are those
+    of `benchmark`.
 
     Raises:
         InvalidOption: If the baseline cannot run here, or there is nothing for the modes, for CUDA graphs, or
@@ -48,19 +50,29 @@ def choose_runnables(
         if base in named:
             base = f"{base} (baseline)"
         named = {base: baseline, **named}
-    described = [
-        describe(artifact, name=name, trust=trust, pythons=pythons) for name, artifact in named.items()
-    ]
-    runnables = [placed for runnable in described for placed in _on_devices(runnable, devices)]
+    alone = dict(models or {})
+    if twice := sorted(alone.keys() & named.keys()):
+        raise InvalidOption(f"`models`: the name {twice[0]!r} is taken", option="models")
+    listed, as_they_are = (
+        [
+            placed
+            for name, artifact in group.items()
+            for placed in _on_devices(describe(artifact, name=name, trust=trust, pythons=pythons), devices)
+        ]
+        for group in (named, alone)
+    )
+    runnables = [*listed, *as_they_are]
     chosen = next(runnable for runnable in runnables if runnable.name == base)
     if chosen.why_not:
         raise InvalidOption(f"baseline {baseline}: cannot run here: {chosen.why_not}")
-    models = [runnable for runnable in runnables if runnable.engine == "pytorch"]
-    if torch_modes and not models:
+    in_modes = [one for one in listed if one.engine == "pytorch"]
+    if torch_modes and not in_modes:
         raise InvalidOption("`torch_modes`: no artifact is a PyTorch MODEL", option="torch_modes")
     for mode in dict.fromkeys(torch_modes):
         runnables += [
-            replace(one, name=f"{one.name} ({mode})", mode=mode) for one in models if mode != "eager"
+            replace(one, name=f"{one.name} ({mode})", mode=mode, precision=_precision(one, mode))
+            for one in in_modes
+            if mode != "eager"
         ]
     if cuda_graph:
         runnables += _with_graphs(runnables)
@@ -71,6 +83,15 @@ def choose_runnables(
             option="streams",
         )
     return sorted(runnables, key=lambda runnable: runnable is not chosen), base
+
+
+def _precision(model: RunnableArtifact, mode: str) -> str:
+    """What a MODEL computes in, in a mode: autocast's default is bfloat16 on processors, float16 on GPUs."""
+    if mode == "half":
+        return "fp16"
+    if mode == "autocast":
+        return "bf16" if model.device == "cpu" else "fp16"
+    return model.precision
 
 
 def _with_graphs(runnables: Sequence[RunnableArtifact]) -> list[RunnableArtifact]:
@@ -114,4 +135,6 @@ def row_of(runnable: RunnableArtifact) -> Row:
         device=runnable.device,
         interpreter=runnable.python,
         layers_by_precision=runnable.layers_by_precision,
+        parameters=(runnable.weights and runnable.weights.parameters) or None,
+        weights_bytes=runnable.weights and runnable.weights.bytes,
     )

@@ -9,7 +9,7 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "hello"}`                                      | `{"python", "executable"}`                      |
 | `{"do": "why_not", "engine"}`                          | `{"why_not", "fix"}`; empty where it can run    |
 | `{"do": "load", "artifact", "threads", "io", "mode",   | `{"load_ns", "io", "contains", "notes",         |
-|   "device"}`                                           |   "packages"}`                                  |
+|   "device"}`                                           |   "packages", "weights"}`                       |
 | `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest"}`; `time` has the feeds |
 | `{"do": "time", "iterations", "discard", "rest"}`      | `{"ns": [...], "at_rest"}`                      |
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
@@ -86,6 +86,7 @@ class WorkerSession:
             "contains": self.runner.contains,
             "notes": list(self.runner.notes),
             "packages": _packages(),
+            "weights": self.runner.weights and vars(self.runner.weights),
         }
 
     def do_feed(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 | model       | what it is                                                                                |
 |-------------|-------------------------------------------------------------------------------------------|
 | digits      | examples/digits: ResNet-20                                                                |
-| resnet18    | examples/resnet18, after make resnet18                                                    |
+| resnet18    | benchmarks/digits_resnet18, after make resnet18                                           |
 | mobile      | depthwise separable convolutions with ReLU, trained here on the digits                    |
 | rescaled    | the same function, channels multiplied by 2^u, u uniform in -4 to 4, and divided again     |
 | transformer | a pre-norm Transformer, trained here on the digits                                        |
@@ -52,6 +52,7 @@ from qcompile.model.weightless import read_weightless
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build/benchmarks"
 DIGITS = ROOT / "examples/digits"
+RESNET18 = ROOT / "benchmarks/digits_resnet18"
 TARGETS = ("onnxruntime", "tensorrt")
 SAMPLES = 64
 UNTRAINED_SAMPLES = 16
@@ -275,7 +276,7 @@ class Subject:
         self.name = name
         self.trained = name not in ("mobilenetv2", "bert")
         here = Path(__file__).resolve()
-        example = {"digits": DIGITS, "resnet18": ROOT / "examples/resnet18"}.get(name)
+        example = {"digits": DIGITS, "resnet18": RESNET18}.get(name)
         self.source = f"{example}/model.py:build" if example else f"{here}:{name}"
         self.calibration = self.evaluation = f"{here}:{'tokens' if name == 'bert' else 'images'}"
         if self.trained:
@@ -369,7 +370,7 @@ def main() -> None:
         sys.exit(f"{min(unknown)}: known are {', '.join(names)}")
     asked = options.models or names
     for name in asked:
-        if name == "resnet18" and not (ROOT / "examples/resnet18/resnet18.safetensors").exists():
+        if name == "resnet18" and not (RESNET18 / "resnet18.safetensors").exists():
             print("\nresnet18: left out; make resnet18 trains it")
         elif name in ("mobilenetv2", "bert") and importlib.util.find_spec("transformers") is None:
             print(f"\n{name}: left out; pip install transformers")

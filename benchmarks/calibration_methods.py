@@ -38,7 +38,8 @@ def main() -> None:
     """Calibrate once, quantize by every method for every target, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("example", nargs="?", default="digits", choices=["digits", "resnet18"])
-    example = ROOT / "examples" / parser.parse_args().example
+    name = parser.parse_args().example
+    example = ROOT / ("examples/digits" if name == "digits" else "benchmarks/digits_resnet18")
     evaluation = f"{example}/data.py:evaluation"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

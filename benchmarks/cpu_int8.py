@@ -2,8 +2,8 @@
 
     make resnet18 && .venv/bin/python benchmarks/cpu_int8.py
 
-Measures the artifacts of `examples/resnet18/out` in one interleaved run, on 2 threads, and prints every
-ratio with its 99% interval. Nothing else should run on the machine.
+Measures the artifacts of `benchmarks/digits_resnet18/out` in one interleaved run, on 2 threads, and prints
+every ratio with its 99% interval. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import qcompile
 from qcompile.bench.statistics.speedup import speedup
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLE = ROOT / "examples/resnet18"
+EXAMPLE = ROOT / "benchmarks/digits_resnet18"
 
 
 def main() -> None:

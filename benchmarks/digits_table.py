@@ -102,7 +102,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--max-time", type=float, default=120.0)
     options = parser.parse_args()
-    example, folder = ROOT / "examples" / options.example, ROOT / "build/benchmarks" / options.example
+    places = {"digits": "examples/digits", "resnet18": "benchmarks/digits_resnet18"}
+    example, folder = ROOT / places[options.example], ROOT / "build/benchmarks" / options.example
     folder.mkdir(parents=True, exist_ok=True)
     built, alone = make(example, folder)
     evaluation = f"{example}/data.py:evaluation"

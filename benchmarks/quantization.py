@@ -58,14 +58,14 @@ ROWS = {
 def source(row: Row) -> str:
     """Return the spelling of a row's model."""
     if row.model == "resnet18":
-        return f"{ROOT}/examples/resnet18/model.py:build"
+        return f"{ROOT}/benchmarks/digits_resnet18/model.py:build"
     return f"{HERE}/models.py:{row.model}"
 
 
 def data(row: Row) -> str:
     """Return the spelling of a row's samples."""
     if row.model == "resnet18":
-        return f"{ROOT}/examples/resnet18/data.py:calibration"
+        return f"{ROOT}/benchmarks/digits_resnet18/data.py:calibration"
     return f"{HERE}/samples.py:{'tokens' if row.model == 'bert' else 'images'}"
 
 

@@ -131,7 +131,7 @@ def _digits(source: str) -> Case:
 
 CASES = {
     "ResNet-20, digits": _digits(f"{DIGITS}/model.py:build"),
-    "ResNet-18, digits": _digits(f"{ROOT}/examples/resnet18/model.py:build"),
+    "ResNet-18, digits": _digits(f"{ROOT}/benchmarks/digits_resnet18/model.py:build"),
     "ResNet-50": Case(f"{HERE}/models.py:resnet50"),
     "MobileNetV2": Case(f"{HERE}/models.py:mobilenetv2"),
     "projections": Case(f"{HERE}/residual_adds.py:projections"),

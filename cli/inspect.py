@@ -8,6 +8,7 @@ from typing import Any
 from ..spec.looking import InspectCommand
 from .session import Session
 from .tables import add_row, bytes_text, make_table, results_table
+from .tensor_cores import show_tensor_cores
 from .verb import verb
 
 
@@ -15,11 +16,16 @@ from .verb import verb
     InspectCommand,
     "qcompile inspect model.onnx",
     "qcompile inspect model.onnx --nodes",
+    "qcompile inspect model.onnx --tensor-cores --precision int8 --gpu sm86",
+    "qcompile inspect timm:mobilenetv2_035 --tensor-cores",
     "qcompile inspect model.engine",
     "qcompile inspect model.ranges --json",
 )
 def inspect(session: Session, given: InspectCommand) -> None:
     """Print what is known of a file."""
+    if given.tensor_cores:
+        show_tensor_cores(session, given)
+        return
     from ..reporting.inspection import inspect as look
 
     facts = look(given.file, nodes=given.nodes)

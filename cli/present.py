@@ -41,4 +41,6 @@ def present_results(session: Session, results: Results) -> None:
                 session.table(table)
     for line in reasons(results):
         session.note(line)
+    if results.settings.get("metric_note"):
+        session.note(f"accuracy is {results.settings['metric_note']}")
     session.warn([*noise_lines(results), *warning_lines(results)])

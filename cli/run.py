@@ -18,6 +18,7 @@ from .verb import verb
     RunCommand,
     "qcompile run examples/digits/recipe.toml",
     "qcompile run recipe.toml -o /tmp/out --again bench",
+    "qcompile run recipe.toml --dry-run",
     "qcompile run --schema > recipe.schema.json",
 )
 def run(session: Session, given: RunCommand) -> int:
@@ -28,6 +29,9 @@ def run(session: Session, given: RunCommand) -> int:
     if given.recipe is None:
         raise click.UsageError("Missing argument 'RECIPE'.")
     from ..pipeline.recipe import read_recipe
+
+    if given.dry_run:
+        return _show_plan(session, given)
     from ..pipeline.run import run as run_recipe
 
     def listener(stage: str, state: str, seconds: float, /) -> None:
@@ -80,6 +84,41 @@ def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
         if reason:
             session.say(f"  not {name}: {reason}")
     return bool(kept)
+
+
+def _show_plan(session: Session, given: RunCommand) -> int:
+    """Print what a run would do."""
+    from ..pipeline.plan import plan
+    from ..pipeline.recipe import read_recipe
+
+    assert given.recipe is not None, "run looks first"
+    planned = plan(
+        read_recipe(given.recipe, told=lambda text: session.warn([text])),
+        output=given.output,
+        again=given.again,
+        progress=session.progress,
+    )
+    session.json(planned.as_json())
+    if session.quiet or session.as_json:
+        return 0
+    table = make_table("", "stage", "state", "seconds", "memory", "disk", "from", "why")
+    for one in planned.stages:
+        took = one.estimate
+        seconds = DASH if took.seconds is None else f"{took.seconds:.1f}"
+        sizes = [bytes_text(took.peak_bytes), bytes_text(took.disk_bytes)]
+        add_row(table, one.name, one.state, seconds, *sizes, took.source, one.why)
+    session.table(table)
+    if not planned.pending:
+        session.say("nothing to do: every stage is done")
+        return 0
+    total_s = planned.total("seconds")
+    session.say(
+        f"to do: {len(planned.pending)} of {len(planned.stages)} stages, "
+        f"{'some of unknown time' if total_s is None else f'about {total_s:.0f} s'}, "
+        f"{bytes_text(planned.peak_bytes)} of memory, {bytes_text(planned.total('disk_bytes'))} of disk; "
+        "nothing was run"
+    )
+    return 0
 
 
 def _artifacts_table(report: Any) -> Any:

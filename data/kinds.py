@@ -98,20 +98,22 @@ def open_set(spelling: Spelling) -> SampleSet:
         QCompileError: If what lies there is not of the kind.
     """
     if spelling.kind == "images":
-        from .images.classification import ImageFolder
+        from .images.kinds import open_images
 
-        return ImageFolder(spelling)
+        return open_images(spelling)
     if spelling.kind in ("cifar10", "cifar100"):
         from .cifar import CifarFiles
 
         return CifarFiles(spelling)
-    if spelling.kind in ("text", "jsonl", "csv"):
-        from .tables.files import read_table
-        from .text.samples import TextSamples
-
-        return TextSamples(read_table(spelling), spelling)
     if spelling.kind == "audio":
         from .audio.folder import AudioFolder
 
         return AudioFolder(spelling)
-    raise InvalidOption(f"data {spelling.spec!r}: kind {spelling.kind} cannot be read yet")
+    if spelling.kind == "datasets":
+        from .tables.datasets import open_datasets
+
+        return open_datasets(spelling)
+    from .tables.files import read_table
+    from .text.samples import TextSamples
+
+    return TextSamples(read_table(spelling), spelling)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,25 @@ class SampleSet(ABC):
     def notes(self) -> list[str]:
         """Return what a user should know of the set: what was left out, how labels were found."""
         return []
+
+
+class LazyNames(Sequence[str]):
+    """Names that are made where they are asked for: most reading asks for none."""
+
+    def __init__(self, count: int, name: Callable[[int], str]) -> None:
+        self._count, self._name = count, name
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [self._name(row) for row in range(self._count)[index]]
+        return self._name(range(self._count)[index])
 
 
 def stacked(samples: Sequence[Sample]) -> Batch:

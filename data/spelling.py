@@ -31,6 +31,8 @@ from pathlib import Path
 
 from ..errors import InvalidOption
 from ..files import digest_files
+from ..model.preprocessing_presets import digest_preprocessing
+from ..model.source import parse_source
 
 FUNCTION = "function"
 _SAMPLING = ("samples", "seed", "part")
@@ -52,7 +54,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 }
 """Kind to the keys that its query may have."""
 FILE_KEYS = ("labels", "masks", "annotations")
-"""Keys whose values are paths; `preprocessing` may be one, where it ends with .json."""
+"""Keys whose values are paths; `preprocessing` may be one."""
 _ALL_KEYS = tuple(dict.fromkeys(key for keys in KEYS.values() for key in keys))
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -113,18 +115,12 @@ class Spelling:
     def located(self, base: Path) -> Spelling:
         """Return it with absolute paths; a key's file is looked for in the data's folder, then in `base`."""
         path = absolute(self.path, base)
-        query = {
-            key: str(_file_of_key(value, path, base)) if _is_file_key(key, value) else value
-            for key, value in self.query.items()
-        }
+        query = {key: _located_value(key, value, path, base) for key, value in self.query.items()}
         return replace(self, path=str(path), query=query)
 
     def keyed(self) -> list[str]:
         """Return what of it decides how samples are read: kind and query, files by their content."""
-        files = {key: Path(value) for key, value in self.query.items() if _is_file_key(key, value)}
-        contents = {key: digest_files([path]) for key, path in files.items() if path.is_file()}
-        kept = {key: value for key, value in self.query.items() if key not in files}
-        return [self.kind, *(f"{key}={value}" for key, value in sorted({**kept, **contents}.items()))]
+        return [self.kind, *(f"{key}={_content(key, value)}" for key, value in sorted(self.query.items()))]
 
 
 def parse_spelling(spec: str) -> Spelling:
@@ -198,14 +194,21 @@ def _nearest(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def _is_file_key(key: str, value: str) -> bool:
-    return key in FILE_KEYS or (key == "preprocessing" and value.endswith(".json"))
+def _located_value(key: str, value: str, data: Path, base: Path) -> str:
+    if key in FILE_KEYS or (key == "preprocessing" and value.endswith(".json")):
+        beside = absolute(value, data if data.is_dir() else data.parent)
+        return str(beside if beside.exists() else absolute(value, base))
+    if key == "preprocessing" and ":" in value:
+        return parse_source(value, base=base).absolute  # a folder of hf:
+    return value
 
 
-def _file_of_key(value: str, data: Path, base: Path) -> Path:
-    folder = data if data.is_dir() else data.parent
-    beside = absolute(value, folder)
-    return beside if beside.exists() else absolute(value, base)
+def _content(key: str, value: str) -> str:
+    if key == "preprocessing":
+        return digest_preprocessing(value)
+    if key not in FILE_KEYS:
+        return value
+    return digest_files([Path(value)]) if Path(value).is_file() else ""  # a folder's files are the samples'
 
 
 _ESCAPES = {"%": "%25", "?": "%3F", "&": "%26"}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..artifact import Check
 from ..errors import EngineUnavailable, InvalidOption
+from ..model.weights_held import WeightsHeld
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
 from ..spec.words import Precision
@@ -175,6 +176,8 @@ class Runner(ABC):
     """What a latency measured by `time` contains, such as "host to host"."""
     notes: Sequence[str] = ()
     """What the user should know about how it runs here."""
+    weights: WeightsHeld | None = None
+    """What it holds as weights, where it can tell better than its file."""
 
     @abstractmethod
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:

@@ -47,7 +47,7 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
     Args:
         model: A float graph, or one with Q/DQ; its weights need not be loaded.
     """
-    shapes = _shapes(model)
+    shapes = known_shapes(model)
     counts: dict[str, int] = {}
     for node in model.graph.node:
         count = _COUNTS.get(node.op_type)
@@ -75,8 +75,8 @@ def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict
     return {name: multiply_adds[name] / total for name in names}, "multiply-adds"
 
 
-def _shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Tensor name to its extents, where all of them are known."""
+def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
+    """Return tensor name to its extents, where all are known; dynamic axes are the example's."""
     light = without_weights(model)
     examples = _examples(model)
     symbols: dict[str, int] = {}

@@ -47,6 +47,7 @@ class ErrorSums:
         signal, noise: Sums of squares of the reference, and of the error.
         max_abs, max_abs_error: Largest magnitude of the reference, and of the error.
         elements: How many were compared.
+        abs_error: Sum of the absolute errors.
     """
 
     signal: float = 0.0
@@ -54,6 +55,7 @@ class ErrorSums:
     max_abs: float = 0.0
     max_abs_error: float = 0.0
     elements: int = 0
+    abs_error: float = 0.0
 
     def add(self, reference: NDArray[Any], output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Add elements of both sides, in the same order.
@@ -69,6 +71,7 @@ class ErrorSums:
         self.max_abs_error = max(self.max_abs_error, float(error.max(initial=0.0)))
         self.max_abs = max(self.max_abs, float(np.abs(values).max(initial=0.0)))
         self.elements += values.size
+        self.abs_error += float(error.sum())
         return values, error
 
     def include(self, other: ErrorSums) -> None:
@@ -77,11 +80,17 @@ class ErrorSums:
         self.max_abs = max(self.max_abs, other.max_abs)
         self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
         self.elements += other.elements
+        self.abs_error += other.abs_error
 
     @property
     def snr_db(self) -> float:
         """Signal-to-noise ratio, see `decibels`."""
         return decibels(self.signal, self.noise)
+
+    @property
+    def mean_abs_error(self) -> float:
+        """Mean absolute error over all elements; 0 where nothing was compared."""
+        return self.abs_error / self.elements if self.elements else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return the form in which a worker answers; infinities are spelled as JSON cannot, by name."""

@@ -92,7 +92,7 @@ def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOpt
         if key not in takes or not equals:
             raise InvalidOption(
                 f"model {spec}: {part!r} is none of its options: {', '.join(takes)}",
-                hint=_near(key, takes) or "write ?key=value&key=value",
+                hint=_near(key, takes) if key not in takes else f"write {key}=VALUE",
             )
         if key in values:
             raise InvalidOption(f"model {spec}: {key} is given twice; once is required")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +28,12 @@ def bench_stage(
     built: Mapping[str, Made],
     output: Path,
     why_not: Mapping[str, str],
+    unavailable: Collection[str] = (),
 ) -> Stage:
     """Measure what was built against the baseline; what was not built has a row that says why.
 
-    A baseline that was not built is replaced by the MODEL itself.
+    Those in `unavailable` were not built because their engine cannot be used here: they count as not run. A
+    baseline that was not built is replaced by the MODEL itself.
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, parse_devices
@@ -46,6 +48,7 @@ def bench_stage(
     original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
     artifacts = {BASELINE: original}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
+    models = _models(recipe, section.models)
     baseline = BASELINE if section.baseline in why_not else section.baseline
 
     def work(path: Path, progress: Progress) -> object:
@@ -60,7 +63,7 @@ def bench_stage(
                 one.target,
                 one.precision,
                 _runs_on(one),
-                status="failed",
+                status="not run" if one.name in unavailable else "failed",
                 reason=why_not[one.name],
             )
             for one in recipe.artifact
@@ -89,6 +92,7 @@ def bench_stage(
                 streams=section.streams,
                 cuda_graph=section.cuda_graph,
                 torch_modes=section.torch_modes,
+                models={name: model.absolute for name, model in models.items()},
                 devices=section.devices,
                 pythons=section.python,
                 timeout_s=section.timeout_s,
@@ -108,6 +112,10 @@ def bench_stage(
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
         "settings": options_key(section, without=tuple(options_key(Budget()))),  # it judges what is measured
+        "models": {
+            name: digest_source(model, depends=[recipe.folder / one for one in recipe.model.depends])
+            for name, model in models.items()
+        },
         "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }
@@ -130,6 +138,12 @@ def report_stage(results: Made, ranges: Made | None, budget: Budget) -> Stage:
         "tools": tool_versions("matplotlib", "jinja2"),
     }
     return Stage("report", REPORT, key, work)
+
+
+def _models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:
+    """`NAME=MODEL` of the recipe, their paths relative to it."""
+    pairs = (text.split("=", 1) for text in texts)
+    return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
 
 
 def _runs_on(one: ArtifactSection) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.pt2_archive import trusting
-from ..model.source import digest_source, parse_source
+from ..model.source import digest_source
 from ..progress import Progress, silent
 from .bench_stages import bench_stage, report_stage
 from .recipe import ArtifactSection, Recipe, read_recipe
@@ -30,6 +30,7 @@ from .stages import (
     export_stage,
     given_ranges,
     lower_stage,
+    recipe_source,
     simplify_stage,
 )
 from .store import Store
@@ -119,12 +120,7 @@ class _Run:
         self.recipe, self.store, self.again = recipe, store, again
         self.progress, self.listener = progress, listener
         self.report = RunReport(store.output)
-        self.source = parse_source(
-            recipe.model.source,
-            base=recipe.folder,
-            weights=recipe.model.weights,
-            download=recipe.model.download,
-        )
+        self.source = recipe_source(recipe)
         self.source_digest = digest_source(
             self.source, depends=[recipe.folder / name for name in recipe.model.depends]
         )
@@ -194,7 +190,12 @@ class _Run:
             name: f"{error.message}; {error.hint}" if error.hint else error.message
             for name, error in self.report.failures.items()
         }
-        stage = bench_stage(self.recipe, self.source, self.source_digest, built, self.store.output, reasons)
+        unavailable = [
+            name for name, error in self.report.failures.items() if isinstance(error, EngineUnavailable)
+        ]
+        stage = bench_stage(
+            self.recipe, self.source, self.source_digest, built, self.store.output, reasons, unavailable
+        )
         measured = self._do(stage)
         self.report.results = load_results(measured.path)
         if self.recipe.budget.limits:

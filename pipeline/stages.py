@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifact import tool_versions
 from ..model.preprocessing_presets import digest_preprocessing
-from ..model.source import Source
+from ..model.source import Source, parse_source
 from ..progress import Progress
 from ..spec.artifacts import BuildSpec
 from ..spec.decode import key as options_key
@@ -57,6 +57,14 @@ class Stage:
     file: str
     key: Mapping[str, Any]
     work: Callable[[Path, Progress], object]
+
+
+def recipe_source(recipe: Recipe) -> Source:
+    """Return the model of a recipe."""
+    section = recipe.model
+    return parse_source(
+        section.source, base=recipe.folder, weights=section.weights, download=section.download
+    )
 
 
 def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:

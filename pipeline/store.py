@@ -1,6 +1,6 @@
 """Finished stages, kept by content: a stage whose key is known is not run again.
 
-    out/.qcompile/quantize-int8-3f9c…/stage.json     key, files, digests; written before the folder
+    out/.qcompile/quantize-int8-3f9c…/stage.json     key, files, digests, duration; written before the folder
                                      /int8.graph.onnx  gets its name
     out/int8.graph.onnx                               the same file under its public name
 
@@ -12,9 +12,11 @@ again.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -79,8 +81,7 @@ class Store:
             work: Writes the stage's files into the folder it is given.
             again: Carry it out even if it is there.
         """
-        digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
-        final = self.folder / f"{stage}-{digest[:16]}"
+        final = self._place(stage, key)
         files = None if again else self._intact(final)
         done = files is not None
         if files is None:
@@ -89,6 +90,25 @@ class Store:
         os.utime(final / _RECORD)
         self._publish(final, files)
         return Stored(final, files, done)
+
+    def find(self, stage: str, key: Mapping[str, Any]) -> Stored | None:
+        """Return the finished stage of this key, if it is there; nothing is written."""
+        final = self._place(stage, key)
+        files = self._intact(final)
+        return None if files is None else Stored(final, files, was_done=True)
+
+    def records(self, stage: str) -> list[dict[str, Any]]:
+        """Return what was kept of every time that a stage was carried out, the latest first."""
+        found = []
+        for path in self.folder.glob(f"{glob.escape(stage)}-*/{_RECORD}"):
+            if re.fullmatch(r"[0-9a-f]{16}", path.parent.name.removeprefix(f"{stage}-")):
+                with contextlib.suppress(OSError, ValueError):  # removed, or cut off, since
+                    found.append((path.stat().st_mtime, json.loads(path.read_text(encoding="utf-8"))))
+        return [record for _, record in sorted(found, key=lambda one: -one[0]) if isinstance(record, dict)]
+
+    def _place(self, stage: str, key: Mapping[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{stage}-{digest[:16]}"
 
     def forget_old(self) -> None:
         """Remove stages that no run has used for two weeks."""
@@ -100,11 +120,13 @@ class Store:
     def _make(self, final: Path, key: Mapping[str, Any], work: Callable[[Path], object]) -> Mapping[str, str]:
         temporary = Path(tempfile.mkdtemp(prefix=f".qcompile-tmp-{os.getpid()}-", dir=self.folder))
         try:
+            start = time.monotonic()
             work(temporary)
+            took = {"seconds": round(time.monotonic() - start, 3), "peak_bytes": _peak_bytes()}
             written = sorted(path for path in temporary.iterdir() if path.is_file())
             files = {path.name: digest_files([path]) for path in written}
             stats = {path.name: _stat(path) for path in written}
-            write_json(temporary / _RECORD, {"key": key, "files": files, "stats": stats})
+            write_json(temporary / _RECORD, {"key": key, "files": files, "stats": stats, **took})
             os.replace(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -136,6 +158,15 @@ class Store:
             except OSError:  # a file system without hard links
                 shutil.copy2(source, temporary)
             os.replace(temporary, public)
+
+
+def _peak_bytes() -> int | None:
+    """The largest memory that this process has had until now; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _stat(path: Path) -> list[int]:

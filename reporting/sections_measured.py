@@ -40,7 +40,7 @@ def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
     table = Table(f"{caption}.", columns, [_result(subject, chosen) for subject in source.subjects])
     contains = sorted({s.row.contains for s in source.measured if s.row.contains})
     lead = f"A latency contains: {'; '.join(contains)}." if contains else ""
-    return Section("results", "Results", lead, tables=[table])
+    return Section("results", "Results", lead, tables=[table, _further(source)])
 
 
 def speed_section(source: Source) -> Section:
@@ -118,6 +118,9 @@ def accuracy_section(source: Source) -> Section:
     samples = dropped[0].row.accuracy.samples if dropped[0].row.accuracy else None
     value = base.text.accuracy if base else DASH
     lead = f"{base.label if base else 'The baseline'} reaches {value} {metric} on {samples} samples."
+    chosen = source.results.settings.get("metric_note")
+    if chosen and isinstance(chosen, str):
+        lead += f" Accuracy is {chosen}."
     note = (
         f"Below 0 the artifact is better. The bar is the {DROP_CONFIDENCE:.0%} interval (paired bootstrap)."
     )
@@ -236,6 +239,24 @@ def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[
         Cell(text.accuracy),
         _drop(subject),
     ]
+
+
+def _further(source: Source) -> Table:
+    """What comparisons of quantization show besides, folded."""
+    columns = (
+        "method", "samples/s", "parameters", "size saved", "peak memory saved", "mean difference",
+        "largest difference",
+    )  # fmt: skip
+    rows = []
+    for subject in source.measured:
+        text = subject.text
+        figures = (
+            text.throughput, text.parameters, text.size_saved, text.memory_saved, text.mean_error,
+            text.max_error,
+        )  # fmt: skip
+        rows.append([Cell(subject.label, subject=subject), *map(Cell, figures)])
+    caption = "Saved: the share of the baseline's. Difference: absolute, from the baseline's outputs."
+    return Table(caption, columns, rows, folded=True)
 
 
 def _speedup(subject: ReportedArtifact) -> Cell:

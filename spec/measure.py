@@ -8,7 +8,7 @@ from typing import Annotated
 
 from .decode import Checked
 from .option import COMMA, argument, fields_of, option
-from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, TorchMode
+from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, TorchMode
 
 _INPUTS = Annotated[
     tuple[str, ...],
@@ -113,7 +113,15 @@ class BenchOptions(Checked):
     ] = False
     torch_modes: Annotated[
         tuple[TorchMode, ...],
-        option("Additional execution mode of each PyTorch MODEL.", flag="--torch"),
+        option("Additional execution mode of each PyTorch MODEL among the artifacts.", flag="--torch"),
+    ] = ()
+    models: Annotated[
+        tuple[NamedModel, ...],
+        option(
+            "Additional PyTorch MODEL that is measured as it is, such as one quantized by torch.ao.",
+            flag="--model",
+            metavar="NAME=MODEL",
+        ),
     ] = ()
     devices: Annotated[
         tuple[str, ...],

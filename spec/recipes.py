@@ -131,6 +131,10 @@ class RunCommand(Checked):
         tuple[str, ...],
         option("Stage to run again although nothing changed, such as bench.", metavar="STAGE", split=COMMA),
     ] = ()
+    dry_run: Annotated[
+        bool,
+        option("Print the stages, what is done or changed, and their estimated time, memory and disk space."),
+    ] = False
     schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
 
 

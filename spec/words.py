@@ -92,9 +92,11 @@ _SPELLED = [f"{name}[:NUMBER]" if name == "percentile" else name for name in MET
 METHOD = f"{', '.join(_SPELLED[:-1])} or {_SPELLED[-1]}"
 METHOD_PATTERN = rf"^({'|'.join(METHODS)}|percentile:\d*\.?\d+)$"
 
-TorchMode = Literal["trace", "script", "freeze", "compile"]
+TorchMode = Literal["trace", "script", "freeze", "compile", "half", "autocast"]
 TORCH_MODES: tuple[TorchMode, ...] = get_args(TorchMode)
-"""What PyTorch makes of a module before it runs: TorchScript of three kinds, or `torch.compile`'s code."""
+"""What PyTorch makes of a module before it runs: TorchScript of three kinds, `torch.compile`'s code, its
+weights in float16 (`.half()`), or `torch.autocast`: bfloat16 on a processor, float16 on a GPU."""
+NamedModel = Annotated[str, Meta(pattern=r"^[^=]+=.+$")]
 CUDA_GRAPH = "cuda-graph"
 """Mode of an engine of TensorRT whose inferences are captured and replayed."""
 _METRICS_SPELLED = [

@@ -74,28 +74,27 @@ def match_image(
         thresholds: Of IoU.
         area: Smallest and largest area that counts.
     """
-    parts = []
     crowd = boxes[:, 5] > 0 if boxes.shape[1] > 5 else np.zeros(len(boxes), bool)
     sizes = boxes[:, 6] if boxes.shape[1] > 6 else _area(_corner_and_size(boxes[:, 1:5]))
     ignored = crowd | (sizes < area[0]) | (sizes > area[1])
     labels = boxes[:, 0].astype(np.int64)
-    for label in np.unique(np.concatenate([found.classes, labels])):
-        mine = np.flatnonzero(found.classes == label)
-        mine = mine[np.argsort(-found.scores[mine], kind="stable")][:MOST_DETECTIONS]
+    order = np.lexsort((-found.scores, found.classes))
+    classes = found.classes[order]
+    kept = np.arange(len(order)) - np.searchsorted(classes, classes) < MOST_DETECTIONS
+    order, classes = order[kept], classes[kept]
+    placed = _corner_and_size(found.boxes[order])
+    matched = np.zeros((len(order), len(thresholds)), bool)
+    skipped = matched.copy()
+    for label in np.unique(labels):
+        mine = slice(*np.searchsorted(classes, [label, label + 1]))
         theirs = np.flatnonzero(labels == label)
         theirs = theirs[np.argsort(ignored[theirs], kind="stable")]  # those to be found stand first
-        placed = _corner_and_size(found.boxes[mine])
-        overlaps = iou(placed, _corner_and_size(boxes[theirs, 1:5]), crowd[theirs])
-        matched, skipped = _match(overlaps, ignored[theirs], crowd[theirs], thresholds)
-        size = _area(placed)
-        outside = (size < area[0]) | (size > area[1])
-        parts.append(
-            (found.classes[mine], found.scores[mine], matched, skipped | (~matched & outside[:, None]))
-        )
-    count = len(thresholds)
-    empty = (np.empty(0, np.int64), np.empty(0), np.empty((0, count), bool), np.empty((0, count), bool))
-    joined = [np.concatenate(column) for column in zip(empty, *parts, strict=True)]
-    return MatchedImage(*joined, positives=labels[~ignored])
+        overlaps = iou(placed[mine], _corner_and_size(boxes[theirs, 1:5]), crowd[theirs])
+        matched[mine], skipped[mine] = _match(overlaps, ignored[theirs], crowd[theirs], thresholds)
+    size = _area(placed)
+    outside = (size < area[0]) | (size > area[1])
+    skipped |= ~matched & outside[:, None]
+    return MatchedImage(classes, found.scores[order], matched, skipped, labels[~ignored])
 
 
 def iou(found: Floats, boxes: Floats, crowd: NDArray[np.bool_]) -> Floats:
@@ -164,40 +163,44 @@ class AveragePrecision:
     @property
     def samples(self) -> NDArray[np.int64]:
         """In how many images each class is to be found."""
-        return np.count_nonzero(self._positives, axis=0)
+        counts: NDArray[np.int64] = np.count_nonzero(self._positives, axis=0)
+        return counts
 
     def __call__(self, weights: Floats) -> Floats:
         """[resamples, images] to [resamples, classes]; NaN where nothing of a class is to be found."""
         positives = weights @ self._positives
         values = np.full(positives.shape, np.nan)
+        # Counts are whole numbers below 2**24, so float32 holds their sums exactly, in half the memory.
+        by_image = np.ascontiguousarray(weights.T, np.float32)
         for index, (owner, matched, ignored) in enumerate(self._of_class):
             there = positives[:, index] > 0
-            if there.any():
-                values[there, index] = _average(
-                    weights[there][:, owner], matched, ignored, positives[there, index]
-                )
+            found = _average(by_image[owner], matched, ignored, np.where(there, positives[:, index], 1.0))
+            values[there, index] = found[there]
         return values
 
 
 def _average(
-    weights: Floats, matched: NDArray[np.bool_], ignored: NDArray[np.bool_], positives: Floats
+    weights: NDArray[np.float32], matched: NDArray[np.bool_], ignored: NDArray[np.bool_], positives: Floats
 ) -> Floats:
-    """The mean over thresholds of the precision at 101 recalls; weights are [resamples, detections].
+    """The mean over thresholds of the precision at 101 recalls; weights are [detections, resamples].
 
     Precision changes its maximum and recall its value at right detections alone, so only those are looked at.
     """
-    whole = None if ignored.any() else np.cumsum(weights, axis=1)
-    total = np.zeros(len(weights))
-    for column in range(matched.shape[1]):
-        right = np.flatnonzero(matched[:, column] & ~ignored[:, column])
-        if not right.size:
+    right = matched & ~ignored
+    last = np.flatnonzero(right.any(axis=1)).max(initial=-1) + 1
+    weights, right, ignored = weights[:last], right[:last], ignored[:last]
+    whole = None if ignored.any() else np.cumsum(weights, axis=0)
+    total = np.zeros(len(positives))
+    for column in range(right.shape[1]):
+        at = np.flatnonzero(right[:, column])
+        if not at.size:
             continue
-        counted = np.cumsum(weights * ~ignored[:, column], axis=1) if whole is None else whole
-        hits = np.cumsum(weights[:, right], axis=1)
-        precision = hits / (counted[:, right] + np.spacing(1))
-        best_behind = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        reached = np.searchsorted(RECALL_THRESHOLDS, hits / positives[:, None], side="right")
-        total += (best_behind * np.diff(reached, axis=1, prepend=0)).sum(axis=1)
+        counted = whole if whole is not None else np.cumsum(weights * ~ignored[:, column, None], axis=0)
+        hits = np.cumsum(weights[at], axis=0, dtype=np.float64)
+        precision = hits / (counted[at].astype(np.float64) + np.spacing(1))
+        best_behind = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+        reached = np.searchsorted(RECALL_THRESHOLDS, hits / positives, side="right")
+        total += (best_behind * np.diff(reached, axis=0, prepend=0)).sum(axis=0)
     average: Floats = total / (len(RECALL_THRESHOLDS) * matched.shape[1])
     return average
 

@@ -128,7 +128,9 @@ def _counts(outputs: Outputs, names: Sequence[str], samples: int) -> str:
 
 def _detr(outputs: Outputs, samples: int, detector: DetectorInput, where: str) -> Form | None:
     floats = {name: one for name, one in outputs.items() if one.dtype.kind == "f" and one.ndim == 3}
-    for boxes, array in floats.items():
+    # With three classes and "nothing" the logits look like boxes: the name decides.
+    for boxes in sorted(floats, key=lambda name: "box" not in name.lower()):
+        array = floats[boxes]
         if array.shape[0] != samples or array.shape[2] != 4:
             continue
         others = (name for name, one in floats.items() if name != boxes and one.shape[:2] == array.shape[:2])

@@ -103,7 +103,7 @@ class Divergence(Metric):
         rows = []
         for found, theirs, kept in zip(output, expected, counted, strict=True):
             mine, log = (log_probabilities(one[kept], known=known) for one in (found, theirs))
-            seen = (log > -np.inf) & (log != mine) & kept[..., None]
+            seen = (log > -np.inf) & (log != mine)
             ratio = np.subtract(log, mine, out=np.zeros_like(log), where=seen)
             rows.append([(np.exp(log) * ratio).sum(), float(kept.sum())])
         return Scored(np.array(rows, np.float64).reshape(-1, 2))

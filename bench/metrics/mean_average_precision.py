@@ -29,12 +29,13 @@ class MeanAveragePrecision(RecordMetric):
         detector: What is known of the input.
     """
 
-    resamples = 1000
+    resamples = 500
     undefined = "no box is to be found in the labels; at least one is required"
 
     def __init__(self, name: str, kind: str = "", detector: DetectorInput | None = None) -> None:
         self.name, self._kind, self._detector = name, kind, detector or DetectorInput()
-        self._thresholds = np.array([int(kind) / 100.0]) if kind.isdigit() else IOU_THRESHOLDS
+        self.area = AREAS.get(kind, AREAS["all"])
+        self.thresholds = np.array([int(kind) / 100.0]) if kind.isdigit() else IOU_THRESHOLDS
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> MeanAveragePrecision:
         """See `Metric.for_inputs`: size and classes decide how some outputs are read."""
@@ -47,10 +48,9 @@ class MeanAveragePrecision(RecordMetric):
             require_numbers(name, array, truth.where, finite=False)
         form, read = detector_form(outputs, truth.samples, self._detector, truth.where)
         self.note = f"{self.name}: {form}"
-        area = AREAS.get(self._kind, AREAS["all"])
         images = read(outputs)
         records = [
-            match_image(found, labelled[labelled[:, 0] >= 0], self._thresholds, area)
+            match_image(found, labelled[labelled[:, 0] >= 0], self.thresholds, self.area)
             for found, labelled in zip(images, boxes, strict=True)
         ]
         return Scored(records=records)

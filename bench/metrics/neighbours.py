@@ -60,7 +60,8 @@ class Neighbours(RecordMetric):
                 f"{self.name}: {len(records)} samples; more than {self._k} are required",
                 hint=f"evaluate more samples, or give `metric` neighbours:{max(1, len(records) // 2)}",
             )
-        kept = kept_neighbours(*(np.stack(side) for side in zip(*records, strict=True)), self._k)
+        theirs, mine = (np.stack(side) for side in zip(*records, strict=True))
+        kept = kept_neighbours(theirs, mine, self._k)
 
         def values(weights: NDArray[np.float64]) -> NDArray[np.float64]:
             found: NDArray[np.float64] = weights @ kept / weights.sum(axis=1)

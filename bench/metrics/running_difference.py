@@ -88,6 +88,7 @@ class RunningDifference:
             max_abs_error=math.inf if worst.mismatch else worst.sums.max_abs_error,
             agreement=worst.agreement,
             criterion=self._criterion(worst),
+            mean_abs_error=math.inf if worst.mismatch else worst.sums.mean_abs_error,
         )
 
     def _passed(self, running: _Running) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...figures import DASH
@@ -14,7 +15,15 @@ from .render import RowText, csv_columns, csv_row, interval_words, render
 from .results import Results
 
 _CHARACTERS = str.maketrans({"|": "\\|", "\n": " "})
-_HEADER = ["method", "latency ms", "speed-up", "size", "reduction", "accuracy", "drop"]
+HEADER = (
+    "method", "latency ms", "samples/s", "speed-up", "parameters", "size", "size saved", "peak memory",
+    "memory saved", "accuracy", "drop", "mean difference", "largest difference",
+)  # fmt: skip
+MEANING = (
+    "Latency is the median of a call, which is one batch. Size is that of the file; of a MODEL, which has "
+    "none, that of its weights. Peak memory is the largest of the process, with runtime and loading. Saved "
+    "is the share of the baseline's, difference the absolute one from the baseline's outputs."
+)
 
 
 def save_csv(results: Results, path: Path) -> None:
@@ -33,28 +42,36 @@ def save_markdown(results: Results, path: Path) -> None:
 
 def markdown(results: Results) -> str:
     """Return the table as GitHub's Markdown, the baseline first."""
-    rows = sorted(results.rows, key=lambda row: row.name != results.baseline)
-    lines = [_HEADER, ["---"] + ["---:"] * (len(_HEADER) - 1)]
-    lines += [_cells(render(row, results.baseline)) for row in rows]
-    table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    table = markdown_table(results)
     settings = results.settings
     shapes = ", ".join(f"{name}:{shape}" for name, shape in settings.get("inputs", {}).items())
     about = (
         f"{machine_text(results.environment)}, {settings.get('threads')} threads, input {shapes}; "
         f"speed-up against {results.baseline} with its {interval_words(results.confidence)}"
     )
-    if any(row.accuracy for row in rows):
+    if any(row.accuracy for row in results.rows):
         about += f", drop with its {DROP_CONFIDENCE:.0%} interval"
     noise = results.environment.get("noise") or {}
     disturbed = "".join(f"\n- disturbed: {reason}" for reason in noise.get("reasons", ()))
     stopped = "\n- interrupted: not every round was measured" if results.interrupted else ""
-    return f"{table}\n\n{about}\n{disturbed}{stopped}".rstrip() + "\n"
+    return f"{table}\n\n{about}\n\n{MEANING}\n{disturbed}{stopped}".rstrip() + "\n"
+
+
+def markdown_table(results: Results) -> str:
+    """Return the table alone."""
+    rows = sorted(results.rows, key=lambda row: row.name != results.baseline)
+    lines: list[Sequence[str]] = [HEADER, ["---"] + ["---:"] * (len(HEADER) - 1)]
+    lines += [_cells(render(row, results.baseline)) for row in rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _cells(text: RowText) -> list[str]:
+    sizes = [text.parameters, text.size, text.size_saved]
     if text.problem:
-        cells = [text.name, text.problem, *[DASH] * 5]
+        cells = [text.name, text.problem, DASH, DASH, *sizes, *[DASH] * 6]
     else:
-        drop = f"{text.drop} {text.drop_interval}".strip()
-        cells = [text.name, text.latency, text.compared, text.size, text.reduction, text.accuracy, drop]
+        cells = [
+            text.name, text.latency, text.throughput, text.compared, *sizes, text.memory, text.memory_saved,
+            text.accuracy, f"{text.drop} {text.drop_interval}".strip(), text.mean_error, text.max_error,
+        ]  # fmt: skip
     return [cell.translate(_CHARACTERS) for cell in cells]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from ...figures import (
     drop_text,
     figure,
     interval,
+    saved,
     times,
 )
 from ..statistics.speedup import CONFIDENCE, Speedup
@@ -33,12 +35,13 @@ _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follow
 _SINGLE = (
     "name", "artifact", "engine", "mode", "precision", "runs_on", "device", "status", "reason", "size_bytes",
     "size_ratio", "throughput_per_s", "load_ms", "peak_memory_bytes", "gpu_memory_bytes", "contains",
+    "parameters", "weights_bytes", "memory_ratio",
 )  # fmt: skip
 _GROUPS = {
     "latency_ms": ("min", "median", "p90", "p99", "max", "calls"),
     "speedup": ("value", "low", "high", "rounds", "launches", "verdict"),
     "accuracy": ("metric", "value", "drop_points", "low", "high", "samples", "agreement"),
-    "difference": ("snr_db", "state", "max_abs_error", "passed"),
+    "difference": ("snr_db", "state", "max_abs_error", "passed", "mean_abs_error"),
     "cold_start_ms": ("process", "load", "first_result", "total"),
     "energy": ("mj_per_sample", "source", "unavailable"),
 }
@@ -55,9 +58,12 @@ class RowText:
         latency: Median in milliseconds; `tail` the 90th and 99th percentile.
         throughput: Samples per second.
         speedup, interval, verdict: Against the baseline; no verdict where it is faster.
+        parameters: Values of the weights, in millions.
         size, reduction, memory: Of the file, how many times smaller it is, of the worker.
+        size_saved, memory_saved: Shares of the baseline's size and peak memory that it does without.
         accuracy, drop, drop_interval: In the metric's unit.
         difference: Signal-to-noise ratio of the outputs, and whether they fail.
+        mean_error, max_error: Mean and largest absolute difference from the baseline's outputs.
     """
 
     name: str
@@ -76,6 +82,11 @@ class RowText:
     drop: str
     drop_interval: str
     difference: str
+    parameters: str = DASH
+    size_saved: str = DASH
+    memory_saved: str = DASH
+    mean_error: str = DASH
+    max_error: str = DASH
 
     @property
     def compared(self) -> str:
@@ -106,13 +117,18 @@ def render(row: Row, baseline: str) -> RowText:
         speedup=speed,
         interval=ends,
         verdict=ratio.verdict if ratio and ratio.verdict != "faster" else "",
-        size=bytes_text(row.size_bytes),
+        size=bytes_text(row.held_bytes),
         reduction=times(row.size_ratio),
         memory=bytes_text(row.memory.peak_bytes if row.memory else None),
         accuracy=accuracy_text(accuracy.value if accuracy else None, unit),
         drop=drop_text(drop.value if drop else None, unit),
         drop_interval=drop_interval(drop.low, drop.high, unit) if drop else "",
         difference=_difference(row),
+        parameters=DASH if row.parameters is None else f"{row.parameters / 1e6:.3f} M",
+        size_saved=DASH if is_baseline else saved(row.size_ratio),
+        memory_saved=DASH if is_baseline else saved(row.memory_ratio),
+        mean_error=_error(row.difference and row.difference.mean_abs_error),
+        max_error=_error(row.difference and row.difference.max_abs_error),
     )
 
 
@@ -156,6 +172,10 @@ def csv_row(row: Row) -> dict[str, Any]:
 def _column(group: str, part: str) -> str:
     stem = group.removesuffix("_ms")
     return f"{stem}_{part}_ms" if stem != group and part != "calls" else f"{stem}_{part}"
+
+
+def _error(value: float | None) -> str:
+    return "∞" if value == math.inf else DASH if value is None else f"{value:.2g}"
 
 
 def _difference(row: Row) -> str:

@@ -157,6 +157,7 @@ class Difference:
         max_abs_error: Its largest error; `inf` where one is infinite; None where the file does not say.
         agreement: Share of rows with the same argmax; None where the output is no classes.
         criterion: What was required, in words.
+        mean_abs_error: Its mean absolute error; as `max_abs_error` where it is infinite or not known.
     """
 
     passed: bool
@@ -165,6 +166,7 @@ class Difference:
     max_abs_error: float | None = None
     agreement: float | None = None
     criterion: str = ""
+    mean_abs_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -211,17 +213,20 @@ class Row:
         engine: What runs it.
         precision: Of its manifest; "fp32" for a MODEL.
         runs_on: "CPU", "GPU", or the GPUs it was built for.
-        mode: How PyTorch runs a MODEL: eager, trace, script, freeze or compile; or cuda-graph, of an engine
-            of TensorRT.
+        mode: How PyTorch runs a MODEL: eager, or one of `words.TORCH_MODES`; or cuda-graph, of an engine of
+            TensorRT.
         device: "cpu", or the GPU it ran on as "cuda:0".
         interpreter: Python that ran it, where that was another one.
         status: Whether it was measured; `reason` says why not.
         output_tail: Last output of a worker that failed.
         size_bytes: File with its side files; None for a MODEL.
-        size_ratio: How many times smaller than the baseline's file, or than the first float file.
+        size_ratio: How many times smaller `held_bytes` are than the baseline's, or than the first float file.
+        parameters: Values of its weights, without scales and zero points; None where that is not known.
+        weights_bytes: What its weights take, with scales and buffers; None where that is not known.
         launches: The processes that were timed.
         throughput_per_s: Samples per second over every timed block.
         speedup: Against the baseline; None for the baseline itself.
+        memory_ratio: How many times smaller its peak memory is than the baseline's.
         load_ms: From nothing to a loaded artifact, importing the runtime included.
         batches, concurrency, in_flight: Curves over batch sizes, numbers of clients, and numbers of
             inferences in flight.
@@ -244,6 +249,8 @@ class Row:
     output_tail: str = ""
     size_bytes: int | None = None
     size_ratio: float | None = None
+    parameters: int | None = None
+    weights_bytes: int | None = None
     launches: tuple[Launch, ...] = ()
     latency: Latency | None = None
     throughput_per_s: float | None = None
@@ -251,6 +258,7 @@ class Row:
     accuracy: Accuracy | None = None
     difference: Difference | None = None
     memory: Memory | None = None
+    memory_ratio: float | None = None
     energy: Energy | NoEnergy | None = None
     gpu_latency: GpuLatency | None = None
     warm_up: WarmUp | None = None
@@ -263,6 +271,11 @@ class Row:
     packages: Mapping[str, str] = field(default_factory=dict)
     layers_by_precision: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Its size: of the file; of a MODEL, which has none, of the weights."""
+        return self.size_bytes or self.weights_bytes
 
     @property
     def launches_ms(self) -> Sequence[Sequence[float]]:

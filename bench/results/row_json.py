@@ -96,6 +96,9 @@ def row_json(row: Row) -> dict[str, Any]:
         "size_ratio": row.size_ratio,
         "layers_by_precision": None if row.layers_by_precision is None else dict(row.layers_by_precision),
         "output_tail": row.output_tail,
+        "parameters": row.parameters,
+        "weights_bytes": row.weights_bytes,
+        "memory_ratio": row.memory_ratio,
     }  # fmt: skip
 
 
@@ -121,6 +124,8 @@ def read_row(value: Mapping[str, Any]) -> Row:
         **texts,
         size_bytes=_whole(value.get("size_bytes")),
         size_ratio=_positive(value.get("size_ratio")),
+        parameters=_whole(value.get("parameters")),
+        weights_bytes=_whole(value.get("weights_bytes")),
         launches=_read_launches(value),
         latency=_read_latency(value),
         throughput_per_s=_positive(value.get("throughput_per_s")),
@@ -128,6 +133,7 @@ def read_row(value: Mapping[str, Any]) -> Row:
         accuracy=_read_accuracy(_mapping(value.get("accuracy"))),
         difference=_read_difference(_mapping(value.get("difference"))),
         memory=None if peak is None and gpu is None else Memory(peak, gpu),
+        memory_ratio=_positive(value.get("memory_ratio")),
         energy=_read_energy(_mapping(value.get("energy"))),
         gpu_latency=_read_all(
             GpuLatency, value.get("gpu_latency_ms"), "compute", "with_transfers", "enqueue"
@@ -161,15 +167,17 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
 def difference_json(difference: Difference) -> dict[str, Any]:
     """Return the `difference` of an entry.
 
-    `snr_db` and `max_abs_error` are null where they are infinite; `state` says which infinity.
+    `snr_db`, `max_abs_error` and `mean_abs_error` are null where they are infinite; `state` says which
+    infinity.
     """
-    snr = difference.snr_db
+    snr, mean = difference.snr_db, difference.mean_abs_error
     state = "equal" if snr == math.inf else "not finite" if snr == -math.inf else "finite"
     return {
         "output": difference.output,
         "snr_db": _finite(snr),
         **({} if snr is None else {"state": state}),
         "max_abs_error": _finite(difference.max_abs_error),
+        **({} if mean is None else {"mean_abs_error": _finite(mean)}),
         "agreement": difference.agreement,
         "passed": difference.passed,
         "criterion": difference.criterion,
@@ -258,11 +266,13 @@ def _read_difference(difference: Mapping[str, Any]) -> Difference | None:
     if not difference:
         return None
     snr, error = number(difference.get("snr_db")), number(difference.get("max_abs_error"))
+    mean = number(difference.get("mean_abs_error"))
     state = difference.get("state")
     if snr is None and (state or "max_abs_error" in difference):
         equal = state == "equal" if state else error == 0.0
         snr = math.inf if equal else -math.inf
         error = math.inf if error is None and not equal else error
+        mean = math.inf if mean is None and not equal and "mean_abs_error" in difference else mean
     return Difference(
         difference.get("passed") is True,
         str(difference.get("output", "")),
@@ -270,6 +280,7 @@ def _read_difference(difference: Mapping[str, Any]) -> Difference | None:
         error,
         number(difference.get("agreement")),
         str(difference.get("criterion", "")),
+        mean,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ...errors import QCompileError
+from ...model.weights_held import WeightsHeld
 from ...progress import Progress
 from ..measuring.rounds import TimingSeries
 from ..outputs import RunnableArtifact, start
@@ -135,5 +136,7 @@ class WorkerPool:
         if not self._launches:
             cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
             self._recorder.started(runnable.name, cold_start, answer["contains"], answer["packages"])
+            if answer["weights"]:
+                self._recorder.weights(runnable.name, WeightsHeld(**answer["weights"]))
             self._recorder.warn(runnable.name, *answer["notes"])
         self.workers[runnable.name] = worker

@@ -82,7 +82,11 @@ def write_model(
         try:
             _write_traced(module, example, names, opset_version, path)
         except Exception as error:
-            raise explain_export_failure(error, label) from error
+            # Numbers with defaults in forward(), and dicts that it returns, are fine inside of a trace.
+            try:
+                _write_traced(_called(module, example), example, names, opset_version, path)
+            except Exception:
+                raise explain_export_failure(error, label) from error
         return Written("torchscript", plain_axes(example))
     try:
         return Written("dynamo", _write_captured(module, example, names, opset_version, path))
@@ -102,6 +106,14 @@ def write_model(
         if frozen and explained.data.get("reason") == "values" and not freeze_branches:
             raise explained from error  # the trace holds one way of a branch on values
         return Written("torchscript", plain_axes(example), explained.message, tuple(frozen))
+
+
+def _called(module: Any, example: Example) -> Any:
+    """A trace that calls a TorchScript module, whose own branches and loops it keeps."""
+    torch = import_torch()
+    tensors = Example(example.inputs, example.feeds, by_name=False).arguments(example.feeds)[0]
+    with quiet(), torch.no_grad():
+        return torch.jit.trace(TensorsOut(module, example), tensors, check_trace=False)
 
 
 def TensorsOut(module: Any, example: Example) -> Any:  # noqa: N802

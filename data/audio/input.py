@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, InvalidOption, first_line
-from ...model.preprocessing import AudioPreprocessing, preprocessing_of
-from ...model.preprocessing_presets import find_preprocessing
+from ...errors import DataError, first_line
+from ...model.preprocessing import AudioPreprocessing
 from ...progress import quiet
 from ...tensors import TensorInfo
 from ..packages import require_package
+from ..preparing import preprocessing_for
 from ..spelling import Spelling
 
 
@@ -25,16 +25,8 @@ def audio_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> AudioInput:
     Raises:
         InvalidOption: If neither says how, or what they say is not for recordings.
     """
-    named = spelling.query.get("preprocessing", "")
-    said = find_preprocessing(named) if named else preprocessing_of(inputs)
-    if said is None:
-        raise InvalidOption(
-            f"data {spelling.spec!r}: how recordings become the model's inputs is not known",
-            hint="add ?preprocessing=hf:NAME_OR_FOLDER (or FILE.json), or export with `preprocessing`",
-            option="preprocessing",
-        )
-    if not isinstance(said, AudioPreprocessing):
-        raise InvalidOption(f"data {spelling.spec!r}: the model takes {said.kind}, and these are recordings")
+    names = "hf:NAME_OR_FOLDER (or FILE.json)"
+    said = preprocessing_for(inputs, spelling, AudioPreprocessing, what="recordings", names=names)
     return AudioInput(said, inputs)
 
 

@@ -9,29 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...model.preprocessing import ImagePreprocessing
+from ...model.preprocessing_fit import is_channels_last
 from ...tensors import TensorInfo
-from .preparing import image_preprocessing, is_channels_last
+from ..preparing import preprocessing_for, require_image_input
+from ..spelling import Spelling
 from .transform import as_input, normalize, placement
 
 if TYPE_CHECKING:
     from PIL import Image
 
 
-def image_input(inputs: Sequence[TensorInfo], named: str, spec: str) -> ImageInput:
-    """Return what makes the model's input of images: as `named` says, else as the model itself does.
+def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> ImageInput:
+    """Return what makes the model's input of images: as the spelling says, else as the model itself does.
 
     Raises:
-        InvalidOption, DataError: As `image_preprocessing`.
+        InvalidOption: If neither says how.
+        DataError: If the model has no such input.
     """
-    return ImageInput(image_preprocessing(inputs, named, spec), inputs)
+    names = "imagenet (or cifar10, timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, FILE.json)"
+    said = preprocessing_for(inputs, spelling, ImagePreprocessing, what="images", names=names)
+    return ImageInput(said, require_image_input(inputs, said.input, spelling.spec))
 
 
 class ImageInput:
     """Makes a model's input of an image, by its preprocessing."""
 
-    def __init__(self, preprocessing: ImagePreprocessing, inputs: Sequence[TensorInfo]) -> None:
-        self.preprocessing = preprocessing
-        [self.tensor] = [one for one in inputs if one.name == preprocessing.input]
+    def __init__(self, preprocessing: ImagePreprocessing, tensor: TensorInfo) -> None:
+        self.preprocessing, self.tensor = preprocessing, tensor
         self.mode = "RGB" if preprocessing.channels == 3 else "L"
         self._last = is_channels_last(self.tensor, preprocessing.channels)
 

@@ -7,7 +7,6 @@ every length a multiple of 64 besides, so that fewer shapes occur.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from ...tensors import TensorInfo
 from ..labels import Labels, read_labels
 from ..query import whole
 from ..readers import Batch
-from ..sample_set import Reader, Sample, SampleSet, digest_texts, join_labels, where_of
+from ..sample_set import LazyNames, Reader, Sample, SampleSet, digest_texts, join_labels, where_of
 from ..spelling import Spelling
 from ..tables.table import Table, label_column, text_columns
 from .tokenizing import Tokenizing, labels_of_tokens, text_preprocessing
@@ -37,24 +36,22 @@ class TextSamples(SampleSet):
     def __init__(self, table: Table, spelling: Spelling) -> None:
         self.table, self.spelling = table, spelling
         self._columns = [table.column(name) for name in text_columns(table, spelling)]
+        self.names = LazyNames(len(table), self._name)
         self.label_name = label_column(table, spelling)
         self.raw_labels: Sequence[Any] | None = None
         if "labels" in spelling.query:
             self.raw_labels = _labels_beside(Path(spelling.query["labels"]), len(table))
         elif self.label_name:
-            self.raw_labels = table.column(self.label_name)
-
-    @functools.cached_property
-    def names(self) -> Sequence[str]:
-        return [
-            "\x1f".join(_as_text(column[row]) for column in self._columns) for row in range(len(self.table))
-        ]
+            self.raw_labels = list(table.column(self.label_name))
 
     def classes(self) -> Sequence[Hashable] | None:
         labels = self.raw_labels
         if labels is None or any(isinstance(one, float | list) for one in labels):
             return None  # scores, and labels of words, are no classes to draw evenly
         return labels
+
+    def _name(self, row: int) -> str:
+        return "\x1f".join(_as_text(column[row]) for column in self._columns)
 
     def text(self, row: int) -> tuple[Any, ...]:
         """Return the text of a row, or both of a pair: strings, or lists of words.

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, InvalidOption, first_line
-from ...model.preprocessing import TextPreprocessing, preprocessing_of
+from ...errors import DataError, first_line
+from ...model.preprocessing import TextPreprocessing
 from ...progress import quiet
 from ...tensors import TensorInfo
 from ..labels import IGNORED
 from ..packages import require_package
+from ..preparing import preprocessing_for
 from ..query import whole
 from ..spelling import Spelling
 
@@ -26,22 +27,13 @@ def text_preprocessing(inputs: Sequence[TensorInfo], spelling: Spelling) -> Text
     Raises:
         InvalidOption: If nobody says how, or what they say is not for texts.
     """
-    from ...model.preprocessing_presets import find_preprocessing
-
-    named = spelling.query.get("preprocessing", "")
-    said = find_preprocessing(named) if named else preprocessing_of(inputs)
-    if said is None:
-        raise InvalidOption(
-            f"data {spelling.spec!r}: how texts become the model's inputs is not known",
-            hint="add ?preprocessing=hf:NAME_OR_FOLDER (or FILE.json), or export with `preprocessing`",
-            option="preprocessing",
-        )
-    if not isinstance(said, TextPreprocessing):
-        raise InvalidOption(f"data {spelling.spec!r}: the model takes {said.kind}, and these are texts")
-    for key, name in (("length", "max_length"), ("multiple", "multiple")):
-        if key in spelling.query:
-            said = replace(said, **{name: whole(spelling.query[key], key, spelling.spec, least=1)})
-    return said
+    names = "hf:NAME_OR_FOLDER (or FILE.json)"
+    said = preprocessing_for(inputs, spelling, TextPreprocessing, what="texts", names=names)
+    longest, multiple = (
+        whole(spelling.query.get(key, str(own)), key, spelling.spec, least=1)
+        for key, own in (("length", said.max_length), ("multiple", said.multiple))
+    )
+    return replace(said, max_length=longest, multiple=multiple)
 
 
 def load_tokenizer(name: str) -> Any:

@@ -1,13 +1,14 @@
 """Which types the Tensor Cores of each compute capability multiply.
 
-| source | says |
-|---|---|
-| CUDA Programming Guide, "Compute Capabilities", table "Tensor Core Input Data Types" (docs.nvidia.com/cuda/cuda-programming-guide) | the types |
-| TensorRT Support Matrix, "GPU Architecture and Precision Support" (docs.nvidia.com/deeplearning/tensorrt/support-matrix) | TF32, FP16, BF16, FP8, FP4, INT8 by capability: FP8 from 8.9, FP4 from 10.0, BF16 and TF32 from 8.0 |
-| TensorRT-RTX Support Matrix, "Hardware and Precision" (docs.nvidia.com/deeplearning/tensorrt-rtx) | 7.5: FP32, FP16; 8.6: BF16 and the INT8, INT4 products too; 8.9: FP8; 12.0: FP4 |
-| Turing, Ampere, Ada, Hopper and Blackwell white papers | generations; INT4 from Turing to Ada, gone with Hopper |
+| source | says | rows |
+|---|---|---|
+| TensorRT-RTX Support Matrix, "Hardware and Precision" (docs.nvidia.com/deeplearning/tensorrt-rtx), read | FP16 on all; BF16, INT8 and INT4 products from 8.6; FP8 on 8.9; FP4 on 12.0 | 7.5, 8.6, 8.9, 12.0 |
+| TensorRT-RTX 1.7's builder, asked by the tests | builds or refuses fp16, bf16, int8, fp8, nvfp4 | 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 |
+| NVIDIA, GTC 2019 S9926, "Tensor Core DL Performance Guide", read | Volta: FP16; Turing: INT8, INT4, INT1 too | 7.0, 7.5 |
+| TensorRT for DRIVE OS 10.10.10, release properties, read | Thor: TF32, FP16, FP8, BF16, INT8 | 10.1 |
+| CUDA Programming Guide, "Compute Capabilities", and the white papers of the architectures; not opened for this file | FP64, INT4 until Ada, FP4 from Blackwell | the others |
 
-A capability that is not listed takes the row of the newest one of its generation below it, and says so.
+A capability that is not listed takes the row of the newest one below it, and says so.
 """  # noqa: E501 (a table's row is a line)
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dataclasses import asdict, dataclass
 from ...errors import InvalidOption
 
 SOURCE = (
-    "CUDA Programming Guide (Compute Capabilities), TensorRT and TensorRT-RTX Support Matrix, "
-    "NVIDIA's white papers of the architectures"
+    "TensorRT-RTX Support Matrix and builder for sm75, sm80, sm86, sm89, sm120 and sm121; for the others "
+    "see the CUDA Programming Guide, Compute Capabilities, and the TensorRT Support Matrix"
 )
 TYPES = ("FP64", "TF32", "FP16", "BF16", "INT8", "INT4", "FP8", "FP4")
 

@@ -29,8 +29,9 @@ _OF_TENSORRT = (
     "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100"
 )
 _FOUR_BITS = "weights alone have 4 bits: less memory, the products are of wider types"
-_RTX_ON_TURING = ("fp32", "fp16")
-"""TensorRT-RTX Support Matrix: what it has on 7.5."""
+_OLDEST = 70
+_RTX_BUILDS_FOR = (75, 80, 86, 89, 120, 121)
+"""TensorRT-RTX 1.7; on the first it refuses products of all types but FP16."""
 _TAKES = {
     "onnxruntime": ("fp32", "fp16", "bf16", "int8", "int4"),
     "openvino": ("fp32", "fp16", "bf16", "int8", "int4"),
@@ -142,12 +143,14 @@ def _on_gpu(
     lacks = gpu.why_not(precision)
     if lacks:
         return state("no", lacks, "choose another `precision`, or a newer GPU")
-    oldest = 75 if target == "tensorrt-rtx" else 70
-    if gpu.number < oldest:
-        return state("no", f"{target} begins with sm{oldest}")
-    if target == "tensorrt-rtx" and gpu.number == oldest and precision not in _RTX_ON_TURING:
-        reason = f"TensorRT-RTX has fp32 and fp16 alone on {gpu.capability}"
-        return state("no", reason, "choose `target` tensorrt")
+    if target == "tensorrt-rtx" and gpu.number not in _RTX_BUILDS_FOR:
+        known = ", ".join(f"sm{number}" for number in _RTX_BUILDS_FOR)
+        return state("no", f"TensorRT-RTX builds for {known}", "choose `target` tensorrt")
+    if target == "tensorrt-rtx" and gpu.number == _RTX_BUILDS_FOR[0] and precision != "fp16":
+        reason = f"TensorRT-RTX multiplies matrices of fp16 alone on {gpu.capability}"
+        return state("no", reason, "choose `precision` fp16, or `target` tensorrt")
+    if gpu.number < _OLDEST:
+        return state("no", f"TensorRT 10 begins with sm{_OLDEST}")
     if found.why_not_build:
         return state("no", found.why_not_build, found.fix)
     if not here or found.why_not_run:

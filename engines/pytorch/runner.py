@@ -18,19 +18,29 @@ from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import InFlight, Runner
 from ..gpu_times import GpuTimes, collect
 from .gpu_call import GpuCall
+from .sixteen_bits import in_sixteen_bits
+from .weights import weights_of_module
 
 Mode = Literal["eager", TorchMode]
 MODES: tuple[Mode, ...] = ("eager", *TORCH_MODES)
-"""How PyTorch runs a module: as it is, as TorchScript of three kinds, or by `torch.compile`."""
+"""How PyTorch runs a module: as it is, as TorchScript of three kinds, by `torch.compile`, or in 16 bits."""
 
-_MADE = {"trace": "traced", "script": "scripted", "freeze": "traced and frozen", "compile": "torch.compile"}
+_MADE = {
+    "trace": "traced",
+    "script": "scripted",
+    "freeze": "traced and frozen",
+    "compile": "torch.compile",
+    "half": "float16, with the casts of inputs and outputs",
+    "autocast": "torch.autocast",
+}
 
 
 class PyTorchRunner(Runner):
     """A module without gradients. Inputs go in by name where `forward` knows the names.
 
     Every mode but eager converts the module for the shapes of the feeds, once for each set of shapes, and
-    must then compute what eager does.
+    must then compute what eager does; those in 16 bits round, so that only their outputs tell how far off
+    they are.
 
     Args:
         module: In evaluation mode, on the device already.
@@ -48,6 +58,9 @@ class PyTorchRunner(Runner):
         self._module, self._mode = module, mode
         self._device = None if device is None else self._torch.device("cuda", device)
         self._converted: dict[Any, Any] = {}
+        if mode == "half":
+            module.half()  # in place: two copies would be in the peak memory
+        self.weights = weights_of_module(self._torch, module)
         if self._device is not None:
             self.contains = (
                 "host to host, in page-locked memory: copies to the GPU, forward(), copies back, synchronize"
@@ -144,7 +157,11 @@ class PyTorchRunner(Runner):
                     with torch.inference_mode():
                         there = tuple(tensor.to(self._device) for tensor in arguments)
                         named = {name: tensor.to(self._device) for name, tensor in keywords.items()}
-                self._converted[key] = _convert(torch, module, self._mode, there, named)
+                self._converted[key] = (
+                    in_sixteen_bits(torch, module, self._mode, self._device)
+                    if self._mode in ("half", "autocast")
+                    else _convert(torch, module, self._mode, there, named)
+                )
             module = self._converted[key]
         return module, arguments, keywords
 

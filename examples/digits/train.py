@@ -1,6 +1,6 @@
 """Train the digits ResNet-20: `python examples/digits/train.py`, under a minute on two cores.
 
-`train` knows nothing of the architecture, and examples/resnet18 borrows it.
+`train` knows nothing of the architecture, and benchmarks/digits_resnet18 borrows it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _shifted(images: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     """Train ResNet-20 and write resnet20.safetensors beside model.py."""
-    # Here rather than above: in examples/resnet18 these names are that example's own modules.
+    # Here rather than above: in benchmarks/digits_resnet18 these names are that example's own modules.
     from data import evaluation, training
     from model import WEIGHTS, resnet20
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ...spec.words import Target
 from ...tensors import TensorInfo, format_shape
+from .batch import LARGEST_BATCH, batch_size
 from .data_facts import DataFacts
 from .machine import USUAL_GPUS, Machine
 from .model_facts import ModelFacts
@@ -196,7 +197,7 @@ def _extents(one: TensorInfo, model: ModelFacts) -> tuple[tuple[int, ...], tuple
         if isinstance(dim, int):
             low = middle = high = dim
         elif axis == 0:
-            low, middle, high = 1, 1, 16
+            low, middle, high = 1, batch_size(model)[0], LARGEST_BATCH
         else:
             known = said.get(axis)
             low = known.minimum if known else 1

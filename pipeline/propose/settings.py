@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...spec.words import AUTO
+from .batch import batch_size
 from .choose import Line, Proposed
 from .data_facts import DataFacts
 from .model_facts import ModelFacts
 
-CALL_MULTIPLY_ADDS = 1_000_000_000
-"""Of one call: with less, the runtime's own time per call is a share of what is measured."""
-LARGEST_BATCH = 16
 CALIBRATION_SAMPLES = 256
 _SECONDS_EACH = 8.0
 _SECONDS = (20.0, 120.0)
@@ -27,7 +25,7 @@ def bench_lines(
     max_time_s: float | None = None,
 ) -> list[Line]:
     """Return the keys of `[bench]`."""
-    lines = [_batch_size(model)]
+    lines: list[Line] = [("batch_size", *batch_size(model))]
     first = artifacts[0].name
     if model.is_onnx:
         lines.append(("baseline", first, "there is no PyTorch model to compare with"))
@@ -44,19 +42,6 @@ def bench_lines(
         why = f"{_SECONDS_EACH:g} s for each of {len(artifacts) + 1} rows; more narrows the intervals"
         lines.append(("max_time_s", seconds, why))
     return lines
-
-
-def _batch_size(model: ModelFacts) -> Line:
-    if model.fixed_batch is not None:
-        return "batch_size", model.fixed_batch, "the model takes no other"
-    if not model.multiply_adds:
-        return "batch_size", 1, "the latency of one sample"
-    batch = 1
-    while batch < LARGEST_BATCH and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
-        batch *= 2
-    if batch == 1:
-        return "batch_size", 1, "the latency of one sample; a larger one measures throughput"
-    return "batch_size", batch, "one sample is too little work to measure; 1 measures its latency"
 
 
 def _metric(data: DataFacts, asked: str) -> Line:

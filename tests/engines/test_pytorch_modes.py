@@ -36,7 +36,11 @@ def images(batch: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "mode", [*(mode for mode in MODES if mode != "compile"), pytest.param("compile", marks=pytest.mark.slow)]
+    "mode",
+    [
+        *(mode for mode in MODES if mode not in ("compile", "half", "autocast")),
+        pytest.param("compile", marks=pytest.mark.slow),
+    ],
 )
 def test_every_mode_computes_what_eager_does_for_every_batch_size(torch_model: str, mode: str) -> None:
     with PyTorch().open(torch_model, threads=1) as eager:
@@ -47,6 +51,30 @@ def test_every_mode_computes_what_eager_does_for_every_batch_size(torch_model: s
             np.testing.assert_allclose(found, expected[batch], rtol=1e-4, atol=1e-5)
         assert (runner.contains == "host to host: one forward()") is (mode == "eager")
         assert len(runner.time(images(2), 3)) == 3
+
+
+@pytest.mark.parametrize("mode", ["half", "autocast"])
+def test_sixteen_bits_are_what_pytorch_makes_of_them(torch_model: str, mode: str) -> None:
+    import torch
+
+    from qcompile.model.pytorch import load_torch
+    from qcompile.model.source import parse_source
+
+    module = load_torch(parse_source(torch_model)).module
+    feeds = images(2)
+    with torch.inference_mode():
+        if mode == "half":
+            expected = module.half()(torch.from_numpy(feeds["x"]).half())
+        else:
+            with torch.autocast("cpu"):
+                expected = module(torch.from_numpy(feeds["x"]))
+    with PyTorch().open_in_mode(torch_model, mode, threads=1) as runner:
+        [found] = runner.infer(feeds).values()
+        assert runner.weights is not None
+        assert runner.weights.precision == ("fp16" if mode == "half" else "")
+    assert expected.dtype == (torch.float16 if mode == "half" else torch.bfloat16)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected.float().numpy())
 
 
 def test_a_mode_that_computes_something_else_is_refused(tmp_path: Path) -> None:

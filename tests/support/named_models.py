@@ -91,3 +91,69 @@ def add_tokenizer(path: Path, *, inputs: tuple[str, ...] = ()) -> None:
 def add_json(path: Path, name: str, values: dict[str, Any]) -> None:
     """Write a processor's file."""
     (path / name).write_text(json.dumps(values))
+
+
+def _with(make: Any, *more: Any) -> Any:
+    def made(path: Path) -> Path:
+        folder = make(path)
+        for one in more:
+            one(folder)
+        return Path(folder)
+
+    return made
+
+
+def _model(family: str, model: str, options: dict[str, Any], *more: Any) -> Any:
+    return _with(lambda path: make_folder(path, family, model, options), *more)
+
+
+def _json(name: str, values: dict[str, Any]) -> Any:
+    return lambda path: add_json(path, name, values)
+
+
+FOLDERS: dict[str, Any] = {
+    "bert": _model("Bert", "BertForSequenceClassification", {**SMALL, "num_labels": 3}, add_tokenizer),
+    "encoder": _model("Bert", "BertModel", SMALL),
+    "masked": _model("Bert", "BertForMaskedLM", SMALL),
+    "gpt2": _model("GPT2", "GPT2LMHeadModel", GPT2),
+    "llama": _model("Llama", "LlamaForCausalLM", {**SMALL, "num_key_value_heads": 1}),
+    "roberta": _model(
+        "Roberta", "RobertaForTokenClassification", {**SMALL, "pad_token_id": 1, "type_vocab_size": 1},
+        lambda path: add_tokenizer(path, inputs=("input_ids", "attention_mask"))),
+    "answers": _model(
+        "DistilBert", "DistilBertForQuestionAnswering",
+        {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64,
+         "max_position_embeddings": 40}),
+    "t5": _model(
+        "T5", "T5ForConditionalGeneration",
+        {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 2,
+         "decoder_start_token_id": 0}),
+    "vit": _model(
+        "ViT", "ViTForImageClassification",
+        {**VIT, "id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}},
+        _json("preprocessor_config.json", IMAGES)),
+    "resnet": _model(
+        "ResNet", "ResNetForImageClassification",
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic",
+         "num_labels": 5}),
+    "segformer": _model(
+        "Segformer", "SegformerForSemanticSegmentation",
+        {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16,
+         "num_attention_heads": [1, 2, 2, 4], "num_labels": 4, "image_size": 64}),
+    "yolos": _model(
+        "Yolos", "YolosForObjectDetection",
+        {**VIT, "image_size": [32, 32], "num_detection_tokens": 5, "num_labels": 3}),
+    "speech": _model(
+        "Wav2Vec2", "Wav2Vec2ForCTC", SPEECH, _json("preprocessor_config.json", SOUNDS),
+        _json("vocab.json", LETTERS), _json("tokenizer_config.json", {"word_delimiter_token": "|"})),
+    "sounds": _model("Wav2Vec2", "Wav2Vec2ForSequenceClassification", {**SPEECH, "num_labels": 4}),
+    "spectrogram": _model(
+        "AST", "ASTForAudioClassification",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+         "patch_size": 8, "frequency_stride": 8, "time_stride": 8, "max_length": 64, "num_mel_bins": 32,
+         "num_labels": 4}),
+    "clip": _model("CLIP", "CLIPModel", PAIR),
+    "whisper": _model("Whisper", "WhisperForConditionalGeneration", WHISPER),
+    "whisper_sounds": _model("Whisper", "WhisperForAudioClassification", WHISPER),
+}  # fmt: skip
+"""Name to what makes the folder of a model."""

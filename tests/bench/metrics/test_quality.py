@@ -202,3 +202,46 @@ def test_memory_does_not_grow_with_the_data(tiny_file: Callable[..., Path], tmp_
     assert recorder["same"].accuracy is not None
     assert recorder["same"].accuracy.samples == 15 * 50_000
     assert peaks[2] < 1.1 * peaks[1]
+
+
+def transcriber(path: Path) -> str:
+    """A model x [n, 3] whose output is one of three texts, as ONNX Runtime returns them."""
+    from onnx import TensorProto, helper
+
+    nodes = [
+        helper.make_node("ArgMax", ["x"], ["index"], axis=1, keepdims=0),
+        helper.make_node(
+            "LabelEncoder", ["index"], ["text"], domain="ai.onnx.ml",
+            keys_int64s=[0, 1, 2], values_strings=["a b", "b c d", "e"], default_string="",
+        ),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "transcriber",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("text", TensorProto.STRING, ["n"])],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return str(path)
+
+
+def test_texts_come_through_workers_and_choose_their_metric(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    texts = np.array(["a b", "b c d", "e"])[x.argmax(axis=1)]
+    texts[:10] = "a c"
+    np.savez(tmp_path / "d.npz", x=x, labels=texts)
+    model = transcriber(tmp_path / "t.onnx")
+    io = model_io(load_onnx(Path(model)))
+    with workers_of({"base": model, "same": model}) as (workers, recorder):
+        metric = check_evaluation(workers["base"], io, str(tmp_path / "d.npz"), read_metric("auto"))
+        measure_quality(workers, recorder, io, str(tmp_path / "d.npz"), metric)
+    found = recorder["same"].accuracy
+    assert found is not None
+    assert (metric.name, metric.note) == ("wer", "wer: labels are texts")
+    assert (found.metric, found.agreement, found.samples) == ("wer", 1.0, 40)
+    wrong = {"a b": 1, "b c d": 2, "e": 2}  # against "a c"
+    errors = sum(wrong[text] for text in np.array(["a b", "b c d", "e"])[x[:10].argmax(axis=1)])
+    assert found.value == pytest.approx(errors / sum(len(text.split()) for text in texts))
+    assert recorder["same"].difference is not None
+    assert recorder["same"].difference.passed

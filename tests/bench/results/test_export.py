@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qcompile.bench.results.export import markdown, save_csv, save_markdown
 from qcompile.bench.results.results import Results
-from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, NoEnergy, Row
+from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Memory, NoEnergy, Row
 from qcompile.bench.statistics.speedup import Speedup
 
 BASE = Row(
@@ -21,6 +21,8 @@ FAST = Row(
     latency=Latency(0.5, 0.6, 0.7, 0.4, 0.8, 400),
     speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"),
     energy=NoEnergy("no counter"),
+    parameters=300_000, weights_bytes=900_000, memory=Memory(80_000_000, None), memory_ratio=1.25,
+    difference=Difference(True, "y", 40.0, 0.5, mean_abs_error=0.0123),
 )  # fmt: skip
 LOST = Row("lost", "lost.engine", "tensorrt", status="not run", reason="no GPU,\nnone")
 RESULTS = Results(
@@ -34,9 +36,13 @@ def test_markdown_is_the_table_of_a_readme(tmp_path: Path) -> None:
     save_markdown(RESULTS, tmp_path / "t.md")
     assert (tmp_path / "t.md").read_text() == markdown(RESULTS)
     lines = markdown(RESULTS).splitlines()
-    assert lines[2].startswith("| a\\|b.onnx (baseline) | 2.00 | 1.00× | 4.00 MB | ")
-    assert lines[3] == "| fast | 0.500 | 4.00× [3.90, 4.10] | 1.00 MB | 4.00× | – | – |"
-    assert lines[4] == "| lost | not run: no GPU, none | – | – | – | – | – |"
+    assert lines[2].startswith("| a\\|b.onnx (baseline) | 2.00 | 500 | 1.00× | – | 4.00 MB | – | – | – |")
+    assert lines[3] == (
+        "| fast | 0.500 | 2,000 | 4.00× [3.90, 4.10] | 0.300 M | 1.00 MB | 75.0% | 80.0 MB | 20.0% "
+        "| – | – | 0.012 | 0.5 |"
+    )
+    assert lines[4] == "| lost | not run: no GPU, none | – | – | – | – | – | – | – | – | – | – | – |"
+    assert all(line.count(" | ") == lines[0].count(" | ") for line in lines[2:5])
     assert "some, 4 cores, 2 threads, input x:1x16; speed-up against a|b.onnx with its 99% interval" in lines
     assert "- disturbed: somebody else" in lines
 
@@ -52,6 +58,8 @@ def test_csv_has_one_row_per_artifact_and_units_in_its_columns(tmp_path: Path) -
     assert fast["latency_calls"] == "400"
     assert (fast["speedup_verdict"], float(fast["speedup_low"])) == ("faster", 3.9)
     assert fast["energy_unavailable"] == "no counter"
+    assert (fast["parameters"], fast["weights_bytes"], fast["memory_ratio"]) == ("300000", "900000", "1.25")
+    assert float(fast["difference_mean_abs_error"]) == 0.0123
     assert rows[2]["latency_median_ms"] == ""
     assert rows[2]["reason"] == "no GPU,\nnone"
 

@@ -12,10 +12,12 @@ from qcompile.bench.results.export import markdown
 from qcompile.bench.results.render import interval_words, render
 from qcompile.bench.results.results import Results, save_results
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
+from qcompile.bench.results.row_json import read_row, row_json
 from qcompile.bench.statistics.speedup import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
 from qcompile.cli.tables import results_table
-from qcompile.reporting.sections_measured import results_section
+from qcompile.reporting.sections_measured import accuracy_section, results_section
 from qcompile.reporting.source import read_source
+from qcompile.spec.words import METRICS
 
 ROW = Row("a", "a.onnx", "onnxruntime", "int8", latency=Latency(1.234, 1.3, 1.4), size_bytes=1_100_000)
 BASE = Row("base", "base.onnx", "onnxruntime", latency=Latency(2.0, 2.1, 2.2))
@@ -37,7 +39,7 @@ def terminal(*rows: Row, width: int = 200) -> str:
 def page(*rows: Row, folder: Path) -> str:
     """The cells of the report's table."""
     save_results(Results("base", rows, HERE, SETTINGS), folder / "r.json")
-    [table] = results_section(read_source(folder / "r.json"), None).tables
+    table, _ = results_section(read_source(folder / "r.json"), None).tables
     return " | ".join(f"{cell.text} {cell.below}".strip() for row in table.rows for cell in row)
 
 
@@ -53,6 +55,36 @@ def test_a_mean_squared_error_is_no_percentage(tmp_path: Path) -> None:
     for text in (terminal(BASE, share), markdown(Results("base", [BASE, share], HERE, SETTINGS)),
                  page(BASE, share, folder=tmp_path)):  # fmt: skip
         assert "94.60%" in text
+
+
+@pytest.mark.parametrize("metric", [*METRICS, "f1:micro", "f1:entities", "map:50", "ndcg:10", "own.py:score"])
+def test_every_metric_has_its_unit_in_the_table_and_in_the_report(metric: str, tmp_path: Path) -> None:
+    own_unit = metric in ("perplexity", "kl", "mse", "own.py:score")
+    lower_is_better = metric in ("wer", "cer", "perplexity", "kl", "mse")
+    found = Accuracy(metric, 0.2468, Interval(1.357, 0.5, 2.5), 100, higher_is_better=not lower_is_better)
+    row = replace(ROW, accuracy=found)
+    value, drop, ends = ("0.247", "1.36", "[0.500, 2.50]") if own_unit else ("24.68%", "1.36", "[0.50, 2.50]")
+    text = page(BASE, row, folder=tmp_path)
+    assert value in terminal(BASE, row)
+    for said in (value, drop, ends):
+        assert said in text
+    [table] = results_section(read_source(tmp_path / "r.json"), None).tables
+    assert (
+        f"accuracy: {metric}, its drop in {'units' if own_unit else 'points'} with the 95% interval"
+        in str(table)
+    )
+    section = accuracy_section(read_source(tmp_path / "r.json"))
+    assert f"Drop of {metric} against base" in str(section)
+    stored = read_row(row_json(row)).accuracy
+    assert stored == found
+
+
+def test_the_report_says_which_metric_was_chosen(tmp_path: Path) -> None:
+    row = replace(ROW, accuracy=Accuracy("top1", 0.9, Interval(1.0, 0.5, 2.0), 100))
+    settings = {**SETTINGS, "metric_note": "top1: labels are one class per sample"}
+    save_results(Results("base", (BASE, row), HERE, settings), tmp_path / "r.json")
+    section = accuracy_section(read_source(tmp_path / "r.json"))
+    assert "Accuracy is top1: labels are one class per sample." in section.lead
 
 
 @pytest.mark.parametrize(

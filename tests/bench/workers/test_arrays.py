@@ -37,6 +37,14 @@ def test_files_that_numpy_wrote_are_read(tmp_path: Path) -> None:
     assert load_array(tmp_path / "x.npz", "x").sum() == 2
 
 
+def test_texts_that_are_objects_become_numpys_texts(tmp_path: Path) -> None:
+    texts = np.array(["a", "漢字", ""], dtype=object)
+    save_arrays(tmp_path / "t.npz", {"texts": texts})
+    loaded = load_arrays(tmp_path / "t.npz")["texts"]
+    assert loaded.dtype.kind == "U"
+    assert loaded.tolist() == texts.tolist()
+
+
 def test_objects_are_never_pickled(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="pickle"):
         save_arrays(tmp_path / "x.npz", {"x": np.array([object()])})

@@ -193,10 +193,15 @@ def test_without_a_preprocessing_the_way_to_give_it_is_said(pets: Path) -> None:
     assert batch.feeds["x"].shape == (6, 3, 8, 8)
     with pytest.raises(InvalidOption, match=r"preprocessing 'imagnet'.*\n  hint: did you mean imagenet"):
         list(Data(f"{pets}?preprocessing=imagnet", [plain]))
-    with pytest.raises(
-        DataError, match=r"one input of four axes is required for images; .* are x:\[batch,3\]"
-    ):
+    with pytest.raises(InvalidOption, match=r"inputs are x:\[batch,3\]; one input of four axes is required"):
         list(Data(f"{pets}?preprocessing=imagenet", [TensorInfo("x", "float32", ("batch", 3))]))
+
+
+def test_another_preprocessing_keeps_the_models_classes(pets: Path) -> None:
+    known = ImagePreprocessing(input="x", height=4, width=4, classes=("ox", "dog", "cat"))
+    info = TensorInfo("x", "float32", ("batch", 3, 4, 4), preprocessing=as_json(known))
+    assert labels(Data(f"{pets}?preprocessing=cifar10", [info])) == [2, 2, 1, 1, 0, 0]
+    assert labels(Data(f"{pets}?preprocessing=cifar10", [X])) == [0, 0, 1, 1, 2, 2]
 
 
 def test_channels_last_and_half_precision_are_what_the_input_says(pets: Path) -> None:
@@ -220,6 +225,7 @@ def test_a_model_of_a_fixed_batch_gets_whole_batches(pets: Path) -> None:
     fixed = TensorInfo("x", "float32", (4, 3, 4, 4), preprocessing=as_json(PLAIN))
     data = Data(str(pets), [fixed])
     assert ([batch.samples for batch in data], data.total) == ([4], 4)
+    assert data.notes() == ["the last 2 samples fill no batch of 4, and are left out"]
     with pytest.raises(DataError, match="takes 4 samples at a time; at most 3 were asked for"):
         list(Data(f"{pets}?samples=3", [fixed]))
 

@@ -1,4 +1,4 @@
-"""The table of compute capabilities, against NVIDIA's matrices as they are printed."""
+"""The table of compute capabilities, against TensorRT-RTX's support matrix and its real builder."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from hypothesis import strategies as st
 from qcompile.engines.doctor.gpu_types import TYPES, gpu_types
 from qcompile.errors import InvalidOption
 
-# TensorRT Support Matrix: TF32, FP16, FP8, FP4, BF16, INT8 (INT8 of 7.0 is not by its Tensor Cores).
-TENSORRT = {
-    "12.0": "YYYYYY", "10.0": "YYYYYY", "9.0": "YYYNYY", "8.9": "YYYNYY", "8.7": "YYNNYY",
-    "8.6": "YYNNYY", "8.0": "YYNNYY", "7.5": "NYNNNY", "7.0": "NYNNNN",
-}  # fmt: skip
+# TensorRT-RTX Support Matrix: FP16, BF16, FP8, FP4.
+MATRIX = {"12.0": "YYYY", "8.9": "YYYN", "8.6": "YYNN", "7.5": "YNNN"}
 
 
-@pytest.mark.parametrize("capability", TENSORRT)
+@pytest.mark.parametrize("capability", MATRIX)
 def test_the_types_are_those_of_the_support_matrix(capability: str) -> None:
     types = gpu_types(capability).types
-    found = "".join("Y" if name in types else "N" for name in ("TF32", "FP16", "FP8", "FP4", "BF16", "INT8"))
-    assert found == TENSORRT[capability]
+    found = "".join("Y" if name in types else "N" for name in ("FP16", "BF16", "FP8", "FP4"))
+    assert found == MATRIX[capability]
 
 
 def test_int4_came_with_turing_and_left_with_hopper() -> None:

@@ -1,7 +1,7 @@
 """The digits of examples/digits, split and prepared alike, for a larger network.
 
 The functions are that example's own, loaded from its file: a copy would drift, and then the two
-examples' accuracies could not be compared.  By path, because `import data` here means this very
+networks' accuracies could not be compared.  By path, because `import data` here means this very
 file, and the examples are folders to copy from, not an installed package.
 """
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 Samples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
-_DIGITS = Path(__file__).resolve().parent.parent / "digits"
+_DIGITS = Path(__file__).resolve().parents[2] / "examples/digits"
 
 
 def load_from_digits(name: str) -> ModuleType:

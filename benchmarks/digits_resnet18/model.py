@@ -87,7 +87,7 @@ def build() -> nn.Module:
         FileNotFoundError: The weights, 45 MB and so not in the repository, are not there yet.
     """
     if not WEIGHTS.exists():
-        raise FileNotFoundError(f"{WEIGHTS}: run python examples/resnet18/train.py first")
+        raise FileNotFoundError(f"{WEIGHTS}: run python benchmarks/digits_resnet18/train.py first")
     model = resnet18()
     model.load_state_dict(load_file(WEIGHTS))
     return model.eval()

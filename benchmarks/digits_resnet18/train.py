@@ -1,4 +1,4 @@
-"""Train the digits ResNet-18: `python examples/resnet18/train.py`, about a minute on two cores."""
+"""Train the digits ResNet-18: `python benchmarks/digits_resnet18/train.py`, about a minute on two cores."""
 
 from __future__ import annotations
 

@@ -1,0 +1,133 @@
+"""How long a stage will take, and how much memory and disk: what it took last time, else a rule.
+
+| stage      | seconds                                                      | memory                        |
+|------------|--------------------------------------------------------------|-------------------------------|
+| export     | 4 + W / 100 MB                                               | 600 MB + 3 W                  |
+| simplify   | 1 + W / 50 MB                                                | 300 MB + 3 W                  |
+| balance    | 2 + W / 50 MB + 32 M / rate                                  | 300 MB + 3 W                  |
+| calibrate  | 2 + 3 N M / rate                                             | 300 MB + 2 W                  |
+| quantize   | 2 + W / 50 MB; INT8 10 x 32 M / rate more                    | 400 MB + 4 W                  |
+| build      | 1 + W / 100 MB; tensorrt 30 + W / 5 MB                       | 400 MB + 4 W                  |
+| bench      | max_time_s + 4 a row + (rows) (evaluated) M / rate           | rows x (120 MB + 2 W)         |
+| report     | 3                                                            | 300 MB                        |
+
+W are the bytes of the weights, M the multiply-adds of a sample, N the samples that are calibrated on, and
+rate 20 G multiply-adds a second and core: a cautious share of what FP32 on ONNX Runtime reached on x86 with
+AVX-512 (about 100 G). A rule is right within a factor of three or so; what was measured is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..spec.artifacts import ArtifactSection
+
+RATE = 20e9
+"""Multiply-adds per second and core."""
+CORRECTED_SAMPLES = 32
+_MB = 1e6
+_SHARE = {"fp16": 0.5, "bf16": 0.5, "int8": 0.3, "fp8": 0.3, "int4": 0.15, "nvfp4": 0.15}
+"""Size of an artifact's weights against those of FP32."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the rules count with; None where it is not known.
+
+    Attributes:
+        weight_bytes: Of FP32.
+        multiply_adds: Of a sample.
+        cores: That may be used.
+        calibrated: Samples that are calibrated on.
+        evaluated: Samples that are evaluated.
+        rows: Artifacts that are measured here.
+        max_time_s: Limit of the measurement.
+    """
+
+    weight_bytes: int | None
+    multiply_adds: int | None
+    cores: int
+    calibrated: int
+    evaluated: int
+    rows: int
+    max_time_s: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a stage takes.
+
+    Attributes:
+        seconds, peak_bytes, disk_bytes: None where nobody can know yet.
+        source: "measured" of a stage that was carried out before, else "rule".
+    """
+
+    seconds: float | None
+    peak_bytes: int | None
+    disk_bytes: int | None
+    source: str
+
+
+def measured(record: Mapping[str, Any]) -> Estimate | None:
+    """Return what a stage took, of its record; None of one that older versions kept."""
+    seconds = record.get("seconds")
+    if not isinstance(seconds, int | float):
+        return None
+    peak = record.get("peak_bytes")
+    size = sum(int(stat[0]) for stat in record.get("stats", {}).values())
+    return Estimate(float(seconds), peak if isinstance(peak, int) else None, size, "measured")
+
+
+def by_rule(stage: str, scale: Scale, artifact: ArtifactSection | None = None) -> Estimate:
+    """Return what the table above says of a stage."""
+    kind = stage.partition("-")[0]
+    weights, work = scale.weight_bytes, scale.multiply_adds
+    if kind == "report":
+        return Estimate(3.0, int(300 * _MB), int(_MB), "rule")
+    if weights is None:
+        return Estimate(None, None, None, "rule")
+    memory, copies = _MEMORY[kind]
+    share = _SHARE.get(artifact.precision, 1.0) if artifact else 1.0
+    disk = {"calibrate": _MB, "bench": _MB}.get(kind, weights * share)
+    peak = (memory * _MB + copies * weights) * (scale.rows if kind == "bench" else 1)
+    inference = None if work is None else work / (RATE * scale.cores)
+    needs_work = kind in ("balance", "calibrate", "bench") or (kind == "quantize" and _is_int8(artifact))
+    seconds = None
+    if inference is not None or not needs_work:
+        seconds = _SECONDS[kind](weights / _MB, inference or 0.0, scale, artifact)
+    return Estimate(seconds, int(peak), int(disk), "rule")
+
+
+def _is_int8(artifact: ArtifactSection | None) -> bool:
+    return artifact is not None and artifact.precision in ("int8", "fp8") and artifact.mode == "static"
+
+
+def _quantize(megabytes: float, inference: float, _: Scale, artifact: ArtifactSection | None) -> float:
+    searched = 10 * CORRECTED_SAMPLES * inference if _is_int8(artifact) else 0.0
+    return 2 + megabytes / 50 + searched
+
+
+def _build(megabytes: float, _: float, __: Scale, artifact: ArtifactSection | None) -> float:
+    return 30 + megabytes / 5 if artifact and artifact.target == "tensorrt" else 1 + megabytes / 100
+
+
+def _bench(_: float, inference: float, scale: Scale, __: ArtifactSection | None) -> float:
+    return scale.max_time_s + scale.rows * (4 + scale.evaluated * inference)
+
+
+_Rule = Callable[[float, float, Scale, ArtifactSection | None], float]
+_SECONDS: Mapping[str, _Rule] = {
+    "export": lambda megabytes, *_: 4 + megabytes / 100,
+    "simplify": lambda megabytes, *_: 1 + megabytes / 50,
+    "balance": lambda megabytes, inference, *_: 2 + megabytes / 50 + CORRECTED_SAMPLES * inference,
+    "calibrate": lambda _, inference, scale, __: 2 + 3 * scale.calibrated * inference,
+    "quantize": _quantize,
+    "build": _build,
+    "bench": _bench,
+}
+_MEMORY = {
+    "export": (600, 3), "simplify": (300, 3), "balance": (300, 3), "calibrate": (300, 2),
+    "quantize": (400, 4), "build": (400, 4), "bench": (120, 2),
+}  # fmt: skip

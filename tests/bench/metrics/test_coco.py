@@ -1,0 +1,265 @@
+"""Average precision against pycocotools' `COCOeval`, and its published figures."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scoring import scored
+
+from qcompile.bench.metrics.accuracy import read_metric
+from qcompile.bench.metrics.coco import Detections, match_image
+from qcompile.bench.metrics.mean_average_precision import MeanAveragePrecision
+from qcompile.bench.metrics.metric import Scored
+from qcompile.errors import DataError
+
+Floats = NDArray[np.float64]
+Images = list[tuple[Detections, Floats]]
+
+FIGURES = {  # of `COCOeval.stats`
+    "map": 0, "map:50": 1, "map:75": 2, "map:small": 3, "map:medium": 4, "map:large": 5,
+}  # fmt: skip
+
+
+def by_pycocotools(images: Images) -> list[float]:
+    """The 12 figures of COCO's own evaluation; -1 where there is none."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    def corner(box: Floats) -> list[float]:
+        return [float(box[0]), float(box[1]), float(box[2] - box[0]), float(box[3] - box[1])]
+
+    annotations, results = [], []
+    for image, (found, boxes) in enumerate(images, 1):
+        for row in boxes:
+            place = corner(row[1:5])
+            annotations.append(
+                {
+                    "id": len(annotations) + 1, "image_id": image, "category_id": int(row[0]), "bbox": place,
+                    "iscrowd": int(row[5]) if len(row) > 5 else 0,
+                    "area": float(row[6]) if len(row) > 6 else place[2] * place[3],
+                }
+            )  # fmt: skip
+        results += [
+            {"image_id": image, "category_id": int(c), "bbox": corner(box), "score": float(score)}
+            for box, score, c in zip(found.boxes, found.scores, found.classes, strict=True)
+        ]
+    categories = sorted({one["category_id"] for one in (*annotations, *results)})
+    truth = COCO()
+    truth.dataset = {
+        "info": {}, "annotations": annotations, "images": [{"id": i + 1} for i in range(len(images))],
+        "categories": [{"id": one} for one in categories],
+    }  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return [float(one) for one in evaluation.stats]
+
+
+def ours(images: Images, metric: str = "map", weights: Floats | None = None) -> float:
+    """The same figure of ours; -1 where there is none."""
+    mean = read_metric(metric)
+    assert isinstance(mean, MeanAveragePrecision)
+    records = [match_image(found, boxes, mean.thresholds, mean.area) for found, boxes in images]
+    values = mean.values([Scored(records=records)])
+    [value] = values(np.ones((1, len(images))) if weights is None else weights[None])
+    return -1.0 if np.isnan(value) else float(value)
+
+
+def made(seed: int, count: int, *, crowds: bool = True, ties: bool = True) -> Images:
+    """Images with boxes of three classes and sizes, detections near them and elsewhere, some of neither."""
+    rng = np.random.default_rng(seed)
+    images = []
+    for _ in range(count):
+        boxes = int(rng.choice([0, 1, 2, 6]))
+        low = rng.uniform(0, 300, (boxes, 2))
+        size = rng.choice([8.0, 50.0, 200.0], (boxes, 1)) * rng.uniform(0.7, 1.3, (boxes, 2))
+        columns = [rng.integers(1, 4, (boxes, 1)), low, low + size]
+        if crowds:
+            columns += [rng.random((boxes, 1)) < 0.2, size.prod(axis=1, keepdims=True) * 0.8]
+        labels = np.concatenate(columns, axis=1).astype(np.float64)
+        near = np.repeat(labels[:, 1:5], rng.integers(0, 4, boxes), axis=0)
+        near = near + rng.normal(0, 0.06, near.shape) * (near[:, 2:3] - near[:, :1])
+        far = rng.uniform(0, 300, (int(rng.integers(0, 4)), 2))
+        near = np.concatenate([near, np.concatenate([far, far + 40], axis=1)])
+        near[:, 2:] = np.maximum(near[:, 2:], near[:, :2] + 1e-3)
+        score = rng.integers(1, 6, len(near)) / 5.0 if ties else rng.random(len(near))
+        images.append((Detections(near, score, rng.integers(1, 4, len(near))), labels))
+    if not any(len(boxes) for _, boxes in images) or not any(len(found.boxes) for found, _ in images):
+        return made(seed + 1000, count, crowds=crowds, ties=ties)
+    return images
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_figures_equal_those_of_pycocotools(seed: int) -> None:
+    images = made(seed, 12, crowds=seed % 2 == 0, ties=seed % 4 < 2)
+    expected = by_pycocotools(images)
+    for metric, index in FIGURES.items():
+        assert ours(images, metric) == pytest.approx(expected[index], abs=1e-9), metric
+
+
+def test_more_detections_of_a_class_than_count() -> None:
+    rng = np.random.default_rng(0)
+    images = made(3, 6)
+    many = np.concatenate([np.zeros((150, 2)), np.full((150, 2), 30.0)], axis=1) + rng.uniform(0, 9, (150, 4))
+    images[0] = (Detections(many, rng.random(150), np.ones(150, int)), np.array([[1.0, 2, 2, 33, 33]]))
+    images = [(found, boxes[:, :5]) for found, boxes in images]
+    assert ours(images) == pytest.approx(by_pycocotools(images)[0], abs=1e-9)
+
+
+# Four images of COCO's val2014 (42, 73, 74, 133) with detections of the toolkit's own example,
+# results/instances_val2014_fakebbox100_results.json, and the figures of pycocotools for them.
+# Source: torchmetrics, tests/unittests/detection/test_map.py, _inputs4 and _compare_fn.
+PUBLISHED: list[tuple[list[tuple[list[float], float, int]], list[list[float]]]] = [
+    ([([258.15, 41.29, 606.41, 285.07], 0.236, 4)], [[4, 214.15, 41.29, 562.41, 285.07]]),
+    (
+        [([61.00, 22.75, 565.00, 632.42], 0.318, 3), ([12.66, 3.32, 281.26, 275.23], 0.726, 2)],
+        [[2, 13.00, 22.75, 548.98, 632.42], [2, 1.66, 3.32, 270.26, 275.23]],
+    ),
+    (
+        [
+            ([87.87, 276.25, 384.29, 379.43], 0.546, 4),
+            ([0.00, 3.66, 142.15, 316.06], 0.3, 1),
+            ([296.55, 93.96, 314.97, 152.79], 0.407, 0),
+            ([328.94, 97.05, 342.49, 122.98], 0.611, 0),
+            ([356.62, 95.47, 372.33, 147.55], 0.335, 0),
+            ([464.08, 105.09, 495.74, 146.99], 0.805, 0),
+            ([276.11, 103.84, 291.44, 150.72], 0.953, 0),
+        ],
+        [
+            [4, 61.87, 276.25, 358.29, 379.43],
+            [1, 2.75, 3.66, 162.15, 316.06],
+            [0, 295.55, 93.96, 313.97, 152.79],
+            [0, 326.94, 97.05, 340.49, 122.98],
+            [0, 356.62, 95.47, 372.33, 147.55],
+            [0, 462.08, 105.09, 493.74, 146.99],
+            [0, 277.11, 103.84, 292.44, 150.72],
+        ],
+    ),
+    ([([0.00, 2.87, 601.00, 421.52], 0.423, 5)], [[5, 13.99, 2.87, 640.00, 421.52]]),
+]
+PUBLISHED_FIGURES = {
+    "map": 0.706, "map:50": 0.901, "map:75": 0.846, "map:small": 0.689, "map:medium": 0.800,
+    "map:large": 0.701,
+}  # fmt: skip
+PUBLISHED_CLASSES = {0: 0.725, 1: 0.800, 2: 0.454, 4: 0.650, 5: 0.900}
+
+
+def published() -> Images:
+    """The images above."""
+    return [
+        (
+            Detections(
+                np.array([box for box, _, _ in found]),
+                np.array([score for _, score, _ in found]),
+                np.array([label for _, _, label in found]),
+            ),
+            np.array(boxes, np.float64),
+        )
+        for found, boxes in PUBLISHED
+    ]
+
+
+def test_the_figures_that_were_published_for_cocos_own_example() -> None:
+    images = published()
+    for metric, expected in PUBLISHED_FIGURES.items():
+        assert ours(images, metric) == pytest.approx(expected, abs=6e-4), metric
+    assert ours(images) == pytest.approx(by_pycocotools(images)[0], abs=1e-9)
+    metric = MeanAveragePrecision("map")
+    records = [match_image(found, boxes, metric.thresholds, metric.area) for found, boxes in images]
+    each = metric.classes([Scored(records=records)])
+    assert {label: value for label, (value, _) in each.items()} == pytest.approx(PUBLISHED_CLASSES, abs=6e-4)
+    assert [samples for _, samples in each.values()] == [1, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_weights_are_repeated_images(seed: int) -> None:
+    images = made(seed, 10, crowds=seed % 2 == 0, ties=False)
+    rng = np.random.default_rng(seed)
+    for weights in rng.integers(0, 3, (3, 10)).astype(np.float64):
+        repeated = [images[i] for i in np.repeat(np.arange(10), weights.astype(int))]
+        if sum(len(boxes) for _, boxes in repeated) and sum(len(found.boxes) for found, _ in repeated):
+            assert ours(images, weights=weights) == pytest.approx(by_pycocotools(repeated)[0], abs=1e-9)
+
+
+def outputs_of(images: Images) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    """Outputs of a detector, padded, and padded labels."""
+    most = max(len(found.boxes) for found, _ in images)
+    count = len(images)
+    boxes, scores = np.zeros((count, most, 4), np.float32), np.zeros((count, most), np.float32)
+    classes = np.full((count, most), -1)
+    labels = np.full((count, max(len(one) for _, one in images), images[0][1].shape[1]), -1.0, np.float32)
+    for index, (found, labelled) in enumerate(images):
+        boxes[index, : len(found.boxes)] = found.boxes
+        scores[index, : len(found.boxes)] = found.scores
+        classes[index, : len(found.boxes)] = found.classes
+        labels[index, : len(labelled)] = labelled
+    return {"boxes": boxes, "scores": scores, "labels": classes}, labels
+
+
+def test_a_drop_has_an_interval_over_images_and_classes() -> None:
+    images = made(7, 60)
+    outputs, labels = outputs_of(images)
+    worse = {**outputs, "boxes": outputs["boxes"] + np.float32(3.0)}
+    found = scored("map", outputs, worse, labels, cuts=[10, 33])
+    same = scored("map", outputs, outputs, labels)
+    moved = [(Detections(one.boxes + 3.0, one.scores, one.classes), boxes) for one, boxes in images]
+    assert found.value == pytest.approx(by_pycocotools(moved)[0], abs=1e-6)
+    assert found.drop is not None
+    assert found.drop.value == pytest.approx(100 * (ours(images) - found.value), abs=1e-4)
+    assert found.drop.low is not None
+    assert found.drop.high is not None
+    assert 0 < found.drop.low < found.drop.value < found.drop.high < 60
+    assert {one.label for one in found.per_class} == {1, 2, 3}
+    assert same.drop is not None
+    assert (same.drop.value, same.drop.low, same.drop.high) == (0.0, 0.0, 0.0)
+    assert scored("map", outputs, worse, labels) == found  # neither batches nor the run change it
+
+
+def test_the_interval_is_that_of_a_plain_loop_with_pycocotools() -> None:
+    images = made(5, 20, crowds=False, ties=False)
+    outputs, labels = outputs_of(images)
+    worse = [(Detections(one.boxes + 4.0, one.scores, one.classes), boxes) for one, boxes in images]
+    found = scored("map:50", outputs, outputs_of(worse)[0], labels).drop
+    assert found is not None
+    rng, drops = np.random.default_rng(3), []
+    for _ in range(60):
+        drawn = rng.integers(0, 20, 20)
+        sides = [by_pycocotools([side[i] for i in drawn])[1] for side in (images, worse)]
+        drops.append(100 * (sides[0] - sides[1]))
+    low, high = np.percentile(drops, [2.5, 97.5])
+    assert [found.low, found.high] == pytest.approx([low, high], abs=0.35 * (high - low))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= np.mean(drops) <= found.high
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (np.zeros((2, 3)), r"labels of shape \(2, 3\) for 2 images; boxes"),
+        (np.zeros((2, 3, 4)), r"labels of shape \(2, 3, 4\) for 2 images"),
+        (np.full((2, 3, 5), -1.0), "map: no box is to be found in the labels"),
+        (None, "has no labels; map needs boxes"),
+    ],
+)
+def test_labels_that_are_no_boxes_are_refused(labels: Any, said: str) -> None:
+    outputs: dict[str, Any] = {
+        "boxes": np.zeros((2, 3, 4)), "labels": np.zeros((2, 3), int), "scores": np.ones((2, 3)),
+    }  # fmt: skip
+    with pytest.raises(DataError, match=said):
+        scored("map", outputs, outputs, labels)
+
+
+def test_made_images_hold_empty_ones_crowds_and_ties() -> None:
+    every = [made(seed, 12) for seed in range(8)]
+    assert any(len(boxes) == 0 for images in every for _, boxes in images)
+    assert any((boxes[:, 5] > 0).any() for images in every for _, boxes in images)
+    assert any(len(set(found.scores)) < len(found.scores) for images in every for found, _ in images)

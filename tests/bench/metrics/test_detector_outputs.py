@@ -1,0 +1,202 @@
+"""Forms of detectors' outputs: each says the same boxes, and what has no form is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scoring import inputs_of, value
+
+from qcompile.bench.metrics.accuracy import read_metric
+from qcompile.bench.metrics.coco import Detections
+from qcompile.bench.metrics.detector_outputs import (
+    DetectorInput,
+    detector_form,
+    detector_input,
+)
+from qcompile.bench.metrics.metric import Truth
+from qcompile.bench.metrics.suppression import suppressed
+from qcompile.errors import DataError
+from qcompile.model.preprocessing import ImagePreprocessing
+from qcompile.tensors import TensorInfo
+
+INPUT = DetectorInput(width=200, height=100, classes=3)
+BOXES = np.array([[[20.0, 10, 60, 50], [100, 40, 180, 90]]])
+LABELS, SCORES = np.array([[2, 0]]), np.array([[0.9, 0.6]])
+
+
+def read(outputs: dict[str, NDArray[Any]], samples: int = 1, known: DetectorInput = INPUT) -> tuple[str, Any]:
+    """The form, and the detections of the first image."""
+    form, reader = detector_form(outputs, samples, known, "data")
+    return form, reader(outputs)[0]
+
+
+def same(found: Detections, keep: int = 2) -> None:
+    """Whether the best detections are those above."""
+    order = np.argsort(-found.scores, kind="stable")[:keep]
+    assert found.boxes[order] == pytest.approx(BOXES[0], abs=1e-4)
+    assert found.classes[order].tolist() == LABELS[0].tolist()
+    assert found.scores[order] == pytest.approx(SCORES[0], abs=1e-6)
+
+
+def centred(boxes: NDArray[Any]) -> NDArray[Any]:
+    """x1, y1, x2, y2 to cx, cy, width, height."""
+    return np.concatenate([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], axis=-1)
+
+
+def test_torchvisions_outputs_of_one_image_have_no_axis_of_images() -> None:
+    form, found = read({"boxes": BOXES[0], "labels": LABELS[0], "scores": SCORES[0]})
+    assert form == "boxes 'boxes', labels 'labels', scores 'scores'"
+    same(found)
+    # by type and shape, whatever they are called
+    same(read({"a": SCORES[0], "b": LABELS[0], "c": BOXES[0]})[1])
+
+
+def test_outputs_of_a_batch_may_say_how_many_count() -> None:
+    padded = {
+        "num_dets": np.array([[2]], np.int32),
+        "det_boxes": np.concatenate([BOXES, np.ones((1, 3, 4))], axis=1).astype(np.float32),
+        "det_scores": np.concatenate([SCORES, np.ones((1, 3))], axis=1).astype(np.float32),
+        "det_classes": np.concatenate([LABELS, np.ones((1, 3))], axis=1).astype(np.float32),
+    }
+    form, found = read(padded)
+    assert form == "boxes 'det_boxes', labels 'det_classes', scores 'det_scores'"
+    assert len(found.boxes) == 2
+    same(found)
+
+
+def test_detrs_softmax_has_a_class_for_nothing() -> None:
+    shares = np.full((1, 2, 4), 1e-9)
+    shares[0, [0, 1], LABELS[0]] = SCORES[0]
+    shares[0, :, 3] = 1 - SCORES[0]
+    outputs = {"logits": np.log(shares), "pred_boxes": centred(BOXES) / [200, 100, 200, 100]}
+    form, found = read(outputs)
+    how = "(softmax, the last class is nothing)"
+    assert form == f"DETR: logits 'logits' {how}, boxes 'pred_boxes' as shares of the input"
+    same(found)
+    assert len(found.boxes) == 2
+
+
+def test_its_successors_have_sigmoid_scores_of_the_classes_alone() -> None:
+    shares = np.full((1, 2, 3), 1e-9)
+    shares[0, [0, 1], LABELS[0]] = SCORES[0]
+    outputs = {"logits": np.log(shares / (1 - shares)), "boxes": centred(BOXES) / [200, 100, 200, 100]}
+    form, found = read(outputs)
+    assert "sigmoid" in form
+    assert len(found.boxes) == 6  # every pair of query and class
+    same(found)
+
+
+def test_boxes_as_shares_need_the_size_of_the_input() -> None:
+    outputs = {"logits": np.zeros((1, 2, 4)), "pred_boxes": np.zeros((1, 2, 4))}
+    with pytest.raises(DataError, match="shares of an input whose height and width are not known") as caught:
+        read(outputs, known=DetectorInput())
+    assert "preprocessing" in caught.value.hint
+
+
+def test_rows_of_six_are_boxes_score_and_class() -> None:
+    rows = np.concatenate(
+        [
+            BOXES,
+            SCORES[..., None],
+            LABELS[..., None],
+        ],
+        axis=2,
+    )
+    rows = np.concatenate([rows, np.zeros((1, 4, 6))], axis=1)
+    form, found = read({"output0": rows})
+    assert form == "rows 'output0': x1, y1, x2, y2, score, class"
+    assert len(found.boxes) == 2
+    same(found)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("objectness", [False, True])
+@pytest.mark.parametrize("classes", [3, 0])
+def test_yolos_predictions_are_suppressed(transposed: bool, objectness: bool, classes: int) -> None:
+    scores = np.zeros((1, 2, 3))
+    scores[0, [0, 1], LABELS[0]] = SCORES[0]
+    parts = [centred(BOXES), *([np.ones((1, 2, 1))] if objectness else []), scores]
+    rows = np.concatenate(parts, axis=2)
+    again = rows + np.array([1.0] * 2 + [0.0] * (rows.shape[2] - 2))  # overlaps, with a lower score
+    again[..., -3:] *= 0.5
+    rows = np.concatenate([rows, again, np.zeros((1, 60, rows.shape[2]))], axis=1).astype(np.float32)
+    if objectness and not classes:
+        return  # nothing tells it from a class
+    outputs = {"output0": rows.transpose(0, 2, 1) if transposed else rows}
+    form, found = read(outputs, known=DetectorInput(200, 100, classes))
+    first = 5 if objectness else 4
+    assert f"{first} + classes" in form
+    assert len(found.boxes) == 2
+    same(found)
+
+
+def test_suppression_is_torchvisions_nms() -> None:
+    """Its operator needs its own library, so this is its definition: greedy, by falling score."""
+    rng = np.random.default_rng(0)
+    low = rng.uniform(0, 60, (80, 2))
+    boxes = np.concatenate([low, low + rng.uniform(20, 60, (80, 2))], axis=1)
+    scores, classes = rng.random(80), rng.integers(0, 2, 80)
+    kept: list[int] = []
+    for index in np.argsort(-scores):
+        clear = True
+        for other in kept:
+            if classes[other] == classes[index]:
+                a, b = torch.tensor(boxes[[index, other]])
+                inner = (torch.minimum(a[2:], b[2:]) - torch.maximum(a[:2], b[:2])).clamp(min=0).prod()
+                union = (a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - inner
+                clear &= bool(inner / union <= 0.5)
+        if clear:
+            kept.append(int(index))
+    assert suppressed(boxes, scores, classes, 0.5).tolist() == kept
+    assert 10 < len(kept) < 70
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"y": np.zeros((2, 10))},
+        {"boxes": np.zeros((2, 5, 4))},
+        {"boxes": np.zeros((5, 4)), "labels": np.zeros(5, int), "scores": np.zeros(5)},  # of two images
+        {"y": np.zeros((2, 9, 11))},  # neither 4 + 3 nor 5 + 3
+    ],
+)
+def test_other_outputs_are_refused_with_the_way_out(outputs: dict[str, NDArray[Any]]) -> None:
+    with pytest.raises(
+        DataError, match=r"data: outputs .* for 2 images; boxes with labels and scores"
+    ) as caught:
+        read(outputs, samples=2)
+    assert "file.py:function" in caught.value.hint
+
+
+def test_what_is_known_of_the_input_comes_from_its_preprocessing_or_its_shape() -> None:
+    said = ImagePreprocessing(height=480, width=640, classes=("cat", "dog"))
+    assert detector_input(inputs_of(said)) == DetectorInput(640, 480, 2)
+    assert detector_input([TensorInfo("x", "float32", ("n", 3, 32, 64))]) == DetectorInput(64, 32)
+    assert detector_input([TensorInfo("x", "float32", ("n", 3, "h", "w"))]) == DetectorInput()
+
+
+def test_a_metric_says_which_form_it_took_and_every_form_has_the_same_value() -> None:
+    labels = np.array([[[2, 20, 10, 60, 50], [0, 100, 40, 180, 92], [-1, 0, 0, 0, 0]]], np.float32)
+    inputs = inputs_of(ImagePreprocessing(height=100, width=200, classes=("a", "b", "c")))
+    shares = np.full((1, 2, 4), 1e-9)
+    shares[0, [0, 1], LABELS[0]] = SCORES[0]
+    scores = np.zeros((1, 2, 3))
+    scores[0, [0, 1], LABELS[0]] = SCORES[0]
+    forms: list[dict[str, NDArray[Any]]] = [
+        {"boxes": BOXES, "labels": LABELS, "scores": SCORES},
+        {"logits": np.log(shares), "boxes": centred(BOXES) / [200, 100, 200, 100]},
+        {"y": np.concatenate([BOXES, SCORES[..., None], LABELS[..., None]], axis=2)},
+        {"y": np.concatenate([centred(BOXES), scores], axis=2)},
+    ]
+    metric = read_metric("map", inputs=inputs)
+    values = []
+    for outputs in forms:
+        values.append(value(metric, outputs, labels))
+        metric.score(outputs, outputs, Truth(labels, 1, "data"))
+        assert metric.note.startswith("map: ")
+    assert values == pytest.approx([values[0]] * 4)
+    assert 0.9 < values[0] <= 1.0

@@ -1,0 +1,134 @@
+"""Folders that the package `datasets` saves itself."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+from tokenizer_files import save_tokenizer
+
+from qcompile.data.batches import Data
+from qcompile.errors import DataError, InvalidOption
+from qcompile.model.preprocessing import AudioPreprocessing, ImagePreprocessing, TextPreprocessing, as_json
+from qcompile.tensors import TensorInfo
+
+
+def image_info(**options: Any) -> TensorInfo:
+    said = ImagePreprocessing(input="x", height=4, width=4, **options)
+    return TensorInfo("x", "float32", ("n", 3, 4, 4), preprocessing=as_json(said))
+
+
+def content(grey: int) -> dict[str, object]:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), (grey,) * 3).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+@pytest.fixture
+def pictures() -> Any:
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    )
+    rows = {"image": [content(grey) for grey in range(0, 120, 10)], "label": [0] * 9 + [1] * 3}
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+def read(spec: str, info: Any, **options: Any) -> tuple[list[int], list[Any] | None]:
+    batches = list(Data(spec, [info], batch_size=5, **options))
+    greys = [round(float(one) * 255) for batch in batches for one in batch.feeds["x"][:, 0, 0, 0]]
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    return greys, np.concatenate(labels).tolist() if labels else None
+
+
+@pytest.mark.parametrize("form", ["disk", "parquet", "arrow"])
+def test_images_and_their_classes_are_read(tmp_path: Path, pictures: Any, form: str) -> None:
+    if form == "disk":
+        pictures.save_to_disk(tmp_path / "set")
+    else:
+        (tmp_path / "set").mkdir()
+    if form == "parquet":
+        pictures.to_parquet(tmp_path / "set" / "test-00000-of-00001.parquet")
+    if form == "arrow":
+        saved = tmp_path / "saved"
+        pictures.save_to_disk(saved)
+        next(saved.glob("*.arrow")).rename(tmp_path / "set" / "data.arrow")
+    spec = str(tmp_path / "set")
+    assert read(spec, image_info()) == (list(range(0, 120, 10)), [0] * 9 + [1] * 3)
+    assert read(spec, image_info(classes=("dog", "cat")))[1] == [1] * 9 + [0] * 3
+    assert sorted(read(f"{spec}?samples=6", image_info())[1] or []) == [0] * 3 + [1] * 3
+    halves = [read(f"{spec}?part={part}", image_info())[0] for part in ("calibration", "evaluation")]
+    assert sorted(halves[0] + halves[1]) == list(range(0, 120, 10))
+    assert Data(spec, [image_info()]).total == 12
+    assert Data(spec, ()).digest() != Data(f"{spec}?samples=6", ()).digest()
+    with pytest.raises(
+        InvalidOption, match=r"column=imag: no such column; found image, label\n.*column=image"
+    ):
+        read(f"{spec}?column=imag", image_info())
+
+
+def test_a_dict_of_splits_asks_for_one(tmp_path: Path, pictures: Any) -> None:
+    both = datasets.DatasetDict({"train": pictures.select(range(9)), "test": pictures.select(range(9, 12))})
+    both.save_to_disk(tmp_path / "set")
+    with pytest.raises(InvalidOption, match=r"holds train, test; one of them is required\n.*\?split=train"):
+        read(str(tmp_path / "set"), image_info())
+    assert read(f"{tmp_path}/set?split=test", image_info()) == ([90, 100, 110], [1, 1, 1])
+    with pytest.raises(InvalidOption, match="split=val: no such split; found train, test"):
+        read(f"{tmp_path}/set?split=val", image_info())
+    for name in ("train", "test"):
+        both[name].to_parquet(tmp_path / "files" / f"{name}-00000-of-00001.parquet")
+    with pytest.raises(InvalidOption, match="holds test, train; one of them is required"):
+        read(f"{tmp_path}/files", image_info())
+    assert read(f"{tmp_path}/files?split=test", image_info())[0] == [90, 100, 110]
+
+
+def test_texts_pairs_and_tags_are_read(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    said = TextPreprocessing(tokenizer=str(folder), inputs=("input_ids",), classes=("B", "A"))
+    info = TensorInfo("input_ids", "int64", ("n", "t"), preprocessing=as_json(said))
+    tags = datasets.Features(
+        {
+            "tokens": datasets.List(datasets.Value("string")),
+            "ner_tags": datasets.List(datasets.ClassLabel(names=["A", "B"])),
+        }
+    )
+    rows = {"tokens": [["cat", "mat"], ["dog"]], "ner_tags": [[0, 1], [1]]}
+    datasets.Dataset.from_dict(rows, features=tags).save_to_disk(tmp_path / "tags")
+    [batch] = Data(str(tmp_path / "tags"), [info])
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [[-100, 1, 0, *[-100] * 5], [-100, 0, *[-100] * 6]]
+    rows = {"sentence": ["the cat", "a dog"], "label": [1, 0]}  # type: ignore[dict-item]
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "texts")
+    data = Data(f"{tmp_path}/texts?samples=1", [info])
+    assert data.total == 1
+    assert [one.samples for one in data] == [1]
+
+
+def test_recordings_have_classes_or_transcripts(tmp_path: Path) -> None:
+    files = []
+    for number in range(2):
+        soundfile.write(tmp_path / f"{number}.wav", np.full(80, 0.1 * number), 8000, subtype="FLOAT")
+        files.append({"bytes": (tmp_path / f"{number}.wav").read_bytes(), "path": f"{number}.wav"})
+    rows = {"audio": files, "text": ["go on", "stop"], "label": [4, 2]}
+    made = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio())
+    made.save_to_disk(tmp_path / "set")
+    for task, labels in (("", [4, 2]), ("speech-recognition", ["go on", "stop"])):
+        said = AudioPreprocessing(inputs=("x",), rate_hz=8000, normalize=False, task=task)  # type: ignore[arg-type]
+        [batch] = Data(
+            str(tmp_path / "set"), [TensorInfo("x", "float32", ("n", "t"), preprocessing=as_json(said))]
+        )
+        assert batch.labels is not None
+        assert batch.labels.tolist() == labels
+        np.testing.assert_allclose(batch.feeds["x"], [[0.0] * 80, [0.1] * 80], atol=1e-6)
+
+
+def test_a_damaged_folder_is_named(tmp_path: Path, pictures: Any) -> None:
+    pictures.save_to_disk(tmp_path / "set")
+    next((tmp_path / "set").glob("*.arrow")).write_bytes(b"nothing")
+    with pytest.raises(DataError, match="set: cannot be read by datasets"):
+        read(str(tmp_path / "set"), image_info())

@@ -1,0 +1,26 @@
+"""Folders of small transformers models, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from named_models import FOLDERS
+
+from qcompile.progress import quiet
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that makes the folder of a model of `named_models.FOLDERS`, once."""
+    made: dict[str, Path] = {}
+    root = tmp_path_factory.mktemp("named")
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            with quiet():
+                made[name] = FOLDERS[name](root / name)
+        return made[name]
+
+    return folder

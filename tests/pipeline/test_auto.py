@@ -1,0 +1,154 @@
+"""`auto`: one command from a model and data to a recommended artifact; a second call does nothing again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import qcompile
+from qcompile.bench.results.results import Results
+from qcompile.bench.results.row import Accuracy, Interval, Latency, Row
+from qcompile.bench.statistics.speedup import Speedup
+from qcompile.cli import main
+from qcompile.errors import InvalidOption
+from qcompile.pipeline.auto import AutoResult
+from qcompile.pipeline.recipe import read_recipe
+from qcompile.pipeline.run import RunReport
+from qcompile.pipeline.tuned import TUNED, worth_tuning
+
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
+
+@pytest.fixture
+def model(tiny_file: Callable[..., Path], tmp_path: Path) -> Path:
+    """A tiny ONNX model, and labels that are its own answers: FP32 is right for every sample."""
+    path = tiny_file("residual")
+    x = np.random.default_rng(0).standard_normal((64, 4, 8, 8)).astype(np.float32)
+    scores = onnxruntime.InferenceSession(path).run(None, {"x": x})[0]
+    np.savez(tmp_path / "data.npz", x=x, labels=scores.argmax(1))
+    return path
+
+
+def found(model: Path, *, max_drop: float = 5.0, **options: object) -> AutoResult:
+    return qcompile.auto(
+        str(model),
+        data=str(model.parent / "data.npz"),
+        output=model.parent / "auto",
+        targets=["onnxruntime"],
+        max_drop=max_drop,
+        max_time_s=0.5,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages: list[str] = []
+    first = found(model, listener=lambda stage, *_: stages.append(stage))
+    folder = model.parent / "auto"
+    assert stages[:2] == ["init", "export"]
+    assert {"calibrate", "bench"} <= set(stages)
+    assert first.recommendation.sentence.endswith(".")
+    named = first.recommendation.artifact or first.recommendation.nearest
+    assert named in first.recommendation.sentence
+    assert first.recipe == folder / "recipe.toml"
+    assert (folder / "out/results.json").is_file()
+    assert first.report.page is not None
+    assert (first.artifact is None) == (first.recommendation.artifact == "")
+
+    # A tiny model is no faster in INT8, so that a mix was searched; what was found is not searched again.
+    assert "tune" in first.stages or first.recommendation.artifact
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix == ".onnx"}
+    second = found(model)
+    assert set(second.stages.values()) == {"skipped"}
+    assert second.recommendation == first.recommendation
+    assert second.notes == first.notes
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+    words = ["auto", model, "--data", model.parent / "data.npz", "-o", folder, "--target", "onnxruntime"]
+    with pytest.raises(SystemExit) as done:
+        main([*map(str, words), "--max-drop", "5", "--max-time", "0.5"])
+    assert done.value.code == (0 if first.artifact else 1)
+    printed = capsys.readouterr().out
+    assert first.recommendation.sentence in printed
+    assert "out/report.html" in printed
+
+    with pytest.raises(InvalidOption, match="holds the recipe of another request"):
+        found(model, max_drop=1.0)
+    recipe = first.recipe.read_text()
+    first.recipe.write_text(recipe.replace("max_drop = 5.0", "max_drop = 4.0"))
+    assert read_recipe(first.recipe).budget.max_drop == 4.0
+    assert found(model).stages["init"] == "skipped", "a recipe that was edited since stays"
+
+
+def test_without_samples_there_is_no_budget_to_keep(model: Path) -> None:
+    with pytest.raises(InvalidOption, match="a budget of accuracy needs samples"):
+        qcompile.auto(str(model), max_drop=0.5, output=model.parent / "auto")
+    assert not (model.parent / "auto").exists()
+
+
+RECIPE = """
+version = 1
+name = "m"
+[model]
+source = "model.py:build"
+[data]
+calibration = "data.npz"
+evaluation = "data.npz"
+[[artifact]]
+name = "fp32"
+target = "onnxruntime"
+[[artifact]]
+name = "int8"
+target = "onnxruntime"
+precision = "int8"
+[[artifact]]
+name = "ov"
+target = "openvino"
+precision = "int8"
+[bench]
+"""
+
+
+def row(name: str, ms: float, drop: float = 0.0, high: float | None = None, verdict: str = "faster") -> Row:
+    accuracy = Accuracy("top1", 0.9, Interval(drop, drop, drop if high is None else high), samples=100)
+    ratio = Speedup(2.0, 1.9, 2.1, 20, verdict)  # type: ignore[arg-type]
+    return Row(name, name, "onnxruntime", latency=Latency(ms), accuracy=accuracy, speedup=ratio)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tuned"),
+    [
+        ([row("int8", 2.0), row("ov", 9.0)], []),  # one serves
+        ([row("int8", 2.0, drop=3.0), row("ov", 1.0, drop=2.0)], ["onnxruntime", "openvino"]),
+        ([row("int8", 6.0), row("ov", 7.0)], ["onnxruntime", "openvino"]),  # no faster than float
+        ([row("int8", 2.0, verdict="no difference")], ["onnxruntime", "openvino"]),
+        ([row("int8", 2.0, drop=0.2, high=1.5)], []),  # more samples would tell; a mix would not
+        ([], ["onnxruntime", "openvino"]),  # neither was built
+    ],
+)
+def test_a_mix_is_searched_where_plain_int8_does_not_serve(
+    tmp_path: Path, rows: list[Row], tuned: list[str]
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    results = Results("pytorch", [row("fp32", 5.0), *rows], {}, {}, created="")
+    report = RunReport(tmp_path, results=results)
+    assert worth_tuning(read_recipe(path), report, 0.5) == tuned
+
+
+def test_a_mix_that_was_found_is_an_artifact_of_the_recipe(tmp_path: Path) -> None:
+    from qcompile.tuning.recipe_file import artifact_lines
+    from qcompile.tuning.trials import Trial
+
+    best = Trial("onnxruntime-int8-mix1", "onnxruntime", "int8", frozenset({'a "b"'}), tmp_path, 0.9, 0.1)
+    path = tmp_path / "recipe.toml"
+    path.write_text("\n".join([RECIPE, *artifact_lines(best, TUNED)]) + "\n")
+    added = read_recipe(path).artifact[-1]
+    assert (added.name, added.target, added.exclude) == (TUNED, "onnxruntime", ('a "b"',))
+    assert added.allow_loss

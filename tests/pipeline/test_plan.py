@@ -1,0 +1,140 @@
+"""`run --dry-run`: what is done, to do or changed and why, and what it takes; nothing runs or is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import qcompile
+from qcompile.pipeline.estimate import RATE, Scale, by_rule
+from qcompile.pipeline.plan import difference, plan
+from qcompile.pipeline.recipe import read_recipe
+
+RECIPE = """
+version = 1
+name = "tiny"
+[model]
+source = "residual.onnx"
+[data]
+calibration = "residual-32-0.npz"
+[calibrate]
+samples = 16
+[[artifact]]
+name = "cpu"
+target = "onnxruntime"
+[[artifact]]
+name = "cpu-int8"
+target = "onnxruntime"
+precision = "int8"
+"""
+STAGES = ["export", "simplify", "calibrate", "build-cpu", "quantize-cpu-int8", "build-cpu-int8"]
+
+
+@pytest.fixture
+def recipe(tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path) -> Path:
+    """A recipe of an ONNX file, without a measurement."""
+    tiny_file("residual")
+    samples("residual", 32)
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def files(folder: Path) -> Mapping[Path, tuple[int, int]]:
+    return {
+        path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def test_a_plan_says_what_a_run_would_do_before_between_and_after(recipe: Path) -> None:
+    untouched = files(recipe.parent)
+    before = plan(recipe)
+    assert files(recipe.parent) == untouched
+    assert not (recipe.parent / "out").exists()
+    assert [one.name for one in before.stages] == STAGES
+    assert {one.state for one in before.stages} == {"to do"}
+    assert {one.estimate.source for one in before.stages} == {"rule"}
+    assert before.stages[-1].why == "follows export"
+    seconds = before.total("seconds")
+    assert seconds is not None
+    assert 5 < seconds < 60
+
+    report = qcompile.run(recipe)
+    assert list(report.stages) == STAGES, "the plan has the stages of the run"
+    untouched = files(recipe.parent)
+    after = plan(recipe)
+    assert files(recipe.parent) == untouched
+    assert {one.state for one in after.stages} == {"done"}
+    assert {one.estimate.source for one in after.stages} == {"measured"}
+    assert (after.total("seconds"), after.pending) == (0.0, [])
+
+    recipe.write_text(RECIPE.replace("samples = 16", "samples = 8"))
+    changed = plan(recipe)
+    assert [one.state for one in changed.stages] == ["done", "done", "changed", "done", "changed", "changed"]
+    assert [one.why for one in changed.pending] == ["options.samples", *["follows calibrate"] * 2]
+    assert {one.estimate.source for one in changed.pending} == {"measured"}, "of the last time"
+
+    again = plan(recipe, again=("build",))
+    assert [one.why for one in again.stages if one.name == "build-cpu"] == ["asked for"]
+
+
+def test_the_stages_of_a_recipe_that_measures_are_those_of_its_run(recipe: Path) -> None:
+    recipe.write_text(RECIPE + '[bench]\nmax_time_s = 7\nbaseline = "cpu"\n')
+    stages = plan(recipe).stages
+    assert [one.name for one in stages] == [*STAGES, "bench", "report"]
+    (bench,) = [one for one in stages if one.name == "bench"]
+    assert bench.estimate.seconds is not None
+    assert bench.estimate.seconds >= 7
+
+
+def test_rules_count_with_work_and_weights() -> None:
+    scale = Scale(100_000_000, 10**9, 2, calibrated=200, evaluated=500, rows=3, max_time_s=30)
+    assert by_rule("calibrate", scale).seconds == pytest.approx(2 + 3 * 200 * 1e9 / (2 * RATE))
+    assert by_rule("export", scale).seconds == pytest.approx(5)
+    assert by_rule("bench", scale).seconds == pytest.approx(30 + 3 * (4 + 500 * 1e9 / (2 * RATE)))
+    assert by_rule("export", scale).disk_bytes == 100_000_000
+    unknown = Scale(100, None, 2, calibrated=200, evaluated=0, rows=1, max_time_s=30)
+    assert by_rule("calibrate", unknown).seconds is None, "no guess without multiply-adds"
+    assert by_rule("simplify", unknown).seconds is not None
+
+
+def test_the_size_of_an_artifact_follows_its_precision(recipe: Path) -> None:
+    scale = Scale(1000, 1, 1, calibrated=1, evaluated=1, rows=1, max_time_s=1)
+    whole, int8 = read_recipe(recipe).artifact
+    assert by_rule("build-cpu", scale, whole).disk_bytes == 1000
+    assert by_rule("build-cpu-int8", scale, int8).disk_bytes == 300
+
+
+def test_differences_are_named_by_their_path() -> None:
+    old = {"source": "a", "options": {"samples": 1, "method": "x"}, "tools": {"onnx": "1"}, "gone": 1}
+    new = {"source": "a", "options": {"samples": 2, "method": "x"}, "tools": {"onnx": "2"}, "file": "f"}
+    assert difference(old, new) == "options.samples, tools.onnx, file, gone"
+
+
+VALUES = st.integers() | st.lists(st.integers(), max_size=2) | st.dictionaries(st.text(max_size=2), st.none())
+
+
+@given(st.dictionaries(st.text(max_size=2), VALUES, max_size=3))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_nothing_differs_from_itself(key: dict[str, object]) -> None:
+    assert difference(key, key) == ""
+
+
+def test_the_command_prints_stages_and_totals(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    from qcompile.cli import main
+
+    with pytest.raises(SystemExit) as done:
+        main(["run", str(recipe), "--dry-run", "--json"])
+    assert not done.value.code
+    said = json.loads(capsys.readouterr().out)
+    assert [one["stage"] for one in said["stages"]] == STAGES
+    assert said["seconds"] == pytest.approx(sum(one["seconds"] for one in said["stages"]))
+    with pytest.raises(SystemExit):
+        main(["run", str(recipe), "--dry-run"])
+    assert "to do: 6 of 6 stages, about" in capsys.readouterr().out
