@@ -11,7 +11,7 @@ and of arrays where a key asks for it, are drawn: `selection` says how.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DataError, InvalidOption
@@ -173,7 +173,11 @@ class Data:
         if not self.inputs:
             return self._samples.notes()
         of_batches = self._reader.notes_of(self._order, self.batch_size)
-        return [*self._samples.notes(), *self._reader.notes, *of_batches]
+        left = len(self._order) % self.batch_size if self.is_fixed else 0
+        rest = (
+            [f"the last {left} samples fill no batch of {self.batch_size}, and are left out"] if left else []
+        )
+        return [*self._samples.notes(), *self._reader.notes, *of_batches, *rest]
 
     @property
     def _is_streamed(self) -> bool:
@@ -194,8 +198,10 @@ class Data:
 
     @functools.cached_property
     def _order(self) -> list[int]:
+        names: Sequence[str]
+        classes: Callable[[], Sequence[Hashable] | None]
         if self._stream is not None:
-            names: Sequence[str] = [str(number) for number in range(self._stream.count(self.inputs))]
+            names = [str(number) for number in range(self._stream.count(self.inputs))]
             classes = self._stream.classes
         else:
             names, classes = self._samples.names, self._samples.classes

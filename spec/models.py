@@ -177,7 +177,11 @@ class CalibrateCommand(CalibrateOptions):
 
     model: Annotated[Path, argument("ONNX file.")]
     data: Annotated[
-        str, option("Samples: .npz, folder of .npy or .npz, or file.py:function.", metavar="DATA")
+        str,
+        option(
+            "Samples: a folder of images or recordings, a file of texts or arrays, file.py:function.",
+            metavar="DATA",
+        ),
     ]
     output: Annotated[Path, option("Ranges file to write.", short="-o", metavar="FILE")]
     targets: Annotated[

@@ -22,13 +22,10 @@ class ImageFolder(SampleSet):
         self.spelling = spelling
         root = split_folder(Path(spelling.path), spelling.query.get("split", ""), spelling.spec)
         self.listing = list_folder(root, SUFFIXES, what="image", beside=(".csv", ".json", ".txt", ".md"))
+        self.names = self.listing.files
         self.table: LabelTable | None = None
         if "labels" in spelling.query:
             self.table = read_label_table(Path(spelling.query["labels"]), self.listing.files, root)
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self.listing.files
 
     def classes(self) -> Sequence[str] | None:
         if self.table is not None:

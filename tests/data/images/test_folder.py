@@ -225,6 +225,7 @@ def test_a_model_of_a_fixed_batch_gets_whole_batches(pets: Path) -> None:
     fixed = TensorInfo("x", "float32", (4, 3, 4, 4), preprocessing=as_json(PLAIN))
     data = Data(str(pets), [fixed])
     assert ([batch.samples for batch in data], data.total) == ([4], 4)
+    assert data.notes() == ["the last 2 samples fill no batch of 4, and are left out"]
     with pytest.raises(DataError, match="takes 4 samples at a time; at most 3 were asked for"):
         list(Data(f"{pets}?samples=3", [fixed]))
 
