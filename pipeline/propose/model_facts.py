@@ -260,8 +260,8 @@ def _product(dims: Iterable[int]) -> int:
 
 def spelled_from(source: Source, folder: Path) -> str:
     """Return a MODEL or data spelling as a file in `folder` has it."""
-    if source.path is None:
-        return source.spec
+    if source.path is None:  # a file of weights is where it is, seen from any folder
+        return source.absolute if source.options.file else source.spec
     path, query = seen_from(folder, source.path), source.options.query
     if source.is_named:
         return f"{source.kind}:{path if '/' in path else f'./{path}'}{query}"

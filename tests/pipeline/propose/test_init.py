@@ -214,7 +214,7 @@ def test_what_is_missing_is_named_with_what_installs_it() -> None:
         {"openvino": "pip install 'qcompile[openvino]'", "tensorrt": ""},
     )
     left = choose_artifacts(facts("convolution"), DataFacts(), bare).left_out
-    assert "openvino: openvino cannot be imported (pip install 'qcompile[openvino]')" in map(str, left)
+    assert "openvino: openvino cannot be imported; pip install 'qcompile[openvino]'" in map(str, left)
 
 
 def test_a_captured_program_tells_its_inputs_and_their_dynamic_axes(folder: Path) -> None:
