@@ -11,6 +11,7 @@ A README marks what a command printed; the command is run from the repository's 
 
 `qcompile run` and `qcompile bench` give the Markdown table of their results, and `run` measures again. Any
 other command gives what it prints. Use a machine that does nothing else: a table says if it was disturbed.
+A block that says `Not run yet.` waits for this script.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ EXAMPLES = ROOT / "examples"
 
 _BLOCK = re.compile(r"<!-- output of: (.+?) -->\n(.*?)<!-- end of output -->", re.S)
 _MEASURING = ("run", "bench")
+NOT_RUN = "Not run yet.\n"
 
 
 def blocks(text: str) -> list[tuple[str, str]]:

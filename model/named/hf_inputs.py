@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidOption
 from ...tensors import AxisExtents, TensorInfo
 from ..source import Source
+from ..source_options import RANDOM
 from .description import Domain, image_input, with_preprocessing
 from .hf_preprocessing import audio_preprocessing, image_preprocessing, image_size, text_preprocessing
 from .hf_tasks import Choice
@@ -27,17 +27,17 @@ _ZEROS = ("token_type_ids",)
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs in order, and the values that they take."""
+    """Inputs in order, the values that they take, and what the user should know."""
 
     tensors: tuple[TensorInfo, ...]
     domains: Mapping[str, Domain]
+    notes: tuple[str, ...] = ()
 
 
 def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
     """Return the inputs of a model, with how samples become them where the folder says it.
 
     Raises:
-        InvalidOption: If a size is asked for that the model cannot take.
         ModelError: If a file of the folder is damaged.
     """
     taken = inspect.signature(choice.model.forward).parameters
@@ -50,7 +50,7 @@ def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> In
     if "pixel_values" not in taken:
         return text
     image = _image(source, choice, config, folder)
-    return Inputs((*text.tensors, *image.tensors), {**text.domains, **image.domains})
+    return Inputs((*text.tensors, *image.tensors), {**text.domains, **image.domains}, image.notes)
 
 
 def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapping[str, Any]) -> Inputs:
@@ -93,24 +93,19 @@ def _image(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
     inner = getattr(config, "vision_config", None) or config
     channels = int(getattr(inner, "num_channels", 3) or 3)
     height, width = _extents(source, inner, folder)
-    preprocessing = image_preprocessing(source, choice, config, folder, (height, width), channels)
+    preprocessing, notes = image_preprocessing(source, choice, config, folder, (height, width), channels)
     tensor = image_input("pixel_values", height, width, channels)
-    return Inputs((with_preprocessing(tensor, preprocessing),), {})
+    return Inputs((with_preprocessing(tensor, preprocessing),), {}, notes)
 
 
 def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
+    """Of the spelling, the image processor, or the configuration, where convolutions note a nominal size."""
     own = _pair(getattr(config, "image_size", None))
     asked = tuple(source.options.size)
-    if asked and own and asked != own:
-        if source.options.weights != "random":
-            raise InvalidOption(
-                f"model {source.spec}: its weights are for images of {own[0]}x{own[1]}",
-                hint="leave size out, or give `weights` random",
-            )
-        config.image_size = asked[0] if isinstance(config.image_size, int) else list(asked)
-        if isinstance(config.image_size, int) and asked[0] != asked[1]:
-            config.image_size = list(asked)
-    found = asked or own or image_size(folder) or (224, 224)
+    if asked and own and asked != own and source.options.weights == RANDOM:
+        square = isinstance(config.image_size, int) and asked[0] == asked[1]
+        config.image_size = asked[0] if square else list(asked)
+    found = asked or image_size(folder) or own or (224, 224)
     return found[0], found[1]
 
 

@@ -37,6 +37,7 @@ def describe_hf(source: Source) -> Description:
         (),
         classes(config) if choice.head.classifies else (),
         inputs.domains,
+        inputs.notes,
     )
 
 

@@ -16,33 +16,41 @@ from .images import interpolation
 
 _MOST_TOKENS = 512
 _SHARE = 224 / 256
+_UNCROPPED = 384  # ConvNeXt crops smaller images only
+_UNTOLD = (
+    "do_flip_channel_order", "do_thumbnail", "do_align_long_axis", "keep_aspect_ratio",
+    "ensure_multiple_of", "do_image_splitting", "do_convert_grayscale",
+)  # fmt: skip
+"""Keys of image processors that do what `ImagePreprocessing` has no field for."""
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def image_size(folder: Path) -> tuple[int, int] | None:
-    """Return the extents that a folder's image processor makes; None where it has none."""
+    """Return the extents that a folder's image processor makes; None where it has none, or makes many."""
     said = processor_of(folder, "image_processor")
-    crop = said.get("crop_size") if said.get("do_center_crop") else None
-    for size in (crop, said.get("size")):
-        found = _extents(size)
-        if found:
-            return found
-    return None
+    size = said.get("size")
+    if isinstance(size, dict) and "longest_edge" in size:
+        return None
+    return (_extents(said.get("crop_size")) if said.get("do_center_crop") else None) or _extents(size)
 
 
 def image_preprocessing(
     source: Source, choice: Choice, config: Any, folder: Path, extents: tuple[int, int], channels: int
-) -> ImagePreprocessing | None:
-    """Return what a folder's image processor does; None where it has none."""
+) -> tuple[ImagePreprocessing | None, tuple[str, ...]]:
+    """Return what a folder's image processor does, and notes; None where it has none that can be told."""
     said = processor_of(folder, "image_processor")
-    if not said or ("image_processor_type" not in said and "size" not in said):
-        return None
-    if channels not in (1, 3):
-        return None
+    if not said or ("image_processor_type" not in said and "size" not in said) or channels not in (1, 3):
+        return None, ()
+    other = next((key for key in _UNTOLD if said.get(key)), "")
+    if other:
+        return None, (f"its image processor has {other}, which cannot be told: give data as arrays",)
     normalize = said.get("do_normalize", True)
     mean = tuple(map(float, said.get("image_mean") or _MEAN)) if normalize else (0.0,) * channels
     std = tuple(map(float, said.get("image_std") or _STD)) if normalize else (1.0,) * channels
-    return ImagePreprocessing(
+    if said.get("include_top"):  # EfficientNet divides by it a second time
+        std = tuple(value * value for value in std)
+    resize = _resize(said, extents)
+    made = ImagePreprocessing(
         source=_spelled(source),
         task=cast("Task", choice.head.task),
         classes=classes(config),
@@ -54,21 +62,25 @@ def image_preprocessing(
         mean=mean[:channels],
         std=std[:channels],
         channels=cast("Any", channels),
-        **_resize(said, choice, extents),
+        **resize,
     )
+    padded = "its image processor keeps the ratio of images; here they are padded to {}x{}".format(*extents)
+    return made, (padded,) if "letterbox" in resize else ()
 
 
-def _resize(said: Mapping[str, Any], choice: Choice, extents: tuple[int, int]) -> dict[str, Any]:
+def _resize(said: Mapping[str, Any], extents: tuple[int, int]) -> dict[str, Any]:
     own = _extents(said.get("crop_size")) or _extents(said.get("size")) or extents
     size = said.get("size")
-    if choice.head.task == "object-detection" and isinstance(size, dict) and "longest_edge" in size:
+    if isinstance(size, dict) and "longest_edge" in size:
         return {"letterbox": True}
     if said.get("do_center_crop"):
         edge = size.get("shortest_edge") if isinstance(size, dict) else size
+        if isinstance(edge, int) and str(said.get("image_processor_type", "")).startswith("Levit"):
+            edge = int(edge / _SHARE)  # it resizes to 256 where its size says 224
         before = (int(edge),) if isinstance(edge, int) else (_extents(size) or ())
         return {"resize": scaled_resize(tuple(before), own, extents)}
     if "crop_pct" in said and isinstance(size, dict) and "shortest_edge" in size:
-        if size["shortest_edge"] >= 384:  # ConvNeXt: no crop of large images
+        if size["shortest_edge"] >= _UNCROPPED:
             return {}
         share = float(said["crop_pct"] or _SHARE)
         return {"resize": (int(min(extents) / share),)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelError, first_line
-from ..preprocessing import ImagePreprocessing
+from ...errors import InvalidOption, ModelError, first_line
+from ..preprocessing import ImagePreprocessing, Task
 from ..source import Source
 from ..weights import read_weights
 from .caches import hub_cache, network, not_cached, torch_cache
@@ -15,6 +16,7 @@ from .images import interpolation
 from .names import require_name
 
 _INPUT = "x"
+_IMAGENET = 1000
 
 
 def describe_timm(source: Source) -> Description:
@@ -29,13 +31,34 @@ def describe_timm(source: Source) -> Description:
     cfg = timm.get_pretrained_cfg(name)
     config = cfg.to_dict() if cfg is not None else {}
     channels, height, width = _extents(source, config)
-    preprocessing = _preprocessing(source, config, height, width) if channels in (1, 3) else None
+    task = _task(source, config)
+    classes = _classes(source, config) if task == "image-classification" else ()
+    preprocessing = None
+    if channels in (1, 3):
+        preprocessing = replace(_preprocessing(source, config, height, width), task=task, classes=classes)
     tensor = with_preprocessing(image_input(_INPUT, height, width, channels), preprocessing)
-    features = source.options.task == "embedding"
-    outputs = ("features",) if features else ("logits",)
-    return Description(
-        source.kind, name, "embedding" if features else "image-classification", (tensor,), outputs
-    )
+    outputs = ("features",) if task == "embedding" else ("logits",)
+    return Description(source.kind, name, task, (tensor,), outputs, classes)
+
+
+def _task(source: Source, config: dict[str, Any]) -> Task:
+    asked = source.options.task or "image-classification"
+    if asked not in ("embedding", "image-classification"):
+        raise InvalidOption(
+            f"model {source.spec}: task {asked!r}; image-classification or embedding is required"
+        )
+    without_head = not config.get("num_classes", 1) and not source.options.classes
+    return "embedding" if asked == "embedding" or without_head else "image-classification"
+
+
+def _classes(source: Source, config: dict[str, Any]) -> tuple[str, ...]:
+    """The names of ImageNet's classes (n01440764, ...), as folders of images are called."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    if source.options.classes or config.get("num_classes") != _IMAGENET:
+        return ()
+    subset = infer_imagenet_subset(config)
+    return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
 def load_timm(source: Source, description: Description) -> Any:
@@ -97,7 +120,6 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
     data = resolve_data_config({"input_size": (size, height, width)}, pretrained_cfg=config)
     return ImagePreprocessing(
         source=f"timm:{source.name}",
-        task="embedding" if source.options.task == "embedding" else "image-classification",
         input=_INPUT,
         height=height,
         width=width,

@@ -129,7 +129,7 @@ FOLDERS: dict[str, Any] = {
         {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 2,
          "decoder_start_token_id": 0}),
     "vit": _model(
-        "ViT", "ViTForImageClassification", 
+        "ViT", "ViTForImageClassification",
         {**VIT, "id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}},
         _json("preprocessor_config.json", IMAGES)),
     "resnet": _model(

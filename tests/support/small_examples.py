@@ -37,6 +37,11 @@ def built(folder: Path, *artifacts: str, samples: int) -> RunReport:
     head, *tables = re.split(r"^(?=\[\[artifact\]\])", text, flags=re.M)
     kept = [one for one in tables if re.search(r'^name = "(.+)"', one, re.M)[1] in artifacts]  # type: ignore[index]
     assert len(kept) == len(artifacts)
+    # One way to quantize in place of the best of several, which takes most of the time.
+    kept = [
+        one.rstrip() + "\nsearch = false\n" if "mode = " not in one and '"int8"' in one else one
+        for one in kept
+    ]
     path.write_text(f"{head}[calibrate]\nsamples = {samples}\n\n{''.join(kept)}", encoding="utf-8")
     report = run_recipe(path)
     assert not report.failures
