@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 
 import qcompile
+from qcompile.artifact import read_manifest
 from qcompile.bench.metrics.accuracy import ScoreSums, read_metric
 from qcompile.bench.metrics.metric import Truth
 from qcompile.data.batches import Data
@@ -50,8 +51,10 @@ def built(folder: Path, *artifacts: str, samples: int) -> RunReport:
 
 def value(folder: Path, artifact: Path, metric: str, *, most: int = 10_000) -> float:
     """The metric of an artifact over the first samples of the example's evaluation, run in this process."""
+    io = read_manifest(artifact).io  # unlike the runner's, it says how samples become inputs
+    assert io is not None
     with qcompile.load(artifact, threads=1) as runner:
-        judged = read_metric(metric, inputs=runner.io.inputs)
+        judged = read_metric(metric, inputs=io.inputs)
         sums = ScoreSums(judged)
         for batch in Data(f"{folder}/data.py:evaluation", runner.io.inputs, limit=most):
             outputs = runner.infer(batch.feeds)
