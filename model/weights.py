@@ -73,7 +73,8 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
+        tensors: dict[str, Any] = load_file(path)
+        return tensors
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"{path}: not a safetensors file that can be read ({first_line(error)})", file=path

@@ -88,6 +88,7 @@ class TextReader(Reader):
     def __init__(self, samples: TextSamples, tokenizing: Tokenizing, *, in_buckets: bool) -> None:
         self._samples, self._tokenizing, self._in_buckets = samples, tokenizing, in_buckets
         self._labels: Labels | None = None
+        self._lengths: dict[int, int] = {}
         if samples.raw_labels is not None:
             table = samples.table
             self._labels = read_labels(
@@ -127,11 +128,12 @@ class TextReader(Reader):
 
     def padded_lengths(self, order: Sequence[int]) -> list[int]:
         """Return the length that each text is padded to alone."""
-        found: list[int] = []
-        for start in range(0, len(order), _AT_ONCE):
-            part = order[start : start + _AT_ONCE]
-            found += self._tokenizing.lengths([self._samples.text(index) for index in part])
-        return found
+        left = [index for index in order if index not in self._lengths]
+        for start in range(0, len(left), _AT_ONCE):
+            part = left[start : start + _AT_ONCE]
+            lengths = self._tokenizing.lengths([self._samples.text(index) for index in part])
+            self._lengths.update(zip(part, lengths, strict=True))
+        return [self._lengths[index] for index in order]
 
     def notes_of(self, order: list[int], batch_size: int) -> list[str]:
         if not self._in_buckets:

@@ -126,7 +126,7 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
         interpolation=interpolation(data["interpolation"]),
         mean=tuple(map(float, data["mean"])),
         std=tuple(map(float, data["std"])),
-        channels=size,
+        channels=1 if size == 1 else 3,
         **_crop(data, height, width),
     )
 

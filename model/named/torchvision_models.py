@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import TensorInfo
-from ..preprocessing import ImagePreprocessing
+from ..preprocessing import ImagePreprocessing, Task
 from ..preprocessing_fit import scaled_resize
 from ..preprocessing_presets import PRESETS
 from ..source import Source
@@ -56,8 +56,9 @@ def describe_torchvision(source: Source) -> Description:
         return Description(source.kind, source.name, "", (_video(source, preset),), ("logits",), classes)
     if task == "object-detection":
         return _detection(source, classes)
-    tensor = _image(source, preset, task, classes)
-    return Description(source.kind, source.name, task, (tensor,), (_output(task),), classes)
+    known: Task = "semantic-segmentation" if task == "semantic-segmentation" else "image-classification"
+    tensor = _image(source, preset, known, classes)
+    return Description(source.kind, source.name, known, (tensor,), (_output(known),), classes)
 
 
 def load_torchvision(source: Source, description: Description) -> Any:
@@ -113,8 +114,9 @@ def _by_module(entry: Any) -> str:
     return next((task for part, task in named.items() if part in parts), "image-classification")
 
 
-def _image(source: Source, preset: Any, task: str, classes: tuple[str, ...]) -> TensorInfo:
-    assert task in ("image-classification", "semantic-segmentation")
+def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) -> TensorInfo:
+    own: tuple[int, int]
+    resize: tuple[int, ...]
     if task == "semantic-segmentation":
         side = int(preset.resize_size[0]) if preset is not None and preset.resize_size else 520
         own, resize = (side, side), ()
