@@ -233,8 +233,8 @@ def timing_feeds(
         if len(shapes) > 1:
             found = " and ".join(format_shape(("batch", *shape)) for shape in list(shapes)[:2])
             raise DataError(
-                f"{data}: input {name!r} has batches of {found}; {batch_size} samples of one shape, which are "
-                "timed, are required",
+                f"{data}: input {name!r} has batches of {found}; {batch_size} samples of one shape, which "
+                "are timed, are required",
                 hint=f"measure batches of {samples_in(parts[0])}, or let the first batch hold {batch_size}",
             )
     return {name: np.concatenate([feeds[name] for feeds in parts])[:batch_size] for name in parts[0]}
