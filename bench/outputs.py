@@ -25,7 +25,7 @@ from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
 from ..model.weights_held import WeightsHeld, weights_of_graph
-from ..tensors import Feeds, ModelIO, TensorInfo, parse_input, samples_in
+from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
 from .workers.arrays import load_arrays, save_arrays
 from .workers.interpreters import Interpreters
 from .workers.process import Worker
@@ -228,6 +228,15 @@ def timing_feeds(
             f"{data}: holds {samples} samples; a batch of {batch_size} is required",
             hint="give a smaller batch size, or more data",
         )
+    for name in parts[0]:
+        shapes = dict.fromkeys(feeds[name].shape[1:] for feeds in parts)
+        if len(shapes) > 1:
+            found = " and ".join(format_shape(("batch", *shape)) for shape in list(shapes)[:2])
+            raise DataError(
+                f"{data}: input {name!r} has batches of {found}; {batch_size} samples of one shape, which "
+                "are timed, are required",
+                hint=f"measure batches of {samples_in(parts[0])}, or let the first batch hold {batch_size}",
+            )
     return {name: np.concatenate([feeds[name] for feeds in parts])[:batch_size] for name in parts[0]}
 
 
@@ -240,15 +249,24 @@ def collect_outputs(
         EngineUnavailable: If the artifact cannot run here.
         WorkerError: If its process dies.
     """
+    require_runnable(runnable)
+    with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
+        start(worker, runnable, runnables, threads)
+        return list(infer_all(worker, feeds))
+
+
+def require_runnable(runnable: RunnableArtifact) -> None:
+    """Refuse what cannot run here.
+
+    Raises:
+        EngineUnavailable: With the reason, and what to install.
+    """
     if runnable.why_not:
         raise EngineUnavailable(
             f"{runnable.artifact}: cannot run here: {runnable.why_not}",
             hint=engine(runnable.engine).fix(),
             engine=runnable.engine,
         )
-    with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
-        start(worker, runnable, runnables, threads)
-        return list(infer_all(worker, feeds))
 
 
 def start(

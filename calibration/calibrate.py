@@ -113,7 +113,7 @@ def calibrate(
     progress("choose thresholds")
     with writing(output) as path:
         save_ranges(ranges, path)
-        manifest = commit(path, ranges_manifest(ranges, "calibrate", shard=shard))
+        manifest = commit(path, ranges_manifest(ranges, "calibrate", data.notes(), shard=shard))
     beside.unlink(missing_ok=True)
     return Artifact(output, manifest)
 

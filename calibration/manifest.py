@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..artifact import Manifest, tool_versions
 from .counting import why_slow
 from .ranges import Ranges
 
 
-def ranges_manifest(ranges: Ranges, stage: str, **options: object) -> Manifest:
-    """Return the manifest of ranges that a stage made, for `artifact.commit`."""
-    warnings = [reason] if stage == "calibrate" and (reason := why_slow()) else []
+def ranges_manifest(ranges: Ranges, stage: str, notes: Sequence[str] = (), **options: object) -> Manifest:
+    """Return the manifest of ranges that a stage made, for `artifact.commit`; `notes` are of the data."""
+    warnings = [*notes]
+    warnings += [reason] if stage == "calibrate" and (reason := why_slow()) else []
     if not ranges.samples:
         warnings.append("no sample was observed: this part of the data is empty")
     return Manifest(

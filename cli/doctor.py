@@ -56,9 +56,10 @@ def _show_machine(session: Session, diagnosis: Diagnosis) -> None:
         session.say(f"GPU {gpu.index}: {gpu.name}, {bytes_text(gpu.memory_bytes)}, CUDA {gpu.cuda}{driver}")
     shown = diagnosis.asked or list(dict.fromkeys(gpu.types for gpu in diagnosis.gpus))
     for types in shown:
-        cores = f"{types.tensor_cores} generation Tensor Cores" if types.tensor_cores else "no Tensor Cores"
+        taken = f"{types.tensor_cores} generation Tensor Cores: {', '.join(types.types)}"
         note = f" ({types.note})" if types.note else ""
-        session.say(f"  {types.capability} {types.architecture}{note}: {cores}: {', '.join(types.types)}")
+        said = taken if types.types else "no Tensor Cores"
+        session.say(f"  {types.capability} {types.architecture}{note}: {said}")
     if shown:
         from ..engines.doctor.gpu_types import SOURCE
 

@@ -16,6 +16,7 @@ from .verb import verb
     "qcompile export model.py:build -o model.onnx --input 'x:[batch,3,224,224]'",
     "qcompile export unet.py:build -o unet.onnx --input 'x:[batch,3,height=32..64..512,width=64]'",
     "qcompile export net.pt2 -o net.onnx --input x:1x16 --opset 18",
+    "qcompile export model.keras -o model.onnx --python tensorflow=tf/bin/python",
 )
 def export(session: Session, given: ExportCommand) -> None:
     """Print the file and its checks."""

@@ -111,10 +111,10 @@ def _show_plan(session: Session, given: RunCommand) -> int:
     if not planned.pending:
         session.say("nothing to do: every stage is done")
         return 0
-    seconds = planned.total("seconds")
+    total_s = planned.total("seconds")
     session.say(
         f"to do: {len(planned.pending)} of {len(planned.stages)} stages, "
-        f"{'some of unknown time' if seconds is None else f'about {seconds:.0f} s'}, "
+        f"{'some of unknown time' if total_s is None else f'about {total_s:.0f} s'}, "
         f"{bytes_text(planned.peak_bytes)} of memory, {bytes_text(planned.total('disk_bytes'))} of disk; "
         "nothing was run"
     )

@@ -11,7 +11,8 @@ and of arrays where a key asks for it, are drawn: `selection` says how.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DataError, InvalidOption
@@ -173,7 +174,11 @@ class Data:
         if not self.inputs:
             return self._samples.notes()
         of_batches = self._reader.notes_of(self._order, self.batch_size)
-        return [*self._samples.notes(), *self._reader.notes, *of_batches]
+        left = len(self._order) % self.batch_size if self.is_fixed else 0
+        rest = (
+            [f"the last {left} samples fill no batch of {self.batch_size}, and are left out"] if left else []
+        )
+        return [*self._samples.notes(), *self._reader.notes, *of_batches, *rest]
 
     @property
     def _is_streamed(self) -> bool:
@@ -194,8 +199,10 @@ class Data:
 
     @functools.cached_property
     def _order(self) -> list[int]:
+        names: Sequence[str]
+        classes: Callable[[], Sequence[Hashable] | None]
         if self._stream is not None:
-            names: Sequence[str] = [str(number) for number in range(self._stream.count(self.inputs))]
+            names = [str(number) for number in range(self._stream.count(self.inputs))]
             classes = self._stream.classes
         else:
             names, classes = self._samples.names, self._samples.classes
@@ -232,6 +239,20 @@ def located(spec: str, base: Path) -> str:
     if parsed.kind == FUNCTION:
         return parse_source(parsed.path, base=base).absolute
     return str(parsed.located(base))
+
+
+def seen_from(spec: str, folder: Path) -> str:
+    """Return a spelling of the working folder as a file in another folder names it.
+
+    Raises:
+        InvalidOption, MissingFile: As `located`.
+    """
+    parsed = parse_spelling(spec)
+    if parsed.kind == FUNCTION:
+        source = parse_source(parsed.path)
+        path = os.path.relpath(source.path, folder) if source.path else source.module
+        return f"{path}:{source.function}"
+    return str(parsed.located(Path.cwd()).seen_from(folder.resolve()))
 
 
 def _batch_size(inputs: Sequence[TensorInfo], asked: int | None) -> int:

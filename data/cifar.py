@@ -7,7 +7,6 @@ the sets holds pickles, which can run code when they are opened, and is refused.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,18 +76,16 @@ class CifarFiles(SampleSet):
         if split and not path.is_dir():
             raise InvalidOption(f"data {spelling.spec!r}: split={split}: a file has no splits")
         self._records = [_map(file, self.layout) for file in self.files]
-        self._starts = np.cumsum([0, *(len(records) for records in self._records)])
-
-    @functools.cached_property
-    def names(self) -> Sequence[str]:
-        return [
+        self.names = [
             f"{file.name}:{record}"
             for file, records in zip(self.files, self._records, strict=True)
             for record in range(len(records))
         ]
+        self._starts = np.cumsum([0, *(len(records) for records in self._records)])
 
     def classes(self) -> Sequence[int]:
-        return np.concatenate([records[:, self.layout.head - 1] for records in self._records]).tolist()
+        labels = np.concatenate([records[:, self.layout.head - 1] for records in self._records])
+        return [int(label) for label in labels]
 
     def digest(self, order: Sequence[int]) -> str:
         chosen = np.asarray(order, np.int64).tobytes().hex() if len(order) < len(self.names) else ""

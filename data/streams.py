@@ -112,7 +112,12 @@ class _Polygraphy(Stream):
 
 def open_stream(kind: str, path: Path) -> Stream | None:
     """Return the reader of a kind of arrays; None for another kind."""
-    kinds = {"npz": _Npz, "arrays": _Folder, "npy": _Npy, "polygraphy": _Polygraphy}
+    kinds: dict[str, type[_Npz | _Folder | _Npy | _Polygraphy]] = {
+        "npz": _Npz,
+        "arrays": _Folder,
+        "npy": _Npy,
+        "polygraphy": _Polygraphy,
+    }
     return kinds[kind](path) if kind in kinds else None
 
 

@@ -137,8 +137,8 @@ def _grouped(others: dict[str, str]) -> str:
     groups: dict[str, list[str]] = {}
     for name, reason in others.items():
         groups.setdefault(reason, []).append(name)
-    said = [f"{listed(names)}: {reason}" for reason, names in groups.items()]
-    return f" ({'; '.join(said)})" if said else ""
+    said = [f"{listed(names)} ({reason})" for reason, names in groups.items()]
+    return f"; not {', not '.join(said)}" if said else ""
 
 
 def _onnx_fp32(source: Source) -> ReportedArtifact | None:

@@ -85,7 +85,7 @@ class ModelSection(ExportOptions):
         str,
         option(
             "MODEL: torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, "
-            "package.module:function, .pt2, TorchScript or .onnx."
+            "package.module:function, .pt2, TorchScript, .onnx, a SavedModel folder, .keras or .h5."
         ),
     ]
     depends: Annotated[
@@ -97,11 +97,11 @@ class ModelSection(ExportOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(ExportOptions):
-    """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
+    """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's or TensorFlow's.
 
     MODEL is torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, package.module:function, a
-    .pt2, a TorchScript archive, or an .onnx file. Options follow a `?`:
-    timm:resnet18?weights=random&classes=10.
+    .pt2, a TorchScript archive, an .onnx file, a SavedModel folder, or a .keras or .h5 file. Options follow a
+    `?`: timm:resnet18?weights=random&classes=10.
     """
 
     model: Annotated[str, argument("Model to export.")]
@@ -177,7 +177,11 @@ class CalibrateCommand(CalibrateOptions):
 
     model: Annotated[Path, argument("ONNX file.")]
     data: Annotated[
-        str, option("Samples: .npz, folder of .npy or .npz, or file.py:function.", metavar="DATA")
+        str,
+        option(
+            "Samples: a folder of images or recordings, a file of texts or arrays, file.py:function.",
+            metavar="DATA",
+        ),
     ]
     output: Annotated[Path, option("Ranges file to write.", short="-o", metavar="FILE")]
     targets: Annotated[

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import qcompile
 from qcompile.bench.metrics.accuracy import top_k
@@ -20,9 +19,8 @@ DIGITS = EXAMPLES / "digits"
 INPUTS = (parse_input("image:[batch,3,32,32]"),)
 
 
-@pytest.mark.parametrize("name", ["digits", "resnet18"])
-def test_the_recipe_is_valid_and_asks_for_every_kind_of_artifact(name: str) -> None:
-    recipe = qcompile.read_recipe(EXAMPLES / name / "recipe.toml")
+def test_the_recipe_is_valid_and_asks_for_every_kind_of_artifact() -> None:
+    recipe = qcompile.read_recipe(DIGITS / "recipe.toml")
     asked = {
         (one.target, one.precision, one.mode if one.precision == "int8" else "") for one in recipe.artifact
     }

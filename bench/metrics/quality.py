@@ -68,7 +68,9 @@ def measure_quality(
     names = [base, *(name for name in workers if name != base)]
     differences = {name: RunningDifference(recorder[name].precision) for name in names[1:]}
     sums = {name: ScoreSums(metric) for name in names if metric}
-    for batch in Data(data, io.inputs):
+    samples = Data(data, io.inputs)
+    recorder.warn(base, *(f"evaluation: {note}" for note in samples.notes()))
+    for batch in samples:
         truth = Truth(batch.labels, batch.samples, batch.where)
         reference = recorder.attempt(base, partial(_infer, workers[base], batch.feeds))
         if reference is None:

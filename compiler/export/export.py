@@ -121,7 +121,7 @@ def export(
             was_training, label = computes_otherwise_in_training(source), type(source).__name__
             loaded = LoadedModel(evaluated(source), None, was_training)
         _require_converted(loaded.module, label)
-        original = stack.enter_context(open_original(loaded, label, inputs, dynamic, data))
+        original = stack.enter_context(open_original(loaded, label, inputs, dynamic, data, said))
         with_preprocessing(original.example.inputs, said)  # refused before the work, not behind it
         names = _output_names(outputs, loaded, original)
         chosen = target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")

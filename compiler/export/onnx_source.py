@@ -14,7 +14,7 @@ from ...model.random_input import run_on
 from ...model.source import Source
 from ..check import OnnxReference
 from .manifest import export_manifest
-from .preprocessing import note_preprocessing
+from .preprocessing import note_preprocessing, with_preprocessing
 
 
 def take_onnx(
@@ -32,7 +32,8 @@ def take_onnx(
         else:
             shutil.copyfile(source.file, path)
         check_onnx(path)
-        sample = next(iter(Data(data, model_io(proto).inputs))).feeds if data else None
+        inputs = with_preprocessing(model_io(proto).inputs, preprocessing)
+        sample = next(iter(Data(data, inputs))).feeds if data else None
         feeds, _ = run_on(proto, sample, OnnxReference(path))
         checks = [
             Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"),

@@ -14,10 +14,12 @@ from ...errors import ExportError, ModelError, first_line
 from ...model.example import Example, examples, flat_outputs, make_example
 from ...model.extents import RUNGS
 from ...model.outputs import ForeignOutput, flat_tensors
+from ...model.preprocessing import Preprocessing
 from ...model.pytorch import LoadedModel
 from ...progress import quiet
 from ...tensors import Feeds, TensorInfo, format_shape
 from ..check import Outputs
+from .preprocessing import with_preprocessing
 
 TRAINING_MODE = "the model was in training mode; it is exported in evaluation mode"
 
@@ -76,8 +78,11 @@ def open_original(
     inputs: Sequence[str | TensorInfo],
     dynamic: Sequence[str],
     data: str | None,
+    preprocessing: Preprocessing | None = None,
 ) -> Iterator[Original]:
     """Find an example that the model runs on; caches are off in the block where the model returns one.
+
+    The data is read as `preprocessing` says, or as the model itself does without one.
 
     Raises:
         InvalidOption: If inputs are not known, or wrong.
@@ -85,7 +90,7 @@ def open_original(
         ExportError: If it returns what is no tensor.
     """
     first = make_example(loaded, inputs, dynamic)
-    samples = Data(data, first.inputs) if data is not None else None
+    samples = Data(data, with_preprocessing(first.inputs, preprocessing)) if data is not None else None
     feeds = next(iter(samples)).feeds if samples is not None else None
     tried = examples(loaded, inputs, dynamic, feeds) if feeds is not None or first.guessed else [first]
     example, reference = _first_that_runs(loaded, tried, label)

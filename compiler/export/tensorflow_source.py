@@ -24,7 +24,7 @@ from ...model.source import Source
 from ...model.tensorflow.keras_config import read_keras_config, refusal
 from ...model.tensorflow.process import TensorFlowProcess, tensorflow_python
 from ...progress import Progress
-from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
+from ...tensors import AxisExtents, Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference, Outputs, compare_outputs
 from ..opset.upgrade import upgrade_in_place
 from .manifest import export_manifest
@@ -157,7 +157,8 @@ def declared(
             ("batch" if axis == 0 else f"{name}_{axis}") if dim is None else int(dim)
             for axis, dim in enumerate(one["shape"])
         ]
-        extents, preprocessing = (), None
+        extents: tuple[AxisExtents, ...] = ()
+        preprocessing = None
         if name in asked:
             _require_fits(asked[name], one["shape"])
             shape, extents = list(asked[name].shape), asked[name].extents

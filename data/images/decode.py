@@ -49,12 +49,13 @@ def from_pixels(pixels: NDArray[np.uint8], mode: str) -> Image.Image:
     require_package("PIL", "pillow", "resizes images")
     from PIL import Image
 
-    return Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).convert(mode)
+    image: Image.Image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).convert(mode)
+    return image
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I"):
-        return _upper_bits(image).convert(mode)
+        image = _upper_bits(image)
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers; 8 or 16 bits are required")
     if image.mode == "P" and "transparency" in image.info:

@@ -132,7 +132,7 @@ def _saved(path: Path) -> tuple[Any, list[Path]]:
 
 def _from_files(path: Path, spelling: Spelling) -> tuple[Any, list[Path]]:
     import datasets
-    import pyarrow.parquet
+    import pyarrow.parquet  # type: ignore[import-untyped]
 
     files = [path] if path.is_file() else [path / n for n in list_files(path) if Path(n).suffix in _SUFFIXES]
     files = _of_split(files, path, spelling)

@@ -29,10 +29,11 @@ def text_preprocessing(inputs: Sequence[TensorInfo], spelling: Spelling) -> Text
     """
     names = "hf:NAME_OR_FOLDER (or FILE.json)"
     said = preprocessing_for(inputs, spelling, TextPreprocessing, what="texts", names=names)
-    for key, name in (("length", "max_length"), ("multiple", "multiple")):
-        if key in spelling.query:
-            said = replace(said, **{name: whole(spelling.query[key], key, spelling.spec, least=1)})
-    return said
+    longest, multiple = (
+        whole(spelling.query.get(key, str(own)), key, spelling.spec, least=1)
+        for key, own in (("length", said.max_length), ("multiple", said.multiple))
+    )
+    return replace(said, max_length=longest, multiple=multiple)
 
 
 def load_tokenizer(name: str) -> Any:

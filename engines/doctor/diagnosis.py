@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
-from importlib.util import find_spec
-from pathlib import Path
 
 from ...errors import QCompileError
+from ...model.named.torchvision_import import mismatch
 from ...model.tensorflow.process import ANOTHER, INSTALL, TensorFlowProcess, tensorflow_python
 from ..registry import engine, names
 from .extras import ExtraState, extra_states
@@ -36,8 +34,6 @@ _PACKAGES = (
     "pycuda",
     "matplotlib",
 )
-
-_WRITTEN = re.compile(r"""^__version__ = ["']([^"']+)["']""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis
         gpus=here,
         asked=asked,
         precisions=precision_states(installed, machine, asked or distinct, here=not asked),
-        extras=extra_states(_version, _requirements),
+        extras=extra_states(_version, _requirements, torchvision=_torchvision()),
         tensorflow=tensorflow_state(python),
     )
 
@@ -162,18 +158,14 @@ def _state(name: str) -> TargetState:
 
 def _version(package: str) -> str:
     try:
-        found = version(package)
+        return version(package)
     except PackageNotFoundError:
         return ""
-    return _build(package) or found if package == "torchvision" else found
 
 
-def _build(package: str) -> str:
-    """The version in a package's version.py, with the build, which metadata leave out."""
-    spec = find_spec(package)
-    path = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    match = _WRITTEN.search(path.read_text(encoding="utf-8")) if path and path.is_file() else None
-    return match[1] if match else ""
+def _torchvision() -> str:
+    """Why torchvision's compiled operators do not load; empty where they do, or it is missing."""
+    return mismatch() if _version("torch") and _version("torchvision") else ""
 
 
 def _requirements(package: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "onnxscript"),
@@ -27,6 +27,7 @@ _INSTEAD = {
 }
 """Distributions that hold the same module."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")
+_ONE_BUILD = "install torch and torchvision of one build together: https://pytorch.org/get-started"
 _PAIRS = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
 """Packages whose requirements decide whether they can be imported beside the others."""
 
@@ -41,7 +42,8 @@ class ExtraState:
 
     Attributes:
         extra: Its name.
-        state: "installed", "missing", "incomplete", or "broken": there, but packages do not fit together.
+        state: "installed", "missing", "incomplete", "broken": there, but packages do not fit together, or
+            "limited": they do not fit, and qcompile does without what is lacking.
         missing: Packages that are not installed.
         problem: What does not fit; empty where all does.
         fix: What to type; empty where nothing is needed.
@@ -54,14 +56,26 @@ class ExtraState:
     fix: str = ""
 
 
-def extra_states(version_of: Versions, requirements_of: Requirements) -> list[ExtraState]:
+def extra_states(
+    version_of: Versions, requirements_of: Requirements, *, torchvision: str = ""
+) -> list[ExtraState]:
     """Return the state of every extra.
 
     Args:
         version_of: Version of an installed distribution; empty where it is not installed.
         requirements_of: What a distribution asks for, as its metadata spells it.
+        torchvision: Why torchvision's compiled operators do not load; empty where they do.
     """
-    return [_state(extra, names, version_of, requirements_of) for extra, names in EXTRAS.items()]
+    states = [_state(extra, names, version_of, requirements_of) for extra, names in EXTRAS.items()]
+    if not torchvision:
+        return states
+    problem = f"{torchvision}: qcompile computes nms itself, others of torchvision.ops are lacking"
+    return [
+        replace(one, state="limited", problem=problem, fix=_ONE_BUILD)
+        if "torchvision" in EXTRAS[one.extra] and one.state == "installed"
+        else one
+        for one in states
+    ]
 
 
 def clash(name: str, version_of: Versions, requirements_of: Requirements) -> str:
@@ -77,8 +91,6 @@ def clash(name: str, version_of: Versions, requirements_of: Requirements) -> str
             return (
                 f"{name} {version_of(name)} is built for {match[1]}{match[2].strip()}; {found} is installed"
             )
-    if name == "torchvision":
-        return _other_build(version_of("torchvision"), version_of("torch"))
     return ""
 
 
@@ -118,14 +130,6 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def _other_build(torchvision: str, torch: str) -> str:
-    """Whether torchvision's operators are of another build: its import fails beside such a PyTorch."""
-    builds = [version.partition("+")[2] for version in (torchvision, torch)]
-    if "" in builds or builds[0] == builds[1]:
-        return ""
-    return f"torchvision {torchvision} and torch {torch} are of different builds ({builds[0]}, {builds[1]})"
-
-
 def _state(
     extra: str, names: Sequence[str], version_of: Versions, requirements_of: Requirements
 ) -> ExtraState:
@@ -139,7 +143,7 @@ def _state(
     ]
     if problems:
         fix = (
-            "install torch and torchvision of one build together: https://pytorch.org/get-started"
+            _ONE_BUILD
             if problems[0].startswith("torchvision")
             else f"{install}, in an environment of its own if other packages need these versions"
         )

@@ -29,8 +29,7 @@ from qcompile.pipeline.recipe import Recipe
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
-COMMAND = "python examples/cifar_resnet18/compare.py --write-readme"
-_BEGIN, _END = f"<!-- table: written by {COMMAND} -->", "<!-- end of table -->"
+_BEGIN, _END = "<!-- output of: python examples/cifar_resnet18/compare.py -->", "<!-- end of output -->"
 _BASELINE = "pytorch"
 
 
@@ -133,7 +132,7 @@ def write_readme(text: str, path: Path = README) -> None:
     _, end, after = rest.partition(_END)
     if not begin or not end:
         raise ValueError(f"{path}: {_BEGIN} and {_END} are required")
-    path.write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}", encoding="utf-8")
+    path.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}", encoding="utf-8")
 
 
 def compare(settings: Settings) -> Results:

@@ -46,7 +46,7 @@ SOURCES = {
         "so its drop of 0 says nothing. Its FP32 took 43.4 ms a batch in one run and 51.6 ms in the other."
     ),
     "V100": (
-        "As quoted in the request for this comparison; a source with these figures was not found. Measured "
+        "As quoted; a source with these figures was not found. Measured "
         "elsewhere on a V100, ResNet50, batch 128, TensorRT 4: 80.6 ms FP32, 21.3 ms FP16 "
         "([1duo, “TensorRT Performance on NVIDIA Volta V100 GPU”]"
         "(https://gist.github.com/1duo/efd3be1dc8eb2c45863b75f20a76f8b2)), without PyTorch beside it."

@@ -17,6 +17,8 @@ _RUNS_CODE = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLay
 """Classes of Keras whose configuration is code: bytecode, a pickled module, another model."""
 _OWN = ("keras", "builtins")
 """Modules whose names Keras looks up among its own objects."""
+_FUNCTIONS = ("builtins", "keras.activations", "keras.src.activations", "keras.ops", "keras.src.ops")
+"""Modules of functions that compute; those of others can load and download files."""
 _LARGEST = 1 << 26
 _DEEPEST = 400
 
@@ -94,7 +96,13 @@ def _judged(value: dict[str, Any], said: str, layer: str) -> Iterator[Foreign]:
     plain = said.rpartition(">")[2]
     if plain in _RUNS_CODE:
         yield Foreign(layer, "Lambda" if plain == "__lambda__" else plain, True)
+    elif plain == "function" and isinstance(module, str) and not _computes(module):
+        yield Foreign(layer, f"function {module}.{value.get('config')}", True)
     elif isinstance(module, str) and module.partition(".")[0] not in _OWN:
         yield Foreign(layer, f"{module}.{said}", False)
     elif any(isinstance(one, str) and ">" in one for one in (registered, said)):
         yield Foreign(layer, str(registered or said), False)
+
+
+def _computes(module: str) -> bool:
+    return any(module == one or module.startswith(f"{one}.") for one in _FUNCTIONS)

@@ -17,6 +17,7 @@ Inputs are `{"name", "dtype", "shape"}` each, outputs are names. A dynamic axis 
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -128,8 +129,7 @@ class Served:
 
     def _load_keras(self, request: dict[str, Any]) -> None:
         _refuse_code(request)
-        import keras
-
+        keras: Any = importlib.import_module("keras")
         try:
             model = keras.models.load_model(self.path, compile=False, safe_mode=not request["trust"])
         except Exception as error:
@@ -202,8 +202,7 @@ def _refuse_code(request: dict[str, Any]) -> None:
     if path.endswith(".keras"):
         config = checks.read_keras_config(path)
     else:
-        import h5py
-
+        h5py: Any = importlib.import_module("h5py")
         try:
             with h5py.File(path, "r") as stored:
                 text = stored.attrs.get("model_config")

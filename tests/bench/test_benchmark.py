@@ -317,6 +317,27 @@ def test_pytorch_runs_in_its_other_modes_as_rows_of_their_own(torch_model: str) 
     assert results.rows[2].contains == "host to host: one forward(), traced and frozen"
 
 
+def test_further_models_are_measured_as_they_are(torch_model: str) -> None:
+    results = qcompile.benchmark(
+        {"net": torch_model}, baseline="net", models={"again": torch_model}, torch_modes=["half"],
+        inputs=["x:2x3x8x8"], threads=1, max_time_s=0.1,
+    )  # fmt: skip
+    assert [(row.name, row.mode, row.precision) for row in results.rows] == [
+        ("net", "eager", "fp32"), ("again", "eager", "fp32"), ("net (half)", "half", "fp16"),
+    ]  # fmt: skip
+    net, again, half = results.rows
+    assert net.parameters is not None
+    assert net.parameters == again.parameters == half.parameters
+    assert net.weights_bytes == again.weights_bytes
+    assert (half.size_ratio, again.size_ratio) == (pytest.approx(2.0, rel=0.01), 1.0)
+    assert again.memory_ratio == pytest.approx(1.0, rel=0.2)
+
+
+def test_a_further_model_needs_a_name_of_its_own(torch_model: str) -> None:
+    with pytest.raises(InvalidOption, match="`models`: the name 'net' is taken"):
+        qcompile.benchmark({"net": torch_model}, baseline="net", models={"net": torch_model})
+
+
 def test_an_engine_without_a_model_has_no_torch_modes(tiny_file: Callable[..., Path]) -> None:
     model = str(tiny_file("mlp"))
     with pytest.raises(InvalidOption, match="`torch_modes`: no artifact is a PyTorch MODEL"):

@@ -13,6 +13,7 @@ import qcompile
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Accuracy, Interval, Latency, Row
 from qcompile.bench.statistics.speedup import Speedup
+from qcompile.cli import main
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.auto import AutoResult
 from qcompile.pipeline.recipe import read_recipe
@@ -44,7 +45,9 @@ def found(model: Path, *, max_drop: float = 5.0, **options: object) -> AutoResul
     )
 
 
-def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(model: Path) -> None:
+def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stages: list[str] = []
     first = found(model, listener=lambda stage, *_: stages.append(stage))
     folder = model.parent / "auto"
@@ -66,6 +69,14 @@ def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(model:
     assert second.recommendation == first.recommendation
     assert second.notes == first.notes
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+    words = ["auto", model, "--data", model.parent / "data.npz", "-o", folder, "--target", "onnxruntime"]
+    with pytest.raises(SystemExit) as done:
+        main([*map(str, words), "--max-drop", "5", "--max-time", "0.5"])
+    assert done.value.code == (0 if first.artifact else 1)
+    printed = capsys.readouterr().out
+    assert first.recommendation.sentence in printed
+    assert "out/report.html" in printed
 
     with pytest.raises(InvalidOption, match="holds the recipe of another request"):
         found(model, max_drop=1.0)

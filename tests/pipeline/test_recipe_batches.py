@@ -109,5 +109,5 @@ def test_the_examples_engines_take_what_they_measure(name: str) -> None:
     recipe = read_recipe(Path(__file__).parents[2] / f"examples/{name}/recipe.toml")
     assert recipe.bench is not None
     engines = [one for one in recipe.artifact if one.target.startswith("tensorrt")]
-    assert len(engines) == 3
+    assert len(engines) in (3, 6)
     assert all(one.max_shapes == (f"image:{recipe.bench.batch_size}x3x32x32",) for one in engines)

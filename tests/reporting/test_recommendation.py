@@ -46,9 +46,9 @@ def test_the_sentence_names_speed_over_both_accuracy_size_and_the_others(tmp_pat
     assert "as fast as pytorch and 2.5" in said.sentence
     assert "as fast as onnx-fp32, top1 90.00%, 0.20 points [−0.10, 0.40] lost" in said.sentence
     assert "1.00 kB (4.00× smaller)" in said.sentence
-    assert "onnx-fp32 and small-int8: slower" in said.sentence
-    assert "lossy: it loses 3.00 points [2.10, 3.80]" in said.sentence
-    assert "rtx: could not run here" in said.sentence
+    assert "not onnx-fp32 and small-int8 (slower)" in said.sentence
+    assert "not lossy (it loses 3.00 points [2.10, 3.80])" in said.sentence
+    assert "not rtx (could not run here)." in said.sentence
     assert said.sentence.count(". ") == 0, "one sentence"
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import qcompile
 from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
 from qcompile.errors import ExportError, InvalidOption, ModelError
@@ -54,6 +55,19 @@ class Sum(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b
+
+
+class Strided(nn.Module):
+    """A GRU over frames of windows: PyTorch's exporter allows the extents with as many frames as traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = nn.Conv1d(1, 4, 8, stride=4)
+        self.gru = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.gru(self.frames(x[:, None]).transpose(1, 2))[0]
+        return states
 
 
 class Recurrent(nn.Module):
@@ -142,6 +156,22 @@ def test_what_the_new_exporter_makes_static_is_exported_by_the_older_one_and_say
     checked = [check.name for check in manifest.checks]
     assert {"same outputs as PyTorch at batch 1", "same outputs as PyTorch at length 9"} <= set(checked)
     assert "same outputs as PyTorch on other values" in checked
+
+
+def test_a_graph_for_fewer_extents_than_were_asked_for_is_not_taken(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    artifact = export(Strided(), tmp_path / "m.onnx", inputs=["x:[batch,samples=40..400]"], outputs=["y"])
+    assert artifact.manifest.options["exporter"] == "torchscript"
+    assert "the model takes 400" in artifact.manifest.warnings[0]
+    assert axes_of(artifact)["samples"]["max"] == 400
+    with qcompile.load(tmp_path / "m.onnx", threads=1) as runner:
+        assert runner.infer({"x": np.ones((1, 400), np.float32)})["y"].shape == (1, 99, 4)
+
+
+def test_a_limit_of_the_model_itself_is_below_what_was_asked_for(tmp_path: Path) -> None:
+    artifact = export(Positions(), tmp_path / "m.onnx", inputs=["x:[n,length=8..64,2]"])
+    assert axes_of(artifact)["length"]["max"] == 16
+    assert artifact.manifest.options["exporter"] == "dynamo"
 
 
 def test_an_extent_that_the_model_itself_refuses_is_no_failure_of_the_export(tmp_path: Path) -> None:

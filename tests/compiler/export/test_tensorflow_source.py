@@ -21,7 +21,7 @@ import qcompile
 from qcompile.artifact import read_manifest
 from qcompile.compiler.export.tensorflow_source import declared
 from qcompile.compiler.quantize.calibrate import calibrate
-from qcompile.errors import InvalidOption, MissingFile, ModelError
+from qcompile.errors import InvalidOption, MissingFile, ModelError, UnsupportedOperator
 from qcompile.model.onnx_file import load_onnx, model_io
 from qcompile.model.source import digest_source, parse_source
 from qcompile.tensors import TensorInfo
@@ -186,6 +186,10 @@ def test_a_lambda_runs_only_where_the_file_is_trusted(exported: Exported, name: 
 def test_what_is_no_model_of_numbers_alone_is_refused(exported: Exported, models: Path) -> None:
     with pytest.raises(ModelError, match=r"touches files or calls Python \(ReadFile\)"):
         exported("reads")
+    with pytest.raises(
+        UnsupportedOperator, match="custom operators that this TensorFlow does not have: MyOp"
+    ):
+        exported("custom")
     with pytest.raises(ModelError, match="file takes no numbers"):
         exported("reads", trust=True)
     with pytest.raises(ModelError, match="holds weights alone"):

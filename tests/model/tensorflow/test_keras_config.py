@@ -65,6 +65,22 @@ def test_a_class_of_elsewhere_is_refused_even_where_it_is_trusted(foreign: dict[
     assert "whose code is not in the file" in refused[0]
 
 
+@pytest.mark.parametrize("module", ["keras.utils", "keras.saving", "os", "keras.opsx"])
+def test_a_function_that_does_not_compute_is_refused(module: str) -> None:
+    """`keras.utils.get_file` downloads and unpacks what its arguments say."""
+    function = {
+        "module": module,
+        "class_name": "function",
+        "config": "get_file",
+        "registered_name": "function",
+    }
+    refused = refusal("m.keras", model(layer("Dense", "d", activation=function)), trust=False)
+    assert refused is not None
+    assert f"function {module}.get_file" in refused[0]
+    function["module"] = "keras.ops"
+    assert refusal("m.keras", model(layer("Dense", "d", activation=function)), trust=False) is None
+
+
 def test_a_configuration_that_is_nested_too_deeply_is_refused() -> None:
     deep: Any = {}
     for _ in range(500):
