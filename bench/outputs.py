@@ -249,15 +249,24 @@ def collect_outputs(
         EngineUnavailable: If the artifact cannot run here.
         WorkerError: If its process dies.
     """
+    require_runnable(runnable)
+    with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
+        start(worker, runnable, runnables, threads)
+        return list(infer_all(worker, feeds))
+
+
+def require_runnable(runnable: RunnableArtifact) -> None:
+    """Refuse what cannot run here.
+
+    Raises:
+        EngineUnavailable: With the reason, and what to install.
+    """
     if runnable.why_not:
         raise EngineUnavailable(
             f"{runnable.artifact}: cannot run here: {runnable.why_not}",
             hint=engine(runnable.engine).fix(),
             engine=runnable.engine,
         )
-    with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
-        start(worker, runnable, runnables, threads)
-        return list(infer_all(worker, feeds))
 
 
 def start(

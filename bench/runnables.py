@@ -135,6 +135,6 @@ def row_of(runnable: RunnableArtifact) -> Row:
         device=runnable.device,
         interpreter=runnable.python,
         layers_by_precision=runnable.layers_by_precision,
-        parameters=(runnable.weights and runnable.weights.parameters) or None,
-        weights_bytes=runnable.weights and runnable.weights.bytes,
+        parameters=(runnable.weights.parameters or None) if runnable.weights else None,
+        weights_bytes=runnable.weights.bytes if runnable.weights else None,
     )

@@ -13,7 +13,18 @@ from ..spec.words import AUTO, METHOD, METHODS, METRIC, METRICS, TARGETS
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-_FILES = ("DATA", "MODEL", "FILE", "RECIPE", "RANGES", "ARTIFACT", "ARTIFACTS", "REFERENCE", "BASELINE")
+_FILES = (
+    "DATA",
+    "MODEL",
+    "FILE",
+    "RECIPE",
+    "RANGES",
+    "ARTIFACT",
+    "ARTIFACTS",
+    "REFERENCE",
+    "BASELINE",
+    "random|FILE",
+)
 """Values that are texts, as they may be spelled otherwise too, and most often name a file."""
 
 

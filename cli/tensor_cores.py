@@ -30,6 +30,8 @@ def show_tensor_cores(session: Session, given: InspectCommand) -> None:
             option="tensor_cores",
         )
     source = parse_source(str(given.file))
+    if source.is_named and not source.options.weights:
+        source = parse_source(str(given.file), weights="random")  # sizes do not depend on them
     with tempfile.TemporaryDirectory(prefix="qcompile-sizes-") as folder:
         path = source.path if source.kind == "onnx" else None
         if path is None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..bench.metrics.accuracy import ScoreSums, accuracy, read_metric
-from ..bench.metrics.metric import Truth
+from ..bench.metrics.metric import Outputs, Truth
 from ..bench.metrics.quality import described_inputs
-from ..bench.outputs import RunnableArtifact, infer_all, paired, start
+from ..bench.outputs import RunnableArtifact, infer_all, paired, require_runnable, start
 from ..bench.results.row import Unit, unit_of
 from ..bench.workers.process import Worker
 from ..data.batches import Data
@@ -52,7 +52,23 @@ class AccuracyComparison:
         return unit_of(self.metric)
 
 
-def compare_accuracy(
+@dataclass(frozen=True)
+class Evaluation:
+    """Two artifacts on the same samples.
+
+    Attributes:
+        accuracy: What both reach on all of them.
+        reference, outputs: Their outputs for the first batches, which hold `samples`.
+        samples: In those batches.
+    """
+
+    accuracy: AccuracyComparison
+    reference: Sequence[Outputs]
+    outputs: Sequence[Outputs]
+    samples: int
+
+
+def evaluate(
     runnables: Sequence[RunnableArtifact],
     io: ModelIO,
     data: str,
@@ -60,9 +76,10 @@ def compare_accuracy(
     *,
     max_drop: float | None = None,
     samples: int | None = None,
+    keep: int = 0,
     threads: int = 0,
     progress: Progress = silent,
-) -> AccuracyComparison:
+) -> Evaluation:
     """Run two artifacts on labelled samples, batch by batch, and compare their accuracy.
 
     Args:
@@ -72,16 +89,22 @@ def compare_accuracy(
         metric: See `bench.metrics.names`.
         max_drop: The largest drop that passes, in the metric's unit.
         samples: At most so many; None reads all.
+        keep: Outputs are kept of so many samples, in whole batches.
         threads: Of each side; 0 lets it choose.
         progress: Told of every step.
 
     Raises:
         InvalidOption: If the metric is unknown.
+        EngineUnavailable: If one side cannot run here.
         DataError: If labels are missing, or do not fit the metric.
         WorkerError: If one side dies.
     """
     chosen = read_metric(metric, inputs=described_inputs(io, runnables))
     sums: list[ScoreSums] = []
+    kept: tuple[list[Outputs], list[Outputs]] = ([], [])
+    seen = 0
+    for runnable in runnables:
+        require_runnable(runnable)
     with contextlib.ExitStack() as stack:
         workers = []
         for runnable in runnables:
@@ -101,12 +124,17 @@ def compare_accuracy(
             if not sums:
                 chosen = chosen.resolved(reference, truth)
                 sums = [ScoreSums(chosen), ScoreSums(chosen)]
+            if seen < keep:
+                seen += batch.samples
+                kept[0].append(reference)
+                kept[1].append(outputs)
             scored = chosen.score(reference, reference, truth)
             sums[0].add(scored, scored, truth.samples)
             sums[1].add(chosen.score(paired(reference, outputs), reference, truth), scored, truth.samples)
     found = accuracy(sums[1], sums[0])
     assert found.drop is not None, "an artifact has a drop"
-    return AccuracyComparison(
+    compared = AccuracyComparison(
         chosen.name, chosen.note, sums[0].value(), found.value, found.drop.value, found.drop.low,
         found.drop.high, sums[1].samples, found.agreement, max_drop,
     )  # fmt: skip
+    return Evaluation(compared, *kept, seen)

@@ -18,7 +18,7 @@ from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
 from ..spec.words import AUTO
 from ..tensors import samples_in
-from .accuracy import AccuracyComparison, compare_accuracy
+from .accuracy import AccuracyComparison, evaluate
 
 SAMPLES = 64
 """Whose outputs are compared; their accuracy is compared on all."""
@@ -92,20 +92,22 @@ def diff(
     runnables = [describe(one, trust=trust) for one in (reference, artifact)]
     with trusting(trust):
         io = shared_io(runnables, inputs)
+    precision = _precision(runnables)
+    if metric is not None:
+        both = evaluate(
+            runnables, io, str(data), metric, max_drop=max_drop, samples=samples, keep=samples or SAMPLES,
+            threads=threads, progress=progress,
+        )  # fmt: skip
+        outputs = judge(both.reference, both.outputs, precision, tolerances, rules)
+        return Comparison(reference, artifact, precision, both.samples, outputs, both.accuracy)
     feeds = list(feeds_for(io, data, runnables=runnables, samples=samples or SAMPLES))
     outputs_by_side = []
     for runnable in runnables:
         progress(f"run {runnable.name}")
         outputs_by_side.append(collect_outputs(runnable, feeds, runnables, threads=threads))
     count = sum(samples_in(batch) for batch in feeds)
-    outputs = judge(outputs_by_side[0], outputs_by_side[1], _precision(runnables), tolerances, rules)
-    accuracy = None
-    if metric is not None:
-        accuracy = compare_accuracy(
-            runnables, io, str(data), metric,
-            max_drop=max_drop, samples=samples, threads=threads, progress=progress,
-        )  # fmt: skip
-    return Comparison(reference, artifact, _precision(runnables), count, outputs, accuracy)
+    outputs = judge(outputs_by_side[0], outputs_by_side[1], precision, tolerances, rules)
+    return Comparison(reference, artifact, precision, count, outputs)
 
 
 def parse_rules(texts: Sequence[str], *, option: str) -> dict[str, Rule]:

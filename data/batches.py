@@ -11,6 +11,7 @@ and of arrays where a key asks for it, are drawn: `selection` says how.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
@@ -238,6 +239,20 @@ def located(spec: str, base: Path) -> str:
     if parsed.kind == FUNCTION:
         return parse_source(parsed.path, base=base).absolute
     return str(parsed.located(base))
+
+
+def seen_from(spec: str, folder: Path) -> str:
+    """Return a spelling of the working folder as a file in another folder names it.
+
+    Raises:
+        InvalidOption, MissingFile: As `located`.
+    """
+    parsed = parse_spelling(spec)
+    if parsed.kind == FUNCTION:
+        source = parse_source(parsed.path)
+        path = os.path.relpath(source.path, folder) if source.path else source.module
+        return f"{path}:{source.function}"
+    return str(parsed.located(Path.cwd()).seen_from(folder.resolve()))
 
 
 def _batch_size(inputs: Sequence[TensorInfo], asked: int | None) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +28,9 @@ class LabelTable:
 def read_label_table(path: Path, files: Sequence[str], root: Path) -> LabelTable:
     """Read the labels of files.
 
-    The first column is a file, relative to the folder, with or without its suffix, or its name alone; the
-    second is the label. A first line that names no file of the folder is a head. Lines of other files are
-    ignored.
+    The first column is a file, relative to the folder, with or without its suffix, or its name alone where no
+    other file has it; the second is the label. A first line that names no file of the folder is a head. Lines
+    of other files are ignored.
 
     Raises:
         MissingFile: If there is no such table.
@@ -44,9 +45,11 @@ def read_label_table(path: Path, files: Sequence[str], root: Path) -> LabelTable
                     rows[row[0].strip().removeprefix("./")] = row[1].strip()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as CSV ({error})", file=path) from error
+    stems = Counter(Path(name).stem for name in files)
+    shared = {stem for stem, count in stems.items() if count > 1}
     labels = []
     for name in files:
-        found = next((rows[key] for key in _spellings(name) if key in rows), None)
+        found = next((rows[key] for key in _spellings(name, shared) if key in rows), None)
         if found is None:
             raise DataError(
                 f"{path}: has no label for {name} of {root}; a line `file,label` is required for each file",
@@ -57,6 +60,8 @@ def read_label_table(path: Path, files: Sequence[str], root: Path) -> LabelTable
     return LabelTable(tuple(labels), digest_files([path]))
 
 
-def _spellings(name: str) -> list[str]:
+def _spellings(name: str, shared: Collection[str]) -> list[str]:
+    """How a table may name a file; by its name alone only where no other file has it."""
     path = Path(name)
-    return [name, str(path.with_suffix("")), path.name, path.stem]
+    alone = [] if path.stem in shared else [path.name, path.stem]
+    return [name, str(path.with_suffix("")), *alone]

@@ -24,6 +24,7 @@ Without a kind, it is found from what lies at the path (`kinds`). How the parts 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -118,6 +119,14 @@ class Spelling:
         query = {key: _located_value(key, value, path, base) for key, value in self.query.items()}
         return replace(self, path=str(path), query=query)
 
+    def seen_from(self, folder: Path) -> Spelling:
+        """Return one with absolute paths as a file in `folder` names it."""
+        query = {
+            key: os.path.relpath(value, folder) if _is_path(key, value) else value
+            for key, value in self.query.items()
+        }
+        return replace(self, path=os.path.relpath(self.path, folder), query=query)
+
     def keyed(self) -> list[str]:
         """Return what of it decides how samples are read: kind and query, files by their content."""
         return [self.kind, *(f"{key}={_content(key, value)}" for key, value in sorted(self.query.items()))]
@@ -194,8 +203,12 @@ def _nearest(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
+def _is_path(key: str, value: str) -> bool:
+    return key in FILE_KEYS or (key == "preprocessing" and value.endswith(".json"))
+
+
 def _located_value(key: str, value: str, data: Path, base: Path) -> str:
-    if key in FILE_KEYS or (key == "preprocessing" and value.endswith(".json")):
+    if _is_path(key, value):
         beside = absolute(value, data if data.is_dir() else data.parent)
         return str(beside if beside.exists() else absolute(value, base))
     if key == "preprocessing" and ":" in value:

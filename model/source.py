@@ -120,10 +120,10 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
         options = parse_query(query, spec) if mark else SourceOptions()
         source = _named(spec, kind, name, base)
         return _with_options(source, head, options, base, weights, download)
-    source = _function(head, base)
-    if source is not None:
+    function = _function(head, base)
+    if function is not None:
         options = parse_query(query, spec, known=("weights",)) if mark else SourceOptions()
-        return _with_options(source, head, options, base, weights, download)
+        return _with_options(function, head, options, base, weights, download)
     if weights or download:
         given = "weights" if weights else "download"
         raise InvalidOption(

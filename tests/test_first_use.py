@@ -124,7 +124,7 @@ def test_the_walk_of_texts(typed: Callable[..., tuple[int, str]], folder: Path) 
     (auto,) = commands("texts")
     code, printed = typed(auto, "--max-time", "1")
     assert code in (0, 1), "random labels need not be within the budget"
-    sentence, *where = printed.strip().splitlines()[-3 if code == 0 else -2 :]
+    sentence, *where = printed.strip().splitlines()[-4 if code == 0 else -3 :]
     assert sentence.startswith("Use " if code == 0 else "No ")
     assert where[-1] == "recipe:   reviews-compiled/recipe.toml"
     assert read_recipe(folder / "reviews-compiled/recipe.toml").data.calibration.endswith("part=calibration")

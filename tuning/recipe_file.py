@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..data.batches import seen_from
 from ..model.source import parse_source
 from .trials import Trial
 
@@ -31,8 +32,8 @@ def recipe_text(
         "simplify = false # the names of layers below are those of this file",
         "",
         "[data]",
-        f"calibration = {_text(_relative(calibration, folder))}",
-        f"evaluation = {_text(_relative(evaluation, folder))}",
+        f"calibration = {_text(seen_from(calibration, folder))}",
+        f"evaluation = {_text(seen_from(evaluation, folder))}",
         "",
         "[calibrate]",
         f"method = {_text(method or 'auto')}",

@@ -12,6 +12,7 @@
 | one class per sample or position                            | `top1`                                    |
 | whole numbers of the shape of the scores [batch, items]     | `ndcg`                                    |
 | one number per sample, and so the output; embedding         | `spearman`                                |
+| others of embeddings: whole numbers, or not                 | `cosine`, `neighbours`                    |
 | other numbers                                               | `mse`                                     |
 """
 
@@ -86,6 +87,9 @@ def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tupl
         and (task == "object-detection" or (labels.dtype.kind == "f" and labels.shape != first.shape))
     ):
         return "map", "labels are boxes"
+    if task == "embedding" and first.size != truth.samples and labels.shape != first.shape:
+        kind = "cosine" if labels.dtype.kind in "iub" else "neighbours"
+        return kind, "embeddings are compared with the baseline's, not with labels of another kind"
     if _are_classes(labels):
         return _of_classes(labels, first, task, classes)
     if labels.size == truth.samples and first.size == truth.samples:

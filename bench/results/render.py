@@ -127,8 +127,8 @@ def render(row: Row, baseline: str) -> RowText:
         parameters=DASH if row.parameters is None else f"{row.parameters / 1e6:.3f} M",
         size_saved=DASH if is_baseline else saved(row.size_ratio),
         memory_saved=DASH if is_baseline else saved(row.memory_ratio),
-        mean_error=_error(row.difference and row.difference.mean_abs_error),
-        max_error=_error(row.difference and row.difference.max_abs_error),
+        mean_error=_error(row.difference.mean_abs_error if row.difference else None),
+        max_error=_error(row.difference.max_abs_error if row.difference else None),
     )
 
 

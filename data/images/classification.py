@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ...tensors import TensorInfo
 from ..label_table import LabelTable, read_label_table
+from ..labels import read_labels
 from ..readers import Batch
 from ..sample_set import Reader, Sample, SampleSet, digest_contents, digest_texts, stacked
 from ..spelling import Spelling
@@ -52,12 +54,15 @@ class ClassReader(Reader):
     def __init__(self, images: ImageFolder, to_input: ImageInput) -> None:
         self._listing: Listing = images.listing
         self._to_input = to_input
-        self._labels: list[int] | None = None
-        labels = images.classes()
-        if labels is not None:
-            what = "labels" if images.table is not None else "folders"
-            numbers, self.notes = class_numbers(labels, to_input.preprocessing.classes, what=what)
-            self._labels = [numbers[label] for label in labels]
+        self._labels: Sequence[Any] | None = None
+        classes = to_input.preprocessing.classes
+        if images.table is not None:
+            found = read_labels(images.table.labels, classes, where=lambda index: images.names[index])
+            self._labels, self.notes = found.values, found.notes
+        elif images.listing.folders:
+            folders = images.listing.folders
+            numbers, self.notes = class_numbers(folders, classes)
+            self._labels = [numbers[folder] for folder in folders]
 
     def read(self, index: int) -> Sample:
         name = self._listing.files[index]

@@ -46,7 +46,7 @@ class TextSamples(SampleSet):
 
     def classes(self) -> Sequence[Hashable] | None:
         labels = self.raw_labels
-        if labels is None or any(isinstance(one, float | list) for one in labels):
+        if labels is None or not all(isinstance(one, str | int) for one in labels):
             return None  # scores, and labels of words, are no classes to draw evenly
         return labels
 
@@ -88,6 +88,7 @@ class TextReader(Reader):
     def __init__(self, samples: TextSamples, tokenizing: Tokenizing, *, in_buckets: bool) -> None:
         self._samples, self._tokenizing, self._in_buckets = samples, tokenizing, in_buckets
         self._labels: Labels | None = None
+        self._lengths: dict[int, int] = {}
         if samples.raw_labels is not None:
             table = samples.table
             self._labels = read_labels(
@@ -127,11 +128,12 @@ class TextReader(Reader):
 
     def padded_lengths(self, order: Sequence[int]) -> list[int]:
         """Return the length that each text is padded to alone."""
-        found: list[int] = []
-        for start in range(0, len(order), _AT_ONCE):
-            part = order[start : start + _AT_ONCE]
-            found += self._tokenizing.lengths([self._samples.text(index) for index in part])
-        return found
+        left = [index for index in order if index not in self._lengths]
+        for start in range(0, len(left), _AT_ONCE):
+            part = left[start : start + _AT_ONCE]
+            lengths = self._tokenizing.lengths([self._samples.text(index) for index in part])
+            self._lengths.update(zip(part, lengths, strict=True))
+        return [self._lengths[index] for index in order]
 
     def notes_of(self, order: list[int], batch_size: int) -> list[str]:
         if not self._in_buckets:
@@ -143,7 +145,10 @@ class TextReader(Reader):
 
 
 def _labels_beside(path: Path, count: int) -> list[str]:
-    lines = require_file(path, what="labels").read_text(encoding="utf-8-sig").splitlines()
+    try:
+        lines = require_file(path, what="labels").read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text ({error})", file=path) from error
     labels = [line.strip() for line in lines if line.strip()]
     if len(labels) != count:
         raise DataError(f"{path}: has {len(labels)} labels; one a line for each of {count} texts is required")

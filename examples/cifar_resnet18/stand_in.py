@@ -29,7 +29,7 @@ TRAINING_SAMPLES = 6000
 _TRAINING_DIGITS = 1297
 _SIZE = 32
 _FRAGMENTS = 1  # parts of other digits at the margins of an image
-_NOISE = 0.08  # standard deviation of a pixel, of a range of 1
+_NOISE = 0.06  # standard deviation of a pixel, of a range of 1
 _CONTRAST = (0.35, 0.75)  # of the digit's colour against the background's
 
 Floats = npt.NDArray[np.float64]
@@ -82,7 +82,7 @@ def _digits(*, held_out: bool) -> tuple[Floats, Labels]:
 
 def _textures(rng: np.random.Generator, samples: int) -> Floats:
     """Smooth coloured backgrounds [samples,3,32,32]: 5x5 random colours, interpolated."""
-    coarse = rng.uniform(0.1, 0.9, (samples * 3, 5, 5))
+    coarse = rng.uniform(0.25, 0.75, (samples * 3, 5, 5))
     row, column = np.meshgrid(np.linspace(0, 4, _SIZE), np.linspace(0, 4, _SIZE), indexing="ij")
     grid = (np.broadcast_to(axis, (samples * 3, _SIZE, _SIZE)) for axis in (row, column))
     return _bilinear(coarse, *grid).reshape(samples, 3, _SIZE, _SIZE)

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import errors
-from ...errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, QCompileError
+from ...errors import EngineUnavailable, ExportError, InvalidOption, MissingFile, ModelError, QCompileError
 
 INSTALL = "pip install 'qcompile[tensorflow]'"
 ANOTHER = (
@@ -198,6 +197,6 @@ class TensorFlowProcess:
 
 
 def _error(answer: dict[str, Any]) -> QCompileError:
-    kind = getattr(errors, str(answer.get("type")), None)
-    chosen = kind if isinstance(kind, type) and issubclass(kind, QCompileError) else ModelError
+    kinds = {kind.__name__: kind for kind in (ExportError, InvalidOption, ModelError)}
+    chosen = kinds.get(str(answer.get("type")), ModelError)
     return chosen(str(answer.get("message")), hint=str(answer.get("hint", "")))

@@ -47,7 +47,7 @@ class LeftOut:
     how: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.why}" + (f" ({self.how})" if self.how else "")
+        return f"{self.what}: {self.why}" + (f"; {self.how}" if self.how else "")
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,9 @@ from ...errors import InvalidOption
 from ...model.source import Source, parse_source
 from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
+from .captured import captured_inputs
+from .layers import input_templates, kinds_of_layers, names_of_layers, required_arguments
 
-_KINDS = {
-    "convolution": re.compile(r"conv", re.I),
-    "recurrent": re.compile(r"^(aten\.)?(lstm|gru|rnn)", re.I),
-    "attention": re.compile(r"attention|^softmax$|layernorm", re.I),
-    "product": re.compile(r"linear|^matmul$|^gemm$|^(aten\.)?(addmm|bmm|mm)\b", re.I),
-}
-"""Kind of layer to what names it: a module of PyTorch, an operator of `torch.export`, an operator of ONNX."""
 _TRIED_BATCHES = (1, 3)
 
 
@@ -39,7 +34,7 @@ class ModelFacts:
         outputs: Name and shape of its outputs, where it was run or the file tells.
         declared: `inputs` that the recipe must give; empty where the source declares them.
         why_inputs: Where `declared` comes from.
-        kinds: Which of `_KINDS` it holds.
+        kinds: Which of `layers.KINDS` it holds.
         precision: Of its graph: "fp32", or "int8" of one that holds Q/DQ.
         parameters: Number of its weights.
         weight_bytes: What they take.
@@ -149,7 +144,7 @@ def _look_at_onnx(source: Source) -> ModelFacts:
         plain_name(source),
         read.io.inputs,
         {one.name: one.shape for one in read.io.outputs},
-        kinds=_kinds(node.op_type for node in read.model.graph.node),
+        kinds=kinds_of_layers(node.op_type for node in read.model.graph.node),
         precision=graph_precision(read.model),
         parameters=counted,
         weight_bytes=source.file.stat().st_size,
@@ -177,7 +172,7 @@ def _look_at_module(
             outputs,
             declared,
             why,
-            _kinds(_names_of_layers(loaded.module)),
+            kinds_of_layers(names_of_layers(loaded.module)),
             parameters=sum(one.numel() for one in weights),
             weight_bytes=sum(one.numel() * one.element_size() for one in weights),
             multiply_adds=_multiply_adds(original),
@@ -203,12 +198,14 @@ def _declared(
         if opened:
             return opened, "of the model's own example; any batch size"
         return (), "the model's own example"
-    names = _required(loaded.module)
+    if captured := captured_inputs(loaded.module):
+        return captured, "as the program was captured"
+    names = required_arguments(loaded.module)
     feeds = samples(names)
     if feeds is None:
         raise InvalidOption(
             f"{source.spec}: the shapes of its inputs are not known; it takes {', '.join(names) or 'inputs'}",
-            hint=f"give {_templates(loaded.module, names)}, or data that has them, or return "
+            hint=f"give {input_templates(loaded.module, names)}, or data that has them, or return "
             "(module, example) from the function",
             option="inputs",
         )
@@ -240,55 +237,6 @@ def _spelled(name: str, array: Any) -> str:
     return f"{name}:{format_shape(('batch', *array.shape[1:]))}{dtype}"
 
 
-def _required(module: Any) -> list[str]:
-    """Names of the arguments that `forward` requires."""
-    import inspect
-
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one.name for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
-
-
-def _templates(module: Any, names: Sequence[str]) -> str:
-    """`inputs` for each argument, with what the first layer says of the only one."""
-    if len(names) != 1:
-        return " and ".join(f"`inputs` {name}:[batch,...]" for name in names) or "`inputs` NAME:[batch,...]"
-    shape = next((text for part in module.modules() if (text := _taken_by(part))), "[batch,...]")
-    return f"`inputs` {names[0]}:{shape}"
-
-
-def _taken_by(part: Any) -> str:
-    """The shape that a layer takes, as far as it tells; empty for another."""
-    kind = type(part).__name__
-    if kind in ("Conv1d", "Conv2d", "Conv3d"):
-        axes = {"1": "LENGTH", "2": "HEIGHT,WIDTH", "3": "DEPTH,HEIGHT,WIDTH"}[kind[4]]
-        return f"[batch,{part.in_channels},{axes}]"
-    if kind == "Linear":
-        return f"[batch,{part.in_features}]"
-    if kind == "Embedding":
-        return "[batch,LENGTH]:int64"
-    if kind in ("LSTM", "GRU", "RNN"):
-        order = "batch,LENGTH" if part.batch_first else "LENGTH,batch"
-        return f"[{order},{part.input_size}]"
-    return ""
-
-
-def _names_of_layers(module: Any) -> Iterable[str]:
-    for part in module.modules():
-        yield getattr(part, "original_name", "") or type(part).__name__
-    graph = getattr(module, "graph", None)
-    for node in getattr(graph, "nodes", ()) if hasattr(module, "_in_spec") else ():
-        yield str(node.target)
-
-
-def _kinds(names: Iterable[str]) -> frozenset[str]:
-    every = set(names)
-    return frozenset(kind for kind, pattern in _KINDS.items() if any(map(pattern.search, every)))
-
-
 def _multiply_adds(original: Any) -> int:
     """Of one sample, as PyTorch counts them; 0 where it cannot."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -312,8 +260,8 @@ def _product(dims: Iterable[int]) -> int:
 
 def spelled_from(source: Source, folder: Path) -> str:
     """Return a MODEL or data spelling as a file in `folder` has it."""
-    if source.path is None:
-        return source.spec
+    if source.path is None:  # a file of weights is where it is, seen from any folder
+        return source.absolute if source.options.file else source.spec
     path, query = seen_from(folder, source.path), source.options.query
     if source.is_named:
         return f"{source.kind}:{path if '/' in path else f'./{path}'}{query}"

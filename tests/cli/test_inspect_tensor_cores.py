@@ -34,6 +34,12 @@ def test_a_pytorch_model_is_exported_first(done: Qc, torch_model: str) -> None:
     assert "5 -> 8" in said
 
 
+def test_a_model_by_name_needs_no_weights(done: Qc) -> None:
+    said = done("inspect", "timm:test_resnet?size=32", "--tensor-cores").out
+    assert "3 -> 8" in said
+    assert "1000" not in said  # a multiple of 8
+
+
 def test_a_model_whose_sizes_all_fit_is_said_to(done: Qc, tiny_file: MakePath) -> None:
     said = done("inspect", tiny_file("mlp"), "--tensor-cores").out
     assert "all layers fit Tensor Cores in FP16" in said

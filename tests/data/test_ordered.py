@@ -96,3 +96,6 @@ def test_a_large_folder_is_not_read_further_ahead_than_the_bound(
         assert first == [3 * taken - 3, 3 * taken - 2, 3 * taken - 1]
         assert len(begun) <= 3 * taken + AHEAD * ordered.threads_for_reading()
     batches.close()  # type: ignore[attr-defined]
+    before = threading.active_count()
+    assert next(iter(Data(str(tmp_path), [info]))).samples == 8
+    assert threading.active_count() == before

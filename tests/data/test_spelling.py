@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qcompile.data.batches import located
+from qcompile.data.batches import located, seen_from
 from qcompile.data.spelling import FUNCTION, KEYS, Spelling, parse_spelling
 from qcompile.errors import InvalidOption
 
@@ -117,5 +117,9 @@ def test_a_located_spelling_does_not_depend_on_the_working_folder(tmp_path: Path
     )
     assert located("photos?preprocessing=timm:x", tmp_path) == f"{photos}?preprocessing=timm:x"
     (tmp_path / "data.py").write_text("")
+    there = f"images:{photos}?labels=in.csv&preprocessing=timm:x"
+    assert seen_from(there, tmp_path / "a") == "images:../photos?labels=../photos/in.csv&preprocessing=timm:x"
+    assert seen_from(f"{tmp_path}/data.py:f", tmp_path / "a") == "../data.py:f"
+    assert seen_from("numpy.random:rand", tmp_path) == "numpy.random:rand"
     assert located("data.py:f", tmp_path) == f"{tmp_path}/data.py:f"
     assert located("numpy.random:rand", tmp_path) == "numpy.random:rand"

@@ -62,7 +62,7 @@ def run(folder: Path, *only: str, max_time_s: float = 1.0) -> Results:
     """Train a narrow network for seconds, and compare."""
     environment = {key: value for key, value in os.environ.items() if key != "CIFAR10"}
     for words in (
-        ["train.py", "--width", "8", "--epochs", "3", "--samples", "1500"],
+        ["train.py", "--width", "8", "--epochs", "2", "--samples", "768"],
         ["compare.py", "--write-readme", "--max-time", str(max_time_s), *(f"--only={name}" for name in only)],
     ):
         subprocess.run(

@@ -34,16 +34,18 @@ def copied(name: str, folder: Path, *others: str) -> Path:
 def built(folder: Path, *artifacts: str, samples: int) -> RunReport:
     """Run an example's recipe for some of its artifacts, on fewer samples and without measuring."""
     path = folder / "recipe.toml"
-    text = path.read_text(encoding="utf-8").partition("[bench]")[0]
+    text = path.read_text(encoding="utf-8").partition("\n[bench]")[0] + "\n"
     head, *tables = re.split(r"^(?=\[\[artifact\]\])", text, flags=re.M)
     kept = [one for one in tables if re.search(r'^name = "(.+)"', one, re.M)[1] in artifacts]  # type: ignore[index]
     assert len(kept) == len(artifacts)
     # One way to quantize in place of the best of several, which takes most of the time.
     kept = [
-        one.rstrip() + "\nsearch = false\n" if "mode = " not in one and '"int8"' in one else one
+        one.rstrip() + "\nsearch = false\n\n" if "mode = " not in one and '"int8"' in one else one
         for one in kept
     ]
-    path.write_text(f"{head}[calibrate]\nsamples = {samples}\n\n{''.join(kept)}", encoding="utf-8")
+    given, section = f"[calibrate]\nsamples = {samples}\n", "[calibrate]\n"
+    head = head.replace(section, given) if section in head else f"{head}{given}\n"
+    path.write_text(head + "".join(kept), encoding="utf-8")
     report = run_recipe(path)
     assert not report.failures
     return report

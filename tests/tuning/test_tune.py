@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hostile_network import Case, accuracy, run
+from sklearn.metrics import f1_score
 
 import qcompile
 from qcompile.artifact import load_artifact
@@ -56,6 +57,13 @@ def test_hostile_layers_stay_in_float_and_the_recipe_makes_the_same_again(
     assert best.precision == "int8"
     assert set(HOSTILE) <= best.in_float < LAYERS
     assert best.drop <= 2.0
+    assert (found.metric, found.as_json()["metric"]) == ("top1", "top1")  # chosen by the labels
+    assert "accuracy is top1: labels are one class per sample" in found.notes
+    for trial in (best, whole):
+        assert trial.drop_low is not None
+        assert trial.drop_high is not None
+        assert trial.drop_low <= trial.drop <= trial.drop_high
+    assert whole.drop_low > 0
     assert best.drop == pytest.approx(100 * (found.float_value - accuracy(best.path, case)))
     graph = case.out / f"{target}-int8-mix{best.name.partition('mix')[2].partition('-')[0]}.graph.onnx"
     assert in_int8(graph) == LAYERS - best.in_float
@@ -203,7 +211,7 @@ def test_times_of_kernels_become_layers_that_lose() -> None:
     assert compare_times({"a": 3, "b": 2, "c": 9}, {"a": 2, "b": 2.5, "c": 1, "d": 1}) == ["c", "a"]
 
 
-@pytest.mark.parametrize("metric", ["mse", "top5", "miou", "own"])
+@pytest.mark.parametrize("metric", ["mse", "top5", "f1", "miou", "own"])
 def test_metrics_are_those_of_bench(
     metric: str, make: Callable[..., Case], timed: Callable[..., None]
 ) -> None:
@@ -232,6 +240,10 @@ def test_metrics_are_those_of_bench(
         assert whole.drop > 1e-4
     elif metric == "top5":
         assert found.float_value == whole.value == 1.0  # of five classes
+    elif metric == "f1":
+        values = [f1_score(case.labels, one.argmax(1), average="macro") for one in (expected, outputs)]
+        assert (found.float_value, whole.value) == (pytest.approx(values[0]), pytest.approx(values[1]))
+        assert whole.drop == pytest.approx(100 * (values[0] - values[1]))
     else:
         wrong = float((outputs.argmax(1) != case.labels).mean())
         assert whole.value == pytest.approx(wrong)

@@ -55,6 +55,8 @@ def image(task: Task) -> ImagePreprocessing:
         (CLASSES, (4, 1), None, "mse"),
         (np.linspace(0, 1, 4), (4,), text("embedding"), "spearman"),
         (np.full((4, 6), 0.5), (4, 6), None, "mse"),
+        (CLASSES, (4, 6), text("embedding"), "cosine"),
+        (np.linspace(0, 1, 4), (4, 6), text("embedding"), "neighbours"),
         (None, (4, 6), None, "cosine"),
         (None, (4, 6), text("embedding"), "cosine"),
         (None, (4, 6, 9), text("language-model"), "kl"),

@@ -68,7 +68,7 @@ def test_every_metric_has_its_unit_in_the_table_and_in_the_report(metric: str, t
     assert value in terminal(BASE, row)
     for said in (value, drop, ends):
         assert said in text
-    [table] = results_section(read_source(tmp_path / "r.json"), None).tables
+    table, _ = results_section(read_source(tmp_path / "r.json"), None).tables
     assert (
         f"accuracy: {metric}, its drop in {'units' if own_unit else 'points'} with the 95% interval"
         in str(table)

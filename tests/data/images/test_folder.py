@@ -77,6 +77,11 @@ def test_a_csv_gives_the_labels_by_name_or_number(pets: Path) -> None:
         "file,label\ncat/1.png,b\ncat/2,a\n./dog/1.png,b\ndog/deep/2.png,c\nox/1.png,a\nox/2.png,c\n"
     )
     assert labels(Data(f"{pets}?labels=labels.csv", [X])) == [1, 0, 1, 2, 0, 2]
+    (pets / "labels.csv").write_text("cat/1,0.5\ncat/2,1\ndog/1,2\ndog/deep/2,-1\nox/1,0\nox/2,0\n")
+    assert labels(Data(f"{pets}?labels=labels.csv", [X])) == [0.5, 1, 2, -1, 0, 0]
+    (pets / "labels.csv").write_text("1.png,0\n2.png,1\n")  # of which folder?
+    with pytest.raises(DataError, match=r"has no label for cat/1\.png"):
+        list(Data(f"{pets}?labels=labels.csv", [X]))
     (pets / "labels.csv").write_text("".join(f"{path},{7}\n" for path in sorted(pets.rglob("*.png"))))
     with pytest.raises(
         DataError, match=r"labels\.csv: has no label for cat/1\.png of .*\n  hint: add the line"

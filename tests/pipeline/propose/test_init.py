@@ -214,7 +214,39 @@ def test_what_is_missing_is_named_with_what_installs_it() -> None:
         {"openvino": "pip install 'qcompile[openvino]'", "tensorrt": ""},
     )
     left = choose_artifacts(facts("convolution"), DataFacts(), bare).left_out
-    assert "openvino: openvino cannot be imported (pip install 'qcompile[openvino]')" in map(str, left)
+    assert "openvino: openvino cannot be imported; pip install 'qcompile[openvino]'" in map(str, left)
+
+
+def test_a_captured_program_tells_its_inputs_and_their_dynamic_axes(folder: Path) -> None:
+    import torch
+
+    class Scaled(torch.nn.Module):
+        def forward(self, image: torch.Tensor, scale: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return image * scale * mask
+
+    batch = torch.export.Dim("batch", min=1, max=64)
+    example = (
+        torch.zeros(2, 3, 8),
+        torch.ones(1, dtype=torch.float64),
+        torch.ones(2, 3, 8, dtype=torch.bool),
+    )
+    shapes = {"image": {0: batch}, "scale": None, "mask": {0: batch}}
+    torch.export.save(torch.export.export(Scaled(), example, dynamic_shapes=shapes), folder / "net.pt2")
+    done = proposed("net.pt2", targets=["onnxruntime"])
+    assert done.recipe.model.inputs == ("image:[batch,3,8]", "scale:1:float64", "mask:[batch,3,8]:bool")
+
+
+def test_images_with_a_named_preprocessing_tell_the_input_of_an_own_model(folder: Path) -> None:
+    from PIL import Image
+
+    for index in range(8):
+        path = folder / "images" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (30 * index, 0, 0)).save(path)
+    done = proposed("model.py:build", data="images?preprocessing=cifar10", targets=["onnxruntime"])
+    assert done.recipe.model.inputs == ("image:[batch,3,32,32]",)
+    assert done.recipe.data.evaluation == "images?preprocessing=cifar10&part=evaluation"
+    assert done.data.has_labels
 
 
 def test_the_samples_of_npz_files_tell_the_inputs(folder: Path) -> None:
