@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..spec.recipes import TuneCommand
 from .session import Session
+from .tables import bytes_text
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _show(session: Session, tuned: TuneResult) -> None:
             layers.add_row(one.layer, one.operator, f"{one.snr_db:.1f}")
         session.table(layers)
     trials = Table(title="trials")
-    for title in ("", "artifact", "in float", f"{tuned.metric} drop", "latency, ms", "against float", "MB"):
+    for title in ("", "artifact", "in float", f"{tuned.metric} drop", "latency, ms", "against float", "size"):
         trials.add_column(title, justify="left" if title in ("", "artifact") else "right")
     for trial in sorted(tuned.trials.values(), key=lambda one: (not one.latency_ms, one.latency_ms)):
         timed = [f"{trial.latency_ms:.3g}", f"{trial.speedup.get('value', 1.0):.2f}x"]
@@ -96,6 +97,6 @@ def _show(session: Session, tuned: TuneResult) -> None:
             str(len(trial.in_float)),
             f"{trial.drop:+.3g}",
             *(timed if trial.latency_ms else ["over budget", ""]),
-            f"{trial.size_bytes / 1e6:.1f}",
+            bytes_text(trial.size_bytes),
         )
     session.table(trials)

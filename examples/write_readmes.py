@@ -82,7 +82,16 @@ def _table(printed: str) -> str:
     from qcompile.bench.results.results import read_results
 
     value = json.loads(printed)
-    return markdown(read_results(value.get("results", value)))
+    return markdown(read_results(value.get("results", value))) + _budget(value.get("budget") or {})
+
+
+def _budget(reasons: dict[str, str]) -> str:
+    """What keeps the recipe's budget, and what speaks against each of the others."""
+    if not reasons:
+        return ""
+    kept = ", ".join(name for name, reason in reasons.items() if not reason)
+    others = [f"- not {name}: {reason}" for name, reason in reasons.items() if reason]
+    return "\n".join(["", f"- within the budget: {kept or 'no artifact'}", *others, ""])
 
 
 def main() -> None:
