@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
 from model import CLASSES, STRIDE, WEIGHTS, Detector
 
 SEED = 0
-STEPS = 1500
+STEPS = 1000
 BATCH = 24
 
 _SPREAD = 0.8  # of the heat around a centre, in cells
