@@ -12,6 +12,8 @@ from .images.folder import class_numbers
 IGNORED = -100
 """Label of a token that has none."""
 
+_MOST_DIGITS = 18  # of an int64
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -86,7 +88,7 @@ def _whole_numbers(flat: Sequence[Any]) -> dict[Any, int] | None:
     numbers: dict[Any, int] = {}
     for one in set(flat):
         text = str(int(one)) if isinstance(one, bool) else str(one).strip()
-        if not text.removeprefix("-").isdigit() or not text.isascii():
+        if not text.removeprefix("-").isdigit() or not text.isascii() or len(text) > _MOST_DIGITS:
             return None
         numbers[one] = int(text)
     return numbers

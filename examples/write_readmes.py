@@ -10,8 +10,8 @@ A README marks what a command printed; the command is run from the repository's 
     <!-- end of output -->
 
 `qcompile run` and `qcompile bench` give the Markdown table of their results, and `run` measures again. Any
-other command gives what it prints. Use a machine that does nothing else: a table says if it was disturbed.
-A block that says `Not run yet.` waits for this script.
+other command gives what it prints, tables of Markdown as they are. Use a machine that does nothing else: a
+table says if it was disturbed. A block that says `Not run yet.` waits for this script.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def output_of(command: str) -> str:
     )
     if done.returncode:
         raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stdout}")
-    return _table(done.stdout) if measures else f"```text\n{done.stdout.strip()}\n```\n"
+    if measures:
+        return _table(done.stdout)
+    printed = done.stdout.strip()
+    return f"{printed}\n" if printed.startswith("| ") else f"```text\n{printed}\n```\n"
 
 
 def _table(printed: str) -> str:

@@ -73,12 +73,12 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     try:
-        tensors: dict[str, Any] = load_file(path)
-        return tensors
+        values: dict[str, Any] = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"{path}: not a safetensors file that can be read ({first_line(error)})", file=path
         ) from error
+    return values
 
 
 def _read_state_dict(path: Path) -> Mapping[str, Any]:

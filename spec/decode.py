@@ -267,7 +267,9 @@ def _worded(text: str, key: str, one: Option, value: object) -> Refused:
         return Refused(key, f"{_BOUNDS[bound[2]]} {bound[3]} is required", value=value)
     if "regex" in rest:
         required = one.spelling.metavar or "another form"
-        return Refused(key, f"{required} is required", value=value, hint=one.sentence)
+        near = difflib.get_close_matches(str(value), re.findall(r"\w+", required), n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]!r}?" if near else one.sentence
+        return Refused(key, f"{required} is required", value=value, hint=hint)
     return Refused(key, f"{_NAMES.get(name, name or text)} is required", value=value, by_type=True)
 
 

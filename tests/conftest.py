@@ -15,7 +15,12 @@ import qcompile  # noqa: F401  # isort: skip
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, settings
 from onnx import TensorProto, helper, numpy_helper
+
+# No test depends on the speed of the machine, a property least of all.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 CHANNELS = 4
 

@@ -120,6 +120,12 @@ def placed_boxes(boxes: NDArray[Any], size: tuple[int, int], where: Placement) -
     return np.asarray(placed[left], np.float32)
 
 
+def _require_plain(value: object, name: str, *, whole: bool) -> None:
+    kinds: tuple[type, ...] = (int,) if whole else (int, str)
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} is {str(value)[:40]!r}")
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
@@ -130,7 +136,7 @@ def _read(path: Path) -> dict[str, Any]:
         ):  # fmt: skip
             for one in content.setdefault(key, []) if key == "annotations" else content[key]:
                 for name in fields:
-                    one[name]
+                    _require_plain(one[name], name, whole=key == "categories")
     except (ValueError, TypeError, KeyError, RecursionError, OSError) as error:
         raise DataError(
             f"{path}: cannot be read as COCO's annotations ({first_line(error)}); "

@@ -115,7 +115,7 @@ def class_numbers(
     known = _numbers_by_synonym(classes)
     if known and all(_plain(name) in known for name in names):
         return {name: known[_plain(name)] for name in names}, []
-    if all(name.isascii() and name.isdigit() for name in names):
+    if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
         return {name: int(name) for name in names}, []
     notes = []
     if classes:

@@ -46,7 +46,7 @@ class TextSamples(SampleSet):
 
     def classes(self) -> Sequence[Hashable] | None:
         labels = self.raw_labels
-        if labels is None or any(isinstance(one, float | list) for one in labels):
+        if labels is None or not all(isinstance(one, str | int) for one in labels):
             return None  # scores, and labels of words, are no classes to draw evenly
         return labels
 
@@ -145,7 +145,10 @@ class TextReader(Reader):
 
 
 def _labels_beside(path: Path, count: int) -> list[str]:
-    lines = require_file(path, what="labels").read_text(encoding="utf-8-sig").splitlines()
+    try:
+        lines = require_file(path, what="labels").read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text ({error})", file=path) from error
     labels = [line.strip() for line in lines if line.strip()]
     if len(labels) != count:
         raise DataError(f"{path}: has {len(labels)} labels; one a line for each of {count} texts is required")

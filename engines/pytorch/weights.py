@@ -19,6 +19,7 @@ def weights_of_module(torch: Any, module: Any) -> WeightsHeld:
     parameters and buffers (the packed weights), and the constants of a TorchScript graph. Scales and zero
     points, which are scalars or buffers, and running means are bytes, but no parameters.
     """
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     if isinstance(module, torch.jit.ScriptModule):
         return _of_script(torch, module)
     parameters = dict(module.named_parameters())

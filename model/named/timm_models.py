@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...errors import InvalidOption, ModelError, first_line
 from ..preprocessing import ImagePreprocessing, Task
@@ -126,7 +126,7 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
         interpolation=interpolation(data["interpolation"]),
         mean=tuple(map(float, data["mean"])),
         std=tuple(map(float, data["std"])),
-        channels=1 if size == 1 else 3,
+        channels=cast("Any", size),
         **_crop(data, height, width),
     )
 

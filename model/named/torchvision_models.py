@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import TensorInfo
@@ -20,11 +20,15 @@ from .caches import not_cached, torch_cache
 from .description import Description, image_input, with_preprocessing
 from .images import interpolation
 from .names import require_name
-from .torchvision_wrappers import Detector, OutputOf
+from .torchvision_wrappers import ONE_STAGE, OneStage, OutputOf
 
 _INPUT = "x"
 _VIDEO_FRAMES = 16
 _DETECTOR_SIZES = {"ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 320}
+_MEANS = {
+    "ssd300_vgg16": ((0.48235, 0.45882, 0.40784), (1 / 255, 1 / 255, 1 / 255)),
+    "ssdlite320_mobilenet_v3_large": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
 _PRESETS = {
     "ImageClassification": "image-classification",
     "SemanticSegmentation": "semantic-segmentation",
@@ -55,10 +59,9 @@ def describe_torchvision(source: Source) -> Description:
     if task == "video-classification":
         return Description(source.kind, source.name, "", (_video(source, preset),), ("logits",), classes)
     if task == "object-detection":
-        return _detection(source, classes)
-    known: Task = "semantic-segmentation" if task == "semantic-segmentation" else "image-classification"
-    tensor = _image(source, preset, known, classes)
-    return Description(source.kind, source.name, known, (tensor,), (_output(known),), classes)
+        return _detection(source, entry, classes)
+    tensor = _image(source, preset, cast("Task", task), classes)
+    return Description(source.kind, source.name, task, (tensor,), (_output(task),), classes)
 
 
 def load_torchvision(source: Source, description: Description) -> Any:
@@ -83,11 +86,6 @@ def load_torchvision(source: Source, description: Description) -> Any:
         with _local_weights(source, weights):
             module = _made(source, entry, {"weights": weights, **arguments})
     return _wrapped(module, description.task)
-
-
-def wrap_torchvision(module: Any, task: str) -> Any:
-    """Return a module that takes and returns tensors, for one of torchvision."""
-    return _wrapped(module, task)
 
 
 def _entry(source: Source) -> tuple[Any, Any]:
@@ -115,11 +113,10 @@ def _by_module(entry: Any) -> str:
 
 
 def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) -> TensorInfo:
-    own: tuple[int, int]
-    resize: tuple[int, ...]
+    resize: tuple[int, ...] = ()
     if task == "semantic-segmentation":
         side = int(preset.resize_size[0]) if preset is not None and preset.resize_size else 520
-        own, resize = (side, side), ()
+        own = (side, side)
     else:
         side = int(preset.crop_size[0]) if preset is not None else 224
         own, resize = (side, side), tuple(map(int, preset.resize_size)) if preset is not None else (256,)
@@ -145,18 +142,38 @@ def _video(source: Source, preset: Any) -> TensorInfo:
     return TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, height, width))
 
 
-def _detection(source: Source, classes: tuple[str, ...]) -> Description:
+def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Description:
+    """A detector of one stage: boxes and scores of all its anchors, for any number of images."""
+    from torchvision import models
+
+    detector = entry.__module__.rpartition(".")[2]
+    if detector not in ONE_STAGE:
+        raise InvalidOption(
+            f"model {source.spec}: chooses regions by their scores between two stages; a detector of "
+            f"one stage is required: {', '.join(_one_stage(models))}",
+            hint="write a function that returns the part to export: file.py:function",
+        )
     side = _DETECTOR_SIZES.get(source.name, 800)
     height, width = source.options.size or (side, side)
+    usual = PRESETS["imagenet"]
+    assert isinstance(usual, ImagePreprocessing)
+    mean, std = _MEANS.get(source.name, (usual.mean, usual.std))
     preprocessing = ImagePreprocessing(
-        source=f"torchvision:{source.name}", task="object-detection", classes=classes, input="image",
-        height=height, width=width, letterbox=True,
+        source=f"torchvision:{source.name}", task="object-detection", classes=classes, input=_INPUT,
+        height=height, width=width, mean=mean, std=std,
     )  # fmt: skip
-    tensor = with_preprocessing(TensorInfo("image", "float32", (1, 3, height, width)), preprocessing)
+    tensor = with_preprocessing(image_input(_INPUT, height, width), preprocessing)
     return Description(
-        source.kind, source.name, "object-detection", (tensor,), ("boxes", "scores", "labels"), classes,
-        notes=("takes one image of 0 to 1, and returns boxes [n, 4] in its pixels, scores and labels [n]",),
+        source.kind, source.name, "object-detection", (tensor,), ("boxes", "scores"), classes,
+        notes=(
+            "returns boxes [batch, anchors, 4] in pixels of its input and scores [batch, anchors, classes], "
+            "before the suppression of overlapping ones",
+        ),
     )  # fmt: skip
+
+
+def _one_stage(models: Any) -> list[str]:
+    return [name for name in models.list_models(module=models.detection) if name.startswith(ONE_STAGE)]
 
 
 def _output(task: str) -> str:
@@ -174,8 +191,6 @@ def _arguments(source: Source, entry: Any, description: Description) -> dict[str
         arguments["image_size"] = options.size[0]
     if options.size and source.name.startswith("maxvit"):
         arguments["input_size"] = options.size
-    if options.size and description.task == "object-detection" and "ssd" not in source.name:
-        arguments |= {"min_size": min(options.size), "max_size": max(options.size)}
     if options.task:
         raise InvalidOption(
             f"model {source.spec}: `task` is for transformers; torchvision's model is {description.task}"
@@ -226,7 +241,7 @@ def _download(source: Source, url: str, cached: Any) -> None:
 
 def _wrapped(module: Any, task: str) -> Any:
     if task == "object-detection":
-        return Detector(module)
+        return OneStage(module)
     return OutputOf(module, "out") if task == "semantic-segmentation" else module
 
 

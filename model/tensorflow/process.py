@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, QCompileError
+from ...errors import EngineUnavailable, ExportError, InvalidOption, MissingFile, ModelError, QCompileError
 
 INSTALL = "pip install 'qcompile[tensorflow]'"
 ANOTHER = (
@@ -197,6 +197,6 @@ class TensorFlowProcess:
 
 
 def _error(answer: dict[str, Any]) -> QCompileError:
-    kinds = {kind.__name__: kind for kind in (EngineUnavailable, InvalidOption, MissingFile, ModelError)}
+    kinds = {kind.__name__: kind for kind in (ExportError, InvalidOption, ModelError)}
     chosen = kinds.get(str(answer.get("type")), ModelError)
     return chosen(str(answer.get("message")), hint=str(answer.get("hint", "")))

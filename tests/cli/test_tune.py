@@ -79,6 +79,7 @@ def test_quiet_prints_nothing_but_warnings(qc: Qc, arguments: list[object]) -> N
             ["--max-drop", 1, "--metric", "f2"],
             "--metric 'f2': auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], ",
         ),
+        (["--max-drop", 1, "--metric", "neighbors"], "did you mean 'neighbours'?"),
         (["--max-drop", 1, "--target", "onnx"], "target 'onnx' is unknown"),
     ],
 )

@@ -15,6 +15,7 @@ from written_models import model_of
 
 import qcompile
 from qcompile.artifact import read_manifest
+from qcompile.data.batches import Data
 from qcompile.model.input_notes import InputNote, write_notes
 from qcompile.model.preprocessing import (
     AudioPreprocessing,
@@ -23,6 +24,7 @@ from qcompile.model.preprocessing import (
     TextPreprocessing,
     as_json,
 )
+from qcompile.model.weightless import read_weightless
 
 RNG = np.random.default_rng(0)
 IMAGES = """(float[batch,3,8,8] x) => (float[batch,2] out) {
@@ -210,3 +212,20 @@ def test_a_recipe_of_another_folder_reads_its_images_once(
         tmp_path / "recipe.toml", output=tmp_path / "out", progress=lambda text, *_: again.append(text)
     )
     assert not [text for text in again if "calibrat" in text or "round" in text]
+
+
+def test_export_reads_images_as_the_preprocessing_says_that_it_notes(tmp_path: Path) -> None:
+    import torch
+
+    photos, model = images(tmp_path), write_model(tmp_path / "plain.onnx", IMAGES, None)
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+    made = [
+        qcompile.export(str(model), tmp_path / "a.onnx", data=photos, preprocessing="cifar10"),
+        qcompile.export(
+            module, tmp_path / "b.onnx", inputs=["x:[batch,3,8,8]"], data=photos, preprocessing="cifar10"
+        ),
+    ]
+    for one in made:
+        [batch] = Data(photos, read_weightless(one.path).io.inputs, batch_size=12)
+        assert batch.feeds["x"].shape == (12, 3, 8, 8)
+        assert batch.feeds["x"].min() < -1.5  # normalized

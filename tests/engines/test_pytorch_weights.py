@@ -79,6 +79,22 @@ def test_fx_and_fake_quantized_modules_hold_as_many_values(net: nn.Module) -> No
     assert held.bytes >= 4 * VALUES
 
 
+def test_what_pt2e_folds_is_counted_once_compiled_or_not(net: nn.Module) -> None:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    x = torch.randn(4, 3, 8, 8)
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+    prepared = prepare_pt2e(torch.export.export(net, (x,)).module(), quantizer)
+    prepared(x)
+    converted = convert_pt2e(prepared)
+    held = weights_of_module(torch, converted)
+    assert (held.parameters, held.precision) == (VALUES, "int8")
+    assert held.bytes < 3 * VALUES
+    assert weights_of_module(torch, torch.compile(converted)) == held
+
+
 def test_a_frozen_trace_holds_its_weights_as_constants(net: nn.Module) -> None:
     traced = torch.jit.trace(net, torch.randn(2, 3, 8, 8))
     assert weights_of_module(torch, traced).parameters == VALUES

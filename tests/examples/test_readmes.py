@@ -40,7 +40,7 @@ def cells(line: str) -> list[str]:
 
 @pytest.mark.parametrize(("command", "body"), BLOCKS)
 def test_a_table_has_the_rows_and_the_columns_of_today(command: str, body: str) -> None:
-    if body == writer().NOT_RUN:
+    if body in ("", writer().NOT_RUN):
         pytest.skip("not run yet: python examples/write_readmes.py")
     program, verb, *arguments = shlex.split(command)
     if program != "qcompile" or verb not in ("run", "bench"):
@@ -59,13 +59,11 @@ def test_a_table_has_the_rows_and_the_columns_of_today(command: str, body: str) 
         assert {Path(one).stem for one in measured} <= {row.removesuffix(".onnx") for row in rows}
 
 
-def test_every_readme_names_its_one_command_and_says_what_to_notice() -> None:
-    for path in READMES:
-        text = path.read_text(encoding="utf-8")
-        if not writer().blocks(text):
-            continue
-        assert re.search(r"^```console\nqcompile ", text, re.M), path
-        assert "## What to notice" in text, path
+@pytest.mark.parametrize("name", ["detector", "lstm", "segmenter", "speech", "text_encoder"])
+def test_a_readme_names_its_one_command_and_says_what_to_notice(name: str) -> None:
+    text = (ROOT / f"examples/{name}/README.md").read_text(encoding="utf-8")
+    assert f"```console\nqcompile run examples/{name}/recipe.toml\n```" in text
+    assert "## What to notice" in text
 
 
 def test_an_output_is_replaced_and_all_else_stays() -> None:

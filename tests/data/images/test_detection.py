@@ -92,6 +92,8 @@ def test_the_models_classes_number_the_categories(tmp_path: Path) -> None:
         ([{"image_id": 7, "category_id": 1, "bbox": [1, 2]}], {}, r"a box of .*first\.png cannot be read"),
         ([{"image_id": 7, "category_id": 5, "bbox": [0, 0, 5, 5]}], {}, "a known category_id are required"),
         ([{"category_id": 1}], {}, "cannot be read as COCO's annotations"),
+        ([], {"images": [{"id": [], "file_name": "a"}]}, "cannot be read as COCO's annotations"),
+        ([], {"categories": [{"id": "x"}]}, "cannot be read as COCO's annotations"),
         ([], {"images": []}, "names no images"),
         ([], {"images": [{"id": 1, "file_name": "none.png"}]}, r"image .*none\.png does not exist"),
     ],

@@ -149,8 +149,8 @@ def test_the_encoder_alone_of_a_model_that_generates(
                      ["out:[batch,4,64,64]:float32"], marks=slow),
         pytest.param("torchvision:r3d_18?size=32&classes=7", ["x:[batch,3,16,32,32]:float32"],
                      ["logits:[batch,7]:float32"], marks=slow),
-        pytest.param("torchvision:ssdlite320_mobilenet_v3_large?classes=4", ["image:[1,3,320,320]:float32"],
-                     None, marks=slow),
+        pytest.param("torchvision:ssdlite320_mobilenet_v3_large?classes=4", ["x:[batch,3,320,320]:float32"],
+                     ["boxes:[batch,3234,4]:float32", "scores:[batch,3234,4]:float32"], marks=slow),
     ],
 )  # fmt: skip
 def test_a_name_becomes_onnx(spec: str, inputs: list[str], outputs: list[str] | None, tmp_path: Path) -> None:
