@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..artifact import read_manifest
 from ..errors import InvalidOption
 from ..files import write_json, write_text
 from ..model.source import parse_source
@@ -46,7 +47,7 @@ class AutoResult:
         artifact: File of the recommended artifact; None where none is.
         report: What the last run did: stages, artifacts, failures, results and the page.
         recipe: The recipe.
-        notes: What the user should know of the tuning.
+        notes: What the user should know of the model's export and of the tuning.
         stages: Every step to "done", "skipped" or "failed", in order.
     """
 
@@ -137,6 +138,8 @@ class _Auto:
         report = self._run()
         if self._tune(report):
             report = self._run()
+        exported = read_manifest(report.output / f"{read_recipe(self.recipe).name}.onnx")
+        self.notes += exported.warnings if exported else ()  # such as: the weights are random
         results = report.output / RESULTS
         recommendation = recommend(results, budget=read_recipe(self.recipe).budget)
         artifact = report.artifacts.get(recommendation.artifact)

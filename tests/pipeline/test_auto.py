@@ -152,3 +152,16 @@ def test_a_mix_that_was_found_is_an_artifact_of_the_recipe(tmp_path: Path) -> No
     added = read_recipe(path).artifact[-1]
     assert (added.name, added.target, added.exclude) == (TUNED, "onnxruntime", ('a "b"',))
     assert added.allow_loss
+
+
+def test_what_the_export_warns_of_stands_beside_the_answer(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((24, 3, 32, 32), np.float32), labels=np.zeros(24, np.int64))
+    answer = qcompile.auto(
+        "timm:test_resnet?weights=random&classes=3&size=32",
+        data=str(tmp_path / "data.npz"),
+        output=tmp_path / "auto",
+        targets=["onnxruntime"],
+        max_drop=100.0,
+        max_time_s=0.5,
+    )
+    assert any("the weights are random" in note for note in answer.notes)

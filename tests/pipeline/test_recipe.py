@@ -132,7 +132,12 @@ def test_what_is_not_toml_is_refused(tmp_path: Path, content: bytes) -> None:
             "artifact[0].precison",
             "did you mean artifact[0].precision?",
         ),
-        ("zzz = 1", "batch_size = 4", "bench.zzz", "known keys: max_drop, max_size_mb, max_latency_ms, threads,"),
+        (
+            "zzz = 1",
+            "batch_size = 4",
+            "bench.zzz",
+            "known keys: max_drop, max_size_mb, max_latency_ms, threads,",
+        ),
         ("path = 'elsewhere'", 'output = "built"', "path", ""),
     ],
 )
