@@ -10,14 +10,19 @@ LARGEST_BATCH = 16
 """What an engine of TensorRT takes that is built without shapes."""
 
 
-def batch_size(model: ModelFacts) -> tuple[int, str]:
-    """Return the batch that is measured, a power of two, and why."""
+def batch_size(model: ModelFacts, samples: int | None = None) -> tuple[int, str]:
+    """Return the batch that is measured, a power of two, and why.
+
+    Args:
+        model: What is known of the model.
+        samples: How many the evaluation holds, which a batch cannot exceed; None where that is not known.
+    """
     if model.fixed_batch is not None:
         return model.fixed_batch, "the model takes no other"
     if not model.multiply_adds:
         return 1, "the latency of one sample"
-    batch = 1
-    while batch < LARGEST_BATCH and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
+    batch, most = 1, LARGEST_BATCH if samples is None else min(LARGEST_BATCH, samples)
+    while 2 * batch <= most and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
         batch *= 2
     if batch == 1:
         return 1, "the latency of one sample; a larger one measures throughput"

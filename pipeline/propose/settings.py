@@ -25,7 +25,7 @@ def bench_lines(
     max_time_s: float | None = None,
 ) -> list[Line]:
     """Return the keys of `[bench]`."""
-    lines: list[Line] = [("batch_size", *batch_size(model))]
+    lines: list[Line] = [("batch_size", *batch_size(model, data.samples))]
     first = artifacts[0].name
     if model.is_onnx:
         lines.append(("baseline", first, "there is no PyTorch model to compare with"))

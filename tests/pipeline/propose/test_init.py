@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import qcompile
+from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.propose import InitResult, init
 from qcompile.pipeline.propose.choose import choose_artifacts
@@ -254,3 +255,13 @@ def test_the_samples_of_npz_files_tell_the_inputs(folder: Path) -> None:
     done = proposed("model.py:build", data="d.npz", targets=["onnxruntime"])
     assert done.recipe.model.inputs == ("image:[batch,3,8,8]",)
     assert (done.data.has_labels, done.data.metric) == (True, "top1")
+
+
+def test_a_batch_is_no_larger_than_the_evaluation(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((24, 3, 32, 32), np.float32), labels=np.zeros(24, np.int64))
+    model = "timm:test_resnet?weights=random&classes=3&size=32"
+    recipe = qcompile.init(model, tmp_path / "recipe.toml", data=str(tmp_path / "data.npz")).recipe
+    assert recipe.bench is not None
+    held = Data(recipe.data.evaluation, (), base=tmp_path).total
+    assert held is not None
+    assert 1 < recipe.bench.batch_size <= held
