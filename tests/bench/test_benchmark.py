@@ -144,12 +144,19 @@ def test_a_batch_size_that_the_model_cannot_take_is_refused(tiny_file: Callable[
         qcompile.benchmark([model], baseline=model, batch_size=8)
 
 
-def test_evaluation_without_labels_is_refused(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_evaluation_without_the_labels_of_its_metric_is_refused(
+    tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
     np.savez(tmp_path / "x.npz", x=np.ones((4, 16), np.float32))
     model = str(tiny_file("mlp"))
     with pytest.raises(DataError, match="has no labels"):
         qcompile.benchmark(
-            [model], baseline=model, evaluation=str(tmp_path / "x.npz"), threads=1, max_time_s=0.2
+            [model],
+            baseline=model,
+            evaluation=str(tmp_path / "x.npz"),
+            metric="top1",
+            threads=1,
+            max_time_s=0.2,
         )
 
 

@@ -154,6 +154,7 @@ def test_a_mix_that_was_found_is_an_artifact_of_the_recipe(tmp_path: Path) -> No
     assert added.allow_loss
 
 
+@pytest.mark.slow
 def test_what_the_export_warns_of_stands_beside_the_answer(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=np.zeros((24, 3, 32, 32), np.float32), labels=np.zeros(24, np.int64))
     answer = qcompile.auto(
