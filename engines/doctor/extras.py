@@ -15,7 +15,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "cuda": ("pycuda",),
     "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
     "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
-    "metrics": ("jiwer", "pycocotools", "scikit-learn"),
+    "metrics": ("jiwer",),
     "qat": ("torch", "onnxscript", "torchao"),
     "report": ("jinja2", "matplotlib"),
     "tensorflow": ("tensorflow", "tf2onnx"),

@@ -43,9 +43,10 @@ def states(versions: dict[str, str], requirements: dict[str, list[str]]) -> dict
 
 
 def test_an_extra_is_installed_incomplete_or_missing() -> None:
-    found = states({"jiwer": "4.0", "openvino": "2026.4", "onnxruntime-gpu": "1.31"}, {})
+    found = states({"jinja2": "3.1.6", "jiwer": "4.0", "openvino": "2026.4", "onnxruntime-gpu": "1.31"}, {})
     assert found["openvino"] == ("installed", "", "")
-    assert found["metrics"] == ("incomplete", "pycocotools, scikit-learn", "pip install 'qcompile[metrics]'")
+    assert found["metrics"] == ("installed", "", "")
+    assert found["report"] == ("incomplete", "matplotlib", "pip install 'qcompile[report]'")
     assert found["tensorflow"] == ("missing", "tensorflow, tf2onnx", "pip install 'qcompile[tensorflow]'")
     assert "onnxruntime" not in found["cpu"][1]  # another distribution holds the module
 
