@@ -29,7 +29,7 @@ resnet18: $(READY)
 	test -f benchmarks/digits_resnet18/resnet18.safetensors || $(BIN)/python benchmarks/digits_resnet18/train.py
 	$(BIN)/qcompile run benchmarks/digits_resnet18/recipe.toml
 
-# Every way to run a ResNet-18, in one table: about six minutes, the training included.
+# Every way to run a ResNet-18, in one table; the first run trains it, which takes minutes.
 cifar: $(READY)
 	$(BIN)/python examples/cifar_resnet18/compare.py
 

@@ -1,6 +1,6 @@
-"""Train the network: `python examples/cifar_resnet18/train.py`, about a minute on two quiet cores.
+"""Train the network: `python examples/cifar_resnet18/train.py`, six epochs, minutes on two cores.
 
-CIFAR-10 where its binary files are, the synthetic stand-in otherwise. A minute is short: the accuracy is
+CIFAR-10 where its binary files are, the synthetic stand-in otherwise. Six epochs are few: the accuracy is
 what such a network has after it, not what it could have.
 """
 
