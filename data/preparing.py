@@ -9,7 +9,8 @@ from typing import TypeVar
 from ..errors import DataError, InvalidOption
 from ..model.preprocessing import Preprocessing, preprocessing_of
 from ..model.preprocessing_fit import fit_preprocessing
-from ..model.preprocessing_presets import PRESETS, find_preprocessing
+from ..model.preprocessing_names import find_preprocessing
+from ..model.preprocessing_presets import PRESETS
 from ..tensors import TensorInfo, format_shape
 from .spelling import Spelling
 

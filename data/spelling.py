@@ -32,7 +32,7 @@ from pathlib import Path
 
 from ..errors import InvalidOption
 from ..files import digest_files
-from ..model.preprocessing_presets import digest_preprocessing
+from ..model.preprocessing_names import digest_preprocessing
 from ..model.source import parse_source
 
 FUNCTION = "function"

@@ -1,15 +1,8 @@
-"""Preprocessing by name: of ImageNet, of CIFAR-10, of another model by name, or of a file."""
+"""The usual preprocessing of images: of ImageNet and of CIFAR-10."""
 
 from __future__ import annotations
 
-import difflib
-import json
-from pathlib import Path
-
-from ..errors import InvalidOption
-from ..files import digest_files, require_file
-from .preprocessing import ImagePreprocessing, Preprocessing, preprocessing_of, read_preprocessing
-from .source import NAMED, digest_source, parse_source
+from .preprocessing import ImagePreprocessing, Preprocessing
 
 PRESETS: dict[str, Preprocessing] = {
     "imagenet": ImagePreprocessing(
@@ -32,65 +25,3 @@ PRESETS: dict[str, Preprocessing] = {
     ),
 }  # fmt: skip
 """Name to preprocessing; `input` is left to whoever knows the model."""
-
-
-def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
-    """Return the preprocessing of a name, of a model by name, or of a file as `as_json` writes it.
-
-    Args:
-        name: "imagenet", "cifar10", "timm:NAME", "torchvision:NAME", "hf:NAME_OR_FOLDER" or "FILE.json".
-        base: Folder of relative paths; the working folder by default.
-
-    Raises:
-        InvalidOption: If there is no such name, with the near ones, or the file is none.
-        MissingFile: If there is no such file.
-        EngineUnavailable, ModelError: If the package of a model by name, or its configuration, is not here.
-    """
-    if name in PRESETS:
-        return PRESETS[name]
-    if _is_model(name):
-        return _of_model(name, base)
-    if name.endswith(".json"):
-        return _from_file((base or Path.cwd()) / Path(name).expanduser())
-    near = difflib.get_close_matches(name, PRESETS, n=1)
-    raise InvalidOption(
-        f"preprocessing {name!r}; {', '.join(PRESETS)}, a model by name, or FILE.json is required",
-        hint=f"did you mean {near[0]}?" if near else "",
-        option="preprocessing",
-    )
-
-
-def digest_preprocessing(name: str, *, base: Path | None = None) -> str:
-    """Return a digest that changes when what a name stands for may have changed; empty for no name."""
-    if _is_model(name):
-        return digest_source(parse_source(name, base=base))
-    if name.endswith(".json"):
-        path = require_file((base or Path.cwd()) / Path(name).expanduser(), what="preprocessing")
-        return digest_files([path])
-    return name
-
-
-def _is_model(name: str) -> bool:
-    kind, colon, _ = name.partition(":")
-    return bool(colon) and kind in NAMED
-
-
-def _of_model(name: str, base: Path | None) -> Preprocessing:
-    from .named.load import describe_named
-
-    found = preprocessing_of(describe_named(parse_source(name, base=base)).inputs)
-    if found is None:
-        raise InvalidOption(
-            f"preprocessing {name}: the model has none: neither a tokenizer nor a processor lies beside it",
-            option="preprocessing",
-        )
-    return found
-
-
-def _from_file(path: Path) -> Preprocessing:
-    require_file(path, what="preprocessing")
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InvalidOption(f"preprocessing {path}: cannot be read as JSON ({error})") from error
-    return read_preprocessing(value)

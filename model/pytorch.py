@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ModelError, first_line
 from ..progress import quiet
-from ..tensors import TensorInfo
+from .loaded_model import LoadedModel as LoadedModel
 from .pt2_archive import program_checked
 from .source import TENSORFLOW_KINDS, Source
 from .torch_import import import_torch as import_torch
@@ -25,27 +25,6 @@ if TYPE_CHECKING:
 
 _TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|RReLU")
 """Layers that compute something else in training, by their names."""
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A PyTorch module in evaluation mode, with the example its function gave, if any.
-
-    Attributes:
-        module: Takes tensors; an example with nested structures was taken apart (`nested.NestedInputs`).
-        example: The tensors of `forward`'s arguments, by position or by name.
-        was_training: Whether it came in training mode, in which it would compute something else.
-        inputs: Of a model by name: its inputs, dynamic axes with their ranges, and how samples become them.
-        output_names: Suggested ones; empty for those of the structure that `forward` returns.
-        warnings: What the user should know of it.
-    """
-
-    module: torch.nn.Module
-    example: tuple[Any, ...] | dict[str, Any] | None
-    was_training: bool = False
-    inputs: tuple[TensorInfo, ...] = ()
-    output_names: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 def load_torch(source: Source, device: str = "cpu") -> LoadedModel:

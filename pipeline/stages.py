@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import tool_versions
-from ..model.preprocessing_presets import digest_preprocessing
+from ..model.preprocessing_names import digest_preprocessing
 from ..model.source import Source, parse_source
 from ..progress import Progress
 from ..spec.artifacts import BuildSpec
@@ -73,7 +73,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
 
     def work(path: Path, progress: Progress) -> object:
         from ..compiler.export import export
-        from ..model.preprocessing_presets import find_preprocessing
+        from ..model.preprocessing_names import find_preprocessing
 
         return export(
             source,

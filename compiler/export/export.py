@@ -16,7 +16,7 @@ from ...model.input_notes import AxisRange, write_notes
 from ...model.onnx_file import load_checked, load_onnx, model_io, opset
 from ...model.outputs import is_plain
 from ...model.preprocessing import Preprocessing
-from ...model.preprocessing_presets import find_preprocessing
+from ...model.preprocessing_names import find_preprocessing
 from ...model.pt2_archive import trusting
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source

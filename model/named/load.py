@@ -15,7 +15,7 @@ from ..torch_import import import_torch
 from .description import Description
 
 if TYPE_CHECKING:
-    from ..pytorch import LoadedModel
+    from ..loaded_model import LoadedModel
 
 _PACKAGES: dict[SourceKind, str] = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
 _DOMAIN_SEED = 0
@@ -63,7 +63,7 @@ def load_named(source: Source) -> LoadedModel:
     """
     from pathlib import Path
 
-    from ..pytorch import LoadedModel
+    from ..loaded_model import LoadedModel
     from ..weights import load_weights
 
     torch = import_torch()

@@ -144,7 +144,7 @@ def _of_images(spelling: Spelling, names: Sequence[str]) -> Feeds | None:
     import numpy as np
 
     from ...model.preprocessing import ImagePreprocessing
-    from ...model.preprocessing_presets import find_preprocessing
+    from ...model.preprocessing_names import find_preprocessing
 
     said = spelling.query.get("preprocessing")
     found = find_preprocessing(said) if said else None

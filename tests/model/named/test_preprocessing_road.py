@@ -17,7 +17,8 @@ from qcompile.compiler.quantize.balance.balance import balance
 from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
 from qcompile.model.preprocessing import ImagePreprocessing, Preprocessing, preprocessing_of
-from qcompile.model.preprocessing_presets import PRESETS, find_preprocessing
+from qcompile.model.preprocessing_names import find_preprocessing
+from qcompile.model.preprocessing_presets import PRESETS
 
 
 def write_convolutions(path: Path) -> Path:
