@@ -14,7 +14,7 @@ from ..labels import read_labels
 from ..readers import Batch
 from ..sample_set import Reader, Sample, SampleSet, digest_texts, join_labels, stacked, where_of
 from ..spelling import Spelling
-from .datasets import DatasetTable
+from .dataset_table import DatasetTable
 from .table import label_column
 
 _TRANSCRIPTS = ("text", "sentence", "transcription", "transcript", "normalized_text")
