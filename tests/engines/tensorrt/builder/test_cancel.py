@@ -54,12 +54,13 @@ def test_ctrl_c_of_a_terminal_is_not_lost_in_tensorrts_logger(
     def pressed(text: str, done: int = 0, *_: object) -> None:
         if text == "build" and done:
             steps.append(done)
-            signal.raise_signal(signal.SIGINT)
+            if len(steps) == 1:  # a second one ends the process, and TensorRT may take another step first
+                signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         build(tiny_file, tmp_path, pressed)
-    assert len(steps) == 1
+    assert steps
     assert signal.getsignal(signal.SIGINT) is before
     assert [path.name for path in tmp_path.iterdir()] == ["residual.onnx"]
 
