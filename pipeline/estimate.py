@@ -13,7 +13,7 @@
 
 W are the bytes of the weights, M the multiply-adds of a sample, N the samples that are calibrated on, and
 rate 20 G multiply-adds a second and core: a cautious share of what FP32 on ONNX Runtime reached on x86 with
-AVX-512 (about 100 G). A rule is right within a factor of three or so; what was measured is better.
+AVX-512 (about 100 G). How near a rule comes was not measured; the last run's figures are better.
 """
 
 from __future__ import annotations
