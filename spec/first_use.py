@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from .decode import Checked, Refused
+from .models import DOWNLOAD, WEIGHTS
 from .option import COMMA, argument, option
 from .words import METRIC, METRIC_PATTERN, TARGETS, Target
 
@@ -36,17 +37,8 @@ class ProposalOptions(Checked):
             "Input of a MODEL that declares none.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"
         ),
     ] = ()
-    weights: Annotated[
-        str,
-        option(
-            "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
-            "the model's own, from the local cache.",
-            metavar="random|FILE",
-        ),
-    ] = ""
-    download: Annotated[bool, option("Let the package of a model by name download what its cache lacks.")] = (
-        False
-    )
+    weights: WEIGHTS = ""
+    download: DOWNLOAD = False
     targets: Annotated[
         tuple[str, ...],
         option(

@@ -12,6 +12,16 @@ from .decode import Checked, Refused
 from .option import COMMA, argument, option
 from .words import METHOD, METHOD_PATTERN, GraphTarget
 
+WEIGHTS = Annotated[
+    str,
+    option(
+        "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
+        "the model's own, from the local cache.",
+        metavar="random|FILE",
+    ),
+]
+DOWNLOAD = Annotated[bool, option("Let the package of a model by name download what its cache lacks.")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(Checked):
@@ -40,17 +50,8 @@ class ExportOptions(Checked):
         option("Export the branches that the example takes, where a model branches on values."),
     ] = False
     trust: Annotated[bool, option("Load a .pt2 or Keras file that runs code when it is loaded.")] = False
-    weights: Annotated[
-        str,
-        option(
-            "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
-            "the model's own, from the local cache.",
-            metavar="random|FILE",
-        ),
-    ] = ""
-    download: Annotated[bool, option("Let the package of a model by name download what its cache lacks.")] = (
-        False
-    )
+    weights: WEIGHTS = ""
+    download: DOWNLOAD = False
     preprocessing: Annotated[
         str,
         option(
