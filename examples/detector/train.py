@@ -1,4 +1,4 @@
-"""Train the detector: `python examples/detector/train.py`, about two minutes on two cores."""
+"""Train the detector: `python examples/detector/train.py`."""
 
 from __future__ import annotations
 

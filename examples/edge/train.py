@@ -1,4 +1,4 @@
-"""Train the narrow MobileNetV2: `python examples/edge/train.py`, about two minutes on one core."""
+"""Train the narrow MobileNetV2: `python examples/edge/train.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train the Transformer: `python examples/int4/train.py`, about two minutes on one core."""
+"""Train the Transformer: `python examples/int4/train.py`."""
 
 from __future__ import annotations
 

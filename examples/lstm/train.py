@@ -1,4 +1,4 @@
-"""Train the line reader: `python examples/lstm/train.py`, a minute on two cores."""
+"""Train the line reader: `python examples/lstm/train.py`."""
 
 from __future__ import annotations
 

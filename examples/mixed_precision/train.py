@@ -1,4 +1,4 @@
-"""Train the network: `python examples/mixed_precision/train.py`, half a minute on one core."""
+"""Train the network: `python examples/mixed_precision/train.py`."""
 
 from __future__ import annotations
 

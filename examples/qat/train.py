@@ -1,4 +1,4 @@
-"""Quantization-aware training in a plain training loop: `python examples/qat/train.py`, a minute on one core.
+"""Quantization-aware training in a plain training loop: `python examples/qat/train.py`.
 
 Twice from the same float network: on the labels, and on the scores of the float network as the teacher.
 """

@@ -1,4 +1,4 @@
-"""Train the UNet: `python examples/segmenter/train.py`, about two minutes on two cores."""
+"""Train the UNet: `python examples/segmenter/train.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train the recognizer: `python examples/speech/train.py`, about two minutes on two cores."""
+"""Train the recognizer: `python examples/speech/train.py`."""
 
 from __future__ import annotations
 

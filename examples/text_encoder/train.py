@@ -1,4 +1,4 @@
-"""Train the encoder: `python examples/text_encoder/train.py`, under a minute on two cores."""
+"""Train the encoder: `python examples/text_encoder/train.py`."""
 
 from __future__ import annotations
 
