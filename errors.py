@@ -15,6 +15,7 @@
     │   └── IntentNotReached    an engine that is not what was asked for
     ├── EngineUnavailable       a runtime that is missing here, with the reason
     ├── ArtifactError           an artifact that is damaged or belongs elsewhere
+    ├── StorageError            a file that cannot be written or read: disk full, permission, read-only
     └── WorkerError             a worker process that died, hung or answered nonsense
 
 A message says *subject: found; required*; the hint is the next step. Only `cli/` presents errors.
@@ -119,6 +120,10 @@ class EngineUnavailable(QCompileError):
 
 class ArtifactError(QCompileError):
     """An artifact is damaged, or its manifest does not belong to it. Data: `file`."""
+
+
+class StorageError(QCompileError):
+    """A file cannot be written or read: the disk is full, a permission is missing. Data: `file`."""
 
 
 class WorkerError(QCompileError):

@@ -14,13 +14,39 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from .errors import InvalidOption, MissingFile, QCompileError
+from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError, StorageError
 
 TEMPORARY = ".qcompile-tmp-"
 """Beginning of the names of what is not finished; a process id follows."""
 _CHUNK_BYTES = 1 << 20
+
+
+@contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Yield a new folder among the system's temporary files; it is removed at the end.
+
+    Its name holds the id of this process, so that what a killed one left is found and removed here.
+
+    Args:
+        purpose: One word of its name, such as "simplify".
+
+    Raises:
+        StorageError: If it cannot be made.
+    """
+    place = Path(tempfile.gettempdir())
+    try:
+        remove_stale(place)
+        folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-{purpose}-", dir=place))
+    except OSError as error:
+        raise StorageError(
+            f"temporary files {place}: {error.strerror}", hint="free space, or set TMPDIR", file=place
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -70,6 +96,27 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: object) -> None:
     """Write JSON for people and machines: indented, keys in the given order, atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path, *, what: str = "file") -> Any:
+    """Return what a JSON file holds.
+
+    Args:
+        path: The file.
+        what: What it should be, for the message.
+
+    Raises:
+        MissingFile: If there is none.
+        ArtifactError: If it is no JSON, or nested too deeply.
+    """
+    require_file(path, what=what)
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ArtifactError(
+            f"{path}: not {what} ({problem})", hint="make the file again", file=path
+        ) from error
 
 
 def require_file(path: Path, *, what: str = "file") -> Path:

@@ -23,6 +23,7 @@ TREE = {
     "IntentNotReached": "BuildError",
     "EngineUnavailable": "QCompileError",
     "ArtifactError": "QCompileError",
+    "StorageError": "QCompileError",
     "WorkerError": "QCompileError",
 }
 
