@@ -21,7 +21,7 @@ SOURCES = sorted(
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # A room may import itself and those listed; modules at the root are named by their own name.
-GROUND = {"errors", "tensors", "files", "artifact", "progress", "version", "figures", "spec"}
+GROUND = {"errors", "tensors", "files", "storage", "artifact", "progress", "version", "figures", "spec"}
 ONNX = GROUND | {"model", "data"}
 BUILT = ONNX | {"calibration", "compiler", "engines"}
 ALLOWED = {
@@ -32,7 +32,9 @@ ALLOWED = {
     "progress": set[str](),
     "figures": set[str](),
     "spec": {"errors", "tensors"},
-    "files": {"errors"},
+    "storage": {"errors"},
+    "temporary": {"errors", "storage"},
+    "files": {"errors", "storage", "temporary"},
     "artifact": {"errors", "tensors", "files", "version"},
     "model": GROUND,
     "data": GROUND | {"model"},
