@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,14 @@ import qcompile
 from qcompile.engines.tensorrt.builder.interrupt import interrupt_deferred
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+
+
+@pytest.fixture(autouse=True)
+def handles_ctrl_c() -> Iterator[None]:
+    """As in a terminal: a shell starts its background jobs with SIGINT ignored, and that is inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def build(tiny_file: Callable[..., Path], folder: Path, progress: Callable[..., None]) -> None:
@@ -79,6 +87,13 @@ def test_ctrl_c_ends_a_build_that_has_no_progress_monitor_after_it(
     with pytest.raises(KeyboardInterrupt):
         here.build(tiny_file("residual"))
     assert here.nothing_built
+
+
+def test_a_ctrl_c_that_was_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interrupt_deferred():
+        signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_thread_that_gets_no_signals_defers_none() -> None:
