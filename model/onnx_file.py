@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, first_line
-from ..files import digest_files, require_file
+from ..files import digest_files, read_bytes
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
 
@@ -33,8 +33,7 @@ def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
         MissingFile: If the file is not there.
         ModelError: If it is no ONNX file, is cut off, has no graph, or lacks its external data.
     """
-    require_file(path, what="model")
-    model = parse_onnx(path.read_bytes(), path)
+    model = parse_onnx(read_bytes(path, what="model"), path)
     if external_data:
         add_external_data(model, path)
     return model
