@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import load_artifact, read_manifest, size_bytes
+from ..artifact import accept, checked_input, read_manifest, size_bytes
 from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, InvalidOption
-from ..files import manifest_path, temporary_folder
+from ..files import temporary_folder
 from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
 from ..model.pt2_archive import check_program
@@ -85,8 +85,10 @@ def describe(
     """
     runtime = engine_of(artifact, trust=trust)
     path = Path(artifact)
-    if not trust and path.is_file() and manifest_path(path).is_file():
-        load_artifact(path)  # the digest, before anything is executed
+    if trust:
+        accept(path)
+    elif path.is_file():
+        checked_input(path)  # the digest, before anything is executed
     if path.suffix.lower() == ".pt2" and not trust:
         check_program(path)  # its worker will trust it
     manifest = read_manifest(path) if path.is_file() else None
