@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     verbose = any(word in ("-v", "--verbose") for word in arguments)
     as_json = "--json" in arguments
     try:
-        code = group.main(args=arguments, prog_name="qcompile", standalone_mode=False)
+        code = group.main(args=arguments, prog_name="qcompile", standalone_mode=False, obj=list(arguments))
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         error.show()
