@@ -175,7 +175,7 @@ def digest_files(paths: Sequence[Path]) -> str:
     """Return "sha256:..." over the contents of files, in the given order."""
     total = hashlib.sha256()
     for path in paths:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 total.update(chunk)
     return f"sha256:{total.hexdigest()}"

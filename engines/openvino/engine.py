@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable, IntentNotReached
+from ...files import temporary_folder
 from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
@@ -99,8 +99,8 @@ class OpenVino(Engine):
 
     def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
         model = load_onnx(Path(request.model))
-        with tempfile.TemporaryDirectory(prefix="qcompile-ask-") as folder:
-            path = Path(folder) / "asked.onnx"
+        with temporary_folder("ask") as folder:
+            path = folder / "asked.onnx"
             save_onnx(model, path)
             computed = self._ask(model, path, request)
         return {

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,14 @@ pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
 SUPPORT = Path(__file__).parents[3] / "support"
 PARENT = Path(qcompile.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def handles_ctrl_c() -> Iterator[None]:
+    """As in a terminal: a shell starts its background jobs with SIGINT ignored, and that is inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def build(tiny_file: Callable[..., Path], folder: Path, progress: Callable[..., None]) -> None:
@@ -122,6 +130,13 @@ def test_ctrl_c_ends_a_build_that_has_no_progress_monitor_after_it(
     tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     assert "cancelled" in printed(PRESSED_WITHOUT_STEPS, tiny_file("residual"), tmp_path)
+
+
+def test_a_ctrl_c_that_was_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interrupt_deferred():
+        signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_thread_that_gets_no_signals_defers_none() -> None:
