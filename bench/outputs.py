@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, InvalidOption
+from ..files import temporary_folder
 from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
 from ..model.pt2_archive import check_program
@@ -287,9 +287,9 @@ def start(
 
 def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
     """Yield the outputs of each batch; arrays travel as files, not through the pipe."""
-    with tempfile.TemporaryDirectory(prefix="qcompile-outputs-") as folder:
+    with temporary_folder("outputs") as folder:
         for batch in feeds:
-            path, output = Path(folder) / "feeds.npz", Path(folder) / "outputs.npz"
+            path, output = folder / "feeds.npz", folder / "outputs.npz"
             save_feeds(batch, path)
             worker.ask("infer", path=str(path), output=str(output))
             yield load_arrays(output)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifact import checked_input, known_digest
 from ..errors import ModelError, first_line
+from ..files import read_bytes
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
 
@@ -35,7 +36,7 @@ def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
         ArtifactError: If it is not what the manifest beside it says.
     """
     checked_input(path, what="model")
-    model = parse_onnx(path.read_bytes(), path)
+    model = parse_onnx(read_bytes(path, what="model"), path)
     if external_data:
         add_external_data(model, path)
     return model
