@@ -33,7 +33,7 @@ ALLOWED = {
     "errors": set[str](),
     "tensors": {"errors"},
     "progress": set[str](),
-    "machine_memory": set[str](),
+    "machine_memory": {"errors"},
     "figures": set[str](),
     "spec": {"errors", "tensors"},
     "storage": {"errors"},

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, first_line
+from ...machine_memory import require_address_space
 from ..packages import require_package
 
+_SCIPY_BYTES = 512 << 20
 SUFFIXES = frozenset((".wav", ".flac", ".ogg"))
 
 
@@ -48,6 +50,7 @@ def at_rate(samples: NDArray[Any], own_hz: int, rate_hz: int) -> NDArray[np.floa
     if own_hz == rate_hz:
         return np.asarray(samples, np.float32)
     require_package("scipy", "scipy", "resamples recordings")
+    require_address_space(_SCIPY_BYTES, "load scipy, which resamples recordings")
     from scipy.signal import resample_poly
 
     common = math.gcd(own_hz, rate_hz)
