@@ -13,9 +13,10 @@ from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...files import temporary_folder
 from ...model.executed import missed_nodes
 from ...model.graph import count_weighted, holds_half, weighted_nodes
-from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
+from ...model.onnx_file import count_operators, external_files, is_large, load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
+from ...model.weightless import read_weightless
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
@@ -66,10 +67,15 @@ class OnnxRuntime(Engine):
         options = session_options(request.spec.threads, layouts=not (foreign or holds_half(before)))
         if foreign:
             options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
+        # The optimizer would refer to data beside its input, which lies elsewhere.
+        beside = bool(external_files(path, read_weightless(path).model))
         optimize_file(
-            path, request.output, options, large=is_large(before), without=_SLOWER, error=BuildError
-        )
+            path, request.output, options,
+            large=beside or is_large(before), without=_SLOWER, error=BuildError,
+        )  # fmt: skip
         after = load_onnx(request.output)
+        if beside and not is_large(before):
+            save_onnx(after, request.output)
         runner = self._opened(request.output, request.spec.threads, optimized=True)
         with runner:
             run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
