@@ -6,6 +6,7 @@ beside the target and moved in at the end, side files first, the manifest last.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError, StorageError
+from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError, StorageError, first_line
 
 TEMPORARY = ".qcompile-tmp-"
 """Beginning of the names of what is not finished; a process id follows."""
@@ -117,6 +118,26 @@ def read_json(path: Path, *, what: str = "file") -> Any:
         raise ArtifactError(
             f"{path}: not {what} ({problem})", hint="make the file again", file=path
         ) from error
+
+
+def absolute_path(text: str, base: Path | None = None) -> Path:
+    """Return the absolute path that a text names; links stay as they are.
+
+    Args:
+        text: The path; `~` is the home.
+        base: Folder of relative paths; the working folder by default.
+
+    Raises:
+        InvalidOption: If no file can have that name.
+    """
+    try:
+        path = Path.cwd() / (base or "") / Path(text).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.lstat()
+    except (ValueError, RuntimeError, OSError) as error:  # NUL, no such user, too long
+        shown = text if len(text) <= 80 else f"{text[:79]}…"
+        raise InvalidOption(f"{shown!r} cannot be a path ({first_line(error)})") from error
+    return path
 
 
 def require_file(path: Path, *, what: str = "file") -> Path:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..artifact import digest_artifact, read_manifest, size_bytes
 from ..errors import InvalidOption
-from ..files import require_file
+from ..files import read_json, require_file
 
 _QUANTIZED = ("int8", "fp8", "nvfp4", "mxfp8")
 """Precisions in which both operands are quantized."""
@@ -48,10 +47,7 @@ def _kind(path: Path) -> str:
     if path.suffix in by_suffix:
         return by_suffix[path.suffix]
     if path.suffix == ".json":
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InvalidOption(f"{path}: not JSON ({error})") from error
+        value = read_json(path, what="JSON")
         if isinstance(value, dict) and value.get("kind") == "qcompile.results":
             return "results"
         if isinstance(value, dict) and "digest" in value:
