@@ -1,7 +1,7 @@
 """Checkpoint of a calibration on disk; an interrupted calibration resumes from it.
 
 One safetensors file that is replaced as a whole, with the counts of every tensor and, under the metadata
-key "qcompile", what they belong to.
+key "qcompile", what they belong to and a checksum.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from ..files import writing
+from .checksum import checksum
 from .histogram import Histogram
 
 _KEY = "qcompile"
@@ -47,6 +48,7 @@ class _Header:
     units: _Count
     samples: _Count
     tensors: dict[str, tuple[int, float, float]]
+    checksum: str
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
@@ -63,6 +65,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         },
     }
     counts = {name: histogram.counts for name, histogram in checkpoint.histograms.items()}
+    header["checksum"] = checksum(header, counts)
     with writing(path) as temporary:
         temporary.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
 
@@ -84,6 +87,8 @@ def load_checkpoint(path: Path, key: Mapping[str, object]) -> Checkpoint | None:
                 for name, (exponent, low, high) in typed.tensors.items()
             }
         if not all(histogram.is_plausible for histogram in histograms.values()):
+            return None
+        if typed.checksum != checksum(header, {name: one.counts for name, one in histograms.items()}):
             return None
         return Checkpoint(key, typed.units, typed.samples, histograms)
     except (SafetensorError, KeyError, ValueError, OSError, RecursionError):

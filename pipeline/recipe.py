@@ -12,7 +12,7 @@ from typing import Any
 
 from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, RecipeError
-from ..files import require_file
+from ..files import read_bytes
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused, Told, decode, deprecated, shared
 from ..spec.measure import Budget
@@ -61,8 +61,8 @@ def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
         MissingFile: If it is not there.
         RecipeError: Naming the key, what was found and what is required.
     """
-    path = require_file(Path(path), what="recipe")
-    return parse_recipe(path.read_bytes(), path, told=told)
+    path = Path(path)
+    return parse_recipe(read_bytes(path, what="recipe"), path, told=told)
 
 
 def parse_recipe(content: bytes, path: Path, *, told: Told = deprecated) -> Recipe:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 from target import Target, file_of, folder
 
 from qcompile.calibration.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from qcompile.calibration.checksum import checksum
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.ranges import Portion, Ranges
 from qcompile.calibration.ranges_file import load_ranges, save_ranges
@@ -61,9 +63,28 @@ def _header(kind: str) -> bytes:
 def _around(ours: bytes, kind: str) -> bytes:
     """A file whose tensors are whole, and whose metadata are these."""
     outer, tensors = _parts(_whole(kind))
-    outer["__metadata__"]["qcompile"] = ours.decode("utf-8", "replace")
+    outer["__metadata__"]["qcompile"] = _with_checksum(ours, kind).decode("utf-8", "replace")
     text = json.dumps(outer).encode()
     return struct.pack("<Q", len(text)) + text + tensors
+
+
+def _with_checksum(ours: bytes, kind: str) -> bytes:
+    """A header with the checksum of itself and the counts: without it, nothing behind it would be reached."""
+    try:
+        header = json.loads(ours)
+    except (ValueError, RecursionError):
+        return ours
+    if not isinstance(header, dict) or "checksum" not in header:
+        return ours
+    try:
+        return json.dumps({**header, "checksum": checksum(header, _tensors(kind))}).encode()
+    except (ValueError, TypeError, RecursionError):  # a number that JSON does not write, keys of two types
+        return ours
+
+
+@cache
+def _tensors(kind: str) -> dict[str, Any]:
+    return dict(safetensors.numpy.load(_whole(kind)))
 
 
 def _used(ranges: Ranges) -> None:
@@ -113,6 +134,9 @@ def counts(content: bytes) -> None:
     words = np.frombuffer(tensors, np.int64).copy()
     for place, value in struct.iter_unpack("<Hq", content[: len(content) // 10 * 10]):
         words[place % len(words)] = value
+    header = json.loads(outer["__metadata__"]["qcompile"])
+    header.pop("checksum")  # as files of the former format
+    outer["__metadata__"]["qcompile"] = json.dumps(header)
     text = json.dumps(outer).encode()
     path = file_of(struct.pack("<Q", len(text)) + text + words.tobytes(), "counts.ranges")
     found = load_ranges(path)

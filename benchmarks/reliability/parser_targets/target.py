@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from qcompile.errors import QCompileError
+
+_NAME = "qcompile-fuzz-"
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,25 @@ def text_of(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
 
 
-@cache
+_folder: list[Path] = []
+
+
 def folder() -> Path:
-    """Return a folder in memory, for parsers that open a file themselves."""
-    memory = Path("/dev/shm")
-    made = tempfile.mkdtemp(prefix="qcompile-fuzz-", dir=memory if os.access(memory, os.W_OK) else None)
-    return Path(made)
+    """Return the folder for parsers that open a file themselves: in memory, where that can be."""
+    if not _folder:
+        place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+        for left in place.glob(f"{_NAME}*"):  # libFuzzer ends a process without a farewell
+            if not Path("/proc", left.name.removeprefix(_NAME)).exists():
+                shutil.rmtree(left, ignore_errors=True)
+        _folder.append(place / f"{_NAME}{os.getpid()}")
+        _folder[0].mkdir(exist_ok=True)
+        atexit.register(shutil.rmtree, _folder[0], ignore_errors=True)
+    return _folder[0]
+
+
+def use_folder(path: Path) -> None:
+    """Take another folder from now on."""
+    _folder[:] = [path]
 
 
 def file_of(content: bytes, name: str) -> Path:
