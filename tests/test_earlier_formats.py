@@ -44,7 +44,7 @@ def of_recipe(path: Path) -> int:
 
 
 FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
-    "artifact.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
+    "manifest.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
     "bench/results/results.py SCHEMA_VERSION": ("formats/*/results.json", of_json),
     "calibration/ranges_file.py FORMAT_VERSION": ("formats/*/*.ranges", of_ranges),
     "calibration/ranges_file.py _FIXED_VERSION": ("formats/*/*.ranges", of_ranges),
@@ -55,18 +55,12 @@ FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
 """File and name of each constant, the files of its format, and their versions."""
 
 
-ROOMS = sorted(
-    {name.split()[0].split("/")[0] for name in FORMATS} | {"data", "engines", "model", "pipeline", "tuning"}
-)
-
-
 @functools.cache
 def versions_in_source() -> dict[str, int]:
     """Return `FILE NAME` of every constant that ends in VERSION, and its number."""
     found = {}
-    for path in (
-        one for room in ROOMS for one in [ROOT / room, *(ROOT / room).rglob("*.py")] if one.is_file()
-    ):
+    rooms = (path.parent for path in ROOT.glob("*/__init__.py"))
+    for path in [*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))]:
         for names, numbers in re.findall(r"^((?:\w*VERSION(?:, )?)+) = ([\d, ]+)$", path.read_text(), re.M):
             numbered = zip(names.split(", "), numbers.split(", "), strict=True)
             found |= {f"{path.relative_to(ROOT)} {name}": int(number) for name, number in numbered}
