@@ -9,6 +9,7 @@ from importlib import import_module
 import click
 
 from ..errors import QCompileError
+from ..plain_text import plain, plain_json, plain_lines
 from ..version import __version__
 
 _VERBS = {
@@ -87,6 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = group.main(args=arguments, prog_name="qcompile", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
+        error.message = plain_lines(error.message)
         error.show()
         sys.exit(error.exit_code)
     except QCompileError as error:
@@ -100,9 +102,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except Exception as error:
         if verbose:
-            raise
+            _print_traceback(error)
         click.echo(
-            f"error: unexpected {type(error).__name__}: {error}\n"
+            f"error: unexpected {type(error).__name__}: {plain(error)}\n"
             "  hint: this is a defect of qcompile; -v shows where it happened",
             err=True,
         )
@@ -111,10 +113,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _present(error: QCompileError, *, as_json: bool, verbose: bool) -> None:
     if as_json:
-        click.echo(json.dumps(error.as_json(), indent=2))
+        click.echo(plain_json(json.dumps(error.as_json(), indent=2)))
         return
-    click.echo(click.style("error: ", fg="red", bold=True) + str(error), err=True)
+    click.echo(click.style("error: ", fg="red", bold=True) + plain_lines(error.message), err=True)
+    if error.hint:
+        click.echo(f"  hint: {plain_lines(error.hint)}", err=True)
     if verbose:
-        import traceback
+        _print_traceback(error)
 
-        traceback.print_exception(error)
+
+def _print_traceback(error: Exception) -> None:
+    import traceback
+
+    for line in "".join(traceback.format_exception(error)).rstrip("\n").split("\n"):
+        click.echo(f"  {plain(line)}", err=True)

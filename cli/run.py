@@ -42,6 +42,7 @@ def run(session: Session, given: RunCommand) -> int:
         read_recipe(given.recipe, told=lambda text: session.warn([text])),
         output=given.output,
         again=given.again,
+        trust=given.trust,
         progress=session.progress,
         listener=listener,
     )
@@ -96,6 +97,7 @@ def _show_plan(session: Session, given: RunCommand) -> int:
         read_recipe(given.recipe, told=lambda text: session.warn([text])),
         output=given.output,
         again=given.again,
+        trust=given.trust,
         progress=session.progress,
     )
     session.json(planned.as_json())

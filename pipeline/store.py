@@ -12,6 +12,7 @@ again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import json
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidOption
-from ..files import TEMPORARY, digest_files, lock, remove_stale, write_json
+from ..files import TEMPORARY, digest_files, lock, open_lock, remove_stale, write_json
 
 FOLDER = ".qcompile"
 _RECORD = "stage.json"
@@ -61,9 +62,13 @@ class Store:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            held = (self.folder / "lock").open("w")
+            if self.folder.is_symlink():  # stages would be written, and old ones removed, elsewhere
+                raise OSError(errno.ELOOP, "is a link; a folder is required", str(self.folder))
+            held = open_lock(self.folder / "lock")
         except OSError as error:
-            raise InvalidOption(f"output {self.output}: {error.strerror}") from error
+            raise InvalidOption(
+                f"output {self.output}: {error.strerror} ({error.filename})", file=self.output
+            ) from error
         with held:
             lock(held, self.output)
             remove_stale(self.folder)
