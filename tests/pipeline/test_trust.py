@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -25,9 +26,7 @@ def places(tmp_path: Path, tiny_file: Callable[..., Path]) -> tuple[Path, Path]:
     for folder in (inside, outside):
         folder.mkdir()
         marked = f"open({str(tmp_path / folder.name)!r} + '.ran', 'w').close()\n"
-        functions = (
-            "def build(): raise SystemExit(9)\ndef data(): return iter(())\ndef metric(*_): return 0.0\n"
-        )
+        functions = "def build(): ...\ndef data(): return iter(())\ndef metric(*_): return 0.0\n"
         (folder / "code.py").write_text(marked + functions)
         (folder / "python").write_text("#!/bin/sh\nexit 1\n")
         (folder / "python").chmod(0o755)
@@ -155,19 +154,17 @@ def test_a_module_whose_package_lies_in_the_folder_needs_no_trust(
 
 
 @pytest.mark.parametrize("file", ["m.pt2", "m.keras"])
-def test_a_recipe_grants_trust_to_files_of_its_own_folder_alone(file: str, places: tuple[Path, Path]) -> None:
-    for folder in places:
-        (folder / file).write_bytes(b"nothing")
-    for place, refused in (("", False), ("../home/", True)):
-        values = {"version": 1, "name": "m", "artifact": [{"name": "a", "target": "onnxruntime"}]}
-        said = values | {"model": {"source": f"{place}{file}", "trust": True}}
-        recipe = make_recipe(said, places[0] / "recipe.toml")
-        try:
-            trusted(recipe, trust=False, output=None)
-        except RecipeError as error:
-            assert refused, error
-        else:
-            assert not refused
+@pytest.mark.parametrize("place", ["", "../home/"])
+def test_a_recipe_grants_trust_to_files_of_its_own_folder_alone(
+    place: str, file: str, places: tuple[Path, Path]
+) -> None:
+    (places[0] / place / file).write_bytes(b"nothing")
+    values = {"version": 1, "name": "m", "artifact": [{"name": "a", "target": "onnxruntime"}]}
+    said = values | {"model": {"source": f"{place}{file}", "trust": True}}
+    recipe = make_recipe(said, places[0] / "recipe.toml")
+    refused = pytest.raises(RecipeError, match="a file that may hold code")
+    with refused if place else contextlib.nullcontext():
+        trusted(recipe, trust=False, output=None)
 
 
 def test_a_virtual_environment_in_the_folder_leads_out_of_it(places: tuple[Path, Path]) -> None:
