@@ -89,8 +89,8 @@ def run(
         recipe: A recipe or its file.
         output: Folder for the artifacts, in place of the recipe's.
         again: Stages to carry out although nothing changed, such as "bench".
-        trust: Run code that the recipe names outside of its folder, write there, and load `.pt2` and Keras files
-            that run code.
+        trust: Run code that the recipe names outside of its folder, write there, and load `.pt2` and Keras
+            files that run code.
         typed: Spellings of models and data that the user typed himself, which need no more trust.
         progress: Told of every step.
         listener: Told of every stage when it is over.
