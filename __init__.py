@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .reporting import report
     from .reporting.inspection import inspect
     from .tuning.tune import tune
+    from .untrusted.run import run_untrusted
 
 _HOME = {
     "Artifact": "artifact",
@@ -71,6 +72,7 @@ _HOME = {
     "migrate": "pipeline.migrate",
     "Recipe": "pipeline.recipe",
     "read_recipe": "pipeline.recipe",
+    "run_untrusted": "untrusted.run",
     "tune": "tuning.tune",
 }
 
@@ -78,7 +80,7 @@ __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
     "balance", "benchmark", "build", "calibrate", "diff", "doctor", "export", "init", "inspect", "load",
     "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe", "refit",
-    "report", "run", "simplify", "tune",
+    "report", "run", "run_untrusted", "simplify", "tune",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Checkpoint of a calibration on disk; an interrupted calibration resumes from it.
 
 One safetensors file that is replaced as a whole, with the counts of every tensor and, under the metadata
-key "qcompile", what they belong to.
+key "qcompile", what they belong to and a checksum.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..files import writing
+from .checksum import checksum
 from .histogram import BINS, Histogram
 
 _KEY = "qcompile"
@@ -50,6 +51,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         },
     }
     counts = {name: histogram.counts for name, histogram in checkpoint.histograms.items()}
+    header["checksum"] = checksum(header, counts)
     with writing(path) as temporary:
         temporary.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
 
@@ -71,6 +73,8 @@ def load_checkpoint(path: Path, key: Mapping[str, object]) -> Checkpoint | None:
             }
         if any(histogram.counts.shape != (2 * BINS,) for histogram in histograms.values()):
             return None
+        if header["checksum"] != checksum(header, {name: one.counts for name, one in histograms.items()}):
+            return None
         return Checkpoint(key, header["units"], header["samples"], histograms)
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError):
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError):
         return None  # damaged: to begin anew loses time only

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     "qcompile doctor --gpu sm86,sm89",
     "qcompile doctor --python tensorflow=tf/bin/python",
     "qcompile doctor --json",
+    files=False,
 )
 def doctor(session: Session, given: DoctorCommand) -> int:
     """Print what the machine can do and the state of every target."""

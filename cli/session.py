@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..plain_text import plain, plain_json, plain_lines
+from .untrusted import untrusted_options, watched
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,6 +49,9 @@ class Session:
         def called(*, verbose: bool, quiet: bool, as_json: bool, **options: Any) -> int | None:
             if verbose and quiet:
                 raise click.UsageError("-v and -q exclude each other")
+            code = watched(options, as_json=as_json)
+            if code is not None:
+                return code
             session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
             with session.working():
                 return function(session, **options)
@@ -150,9 +154,14 @@ def _pace(done: int, seconds: float, left: int) -> str:
     return f"{rate:.3g}/s{remaining}"
 
 
-def session_options() -> list[click.Option]:
-    """Return the options that every command has: `-v`, `-q` and `--json`."""
+def session_options(*, files: bool = True) -> list[click.Option]:
+    """Return the options that every command has: `-v`, `-q` and `--json`.
+
+    Args:
+        files: Whether the command reads files that may come from a stranger: it takes `--untrusted` too.
+    """
     return [
+        *(untrusted_options() if files else ()),
         click.Option(["-v", "--verbose"], is_flag=True, help="Show every step; tracebacks of errors."),
         click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no tables."),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of tables."),

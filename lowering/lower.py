@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ..artifact import Manifest, commit, read_manifest
 from ..errors import ArtifactError, InvalidOption
-from ..files import writing
+from ..files import temporary_folder, writing
 from ..progress import Progress, silent
 from ..spec.words import CALIBRATED, WAY_OUT
 from .constraints import Constraints, half_left_to_engine
@@ -160,8 +159,8 @@ def _in_standard_forms(model: Path) -> Iterator[Path]:
     if standard is loaded:
         yield model
         return
-    with tempfile.TemporaryDirectory(prefix="qcompile-standard-") as folder:
-        path = Path(folder) / model.name
+    with temporary_folder("standard") as folder:
+        path = folder / model.name
         save_onnx(standard, path)
         yield path
 

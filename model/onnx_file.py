@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..artifact import checked_input, known_digest
 from ..errors import ModelError, first_line
-from ..files import digest_files, require_file
+from ..files import read_bytes
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
 
@@ -32,9 +33,10 @@ def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
     Raises:
         MissingFile: If the file is not there.
         ModelError: If it is no ONNX file, is cut off, has no graph, or lacks its external data.
+        ArtifactError: If it is not what the manifest beside it says.
     """
-    require_file(path, what="model")
-    model = parse_onnx(path.read_bytes(), path)
+    checked_input(path, what="model")
+    model = parse_onnx(read_bytes(path, what="model"), path)
     if external_data:
         add_external_data(model, path)
     return model
@@ -230,7 +232,7 @@ def digest_model(path: Path, model: onnx.ModelProto) -> str:
             hint="keep the data file beside the model",
             file=path,
         )
-    return digest_files([path, *beside])
+    return known_digest([path, *beside])
 
 
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ..artifact import is_manifest
+from ..artifact import checked_input, is_manifest
 from ..errors import InvalidOption, MissingFile
 from ..files import digest_files, nearest_name, require_file
 from .source_options import RANDOM, SourceOptions, parse_query
@@ -218,6 +218,7 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
 
     Raises:
         MissingFile: If a file of `depends` is not there.
+        ArtifactError: If a model file is not what the manifest beside it says.
     """
     files: list[Path] = [require_file(path, what="depends: file") for path in depends]
     if source.options.file:
@@ -237,7 +238,7 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     if source.kind == "savedmodel":
         files += sorted(path for path in source.file.rglob("*") if path.is_file())
         return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
-    return digest_files([source.file, *files])
+    return digest_files([checked_input(source.file, what="model"), *files])
 
 
 def _digest_named(source: Source, files: list[Path]) -> str:

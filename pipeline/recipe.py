@@ -12,7 +12,7 @@ from typing import Any
 
 from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, RecipeError
-from ..files import require_file
+from ..files import read_bytes
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused, Told, decode, deprecated, shared
 from ..spec.measure import Budget
@@ -61,9 +61,10 @@ def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
         MissingFile: If it is not there.
         RecipeError: Naming the key, what was found and what is required.
     """
-    path = require_file(Path(path), what="recipe")
+    path = Path(path)
+    content = read_bytes(path, what="recipe")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not TOML: {error}", file=path) from error
     return make_recipe(values, path, told=lambda text: told(f"{path}: {text}"))

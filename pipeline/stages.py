@@ -173,12 +173,12 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
 
 def given_ranges(recipe: Recipe) -> Made | None:
     """The ranges that a recipe names in place of a calibration; None where it calibrates."""
-    from ..files import digest_files, require_file
+    from ..artifact import checked_input, known_digest
 
     if not recipe.calibrate.ranges:
         return None
-    path = require_file(recipe.folder / recipe.calibrate.ranges, what="ranges file")
-    return Made(path, digest_files([path]))
+    path = checked_input(recipe.folder / recipe.calibrate.ranges, what="ranges file")
+    return Made(path, known_digest([path]))
 
 
 def lower_stage(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
+from ...files import temporary_folder
 from ...model.executed import missed_nodes
 from ...model.graph import count_weighted, holds_half, weighted_nodes
 from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
@@ -70,7 +70,7 @@ class OnnxRuntime(Engine):
             path, request.output, options, large=is_large(before), without=_SLOWER, error=BuildError
         )
         after = load_onnx(request.output)
-        runner = self.open(str(request.output), threads=request.spec.threads)
+        runner = self._opened(request.output, request.spec.threads, optimized=True)
         with runner:
             run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
         counts = count_weighted(after, as_executed=True)
@@ -91,17 +91,19 @@ class OnnxRuntime(Engine):
         )
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
+        return self._opened(Path(artifact), threads)
+
+    def _opened(self, path: Path, threads: int, *, optimized: bool = False) -> Runner:
         from .runner import OnnxRuntimeRunner
 
         reason = self.why_not_run()
         if reason:
             raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
-        path = Path(artifact)
         options = session_options(threads)
         manifest = read_manifest(path)
         if manifest and manifest.stage == "build":
             _require_same_device(path, manifest.device, dict(manifest.tools))
-        if (manifest and manifest.stage == "build") or path.parent.name.startswith(".qcompile-tmp-"):
+        if optimized or (manifest and manifest.stage == "build"):
             import onnxruntime
 
             # It is optimized already, for this processor; doing it again costs load time only.
@@ -134,7 +136,7 @@ class OnnxRuntime(Engine):
         options = session_options(threads, optimize=False)
         options.enable_profiling = True
         times: dict[str, list[float]] = {}
-        with tempfile.TemporaryDirectory(prefix="qcompile-profile-") as folder:
+        with temporary_folder("profile") as folder:
             options.profile_file_prefix = f"{folder}/profile"
             session = make_session(Path(artifact), options, error=BuildError)
             for _ in range(_WARMUP + _PROFILED):
