@@ -22,7 +22,8 @@ from .storage import TEMPORARY, reading, storage_error, storing
 from .temporary import held_folder, remove_stale, sweep, temporary_folder
 
 __all__ = [
-    "TEMPORARY", "check_output", "digest_files", "held_folder", "lock", "manifest_path", "nearest_name", "open_lock",
+    "TEMPORARY", "check_output", "digest_files", "held_folder", "lock", "manifest_path", "nearest_name",
+    "open_lock",
     "read_bytes", "read_json", "remove_stale", "require_file", "side_files", "temporary_folder", "write_json",
     "write_text", "writing",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from ..model.pt2_archive import trusting
 from ..model.source import digest_source
 from ..progress import Progress, silent
 from .bench_stages import bench_stage, report_stage
+from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe
 from .stages import (
     Made,
@@ -100,13 +101,16 @@ def run(
 
     Raises:
         RecipeError: If the recipe is wrong, or names code outside of its folder without `trust`.
+        InvalidOption: If a file that it reads would be overwritten.
         QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     given = Path(output) if output is not None else None
     recipe = trusted(recipe, trust=trust, output=given, typed=typed)
-    store = Store(given or recipe.folder / recipe.output)
+    folder = given or recipe.folder / recipe.output
+    check_output(recipe, recipe.folder, folder)
+    store = Store(folder)
     with store.locked(), trusting(recipe.model.trust):
         report = _Run(recipe, store, again, progress, listener).drive()
         store.forget_old()
