@@ -23,8 +23,8 @@ from .temporary import held_folder, remove_stale, sweep, temporary_folder
 
 __all__ = [
     "TEMPORARY", "absolute_path", "check_output", "digest_files", "held_folder", "lock", "manifest_path",
-    "nearest_name", "read_bytes", "read_json", "remove_stale", "require_file", "side_files", "temporary_folder",
-    "write_json", "write_text", "writing",
+    "nearest_name", "open_lock", "read_bytes", "read_json", "remove_stale", "require_file", "side_files",
+    "temporary_folder", "write_json", "write_text", "writing",
 ]  # fmt: skip
 
 _CHUNK_BYTES = 1 << 20
@@ -210,6 +210,24 @@ def side_files(path: Path) -> list[Path]:
     """Return the files that belong to an artifact beside its main file."""
     data = path.with_name(path.name + ".data")
     return [data] if data.is_file() else []
+
+
+def open_lock(path: Path) -> IO[str]:
+    """Open a file to be locked, made if it is not there; nothing is written to it.
+
+    Others may write to the folder and have planted a link or a pipe under this well-known name.
+
+    Raises:
+        OSError: If it cannot be opened, or is no file of its own.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a link; a file is required, remove it", str(path))
+    number = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "is no regular file; remove it", str(path))
+    return os.fdopen(number, "r+", encoding="utf-8")
 
 
 def lock(file: IO[str], output: Path) -> None:

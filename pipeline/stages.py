@@ -22,6 +22,7 @@ from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
 from .published import BALANCED, GRAPH, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .recipe_batches import default_shapes, has_shapes, measured_batches
+from .trust import interpreters
 
 if TYPE_CHECKING:
     from ..engines.capabilities import Capabilities
@@ -88,7 +89,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
             preprocessing=find_preprocessing(section.preprocessing, base=recipe.folder)
             if section.preprocessing
             else "",
-            python=section.python,
+            python=interpreters(section.python, recipe.folder),
             progress=progress,
         )
 

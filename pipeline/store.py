@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidOption, StorageError
-from ..files import TEMPORARY, digest_files, lock, remove_stale, write_json
+from ..files import TEMPORARY, digest_files, lock, open_lock, remove_stale, write_json
 
 FOLDER = ".qcompile"
 _RECORD = "stage.json"
@@ -68,9 +68,13 @@ class Store:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            held = (self.folder / "lock").open("w")
+            if self.folder.is_symlink():  # stages would be written, and old ones removed, elsewhere
+                raise OSError(errno.ELOOP, "is a link; a folder is required", str(self.folder))
+            held = open_lock(self.folder / "lock")
         except OSError as error:
-            raise InvalidOption(f"output {self.output}: {error.strerror}") from error
+            raise InvalidOption(
+                f"output {self.output}: {error.strerror} ({error.filename})", file=self.output
+            ) from error
         with held:
             lock(held, self.output)
             remove_stale(self.folder)
@@ -174,7 +178,7 @@ class Store:
                 try:
                     os.link(source, temporary)
                 except OSError:  # a file system without hard links
-                    shutil.copy2(source, temporary)
+                    _copy(source, temporary)
                     _sync(temporary)
                 os.replace(temporary, public)
             except OSError as error:
@@ -227,6 +231,13 @@ def _read_record(path: Path) -> dict[str, Any]:
 def _is_plain(name: str) -> bool:
     """Whether it is the name of a file in a folder, not a way out of it."""
     return name not in ("", ".", "..") and Path(name).name == name and not set(name) & {"\\", "\0"}
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy to a name that nobody has: a link that was planted there is not followed."""
+    with source.open("rb") as content, target.open("xb") as copied:
+        shutil.copyfileobj(content, copied)
+    shutil.copystat(source, target)
 
 
 def _sync(path: Path) -> None:
