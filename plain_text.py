@@ -9,8 +9,10 @@ What is not printed is shown as Python spells it, so that a reader sees that it 
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
+from collections.abc import Callable
 
 _INDENT = "    "
 _SEEN = re.compile(r"[^\x20-\x7e]")
@@ -35,22 +37,31 @@ def plain_lines(text: object) -> str:
 
 def plain_json(text: str) -> str:
     """Return JSON in which what is not printed is escaped; `json.dumps` leaves all above 0x1f as it is."""
-    return re.sub(r"[^\x20-\x7e\n]", _in_json, text)
+    return re.sub(r"[^\x20-\x7e\n]", lambda match: _escaped(match[0], _as_pair), text)
+
+
+def plain_toml(text: str) -> str:
+    """Return a text as TOML spells it: JSON's escapes are among TOML's, but for pairs."""
+    dumped = json.dumps(text, ensure_ascii=False)
+    return _SEEN.sub(lambda match: _escaped(match[0], lambda point: f"\\U{point:08x}"), dumped)
 
 
 def _shown(match: re.Match[str]) -> str:
     sign = match[0]
-    if sign.isprintable() or unicodedata.category(sign) == "Zs":  # spaces of other widths
-        return sign
-    return repr(sign)[1:-1]
+    return sign if _is_printed(sign) else repr(sign)[1:-1]
 
 
-def _in_json(match: re.Match[str]) -> str:
-    sign = match[0]
-    if sign.isprintable() or unicodedata.category(sign) == "Zs":
+def _escaped(sign: str, wide: Callable[[int], str]) -> str:
+    if _is_printed(sign):
         return sign
     point = ord(sign)
-    if point < 0x10000:
-        return f"\\u{point:04x}"
+    return f"\\u{point:04x}" if point < 0x10000 else wide(point)
+
+
+def _as_pair(point: int) -> str:
     high, low = divmod(point - 0x10000, 0x400)
     return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+
+
+def _is_printed(sign: str) -> bool:
+    return sign.isprintable() or unicodedata.category(sign) == "Zs"  # spaces of other widths

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.plain_text import plain, plain_json, plain_lines
+from qcompile.plain_text import plain, plain_json, plain_lines, plain_toml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
@@ -48,6 +54,14 @@ def test_json_says_the_same_after_it(text: str) -> None:
     assert json.loads(dumped) == {"a": text}
     assert not OBEYED.search(dumped)
     assert all(unicodedata.category(one) not in ("Cf", "Cs", "Cc") for one in dumped.replace("\n", ""))
+
+
+@given(st.text())
+def test_toml_says_the_same_after_it(text: str) -> None:
+    written = f"a = {plain_toml(text)}"
+    assert tomllib.loads(written) == {"a": text}
+    assert not OBEYED.search(written)
+    assert "\n" not in written
 
 
 def test_a_line_end_in_a_name_begins_no_line_that_looks_like_another_message() -> None:

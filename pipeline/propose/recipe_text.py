@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...figures import bytes_text, figure
-from ...plain_text import plain
+from ...plain_text import plain, plain_toml
 from .choose import Choice, Line
 from .data_facts import DataFacts
 from .machine import Machine
@@ -134,7 +133,7 @@ def toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return plain_toml(value)
     if isinstance(value, Sequence):
         return f"[{', '.join(map(toml, value))}]"
     return str(value)
