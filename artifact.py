@@ -5,82 +5,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ArtifactError, InvalidOption
+from .errors import ArtifactError
 from .files import digest_files, manifest_path, require_file, side_files, write_json
-from .tensors import ModelIO
+from .manifest import SCHEMA_VERSION, Check, Manifest, is_manifest, read_manifest
 
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Check:
-    """One verification that was carried out: its name, whether it held, and what was seen."""
-
-    name: str
-    passed: bool
-    detail: str
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What is known of an artifact.
-
-    Attributes:
-        kind: "onnx", "engine", "torchscript" or "ranges".
-        target: Runtime the artifact is for: "onnxruntime", "tensorrt-rtx", ...; empty when any.
-        precision: What was asked for and reached: "fp32", "fp16", "int8", ...
-        stage: The verb that made it.
-        io: Inputs and outputs; None where it has none.
-        sources: Role to digest of every file it was made from.
-        tools: Package to version.
-        device: What it was built for (processor, compute capabilities).
-        options: The options of the stage.
-        proof: What was found inside: layers by precision, nodes quantized, ...
-        checks: Verifications in the order they ran.
-        warnings: What the user should know.
-        digest: "sha256:..." of the file with its side files; filled in by `commit`.
-        size_bytes: The file and its side files; filled in by `commit`.
-    """
-
-    kind: str
-    stage: str
-    target: str = ""
-    precision: str = ""
-    io: ModelIO | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
-    tools: Mapping[str, str] = field(default_factory=dict)
-    device: Mapping[str, object] = field(default_factory=dict)
-    options: Mapping[str, object] = field(default_factory=dict)
-    proof: Mapping[str, object] = field(default_factory=dict)
-    checks: Sequence[Check] = ()
-    warnings: Sequence[str] = ()
-    digest: str = ""
-    size_bytes: int = 0
-
-    def as_json(self) -> dict[str, object]:
-        """Return the form written to disk."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "kind": self.kind,
-            "stage": self.stage,
-            "target": self.target,
-            "precision": self.precision,
-            "io": self.io.as_json() if self.io else None,
-            "sources": dict(self.sources),
-            "tools": dict(self.tools),
-            "device": dict(self.device),
-            "options": dict(self.options),
-            "proof": dict(self.proof),
-            "checks": [asdict(check) for check in self.checks],
-            "warnings": list(self.warnings),
-            "digest": self.digest,
-            "size_bytes": self.size_bytes,
-        }
+__all__ = [
+    "SCHEMA_VERSION", "Artifact", "Check", "Manifest", "accept", "accepting", "checked_input", "commit",
+    "digest_artifact", "is_manifest", "known_digest", "load_artifact", "read_manifest", "size_bytes",
+    "tool_versions",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,54 +49,6 @@ def commit(written: Path, manifest: Manifest) -> Manifest:
     return complete
 
 
-def read_manifest(path: Path) -> Manifest | None:
-    """Return the manifest of an artifact, or None when it has none.
-
-    Raises:
-        ArtifactError: If the manifest cannot be read or is of a newer version.
-    """
-    beside = manifest_path(path)
-    if not beside.is_file():
-        return None
-    try:
-        value = json.loads(beside.read_text(encoding="utf-8"))
-        version = value["schema_version"]
-        if version != SCHEMA_VERSION:
-            raise ArtifactError(
-                f"{beside}: manifest of version {version}; this qcompile reads {SCHEMA_VERSION}",
-                hint="make the artifact again with this version",
-                file=beside,
-            )
-        fields = {name: value[name] for name in Manifest.__dataclass_fields__}
-        fields["proof"] = {name: _in_todays_words(one) for name, one in value["proof"].items()}
-        fields["io"] = ModelIO.from_json(value["io"]) if value["io"] else None
-        fields["checks"] = tuple(Check(**check) for check in value["checks"])
-        fields["warnings"] = tuple(value["warnings"])
-        return Manifest(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, InvalidOption) as error:
-        raise ArtifactError(
-            f"{beside}: not a manifest ({type(error).__name__}: {error})",
-            hint="make the artifact again, or remove the file",
-            file=beside,
-        ) from error
-
-
-def _in_todays_words(counts: object) -> object:
-    """Layers by precision, where layers of unknown precision were "untold" in older manifests."""
-    if not isinstance(counts, dict) or not isinstance(counts.get("untold"), dict):
-        return counts
-    return {"unreported" if name == "untold" else name: value for name, value in counts.items()}
-
-
-def is_manifest(path: Path) -> bool:
-    """Whether a file is the manifest of an artifact that may or may not lie beside it."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError):
-        return False
-    return isinstance(value, dict) and {"schema_version", "kind", "stage", "digest"} <= value.keys()
-
-
 def load_artifact(path: Path) -> Artifact:
     """Return an artifact whose file is what its manifest says.
 
@@ -169,14 +60,88 @@ def load_artifact(path: Path) -> Artifact:
     manifest = read_manifest(path)
     if manifest is None:
         raise ArtifactError(f"{path}: has no manifest ({manifest_path(path).name})", file=path)
-    digest = digest_artifact(path)
+    _require_digest(path, manifest, digest_artifact(path))
+    return Artifact(path, manifest)
+
+
+def checked_input(path: Path, *, what: str = "file") -> Path:
+    """Return the path of an input, after a look at the manifest that lies beside it, if one does.
+
+    Everything that opens a model, ranges or an artifact calls it. A file is digested once: while size and
+    times stay the same, it is the same.
+
+    Args:
+        path: The file.
+        what: What it should be, for the message.
+
+    Raises:
+        MissingFile: If it is not there.
+        ArtifactError: If it is not what its manifest says, unless it was accepted (`accept`).
+    """
+    require_file(path, what=what)
+    if not manifest_path(path).is_file() or _version_of([path, *side_files(path)]) in _accepted:
+        return path
+    manifest = read_manifest(path)
+    if manifest is not None:
+        _require_digest(path, manifest, known_digest([path, *side_files(path)]))
+    return path
+
+
+def accept(path: Path) -> None:
+    """Take a file as it is now, whatever its manifest says: the user trusts it. Other content is refused."""
+    if path.is_file():
+        _accepted.add(_version_of([path, *side_files(path)]))
+
+
+@contextmanager
+def accepting(path: Path) -> Iterator[None]:
+    """Take a file whatever its manifest says while the block runs: it is looked at, not used."""
+    version = _version_of([path, *side_files(path)])
+    before = version in _accepted
+    _accepted.add(version)
+    try:
+        yield
+    finally:
+        if not before:
+            _accepted.discard(version)
+
+
+def _require_digest(path: Path, manifest: Manifest, digest: str) -> None:
     if digest != manifest.digest:
+        beside = manifest_path(path)
         raise ArtifactError(
             f"{path}: digest {digest[:19]}… differs from its manifest's {manifest.digest[:19]}…",
-            hint="the file was changed after it was made; make it again",
+            hint=f"the file was changed after it was made; make it again, or remove {beside} if the change "
+            "was meant",
             file=path,
         )
-    return Artifact(path, manifest)
+
+
+def known_digest(paths: Sequence[Path]) -> str:
+    """Return `digest_files` of these, read once while their sizes and times stay the same."""
+    version = _version_of(paths)
+    if version in _digests:
+        return _digests[version]
+    digest = digest_files(paths)
+    # What was written a moment ago may be written again within the clock's resolution: it is read again.
+    if max(newest for *_, newest in version) < time.time_ns() - _SETTLED_NS and version == _version_of(paths):
+        _digests[version] = digest
+    return digest
+
+
+_Version = tuple[tuple[str, int, int, int, int], ...]
+_accepted: set[_Version] = set()
+_digests: dict[_Version, str] = {}
+_SETTLED_NS = 2_000_000_000
+
+
+def _version_of(paths: Sequence[Path]) -> _Version:
+    """Which files these are, and when they were changed last: path, device, inode, size, time in ns."""
+    statuses = [(str(path.absolute()), path.stat()) for path in paths]
+    return tuple(
+        (name, one.st_dev, one.st_ino, one.st_size, max(one.st_mtime_ns, one.st_ctime_ns))
+        for name, one in statuses
+    )
 
 
 def digest_artifact(path: Path) -> str:

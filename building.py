@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .artifact import Artifact, Manifest
+from .files import temporary_folder
 from .lowering import LoweredGraph, first_sample, lower
 from .model.pt2_archive import trusting
 from .progress import Progress, silent
@@ -245,6 +245,6 @@ def _lowered(model: str | Path, spec: BuildSpec, progress: Progress) -> Iterator
     from .engines.capabilities import capabilities
 
     engine = require_builder(spec.target)
-    with tempfile.TemporaryDirectory(prefix="qcompile-build-") as folder:
-        graph = Path(folder) / Path(model).name
+    with temporary_folder("build") as folder:
+        graph = folder / Path(model).name
         yield lower(model, spec, capabilities(engine), graph, progress=progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 from ..engines.gpu import parse_device, parse_devices
 from ..errors import InvalidOption
+from ..files import temporary_folder
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
@@ -135,7 +135,7 @@ def benchmark(
     stopped: KeyboardInterrupt | None = None
     try:
         with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcompile-bench-")))
+            folder = stack.enter_context(temporary_folder("bench"))
             save_feeds(feeds, folder / "feeds.npz")
             pool = stack.enter_context(
                 WorkerPool(runnables, recorder, folder / "feeds.npz", threads=threads, timeout_s=timeout_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import load_artifact, read_manifest, size_bytes
+from ..artifact import accept, checked_input, read_manifest, size_bytes
 from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, InvalidOption
-from ..files import manifest_path
+from ..files import temporary_folder
 from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx, model_io
 from ..model.pt2_archive import check_program
@@ -86,8 +85,10 @@ def describe(
     """
     runtime = engine_of(artifact, trust=trust)
     path = Path(artifact)
-    if not trust and path.is_file() and manifest_path(path).is_file():
-        load_artifact(path)  # the digest, before anything is executed
+    if trust:
+        accept(path)
+    elif path.is_file():
+        checked_input(path)  # the digest, before anything is executed
     if path.suffix.lower() == ".pt2" and not trust:
         check_program(path)  # its worker will trust it
     manifest = read_manifest(path) if path.is_file() else None
@@ -286,9 +287,9 @@ def start(
 
 def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
     """Yield the outputs of each batch; arrays travel as files, not through the pipe."""
-    with tempfile.TemporaryDirectory(prefix="qcompile-outputs-") as folder:
+    with temporary_folder("outputs") as folder:
         for batch in feeds:
-            path, output = Path(folder) / "feeds.npz", Path(folder) / "outputs.npz"
+            path, output = folder / "feeds.npz", folder / "outputs.npz"
             save_feeds(batch, path)
             worker.ask("infer", path=str(path), output=str(output))
             yield load_arrays(output)

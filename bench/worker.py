@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import InvalidOption, QCompileError
+from ..storage import storage_error
 
 _LAYERS_JOB = "..comparison.layers.job"  # served here, known only by name: comparison/ is built on bench/
 _REST_LIMIT_S = 0.5
@@ -214,17 +215,22 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     for line in requests:
         try:
             reply = {"ok": True, **session.answer(json.loads(line))}
-        except QCompileError as error:
-            reply = {"ok": False, "type": type(error).__name__}
-            reply |= {"message": error.message, "hint": error.hint}
         except Exception as error:  # whatever a runtime raises is the caller's to report
-            reply = {"ok": False, "type": type(error).__name__, "message": str(error), "hint": ""}
+            reply = _failure(error)
         write(reply)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    told = (storage_error(error) if isinstance(error, OSError) else None) or error
+    ours = isinstance(told, QCompileError)
+    said = {"message": told.message, "hint": told.hint} if ours else {"message": str(told), "hint": ""}
+    return {"ok": False, "type": type(told).__name__, **said}
 
 
 def main() -> None:
     """Serve on the standard streams; whatever libraries print goes to standard error."""
     _die_with_caller()
+    _leave_ending_to_caller()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, answers)
@@ -257,6 +263,18 @@ def _wants_to_run() -> bool:
         if state == "R" and int(thread.parent.name) != own:
             return True
     return False
+
+
+def _leave_ending_to_caller() -> None:
+    """Let SIGTERM and SIGHUP pass: Slurm sends them to all processes, and the caller ends this one.
+
+    A function, not SIG_IGN, which processes that are started here would inherit.
+    """
+    import signal
+
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
+            signal.signal(getattr(signal, name), lambda *_: None)
 
 
 def _die_with_caller() -> None:

@@ -1,7 +1,7 @@
 """Checkpoint of a calibration on disk; an interrupted calibration resumes from it.
 
 One safetensors file that is replaced as a whole, with the counts of every tensor and, under the metadata
-key "qcompile", what they belong to.
+key "qcompile", what they belong to and a checksum.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from ..files import writing
-from .histogram import BINS, Histogram
+from .checksum import checksum
+from .histogram import Histogram
 
 _KEY = "qcompile"
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 @dataclass
@@ -36,6 +40,17 @@ class Checkpoint:
     histograms: dict[str, Histogram]
 
 
+@dataclass(frozen=True)
+class _Header:
+    """What the metadata hold: a tensor has its exponent, least and largest value."""
+
+    key: dict[str, Any]
+    units: _Count
+    samples: _Count
+    tensors: dict[str, tuple[int, float, float]]
+    checksum: str
+
+
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     """Replace the file at once: a kill leaves the earlier one or this one."""
     from safetensors.numpy import save
@@ -50,6 +65,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         },
     }
     counts = {name: histogram.counts for name, histogram in checkpoint.histograms.items()}
+    header["checksum"] = checksum(header, counts)
     with writing(path) as temporary:
         temporary.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
 
@@ -63,14 +79,17 @@ def load_checkpoint(path: Path, key: Mapping[str, object]) -> Checkpoint | None:
     try:
         with safe_open(path, framework="np") as file:
             header = json.loads((file.metadata() or {})[_KEY])
-            if header["key"] != json.loads(json.dumps(key)):
+            typed = msgspec.convert(header, _Header)
+            if typed.key != json.loads(json.dumps(key)):
                 return None
             histograms = {
                 name: Histogram(exponent, np.array(file.get_tensor(name)), low, high)
-                for name, (exponent, low, high) in header["tensors"].items()
+                for name, (exponent, low, high) in typed.tensors.items()
             }
-        if any(histogram.counts.shape != (2 * BINS,) for histogram in histograms.values()):
+        if not all(histogram.is_plausible for histogram in histograms.values()):
             return None
-        return Checkpoint(key, header["units"], header["samples"], histograms)
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError):
+        if typed.checksum != checksum(header, {name: one.counts for name, one in histograms.items()}):
+            return None
+        return Checkpoint(key, typed.units, typed.samples, histograms)
+    except (SafetensorError, KeyError, ValueError, OSError, RecursionError):
         return None  # damaged: to begin anew loses time only

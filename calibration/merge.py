@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..artifact import Artifact, commit, load_artifact
+from ..artifact import Artifact, commit
 from ..errors import CalibrationError, InvalidOption
-from ..files import manifest_path, writing
+from ..files import writing
 from ..progress import Progress, silent
 from .manifest import ranges_manifest
 from .ranges_file import load_ranges, save_ranges
@@ -31,8 +31,6 @@ def merge_files(files: Sequence[Path], output: Path, *, progress: Progress = sil
     total = None
     for number, file in enumerate(files, start=1):
         progress("merge", number, len(files))
-        if manifest_path(file).is_file():
-            load_artifact(file)
         ranges = load_ranges(file)
         if total is None:
             total = ranges

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, first_line
-from ..files import remove_stale
+from ..files import temporary_folder
 from ..model.graph import attribute, captured_names, holds_half
 from ..model.onnx_file import load_onnx
 from ..model.session import make_session, session_options
@@ -28,7 +26,6 @@ from .taps import Taps
 if TYPE_CHECKING:
     import onnx
 
-_TEMPORARY = "qcompile-calibrate-"
 _ONNX_NAMES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "float64": "DOUBLE"}
 _BLOCK = 16
 """The widest block of channels in ONNX Runtime's layouts: tensors whose channels fill it have no padding."""
@@ -96,10 +93,9 @@ def open_observer(model: WeightlessModel, taps: Taps, threads: int) -> Iterator[
     weights = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
     # The weightless model refers to the weights where they lie: they are mapped, not copied.
-    remove_stale(Path(tempfile.gettempdir()), _TEMPORARY)
-    with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY}{os.getpid()}-") as folder:
+    with temporary_folder("calibrate") as folder:
         if convolves and layouts:
-            written = Path(folder) / "optimized.onnx"
+            written = folder / "optimized.onnx"
             session = _without_reorders(model.path, content, options, written, outputs, threads)
         else:
             session = make_session(model.path, options, content=content)

@@ -3,21 +3,27 @@
 A JSON header lies under the metadata key "qcompile": model, data, method, and per tensor exponent, min, max
 and amax by every method. Equal ranges give equal bytes. Ranges of TensorRT's cache hold no counts but the
 amax of each tensor, under "fixed"; such a file is of version 3, which versions that know none refuse.
+
+The header holds a checksum over itself and all counts. Files of the former format hold none: they are read,
+and `Ranges.is_verified` says so.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from ..artifact import checked_input
 from ..errors import CalibrationError
-from ..files import require_file
 from ..spec.words import METHODS
+from .checksum import checksum
 from .histogram import BINS, Histogram
 from .ranges import Portion, Ranges
 from .thresholds import Method, amax_by_method
@@ -51,6 +57,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         **({"fixed": dict(sorted(ranges.fixed.items()))} if ranges.fixed else {}),
     }
     counts = {name: histogram.counts for name, histogram in observed.items()}
+    header["checksum"] = checksum(header, counts)
     path.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
 
 
@@ -59,11 +66,12 @@ def load_ranges(path: Path) -> Ranges:
 
     Raises:
         MissingFile: If it is not there.
-        CalibrationError: If it is damaged or of another version.
+        CalibrationError: If it is damaged, was changed, or is of another version.
+        ArtifactError: If it is not what the manifest beside it says.
     """
     from safetensors import SafetensorError, safe_open
 
-    require_file(path, what="ranges file")
+    checked_input(path, what="ranges file")
     try:
         with safe_open(path, framework="np") as file:
             header = json.loads((file.metadata() or {})[_KEY])
@@ -73,17 +81,71 @@ def load_ranges(path: Path) -> Ranges:
                     f"this qcompile reads {FORMAT_VERSION} and {_FIXED_VERSION}",
                     hint="calibrate again",
                 )
-            histograms = {
-                name: Histogram(entry["exponent"], file.get_tensor(name), entry["min"], entry["max"])
-                for name, entry in header["tensors"].items()
-            }
-        return _ranges(header, histograms)
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
+            typed = msgspec.convert(header, _Header)
+            counts = {name: file.get_tensor(name) for name in typed.tensors}
+        _require_checksum(path, header, typed, counts)
+        return _ranges(typed, counts)
+    except (
+        SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError
+    ) as error:  # fmt: skip
         raise CalibrationError(
             f"{path}: not a ranges file, or cut off ({error})",
             hint="make it with qcompile calibrate",
             file=path,
         ) from error
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the header says of a tensor; its amax by every method is for other readers."""
+
+    exponent: int
+    min: float
+    max: float
+
+
+@dataclass(frozen=True)
+class _Data:
+    samples: _Count
+    shards: _Positive
+    parts: tuple[_Positive, ...]
+
+
+@dataclass(frozen=True)
+class _Header:
+    version: int
+    model: str
+    data: dict[str, _Data]
+    method: str
+    percentile: Annotated[float, msgspec.Meta(gt=0, le=100)]
+    tensors: dict[str, _Entry]
+    empty: tuple[str, ...]
+    shared: dict[str, tuple[str, ...]]
+    skipped: dict[str, str]
+    fixed: dict[str, float] = field(default_factory=dict)
+    bins: int = BINS
+    checksum: str = ""
+
+
+def _require_checksum(
+    path: Path, header: dict[str, Any], typed: _Header, counts: dict[str, NDArray[np.int64]]
+) -> None:
+    """Refuse a file that was changed; one of the former format has no checksum, and nothing but its keys."""
+    if not typed.checksum:
+        if unknown := sorted(header.keys() - _Header.__dataclass_fields__.keys()):
+            raise ValueError(f"its header holds {unknown[0]!r}, which is no key of it")
+        return
+    computed = checksum(header, counts)
+    if computed != typed.checksum:
+        raise CalibrationError(
+            f"{path}: its checksum {typed.checksum[:19]}… is not that of what it holds ({computed[:19]}…)",
+            hint="the file was changed after it was made; calibrate again",
+            file=path,
+        )
 
 
 def _entry(histogram: Histogram, method: Method) -> dict[str, Any]:
@@ -95,32 +157,28 @@ def _entry(histogram: Histogram, method: Method) -> dict[str, Any]:
     }
 
 
-def _is_plausible(histogram: Histogram) -> bool:
-    """Whether exponent and extremes are such as `Histogram` makes."""
-    if type(histogram.exponent) is not int or not -200 <= histogram.exponent <= 1013:
-        return False
-    low, high = float(histogram.min), float(histogram.max)
-    reach = BINS * histogram.width
-    return -reach <= low <= high <= reach and bool((histogram.counts >= 0).all())
-
-
-def _ranges(header: Mapping[str, Any], histograms: dict[str, Histogram]) -> Ranges:
-    for name, histogram in histograms.items():
-        if histogram.counts.shape != (2 * BINS,) or histogram.counts.dtype != np.int64:
+def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
+    for array in counts.values():
+        if array.shape != (2 * BINS,) or array.dtype != np.int64:
             raise ValueError(f"its histograms are not of {2 * BINS} integers")
-        if not _is_plausible(histogram):
+    histograms = {
+        name: Histogram(one.exponent, counts[name], one.min, one.max) for name, one in header.tensors.items()
+    }
+    for name, histogram in histograms.items():
+        if histogram.is_empty or not histogram.is_plausible:
             raise ValueError(f"the histogram of {name!r} contradicts itself")
-    shared = {name: tuple(sources) for name, sources in header["shared"].items()}
-    histograms |= {name: Histogram() for name in header["empty"]}
-    fixed = {name: float(amax) for name, amax in header.get("fixed", {}).items()}
-    if not all(math.isfinite(amax) and amax > 0 for amax in fixed.values()):
+    histograms |= {name: Histogram() for name in header.empty}
+    if not all(math.isfinite(amax) and amax > 0 for amax in header.fixed.values()):
         raise ValueError("a fixed amax is not above zero and finite")
-    lost = [source for sources in shared.values() for source in sources if source not in histograms]
+    lost = [source for sources in header.shared.values() for source in sources if source not in histograms]
     if lost:
         raise ValueError(f"it refers to {lost[0]!r}, which it does not hold")
-    portions = {
-        digest: Portion(entry["samples"], entry["shards"], tuple(entry["parts"]))
-        for digest, entry in header["data"].items()
-    }
-    method = Method(METHODS[METHODS.index(header["method"])], header["percentile"])
-    return Ranges(header["model"], portions, method, histograms, shared, header["skipped"], fixed)
+    for one in header.data.values():
+        if list(one.parts) != sorted({*one.parts}) or max(one.parts, default=0) > one.shards:
+            raise ValueError(f"parts {', '.join(map(str, one.parts))} are none of {one.shards}")
+    portions = {digest: Portion(one.samples, one.shards, one.parts) for digest, one in header.data.items()}
+    method = Method(METHODS[METHODS.index(header.method)], header.percentile)
+    return Ranges(
+        header.model, portions, method, histograms, header.shared, header.skipped, header.fixed,
+        is_verified=bool(header.checksum),
+    )  # fmt: skip

@@ -21,17 +21,18 @@ from .verb import verb
     "qcompile inspect model.engine",
     "qcompile inspect model.ranges --json",
 )
-def inspect(session: Session, given: InspectCommand) -> None:
-    """Print what is known of a file."""
+def inspect(session: Session, given: InspectCommand) -> int:
+    """Print what is known of a file; the exit code is 1 if it is not what its manifest says."""
     if given.tensor_cores:
         show_tensor_cores(session, given)
-        return
+        return 0
     from ..reporting.inspection import inspect as look
 
     facts = look(given.file, nodes=given.nodes)
     session.json(facts)
     session.say(f"{facts['file']}: {facts['kind']}, {bytes_text(facts['size_bytes'])}")
     _SHOW.get(facts["kind"], _show_manifest)(session, facts)
+    return 0 if facts.get("matches_manifest", True) else 1
 
 
 def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
@@ -62,6 +63,8 @@ def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
     for name, reason in facts["skipped"].items():
         session.say(f"  skipped {name}: {reason}")
     session.say(f"  qcompile ranges show {facts['file']} lists them")
+    if not facts["has_checksum"]:
+        session.say("  no checksum: an earlier version made it; a damage would not be found")
     _show_manifest(session, facts)
 
 
@@ -80,7 +83,13 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
         session.say("  no manifest: not made by qcompile, or its .json was left behind")
         return
     if not facts["matches_manifest"]:
-        session.warn(["the file is not the one its manifest describes: it was changed"])
+        digest, said = facts["digest"][:19], manifest["digest"][:19]
+        session.warn(
+            [
+                f"the file is not the one its manifest describes: digest {digest}… differs from {said}…; "
+                f"it was changed. Make it again, or remove {facts['file']}.json if the change was meant"
+            ]
+        )
     tools = ", ".join(f"{name} {version}" for name, version in manifest["tools"].items())
     session.say(f"  made by {manifest['stage']} with {tools}")
     for word in ("target", "precision"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from importlib import import_module
@@ -9,7 +10,10 @@ from importlib import import_module
 import click
 
 from ..errors import QCompileError
+from ..plain_text import plain, plain_json, plain_lines
+from ..storage import storage_error
 from ..version import __version__
+from .stopping import StopSignals
 
 _VERBS = {
     "auto": "find the artifact to use, within an accuracy budget",
@@ -29,6 +33,8 @@ _VERBS = {
     "run": "run all stages of a recipe",
     "migrate": "turn a trtexec or Polygraphy command line into a recipe",
     "package": "package an artifact for a server",
+    "sign": "sign artifacts with a key",
+    "verify": "verify who signed artifacts",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
     "completion": "complete commands in your shell",
@@ -79,42 +85,77 @@ def group() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 failed or mismatch, 2 usage, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 failed or mismatch, 2 usage, 128 + signal that ended it."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    with StopSignals() as stop:
+        try:
+            code = _run(arguments, stop)
+        except KeyboardInterrupt:  # while an end was being told
+            code = _present_stop(stop)
+    sys.exit(code)
+
+
+def _run(arguments: list[str], stop: StopSignals) -> int:
+    """Return the exit code of a command; its errors are presented."""
     verbose = any(word in ("-v", "--verbose") for word in arguments)
     as_json = "--json" in arguments
     try:
-        code = group.main(args=arguments, prog_name="qcompile", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        code = group.main(args=arguments, prog_name="qcompile", standalone_mode=False, obj=list(arguments))
+        sys.stdout.flush()  # a full disk behind it would be found when nobody can say so any more
+        if stop.received:
+            return stop.exit_code  # `bench` keeps what it has measured, and says so itself
+        return code if isinstance(code, int) else 0
     except click.ClickException as error:
+        error.message = plain_lines(error.message)
         error.show()
-        sys.exit(error.exit_code)
-    except QCompileError as error:
-        _present(error, as_json=as_json, verbose=verbose)
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; what was finished is kept, run it again to go on", err=True)
-        sys.exit(130)
+        return error.exit_code
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away (`| head`); Python would complain at exit
-        sys.exit(1)
+        return 1
+    except (KeyboardInterrupt, click.Abort):
+        return _present_stop(stop)
     except Exception as error:
-        if verbose:
-            raise
-        click.echo(
-            f"error: unexpected {type(error).__name__}: {error}\n"
-            "  hint: this is a defect of qcompile; -v shows where it happened",
-            err=True,
-        )
-        sys.exit(1)
+        if stop.received:  # a library that was called back has made another error of it
+            return _present_stop(stop)
+        return _present_error(error, as_json=as_json, verbose=verbose)
+
+
+def _present_stop(stop: StopSignals) -> int:
+    with contextlib.suppress(OSError):  # the terminal is gone
+        click.echo(f"{stop.words}; what was finished is kept, run it again to go on", err=True)
+    return stop.exit_code
+
+
+def _present_error(error: Exception, *, as_json: bool, verbose: bool) -> int:
+    shown = storage_error(error) if isinstance(error, OSError) else error
+    if isinstance(shown, QCompileError):
+        if shown is not error:
+            shown.__cause__ = error
+        _present(shown, as_json=as_json, verbose=verbose)
+        return shown.exit_code
+    if verbose:
+        _print_traceback(error)
+    click.echo(
+        f"error: unexpected {type(error).__name__}: {plain(error)}\n"
+        "  hint: this is a defect of qcompile; -v shows where it happened",
+        err=True,
+    )
+    return 1
 
 
 def _present(error: QCompileError, *, as_json: bool, verbose: bool) -> None:
     if as_json:
-        click.echo(json.dumps(error.as_json(), indent=2))
+        click.echo(plain_json(json.dumps(error.as_json(), indent=2)))
         return
-    click.echo(click.style("error: ", fg="red", bold=True) + str(error), err=True)
+    click.echo(click.style("error: ", fg="red", bold=True) + plain_lines(error.message), err=True)
+    if error.hint:
+        click.echo(f"  hint: {plain_lines(error.hint)}", err=True)
     if verbose:
-        import traceback
+        _print_traceback(error)
 
-        traceback.print_exception(error)
+
+def _print_traceback(error: Exception) -> None:
+    import traceback
+
+    for line in "".join(traceback.format_exception(error)).rstrip("\n").split("\n"):
+        click.echo(f"  {plain(line)}", err=True)

@@ -40,6 +40,7 @@ def show(session: Session, given: ShowRangesCommand) -> None:
     if plot is not None and plot.suffix not in SUFFIXES:
         raise Refused("plot", f"{' or '.join(SUFFIXES)} is required", value=str(plot))
     loaded = load_ranges(file)
+    session.warn(loaded.notes)
     chosen = parse_method(given.method) if given.method else loaded.method
     if chosen.name != "percentile":
         chosen = replace(chosen, percentile=loaded.method.percentile)
@@ -119,6 +120,7 @@ def cache(session: Session, given: RangesCacheCommand) -> None:
     from ..files import write_text
 
     loaded = load_ranges(given.file)
+    session.warn(loaded.notes)
     method = parse_method(given.method) if given.method else None
     text = format_cache(loaded, version=given.version, calibrator=given.calibrator, method=method)
     write_text(given.output, text)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidOption
+from ..files import temporary_folder
 from ..spec.looking import InspectCommand
 from .session import Session
 from .tables import DASH, add_row, make_table
@@ -32,12 +31,12 @@ def show_tensor_cores(session: Session, given: InspectCommand) -> None:
     source = parse_source(str(given.file))
     if source.is_named and not source.options.weights:
         source = parse_source(str(given.file), weights="random")  # sizes do not depend on them
-    with tempfile.TemporaryDirectory(prefix="qcompile-sizes-") as folder:
+    with temporary_folder("sizes") as folder:
         path = source.path if source.kind == "onnx" else None
         if path is None:
             from ..compiler.export import export
 
-            path = Path(folder) / "model.onnx"
+            path = folder / "model.onnx"
             export(source, path, inputs=given.inputs, progress=session.progress)
         facts = tensor_core_facts(path, precision=given.precision, gpus=given.gpus)
     session.json({"file": str(given.file), **facts})

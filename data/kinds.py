@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from ..errors import InvalidOption, MissingFile
-from ..files import nearest_name
+from ..errors import InvalidOption
+from ..files import require_file
+from ..storage import reading
 from .sample_set import SampleSet
 from .spelling import KEYS, Spelling
 from .walk import list_files
@@ -32,12 +34,17 @@ def find_kind(spelling: Spelling) -> str:
     """Return the kind of what lies at a spelling's path.
 
     Raises:
-        MissingFile: If nothing does.
+        MissingFile: If nothing does, or a pipe or device.
+        StorageError: If it cannot be read.
         InvalidOption: If it is of no kind, or of several.
     """
     path = Path(spelling.path)
-    if not path.exists():
-        raise MissingFile(f"data {spelling.spec} does not exist", hint=nearest_name(path), file=path)
+    with reading(path):
+        is_folder = path.is_dir()
+        if is_folder:
+            os.listdir(path)
+    if not is_folder:
+        require_file(path, what="data")
     if spelling.kind:
         return spelling.kind
     kind = _of_folder(path, spelling.spec) if path.is_dir() else _of_file(path)

@@ -156,7 +156,7 @@ def sample_files(folder: Path) -> list[Path]:
     Raises:
         DataError: If there is none.
     """
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".npz"))
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".npz") and path.is_file())
     if not files:
         raise DataError(f"{folder}: holds no .npy or .npz file; at least one is required")
     return files

@@ -7,17 +7,18 @@ taken back.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import ArtifactError, InvalidOption
-from ..files import TEMPORARY, digest_files, remove_stale
+from ..errors import ArtifactError, InvalidOption, QCompileError
+from ..files import digest_files, held_folder, remove_stale
+from ..storage import storage_error
 
 CONFIG = "config.pbtxt"
 
@@ -76,26 +77,34 @@ def beside(repository: Path) -> Iterator[Path]:
         InvalidOption: If none can be made.
     """
     there = repository.is_dir()
-    try:
-        repository.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(repository)
-    except OSError as error:
-        raise InvalidOption(f"output {repository}: {error.strerror} ({error.filename})") from error
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if not there and not any(repository.iterdir()):
-            repository.rmdir()
+    with contextlib.ExitStack() as stack:
+        try:
+            repository.mkdir(parents=True, exist_ok=True)
+            temporary = stack.enter_context(held_folder(_place(repository)))
+        except OSError as error:
+            raise _refused(repository, error) from error
+        try:
+            yield temporary
+        finally:
+            stack.close()
+            if not there and not any(repository.iterdir()):
+                repository.rmdir()
 
 
-def _temporary(repository: Path) -> Path:
+def _refused(output: Path | str, error: OSError) -> QCompileError:
+    """What the file system says: a disk's problem, or a folder that cannot be one."""
+    usage = isinstance(error, FileExistsError | NotADirectoryError)
+    problem = None if usage else storage_error(error)
+    return problem or InvalidOption(f"output {output}: {error.strerror} ({error.filename})")
+
+
+def _place(repository: Path) -> Path:
     """A server that polls its repository takes every folder in it for a model: rather beside than inside."""
     outside = repository.resolve().parent
     same = outside.stat().st_dev == repository.stat().st_dev and os.access(outside, os.W_OK | os.X_OK)
     parent = outside if same else repository
     remove_stale(parent)
-    return Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-", dir=parent))
+    return parent
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:
@@ -115,7 +124,7 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
             if digest_files([source]) != digest_files([target]):
                 raise ArtifactError(f"{source}: its copy {place} differs; it changed meanwhile", file=source)
     except OSError as error:
-        raise InvalidOption(f"output {folder.name}: {error.strerror} ({error.filename})") from error
+        raise _refused(folder.name, error) from error
 
 
 def put_in_place(made: Path, folder: Path, version: int) -> None:
@@ -145,5 +154,5 @@ def put_in_place(made: Path, folder: Path, version: int) -> None:
             if target.exists() and not source.exists():
                 os.rename(target, source)
         if isinstance(error, OSError):
-            raise InvalidOption(f"output {folder}: {error.strerror} ({error.filename})") from error
+            raise _refused(folder, error) from error
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..artifact import load_artifact, read_manifest
+from ..artifact import accept, checked_input, read_manifest
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
 from ..model.pt2_archive import trusting
@@ -50,8 +50,10 @@ def load(
     text = str(artifact)
     name = engine_of(text, trust=trust)
     path = Path(text)
-    if not trust and path.is_file() and manifest_path(path).is_file():
-        load_artifact(path)
+    if trust:
+        accept(path)
+    elif path.is_file():
+        checked_input(path)
     chosen, number = engine(name), parse_device(device) if isinstance(device, str) else device
     if device == "cpu" and "cpu" not in chosen.places:
         raise InvalidOption(f"{text}: engine {name} runs on a GPU, not on the processor", option="devices")

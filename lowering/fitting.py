@@ -7,13 +7,13 @@ What was rewritten for the last two is compared with what it was, in ONNX Runtim
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedOperator
+from ..files import temporary_folder
 from ..progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -236,8 +236,8 @@ class Fitting:
 
         model = load_onnx(self.model)
         change(model)
-        with tempfile.TemporaryDirectory(prefix="qcompile-rewrite-") as folder:
-            changed = Path(folder) / self.model.name
+        with temporary_folder("rewrite") as folder:
+            changed = folder / self.model.name
             save_onnx(model, changed)
             return rewritten_outputs(self.model, changed)
 

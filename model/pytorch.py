@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..artifact import checked_input
 from ..errors import ModelError, first_line
 from ..progress import quiet
 from .loaded_model import LoadedModel as LoadedModel
@@ -49,6 +50,8 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
             f"{source.spec}: a TensorFlow model cannot be run by PyTorch",
             hint="export it, and give the ONNX file: it is compared with TensorFlow's own outputs",
         )
+    if source.kind in ("pt2", "torchscript"):
+        checked_input(source.file, what="model")
     if source.kind == "pt2":
         return LoadedModel(_load_pt2(source.file, device), None)
     if source.kind == "torchscript":

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..artifact import checked_input
 from ..errors import ModelError
-from ..files import require_file
 from ..tensors import ModelIO
 from .graph_edits import fix_initializers
 from .onnx_file import digest_model, model_io, parse_onnx
@@ -60,8 +60,9 @@ def read_weightless(path: Path) -> WeightlessModel:
     Raises:
         MissingFile: If the file is not there.
         ModelError: If it is no ONNX file or is cut off.
+        ArtifactError: If it is not what the manifest beside it says.
     """
-    require_file(path, what="model")
+    checked_input(path, what="model")
     if not path.stat().st_size:  # an empty file cannot be mapped
         return WeightlessModel(path, parse_onnx(b"", path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -12,12 +12,13 @@ from typing import Any
 
 from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, RecipeError
-from ..files import require_file
+from ..files import read_bytes
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused, Told, decode, deprecated, shared
 from ..spec.measure import Budget
 from ..spec.recipes import RECIPE_VERSION, RecipeFile
 from ..spec.words import BASELINE
+from .published import check_names
 from .recipe_batches import find_contradiction
 
 if sys.version_info >= (3, 11):
@@ -61,11 +62,21 @@ def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
         MissingFile: If it is not there.
         RecipeError: Naming the key, what was found and what is required.
     """
-    path = require_file(Path(path), what="recipe")
+    path = Path(path)
+    return parse_recipe(read_bytes(path, what="recipe"), path, told=told)
+
+
+def parse_recipe(content: bytes, path: Path, *, told: Told = deprecated) -> Recipe:
+    """Return the recipe that a file holds.
+
+    Raises:
+        RecipeError: As `read_recipe`.
+    """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not TOML: {error}", file=path) from error
+        values = tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, a date that is none
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RecipeError(f"{path}: not TOML: {problem}", file=path) from error
     return make_recipe(values, path, told=lambda text: told(f"{path}: {text}"))
 
 
@@ -77,6 +88,7 @@ def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) 
     """
     try:
         recipe = Recipe(**vars(_decoded(values, told)), path=path)
+        check_names(recipe)
         _require_scales(recipe)
         return recipe
     except Refused as error:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ..artifact import digest_artifact, read_manifest, size_bytes
+from ..artifact import accepting, is_manifest, known_digest, read_manifest, size_bytes
 from ..errors import InvalidOption
-from ..files import require_file
+from ..files import read_json, require_file, side_files
 
 _QUANTIZED = ("int8", "fp8", "nvfp4", "mxfp8")
 """Precisions in which both operands are quantized."""
@@ -34,11 +33,13 @@ def inspect(path: str | Path, *, nodes: bool = False) -> dict[str, Any]:
     manifest = read_manifest(path)
     if manifest:
         facts["manifest"] = manifest.as_json()
-        facts["matches_manifest"] = digest_artifact(path) == manifest.digest
-    if kind == "onnx":
-        facts |= _onnx(path, nodes=nodes)
-    elif kind == "ranges":
-        facts |= _ranges(path)
+        facts["digest"] = known_digest([path, *side_files(path)])
+        facts["matches_manifest"] = facts["digest"] == manifest.digest
+    with accepting(path):  # what was changed is looked at all the same, and said to be
+        if kind == "onnx":
+            facts |= _onnx(path, nodes=nodes)
+        elif kind == "ranges":
+            facts |= _ranges(path)
     return facts
 
 
@@ -48,13 +49,10 @@ def _kind(path: Path) -> str:
     if path.suffix in by_suffix:
         return by_suffix[path.suffix]
     if path.suffix == ".json":
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InvalidOption(f"{path}: not JSON ({error})") from error
+        value = read_json(path, what="results")
         if isinstance(value, dict) and value.get("kind") == "qcompile.results":
             return "results"
-        if isinstance(value, dict) and "digest" in value:
+        if is_manifest(path):
             raise InvalidOption(
                 f"{path}: a manifest", hint=f"inspect the artifact: {path.name.removesuffix('.json')}"
             )
@@ -102,6 +100,7 @@ def _ranges(path: Path) -> dict[str, Any]:
         "tensors": len(ranges.histograms) + len(ranges.fixed),
         "shared": len(ranges.shared),
         "skipped": dict(ranges.skipped),
+        "has_checksum": ranges.is_verified,
     }
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from pathlib import Path
 
 from ...errors import InvalidOption
-from ...files import remove_stale
+from ...files import temporary_folder
 from ...model.weightless import read_weightless
 from ...progress import Progress, silent
 from .cut import observable
@@ -25,8 +23,6 @@ from .taps import LayerRuns
 
 SAMPLES = 8
 """Enough to place a fault: a tensor has thousands of elements in each."""
-
-_TEMPORARY = "qcompile-layers-"
 
 
 def layer_diff(
@@ -86,9 +82,8 @@ def layer_diff(
     if right.weightless is not None or max_builds == 0:
         source = None
     pairs = _pairs(left, right, source)
-    remove_stale(Path(tempfile.gettempdir()), _TEMPORARY)
-    with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY}{os.getpid()}-") as folder:
-        written = write_samples(left.weightless, data, Path(folder) / "samples", limit=samples)
+    with temporary_folder("layers") as folder:
+        written = write_samples(left.weightless, data, folder / "samples", limit=samples)
         most, keep = taps or len(pairs.pairs), results is not None
         runs: LayerRuns
         comparison: Refinement

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from ...engines.base import BuildRequest
 from ...engines.tensorrt.adapter import Adapter, load_adapter
 from ...engines.tensorrt.builder.builder import build_plan
 from ...engines.tensorrt.builder.debug_marks import marks_unfused
+from ...files import held_folder
 from ...model.onnx_file import load_onnx, save_onnx
 from ...progress import Progress
 from ...spec.artifacts import BuildSpec
@@ -73,8 +73,8 @@ class Rebuilder:
         outputs = cut(model, names)
         nodes = {node.name for node in model.graph.node}
         inputs = {value.name for value in model.graph.input}
-        with tempfile.TemporaryDirectory(prefix="cut-", dir=self.folder) as place:
-            file = Path(place) / "part.onnx"
+        with held_folder(self.folder, "cut") as place:
+            file = place / "part.onnx"
             save_onnx(model, file)
             del model
             return self._build(file, nodes=nodes, inputs=inputs, debug=()), outputs

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...bench.workers.process import Worker
+from ...files import held_folder
 from ...progress import Progress
 from .job import Job
 
@@ -29,11 +29,11 @@ def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
         QCompileError: The error that the artifact's runtime raised.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="run-", dir=Path(job.feeds).parent) as folder,
+        held_folder(Path(job.feeds).parent, "run") as folder,
         Worker(name, threads=job.threads, timeout_s=SILENCE_S) as worker,
     ):
         return worker.ask(
             "layers",
-            job={**asdict(job), "folder": folder},
+            job={**asdict(job), "folder": str(folder)},
             told=lambda done: progress(text, done, job.batches),
         )

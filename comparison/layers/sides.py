@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...artifact import Manifest, load_artifact, read_manifest
+from ...artifact import Manifest, accept, checked_input, read_manifest
 from ...engines.load import engine_of
 from ...engines.registry import engine
 from ...errors import EngineUnavailable, InvalidOption, ModelError
@@ -81,8 +81,10 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
     require_file(path, what="artifact")
     runtime = engine_of(artifact, trust=trust)
     manifest = read_manifest(path)
-    if manifest is not None and not trust:
-        load_artifact(path)  # the digest, before anything is executed
+    if trust:
+        accept(path)
+    else:
+        checked_input(path)  # the digest, before anything is executed
     if reason := engine(runtime).why_not_run():
         fix = engine(runtime).fix()
         raise EngineUnavailable(

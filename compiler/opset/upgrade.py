@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...files import temporary_folder
 from ...model.graph import without_weights
 from ...model.onnx_file import copy_model, opset, save_onnx
 from ..quantize.prepare import upgrade_opset
@@ -34,8 +34,8 @@ def in_newer_opset(
         return model
     raised = copy_model(model)
     upgrade_in_place(raised, lowest)
-    with tempfile.TemporaryDirectory(prefix="qcompile-opset-") as folder:
-        converted = Path(folder) / path.name
+    with temporary_folder("opset") as folder:
+        converted = folder / path.name
         save_onnx(raised, converted)
         same_outputs(path, converted, data)
     return raised

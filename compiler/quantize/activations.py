@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...calibration.one_by_one import one_by_one
 from ...errors import CalibrationError, ModelError
+from ...files import temporary_folder
 from ...model.onnx_file import copy_model, load_onnx, save_onnx
 from ...model.session import make_session, run_session, session_options
 from ...progress import Progress, silent
@@ -112,7 +112,7 @@ def _session_returning(model: onnx.ModelProto, names: list[str]) -> Any:
     del copy.graph.output[:]
     kind = onnx.TensorProto.FLOAT
     copy.graph.output.extend(onnx.helper.make_tensor_value_info(name, kind, None) for name in names)
-    with tempfile.TemporaryDirectory(prefix="qcompile-channels-") as folder:
-        file = Path(folder) / "model.onnx"
+    with temporary_folder("channels") as folder:
+        file = folder / "model.onnx"
         save_onnx(copy, file)  # a model over 2 GB cannot be handed over as bytes
         return make_session(file, session_options())

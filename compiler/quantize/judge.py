@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...files import temporary_folder
 from ...model.judgement import Judgement, judge_outputs
 from ...model.onnx_file import load_onnx, save_onnx
 from ...model.random_input import run_on
@@ -47,8 +47,8 @@ def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
         model, changed = in_float32(model), True
     if not changed:
         return OnnxReference(path, optimize=optimize)
-    with tempfile.TemporaryDirectory(prefix="qcompile-emulated-") as folder:
-        emulated = Path(folder) / path.name
+    with temporary_folder("emulated") as folder:
+        emulated = folder / path.name
         save_onnx(model, emulated)
         return OnnxReference(emulated, optimize=optimize)
 
@@ -97,8 +97,8 @@ class Judge:
 
     def written(self, write: Callable[[Path], object]) -> Judged:
         """Judge a graph that `write` writes to a path."""
-        with tempfile.TemporaryDirectory(prefix="qcompile-candidate-") as folder:
-            path = Path(folder) / "candidate.onnx"
+        with temporary_folder("candidate") as folder:
+            path = folder / "candidate.onnx"
             write(path)
             return self.file(path)
 

@@ -92,7 +92,7 @@ def quantize(
     with writing(output) as path:
         outcome = quantize_graph(request)
         outcome.write(path)
-        warnings = list(outcome.warnings)
+        warnings = [*outcome.warnings, *(loaded.notes if loaded else ())]
         check_onnx(path)
         progress("compare with the float model")
         check, poor = _compare(request, path)

@@ -16,13 +16,13 @@ Where there are enough samples, those that judge are not those that factors and 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
+from ...files import temporary_folder
 from ...model.judgement import SNR_DB
 from ...model.onnx_file import load_onnx, save_onnx
 from .balance.in_memory import Floats, equalized, smoothed
@@ -114,8 +114,8 @@ def best_static(request: QuantizeRequest, once: Once) -> Outcome:
         return once(request)
     if request.spec.precision != "int8" or not request.spec.search:
         return once(request)
-    with tempfile.TemporaryDirectory(prefix="qcompile-search-") as folder:
-        return _searched(request, once, Path(folder))
+    with temporary_folder("search") as folder:
+        return _searched(request, once, folder)
 
 
 def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:

@@ -8,10 +8,8 @@ layer, with that layer's error alone. Memory is that of one sample's activations
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from ...calibration import Method, Ranges
 from ...calibration.qparams import INT8, UINT8, choose_qparams, choose_weight_qparams, dequantize, quantize
 from ...data.batches import Data
+from ...files import temporary_folder
 from ...model.graph import WEIGHTED, attribute, consumers
 from ...model.graph_edits import set_nodes, store
 from ...model.onnx_file import copy_model, save_onnx
@@ -89,8 +88,8 @@ def rank_layers(
     names = [layer.name for layer in layers]
     outputs = [value.name for value in ready.graph.output]
     total = np.zeros(len(names))
-    with tempfile.TemporaryDirectory(prefix="qcompile-tune-") as folder:
-        errors, injected = Path(folder) / "errors.onnx", Path(folder) / "injected.onnx"
+    with temporary_folder("tune") as folder:
+        errors, injected = folder / "errors.onnx", folder / "injected.onnx"
         written = _written_as_integers(ready, layers, placement) if target == "onnxruntime" else {}
         save_onnx(_with_errors(ready, layers, limits, target, written), errors)
         save_onnx(_with_injection(ready, layers), injected)

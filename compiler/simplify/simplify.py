@@ -8,7 +8,6 @@ the outputs are equal.
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...data.batches import Data
 from ...errors import EngineUnavailable, first_line
-from ...files import writing
+from ...files import held_folder, writing
+from ...machine_memory import out_of_memory
 from ...model.graph import graph_precision
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
 from ...model.random_input import RandomInput
 from ...model.weightless import fingerprint
 from ...progress import Progress, quiet, silent
+from ...storage import hidden_storage_error
 from ...tensors import Feeds, ModelIO
 from ..check import OnnxReference, compare_outputs
 from .attention import simplify_attention
@@ -107,6 +108,11 @@ def _attempt(
     except EngineUnavailable:
         raise
     except Exception as error:  # onnxsim fails in many ways; every one of them leaves the model whole
+        if shortage := out_of_memory(error, "simplify"):
+            raise shortage from error
+        problem = hidden_storage_error(error, path)
+        if problem is not None:
+            raise problem from error
         return None, [], [f"onnxsim failed ({type(error).__name__}: {first_line(error)}); {kept}"]
     checks = [same_io]
     if same_io.passed:
@@ -131,8 +137,8 @@ def _run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
 def _run_onnxsim_on_file(file: Path, folder: Path) -> onnx.ModelProto:
     """Over 2 GB onnxsim works from file to file, and leaves files of its own behind."""
     onnxsim = _import_onnxsim()
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        output = Path(scratch) / file.name
+    with held_folder(folder, "simplify") as scratch:
+        output = scratch / file.name
         with quiet():
             _, ok = onnxsim.simplify(str(file), output_path=str(output), skipped_optimizers=_FOREIGN)
         if not ok:

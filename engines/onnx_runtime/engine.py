@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
+from ...files import temporary_folder
 from ...model.executed import missed_nodes
 from ...model.graph import count_weighted, holds_half, weighted_nodes
-from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
+from ...model.onnx_file import count_operators, external_files, is_large, load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
+from ...model.weightless import read_weightless
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
@@ -75,11 +76,16 @@ class OnnxRuntime(Engine):
         options = session_options(request.spec.threads, layouts=not (foreign or holds_half(before)))
         if foreign:
             options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
+        # The optimizer would refer to data beside its input, which lies elsewhere.
+        beside = bool(external_files(path, read_weightless(path).model))
         optimize_file(
-            path, request.output, options, large=is_large(before), without=_SLOWER, error=BuildError
-        )
+            path, request.output, options,
+            large=beside or is_large(before), without=_SLOWER, error=BuildError,
+        )  # fmt: skip
         after = load_onnx(request.output)
-        runner = self.open(str(request.output), threads=request.spec.threads)
+        if beside and not is_large(before):
+            save_onnx(after, request.output)
+        runner = self._opened(request.output, request.spec.threads, optimized=True)
         with runner:
             feeds, _ = run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
         compared, failure = compare_with_graph(path, before, request.output, feeds, request.spec.threads)
@@ -102,18 +108,20 @@ class OnnxRuntime(Engine):
         )
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
+        return self._opened(Path(artifact), threads)
+
+    def _opened(self, path: Path, threads: int, *, optimized: bool = False) -> Runner:
         from .runner import OnnxRuntimeRunner
 
         reason = self.why_not_run()
         if reason:
             raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
-        path = Path(artifact)
         options = session_options(threads)
         without: tuple[str, ...] = ()
         manifest = read_manifest(path)
         if manifest and manifest.stage == "build":
             _require_same_device(path, manifest.device, dict(manifest.tools))
-        if (manifest and manifest.stage == "build") or path.parent.name.startswith(".qcompile-tmp-"):
+        if optimized or (manifest and manifest.stage == "build"):
             import onnxruntime
 
             # It is optimized already, for this processor; doing it again costs load time only.
@@ -148,7 +156,7 @@ class OnnxRuntime(Engine):
         options = session_options(threads, optimize=False)
         options.enable_profiling = True
         times: dict[str, list[float]] = {}
-        with tempfile.TemporaryDirectory(prefix="qcompile-profile-") as folder:
+        with temporary_folder("profile") as folder:
             options.profile_file_prefix = f"{folder}/profile"
             session = make_session(Path(artifact), options, error=BuildError)
             for _ in range(_WARMUP + _PROFILED):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable, IntentNotReached
+from ...files import temporary_folder
 from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
+from ...model.tensor_sizes import require_tensor_sizes
 from ...progress import silent
 from ...spec.artifacts import BuildSpec
 from ...spec.decode import current
@@ -98,8 +99,8 @@ class OpenVino(Engine):
 
     def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
         model = load_onnx(Path(request.model))
-        with tempfile.TemporaryDirectory(prefix="qcompile-ask-") as folder:
-            path = Path(folder) / "asked.onnx"
+        with temporary_folder("ask") as folder:
+            path = folder / "asked.onnx"
             save_onnx(model, path)
             computed = self._ask(model, path, request)
         return {
@@ -144,6 +145,7 @@ class OpenVino(Engine):
     ) -> OpenVinoRunner:
         import openvino
 
+        require_tensor_sizes(path)
         core = openvino.Core()
         try:
             model = core.read_model(path)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EngineUnavailable, ExportError, InvalidOption, MissingFile, ModelError, QCompileError
+from ...files import temporary_folder
 
 INSTALL = "pip install 'qcompile[tensorflow]'"
 ANOTHER = (
@@ -75,7 +76,8 @@ class TensorFlowProcess:
 
     def __init__(self, python: str, name: str) -> None:
         self.python, self.name = python, name
-        self._folder = tempfile.TemporaryDirectory(prefix="qcompile-tensorflow-")
+        self._held = contextlib.ExitStack()
+        self._folder = self._held.enter_context(temporary_folder("tensorflow"))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         try:
             self._process = subprocess.Popen(
@@ -87,7 +89,7 @@ class TensorFlowProcess:
             )
         except OSError as error:
             self._log.close()
-            self._folder.cleanup()
+            self._held.close()
             raise InvalidOption(
                 f"`python` {python}: cannot be run ({error.strerror})", option="python"
             ) from error
@@ -108,7 +110,7 @@ class TensorFlowProcess:
         try:
             answer: dict[str, Any] = json.loads(line)
             succeeded = answer["ok"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             said = self.last_output()
             shown = "; it said:\n    " + said.replace("\n", "\n    ") if said else ""
             state = f"answered {line[:80]!r}" if line else "died"
@@ -143,7 +145,7 @@ class TensorFlowProcess:
         Raises:
             ModelError: If TensorFlow raises.
         """
-        given, made = Path(self._folder.name) / "feeds.npz", Path(self._folder.name) / "outputs.npz"
+        given, made = self._folder / "feeds.npz", self._folder / "outputs.npz"
         np.savez(given, *feeds)
         self.ask("infer", feeds=str(given), output=str(made))
         with np.load(made, allow_pickle=False) as stored:
@@ -170,7 +172,7 @@ class TensorFlowProcess:
             self._process.kill()
             self._process.wait()
         self._log.close()
-        self._folder.cleanup()
+        self._held.close()
 
     def __enter__(self) -> TensorFlowProcess:
         return self

@@ -23,6 +23,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -350,6 +351,9 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
 
 def main() -> None:
     """Serve on the standard streams; whatever libraries print goes to standard error."""
+    for name in ("SIGTERM", "SIGHUP"):  # Slurm sends them to all processes; the caller ends this one
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
+            signal.signal(getattr(signal, name), lambda *_: None)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, answers)

@@ -178,6 +178,7 @@ def test_a_histogram_that_contradicts_itself_is_refused(tmp_path: Path, change: 
     save_ranges(Ranges("m", {"d": Portion(1)}, histograms={"x": histogram}), tmp_path / "a.ranges")
     with safe_open(tmp_path / "a.ranges", framework="np") as file:
         header, counts = json.loads(file.metadata()["qcompile"]), file.get_tensor("x")
+    del header["checksum"]  # what is plausible is looked at where nothing else tells
     header["tensors"]["x"].update(change)
     save_file({"x": counts}, tmp_path / "b.ranges", metadata={"qcompile": json.dumps(header)})
     with pytest.raises(CalibrationError, match=r"b\.ranges: not a ranges file"):

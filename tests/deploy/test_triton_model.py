@@ -55,7 +55,7 @@ def test_a_manifest_with_damaged_profiles_is_named(tmp_path: Path, profiles: obj
         temporary.write_bytes(b"plan")
         fields = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
         commit(temporary, Manifest(**{**fields, "proof": {"profiles": profiles}}))
-    with pytest.raises(ArtifactError, match="its profiles cannot be read"):
+    with pytest.raises(ArtifactError, match=r"m\.engine\.json: .*profiles"):
         read_triton_model(engine)
 
 

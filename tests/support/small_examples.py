@@ -68,16 +68,17 @@ def value(folder: Path, artifact: Path, metric: str, *, most: int = 10_000) -> f
 @contextlib.contextmanager
 def modules(folder: Path, *names: str) -> Iterator[list[ModuleType]]:
     """Import modules of an example as its train.py does, and forget them afterwards."""
-    before = set(sys.modules)
+    own = {path.stem for path in folder.glob("*.py")}
+    aside = {name: sys.modules.pop(name) for name in own & set(sys.modules)}  # another example's data.py
     sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
     try:
         yield [importlib.import_module(name) for name in names]
     finally:
         sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            origin = getattr(sys.modules[name], "__file__", None) or ""
-            if Path(origin).is_relative_to(folder.parent):
-                del sys.modules[name]
+        for name in own & set(sys.modules):
+            del sys.modules[name]
+        sys.modules.update(aside)
 
 
 def trains(folder: Path, weights: Path) -> None:

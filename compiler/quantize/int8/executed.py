@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....errors import QuantizationError
+from ....files import temporary_folder
 from ....model.executed import missed_nodes
 from ....model.graph import count_weighted, weighted_nodes
 from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
@@ -26,8 +26,8 @@ def executed(
         signed: Whether activations are int8, for an ARM processor: on x86 ONNX Runtime fuses those only
             when it is told to.
     """
-    with tempfile.TemporaryDirectory(prefix="qcompile-executed-") as folder:
-        optimized = Path(folder) / "optimized.onnx"
+    with temporary_folder("executed") as folder:
+        optimized = folder / "optimized.onnx"
         options = session_options()
         if signed:
             options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")

@@ -1,4 +1,4 @@
-"""Keep Ctrl-C out of TensorRT's callbacks.
+"""Keep Ctrl-C, SIGTERM and SIGHUP out of TensorRT's callbacks.
 
 Python raises KeyboardInterrupt in whatever it runs next. While TensorRT builds, that is a callback: mostly
 the logger, whose binding prints "[ERROR] Exception caught in log()" and drops the exception (`PyLogger::log`
@@ -13,32 +13,41 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
 
 @contextmanager
 def interrupt_deferred() -> Iterator[Callable[[], None]]:
-    """Take note of Ctrl-C in the block, and raise it at its end; a second one ends the process at once.
+    """Take note of Ctrl-C in the block, and handle it at its end; a second one ends the process at once.
+
+    So with SIGTERM and SIGHUP, where Python code handles them. A signal that is ignored stays ignored.
 
     Yields:
-        A function that raises KeyboardInterrupt where there was one: for a callback that can pass it on.
+        A function that handles it where there was one, which raises: for a callback that can pass it on.
     """
-    pressed = False
+    came: list[int] = []
+    before: dict[int, Callable[[int, FrameType | None], object]] = {}
 
-    def note(_: int, __: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    def note(number: int, __: FrameType | None) -> None:
+        came.append(number)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
 
-    def raise_if_pressed() -> None:
-        if pressed:
-            raise KeyboardInterrupt
+    def handle() -> None:
+        for number in list(came):
+            before[number](number, None)
 
     if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one
-        yield raise_if_pressed
+        yield handle
         return
-    before = signal.signal(signal.SIGINT, note)
+    for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
+        handler = signal.getsignal(number)
+        if callable(handler):  # neither ignored, nor the system's, nor installed from elsewhere
+            before[number] = handler
+            signal.signal(number, note)
     try:
-        yield raise_if_pressed
+        yield handle
     finally:
-        # None: a handler that was not installed from Python and cannot be put back from it.
-        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
-    raise_if_pressed()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    handle()
