@@ -17,15 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError
+from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError, first_line
 from .storage import TEMPORARY, reading, storage_error, storing
 from .temporary import held_folder, remove_stale, sweep, temporary_folder
 
 __all__ = [
-    "TEMPORARY", "check_output", "digest_files", "held_folder", "lock", "manifest_path", "nearest_name",
-    "open_lock",
-    "read_bytes", "read_json", "remove_stale", "require_file", "side_files", "temporary_folder", "write_json",
-    "write_text", "writing",
+    "TEMPORARY", "absolute_path", "check_output", "digest_files", "held_folder", "lock", "manifest_path",
+    "nearest_name", "open_lock", "read_bytes", "read_json", "remove_stale", "require_file", "side_files",
+    "temporary_folder", "write_json", "write_text", "writing",
 ]  # fmt: skip
 
 _CHUNK_BYTES = 1 << 20
@@ -107,6 +106,26 @@ def read_json(path: Path, *, what: str = "file") -> Any:
         raise ArtifactError(
             f"{path}: not {what} ({problem})", hint="make the file again", file=path
         ) from error
+
+
+def absolute_path(text: str, base: Path | None = None) -> Path:
+    """Return the absolute path that a text names; links stay as they are.
+
+    Args:
+        text: The path; `~` is the home.
+        base: Folder of relative paths; the working folder by default.
+
+    Raises:
+        InvalidOption: If no file can have that name.
+    """
+    try:
+        path = Path.cwd() / (base or "") / Path(text).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.lstat()
+    except (ValueError, RuntimeError, OSError) as error:  # NUL, no such user, too long
+        shown = text if len(text) <= 80 else f"{text[:79]}…"
+        raise InvalidOption(f"{shown!r} cannot be a path ({first_line(error)})") from error
+    return path
 
 
 def require_file(path: Path, *, what: str = "file") -> Path:

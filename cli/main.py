@@ -33,6 +33,8 @@ _VERBS = {
     "run": "run all stages of a recipe",
     "migrate": "turn a trtexec or Polygraphy command line into a recipe",
     "package": "package an artifact for a server",
+    "sign": "sign artifacts with a key",
+    "verify": "verify who signed artifacts",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
     "completion": "complete commands in your shell",

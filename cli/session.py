@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..machine_memory import out_of_memory
 from ..plain_text import plain, plain_json, plain_lines
 from .untrusted import untrusted_options, watched
 
@@ -54,7 +55,13 @@ class Session:
                 return code
             session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
             with session.working():
-                return function(session, **options)
+                try:
+                    return function(session, **options)
+                except Exception as error:
+                    shortage = out_of_memory(error, session.step)
+                    if shortage is None or shortage is error:
+                        raise
+                    raise shortage from error
 
         return called
 
@@ -101,6 +108,11 @@ class Session:
             self._last_line = now
             count = f" {done}" + (f"/{total}" if total else "") if done else ""
             click.echo(f"{text}{count}{f', {pace}' if pace else ''}", err=True)
+
+    @property
+    def step(self) -> str:
+        """What is being done, as it was told last."""
+        return self._text
 
     def say(self, text: str) -> None:
         """Print a line of the result; a line end within it is shown as an escape."""

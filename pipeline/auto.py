@@ -233,9 +233,9 @@ class _Auto:
     def _state(self) -> dict[str, Any]:
         try:
             state: dict[str, Any] = json.loads(self._state_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # the first call, or one that was killed while it wrote
+        except (OSError, ValueError, RecursionError):  # the first call, or one that was killed while it wrote
             return {}
-        return state
+        return state if isinstance(state, dict) else {}
 
     def _save(self, state: dict[str, Any]) -> None:
         self._state_file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EngineUnavailable, QCompileError, UsageError
+from ..machine_memory import out_of_memory
 from ..model.pt2_archive import trusting
 from ..model.source import digest_source
 from ..progress import Progress, silent
@@ -242,7 +243,12 @@ class _Run:
     def _work(self, stage: Stage, folder: Path, told: Progress) -> None:
         try:
             stage.work(folder / stage.file, told)
-        except QCompileError as error:
+        except Exception as error:
+            shortage = out_of_memory(error, stage.name)
+            if shortage is not None and shortage is not error:
+                raise shortage from error
+            if not isinstance(error, QCompileError):
+                raise
             # The folder has another name each time, and is gone: say where the file would be.
             error.message = error.message.replace(str(folder), str(self.store.output))
             raise

@@ -106,8 +106,10 @@ def tune_recipe(
         "method": recipe.calibrate.method,
     }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    if known is not None and known.get("key") == key:
-        return Found(key, tuple(known["lines"]), tuple(known["notes"]), was_known=True)
+    if isinstance(known, Mapping) and known.get("key") == key:
+        lines, notes = known.get("lines"), known.get("notes")
+        if isinstance(lines, list) and isinstance(notes, list):
+            return Found(key, tuple(map(str, lines)), tuple(map(str, notes)), was_known=True)
     from ..tuning import tune
     from ..tuning.recipe_file import artifact_lines
 

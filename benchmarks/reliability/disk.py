@@ -14,9 +14,9 @@
 | inputs  | a folder, a dangling link, a circle of links, a pipe, a socket, a device, /proc/self/mem   |
 | removed | the input, the output's folder or the temporary folder is removed after a random moment    |
 
-Each trial is a process of its own, forked after the imports. It must end within 60 s with exit code 0, 1 or 2,
-without a traceback or "a defect of qcompile"; where it fails, it names a file or option; and what lies under a
-final name is whole.
+Each trial is a process of its own, forked after the imports. It must end within 60 s with exit code 0, 1 or
+2, without a traceback or "a defect of qcompile"; where it fails, it says why; and what lies under a final
+name is whole.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from small_road import broken, carry_out, command, model, write_road
+import small_road
+from small_road import broken, carry_out, command, write_road
 
 SIZES_KB = (4, 16, 64, 256, 1024, 4096)
 NOFILE = (8, 12, 16, 24, 32, 48)
@@ -60,38 +61,39 @@ class Road:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         write_road(folder)
-        onnx.save(model(1 << 20), str(folder / "model.onnx"))
+        onnx.save(small_road.model(1 << 20), str(folder / "model.onnx"))
         (folder / "net.py").write_text(
             "import torch\n"
             "def build():\n"
             "    torch.manual_seed(0)\n"
             "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1024, 256)).eval()\n"
         )
+        model, built = folder / "model.onnx", folder / "built.onnx"
         for words in (
-            ["calibrate", folder / "model.onnx", "--data", folder / "calibration.npz", "-o", folder / "m.ranges"],
-            ["build", folder / "model.onnx", "--target", "onnxruntime", "-o", folder / "built.onnx"],
-            ["bench", folder / "built.onnx", "--baseline", folder / "model.onnx", *self._short(),
-             "-o", folder / "results.json"],
-        ):  # fmt: skip
+            ["calibrate", model, "--data", folder / "calibration.npz", "-o", folder / "m.ranges"],
+            ["build", model, "--target", "onnxruntime", "-o", built],
+            ["bench", built, "--baseline", model, *self._short(), "-o", folder / "results.json"],
+        ):
             code, said = carry_out(command(*words))
             if code:
                 raise SystemExit(said)
 
     def verbs(self, out: Path) -> dict[str, list[object]]:
         """Verb to its words, with outputs in a folder."""
-        f = self.folder
+        f, o = self.folder, out
+        model, data = f / "model.onnx", f / "calibration.npz"
         return {
-            "export": ["export", f"{f}/net.py:build", "-i", "x:[batch,4,16,16]", "-o", out / "e.onnx"],
-            "simplify": ["simplify", f / "model.onnx", "-o", out / "s.onnx"],
-            "calibrate": ["calibrate", f / "model.onnx", "--data", f / "calibration.npz", "-o", out / "c.ranges"],
-            "quantize": ["quantize", f / "model.onnx", "--ranges", f / "m.ranges", "-o", out / "q.onnx"],
-            "build": ["build", f / "model.onnx", "--target", "onnxruntime", "-o", out / "b.onnx"],
+            "export": ["export", f"{f}/net.py:build", "-i", "x:[batch,4,16,16]", "-o", o / "e.onnx"],
+            "simplify": ["simplify", model, "-o", o / "s.onnx"],
+            "calibrate": ["calibrate", model, "--data", data, "-o", o / "c.ranges"],
+            "quantize": ["quantize", model, "--ranges", f / "m.ranges", "-o", o / "q.onnx"],
+            "build": ["build", model, "--target", "onnxruntime", "-o", o / "b.onnx"],
             "torchscript": ["build", f"{f}/net.py:build", "-i", "x:2,4,16,16", "--target", "torchscript",
-                            "-o", out / "b.pt"],
-            "openvino": ["build", f / "model.onnx", "--target", "openvino", "-o", out / "o.onnx"],
-            "rtx": ["build", f / "model.onnx", "--target", "tensorrt-rtx", "--gpu", "sm86", "-o", out / "t.engine"],
-            "bench": ["bench", f / "built.onnx", "--baseline", f / "model.onnx", *self._short(), "-o", out / "r.json"],
-            "diff": ["diff", f / "model.onnx", f / "built.onnx", "--layers", "-o", out / "d.json"],
+                            "-o", o / "b.pt"],
+            "openvino": ["build", model, "--target", "openvino", "-o", o / "o.onnx"],
+            "rtx": ["build", model, "--target", "tensorrt-rtx", "--gpu", "sm86", "-o", o / "t.engine"],
+            "bench": ["bench", f / "built.onnx", "--baseline", model, *self._short(), "-o", o / "r.json"],
+            "diff": ["diff", model, f / "built.onnx", "--layers", "-o", o / "d.json"],
             "report": ["report", f / "results.json", "-o", out / "report.html"],
             "run": ["run", f / "recipe.toml", "-o", out / "out"],
         }  # fmt: skip

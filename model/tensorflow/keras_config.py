@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -69,7 +70,9 @@ def read_keras_config(path: str) -> Any:
             if archive.getinfo("config.json").file_size > _LARGEST:
                 raise ValueError("its config.json is too large")
             return json.loads(archive.read("config.json"))
-    except (zipfile.BadZipFile, KeyError, OSError, RecursionError, NotImplementedError) as error:
+    except (
+        zipfile.BadZipFile, zlib.error, KeyError, OSError, RecursionError, RuntimeError, EOFError
+    ) as error:  # fmt: skip
         raise ValueError(f"no zip archive with a config.json ({error})") from error
 
 
