@@ -25,6 +25,8 @@ from pathlib import Path
 from .errors import StorageError
 from .storage import TEMPORARY, hidden_storage_error, public, storage_error
 
+PLACES = "QCOMPILE_TEMPORARY_PLACES"
+"""Variable with a file that gets the folders where temporary ones are made: for who ends this process."""
 _OLD_S = 86400.0
 """Age from which a folder that cannot be locked is taken for abandoned."""
 _CLOCK_STEP_S = 2.0
@@ -77,6 +79,7 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
     Raises:
         OSError: If it cannot be made.
     """
+    _tell(parent)
     prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -100,6 +103,16 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
             os.close(handle)
 
 
+def _tell(parent: Path) -> None:
+    """Tell the process that watches this one where a temporary folder is made."""
+    if places := os.environ.get(PLACES):
+        with (
+            contextlib.suppress(OSError),
+            open(places, "a", encoding="utf-8", errors="surrogateescape") as file,
+        ):
+            file.write(f"{parent.absolute()}\0")
+
+
 def sweep(folder: Path) -> None:
     """Remove what killed processes left in a folder, once for each process."""
     place = folder.absolute()
@@ -113,6 +126,7 @@ def remove_stale(folder: Path, prefix: str = TEMPORARY) -> None:
 
     Links are never followed, and what cannot be removed stays.
     """
+    _tell(folder)  # who looks for them here makes some here
     with contextlib.suppress(OSError):
         for path in list(folder.glob(f"{prefix}*")):
             pid = path.name.removeprefix(prefix).split("-")[0]

@@ -26,6 +26,7 @@ INSTALL = {
     CompletionCommand,
     "qcompile completion bash",
     *(f"{line}  # {shell}" for shell, line in INSTALL.items()),
+    files=False,
 )
 def completion(session: Session, given: CompletionCommand) -> None:
     """Print the script."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     "qcompile doctor --gpu sm86,sm89",
     "qcompile doctor --python tensorflow=tf/bin/python",
     "qcompile doctor --json",
+    files=False,
 )
 def doctor(session: Session, given: DoctorCommand) -> int:
     """Print what the machine can do and the state of every target."""
@@ -112,5 +113,6 @@ def _show_extras(session: Session, diagnosis: Diagnosis) -> None:
     found = diagnosis.tensorflow
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
     state = found.problem or "converts TensorFlow models"
-    fix = f"\n  fix: {session.spelled(found.fix)}" if found.problem and found.fix else ""
-    session.say(f"TensorFlow by {found.python}: {state} ({versions or 'nothing is known of it'}){fix}")
+    session.say(f"TensorFlow by {found.python}: {state} ({versions or 'nothing is known of it'})")
+    if found.problem and found.fix:
+        session.say(f"  fix: {session.spelled(found.fix)}")

@@ -17,6 +17,7 @@ _WORDS = {"kept": "becomes", "missing": "NO EQUAL", "unneeded": "not needed"}
     "--target tensorrt-rtx --gpu sm86",
     "qcompile migrate 'polygraphy run model.onnx --trt --onnxrt --fp16 --atol 1e-2' -o recipe.toml",
     "qcompile migrate @build_engine.sh --path /workspace=. --data data.py:samples --allow-missing",
+    files=False,
 )
 def migrate(session: Session, given: MigrateCommand) -> int:
     """Print what became of each option."""

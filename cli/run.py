@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..spec.recipes import RunCommand, recipe_schema
+from ..untrusted.child import is_child
 from .present import present_results
 from .session import Session
 from .tables import DASH, add_row, bytes_text, make_table
+from .untrusted import refuse_trust
 from .verb import verb
+
+if TYPE_CHECKING:
+    from ..pipeline.recipe import Recipe
 
 
 @verb(
@@ -30,8 +35,11 @@ def run(session: Session, given: RunCommand) -> int:
         raise click.UsageError("Missing argument 'RECIPE'.")
     from ..pipeline.recipe import read_recipe
 
+    recipe = read_recipe(given.recipe, told=lambda text: session.warn([text]))
+    if recipe.model.trust and is_child():
+        refuse_trust("model.trust of the recipe")
     if given.dry_run:
-        return _show_plan(session, given)
+        return _show_plan(session, given, recipe)
     from ..pipeline.run import run as run_recipe
 
     def listener(stage: str, state: str, seconds: float, /) -> None:
@@ -39,9 +47,10 @@ def run(session: Session, given: RunCommand) -> int:
             session.note(f"{state:>7}  {stage}  {seconds:.1f} s")
 
     report = run_recipe(
-        read_recipe(given.recipe, told=lambda text: session.warn([text])),
+        recipe,
         output=given.output,
         again=given.again,
+        trust=given.trust,
         progress=session.progress,
         listener=listener,
     )
@@ -86,16 +95,15 @@ def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
     return bool(kept)
 
 
-def _show_plan(session: Session, given: RunCommand) -> int:
+def _show_plan(session: Session, given: RunCommand, recipe: Recipe) -> int:
     """Print what a run would do."""
     from ..pipeline.plan import plan
-    from ..pipeline.recipe import read_recipe
 
-    assert given.recipe is not None, "run looks first"
     planned = plan(
-        read_recipe(given.recipe, told=lambda text: session.warn([text])),
+        recipe,
         output=given.output,
         again=given.again,
+        trust=given.trust,
         progress=session.progress,
     )
     session.json(planned.as_json())

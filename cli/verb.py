@@ -39,7 +39,7 @@ class Verb(click.Command):
 
 
 def verb(
-    spec: type[Spec], *shown: str, short_help: str | None = None, cls: type[Verb] = Verb
+    spec: type[Spec], *shown: str, short_help: str | None = None, cls: type[Verb] = Verb, files: bool = True
 ) -> Callable[[Callable[[Session, Spec], int | None]], Verb]:
     """Return a decorator that makes a command of a function.
 
@@ -48,6 +48,7 @@ def verb(
         shown: Examples, as they are typed.
         short_help: What the list of commands says.
         cls: Kind of the command.
+        files: Whether it reads files that may come from a stranger.
     """
 
     def decorate(function: Callable[[Session, Spec], int | None]) -> Verb:
@@ -62,7 +63,7 @@ def verb(
         options = sorted(options_of(spec), key=lambda one: "." in one.key)  # those of tables last
         made = cls(
             function.__name__,
-            params=[*map(parameter, options), *former_parameters(options), *session_options()],
+            params=[*map(parameter, options), *former_parameters(options), *session_options(files=files)],
             callback=Session.of(called),
             help=spec.__doc__,
             short_help=short_help,

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..tensors import Feeds, format_shape
+from .tensor_sizes import require_tensor_sizes
 
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 """Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""
@@ -71,9 +72,11 @@ def make_session(
 
     Raises:
         EngineUnavailable: If ONNX Runtime is missing.
+        ModelError: If the graph makes a tensor over the limit (`tensor_sizes`).
         QCompileError: Of type `error`, with what ONNX Runtime says.
     """
     onnxruntime = _import_onnxruntime()
+    require_tensor_sizes(path)
     unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = str(path) if content is None else content
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = (
     "bench", "calibration", "cli", "comparison", "compiler", "data", "deploy", "engines", "lowering",
-    "model", "pipeline", "reporting", "spec", "tuning",
+    "model", "pipeline", "reporting", "spec", "tuning", "untrusted",
 )  # fmt: skip
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
@@ -23,7 +23,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 # A room may import itself and those listed; modules at the root are named by their own name.
 GROUND = {
     "errors", "tensors", "files", "storage", "manifest", "artifact", "signing", "progress", "version",
-    "figures", "spec",
+    "figures", "plain_text", "spec", "machine_memory",
 }  # fmt: skip
 ONNX = GROUND | {"model", "data"}
 BUILT = ONNX | {"calibration", "compiler", "engines"}
@@ -33,10 +33,13 @@ ALLOWED = {
     "errors": set[str](),
     "tensors": {"errors"},
     "progress": set[str](),
+    "machine_memory": {"errors"},
     "figures": set[str](),
+    "plain_text": set[str](),
     "spec": {"errors", "tensors"},
     "storage": {"errors"},
     "temporary": {"errors", "storage"},
+    "untrusted": {"errors", "files", "temporary", "model", "bench"},
     "files": {"errors", "storage", "temporary"},
     "manifest": {"errors", "tensors", "files"},
     "artifact": {"errors", "files", "manifest", "version"},
@@ -63,6 +66,7 @@ ALLOWED = {
         "deploy",
         "pipeline",
         "building",
+        "untrusted",
     },
 }
 
@@ -178,7 +182,7 @@ def test_the_public_names_are_pinned() -> None:
         "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__",
         "auto", "balance", "benchmark", "build", "calibrate", "diff", "doctor", "export", "init", "inspect",
         "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe",
-        "refit", "report", "run", "simplify", "tune",
+        "refit", "report", "run", "run_untrusted", "sign", "simplify", "tune", "verify",
     ]  # fmt: skip
     for name in qcompile.__all__:
         assert getattr(qcompile, name) is not None

@@ -13,6 +13,7 @@ from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
+from ...model.tensor_sizes import require_tensor_sizes
 from ...progress import silent
 from ...spec.artifacts import BuildSpec
 from ...spec.decode import current
@@ -144,6 +145,7 @@ class OpenVino(Engine):
     ) -> OpenVinoRunner:
         import openvino
 
+        require_tensor_sizes(path)
         core = openvino.Core()
         try:
             model = core.read_model(path)
