@@ -59,7 +59,9 @@ def require_no_wrong_pair(path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="Linux")
-@pytest.mark.parametrize(("before", "after"), [(None, False), (False, False), (True, True), (True, False)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, False), (False, False), (False, True), (True, True), (True, False)]
+)
 def test_a_crash_at_any_call_leaves_no_wrong_pair(tmp_path: Path, before: bool | None, after: bool) -> None:
     crashed, moment = True, 0
     while crashed:

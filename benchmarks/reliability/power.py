@@ -24,7 +24,7 @@ from pathlib import Path
 
 from small_road import broken, command, environment, write_road
 
-_CALLS = "openat,write,pwrite64,writev,fsync,fdatasync,rename,renameat,renameat2"
+_CALLS = "openat,write,pwrite64,writev,fsync,fdatasync,link,linkat,rename,renameat,renameat2"
 _NAMES = "rename,renameat,renameat2,unlink,unlinkat,fsync,fdatasync,rmdir"
 _TEMPORARY = ".qcompile-tmp-"
 _WRITER = """
@@ -46,7 +46,7 @@ def violations(log: Path, folder: Path) -> Iterator[str]:
     """What a power loss could spoil, from the calls that strace saw."""
     synced: set[str] = set()
     waiting: dict[str, str] = {}
-    named: dict[str, list[str]] = {}
+    named: set[str] = set()
     for line in log.read_text(errors="replace").splitlines():
         call = re.search(r"\b(\w+)\((.*)\)\s+= (\S+)", line)
         if call is None or call[3].startswith("-"):
@@ -61,18 +61,22 @@ def violations(log: Path, folder: Path) -> Iterator[str]:
             synced.add(handle[1])
             for path in [path for path, parent in waiting.items() if parent == handle[1]]:
                 del waiting[path]
-        elif name.startswith("rename"):
+        elif name.startswith(("rename", "link")):
             source, target = re.findall(r'"([^"]*)"', arguments)[:2]
+            # What is synced stays so under another name, and in a folder of another name.
+            below = [path for path in synced if path == source or path.startswith(f"{source}/")]
+            synced |= {target + path.removeprefix(source) for path in below}
+            if name.startswith("link"):
+                continue
             if _TEMPORARY in target or not target.startswith(str(folder)):
                 continue
-            inside = [path for path in synced if path == source or path.startswith(f"{source}/")]
-            if not inside:
+            if not below:
                 yield f"{target}: named before it was synced"
             artifact = target.removesuffix(".json")
             if target.endswith(".json") and artifact in waiting:
                 yield f"{target}: named before its artifact was sure to be there"
             waiting[target] = str(Path(target).parent)
-            named[target] = inside
+            named.add(target)
     yield from (f"{path}: its folder was not synced after it was named" for path in waiting)
     if not named:
         yield "nothing got a name: strace saw nothing"
