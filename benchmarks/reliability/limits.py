@@ -59,7 +59,7 @@ def verbs(f: Path, out: Path) -> dict[str, list[object]]:
     return {
         "inspect": ["inspect", model],
         "export": ["export", f"{f}/net.py:build", "-i", "x:[batch,4,16,16]", "-o", out / "e.onnx"],
-        "export timm": ["export", "timm:resnet10t", "-o", out / "e.onnx"],
+        "export timm": ["export", "timm:resnet10t", "--weights", "random", "-o", out / "e.onnx"],
         "simplify": ["simplify", model, "-o", out / "s.onnx"],
         "balance": ["balance", model, "--data", data, "-o", out / "b.onnx"],
         "calibrate": ["calibrate", model, "--data", data, "-o", out / "c.ranges"],
