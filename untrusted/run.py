@@ -114,7 +114,7 @@ def _watch(process: subprocess.Popen[bytes], tree: Tree, limits: Limits) -> tupl
         held = tree.bytes()
         if held > limits.memory_bytes:
             return (
-                f"ended: its processes held {held / 1e9:.1f} GB of memory; at most {limits.memory_gb:g} GB "
+                f"ended: its processes held {held / 1e9:.3g} GB of memory; at most {limits.memory_gb:g} GB "
                 "are allowed",
                 "raise `memory_limit_gb` where you know why it needs more",
             )
