@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError
+from .errors import ArtifactError, InvalidOption, MissingFile, QCompileError, first_line
 from .storage import TEMPORARY, reading, storage_error, storing
 from .temporary import held_folder, remove_stale, sweep, temporary_folder
 
 __all__ = [
-    "TEMPORARY", "check_output", "digest_files", "held_folder", "lock", "manifest_path", "nearest_name",
-    "read_bytes", "read_json", "remove_stale", "require_file", "side_files", "temporary_folder", "write_json",
-    "write_text", "writing",
+    "TEMPORARY", "absolute_path", "check_output", "digest_files", "held_folder", "lock", "manifest_path",
+    "nearest_name", "open_lock", "read_bytes", "read_json", "remove_stale", "require_file", "side_files",
+    "temporary_folder", "write_json", "write_text", "writing",
 ]  # fmt: skip
 
 _CHUNK_BYTES = 1 << 20
@@ -106,6 +106,26 @@ def read_json(path: Path, *, what: str = "file") -> Any:
         raise ArtifactError(
             f"{path}: not {what} ({problem})", hint="make the file again", file=path
         ) from error
+
+
+def absolute_path(text: str, base: Path | None = None) -> Path:
+    """Return the absolute path that a text names; links stay as they are.
+
+    Args:
+        text: The path; `~` is the home.
+        base: Folder of relative paths; the working folder by default.
+
+    Raises:
+        InvalidOption: If no file can have that name.
+    """
+    try:
+        path = Path.cwd() / (base or "") / Path(text).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.lstat()
+    except (ValueError, RuntimeError, OSError) as error:  # NUL, no such user, too long
+        shown = text if len(text) <= 80 else f"{text[:79]}…"
+        raise InvalidOption(f"{shown!r} cannot be a path ({first_line(error)})") from error
+    return path
 
 
 def require_file(path: Path, *, what: str = "file") -> Path:
@@ -190,6 +210,24 @@ def side_files(path: Path) -> list[Path]:
     """Return the files that belong to an artifact beside its main file."""
     data = path.with_name(path.name + ".data")
     return [data] if data.is_file() else []
+
+
+def open_lock(path: Path) -> IO[str]:
+    """Open a file to be locked, made if it is not there; nothing is written to it.
+
+    Others may write to the folder and have planted a link or a pipe under this well-known name.
+
+    Raises:
+        OSError: If it cannot be opened, or is no file of its own.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a link; a file is required, remove it", str(path))
+    number = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "is no regular file; remove it", str(path))
+    return os.fdopen(number, "r+", encoding="utf-8")
 
 
 def lock(file: IO[str], output: Path) -> None:

@@ -49,7 +49,11 @@ _DTYPES = (
 
 
 _AXIS = r"[A-Za-z_?][\w.+*/ -]*"
-_EXTENTS = re.compile(rf"({_AXIS}?)\s*=\s*(?:(\d*)\.\.(?:(\d+)\.\.)?(\d*)|(\d+))")
+_NUMBER = "[0-9]{1,18}"
+"""An extent that an int64 holds; `\\d` would take the digits of every script."""
+_EXTENTS = re.compile(
+    rf"({_AXIS}?)\s*=\s*(?:((?:{_NUMBER})?)\.\.(?:({_NUMBER})\.\.)?((?:{_NUMBER})?)|({_NUMBER}))"
+)
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ def parse_shape(text: str, *, option: str = "shape") -> tuple[Dim, ...]:
     divided = _between_commas(body)
     if divided is not None:
         parts = divided
-    elif re.fullmatch(r"\d+(x\d+)*", body):
+    elif re.fullmatch(r"[0-9]+(x[0-9]+)*", body):
         parts = body.split("x")
     elif re.fullmatch(_AXIS, body):
         # `batchx3x224` would be one axis of that name, and a misspelled dtype a shape.
@@ -273,7 +277,7 @@ def parse_dynamic_axis(text: str, *, option: str = "`dynamic`") -> tuple[str, in
     Raises:
         InvalidOption: If the form is wrong.
     """
-    match = re.fullmatch(r"(.+):(\d+)(?:=([A-Za-z_]\w*))?", text.strip())
+    match = re.fullmatch(r"(.+):([0-9]{1,3})(?:=([A-Za-z_]\w*))?", text.strip())
     if not match:
         raise InvalidOption(
             f"{option}: {text!r} is not INPUT:AXIS=NAME",
@@ -349,8 +353,12 @@ def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject:
 
 
 def _parse_dim(part: str, text: str, option: str) -> Dim:
-    if re.fullmatch(r"\d+", part):
+    if re.fullmatch(_NUMBER, part):
         return int(part)
+    if re.fullmatch(r"[0-9]+", part):
+        raise InvalidOption(
+            f"{option}: an extent of {len(part)} digits; at most 18 are required", option=option
+        )
     if re.fullmatch(_AXIS, part):
         return part
     raise InvalidOption(

@@ -10,14 +10,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from ..files import writing
 from .checksum import checksum
-from .histogram import BINS, Histogram
+from .histogram import Histogram
 
 _KEY = "qcompile"
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 @dataclass
@@ -35,6 +38,17 @@ class Checkpoint:
     units: int
     samples: int
     histograms: dict[str, Histogram]
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What the metadata hold: a tensor has its exponent, least and largest value."""
+
+    key: dict[str, Any]
+    units: _Count
+    samples: _Count
+    tensors: dict[str, tuple[int, float, float]]
+    checksum: str
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
@@ -65,16 +79,17 @@ def load_checkpoint(path: Path, key: Mapping[str, object]) -> Checkpoint | None:
     try:
         with safe_open(path, framework="np") as file:
             header = json.loads((file.metadata() or {})[_KEY])
-            if header["key"] != json.loads(json.dumps(key)):
+            typed = msgspec.convert(header, _Header)
+            if typed.key != json.loads(json.dumps(key)):
                 return None
             histograms = {
                 name: Histogram(exponent, np.array(file.get_tensor(name)), low, high)
-                for name, (exponent, low, high) in header["tensors"].items()
+                for name, (exponent, low, high) in typed.tensors.items()
             }
-        if any(histogram.counts.shape != (2 * BINS,) for histogram in histograms.values()):
+        if not all(histogram.is_plausible for histogram in histograms.values()):
             return None
-        if header["checksum"] != checksum(header, {name: one.counts for name, one in histograms.items()}):
+        if typed.checksum != checksum(header, {name: one.counts for name, one in histograms.items()}):
             return None
-        return Checkpoint(key, header["units"], header["samples"], histograms)
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError):
+        return Checkpoint(key, typed.units, typed.samples, histograms)
+    except (SafetensorError, KeyError, ValueError, OSError, RecursionError):
         return None  # damaged: to begin anew loses time only

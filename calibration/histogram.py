@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import CalibrationError
+
 BINS = 2048
 """Bins on each side of zero, a power of two. At least half of them are in use on one side."""
 
@@ -23,6 +25,8 @@ Count = Callable[[NDArray[Any], int, NDArray[np.int64]], tuple[int, float, float
 """(values, exponent, counts) to (how many were counted, least, largest): see `count_by_numpy`."""
 
 _LOWEST_EXPONENT = -160  # below float32's least subnormal, 2**-149, even divided by BINS
+_HIGHEST_EXPONENT = 1013  # of float64's largest
+_MOST = 1 << 62  # values of a histogram: the sum of two is an int64
 _DEEPEST = 900  # up to this exponent, no float32 underflows in float64 when it is divided by a width
 _CHUNK = 1 << 20  # values binned at a time: bounds the float64 temporaries to a few MB
 _AT_ONCE = 1 << 31  # values counted by one call: the compiled loop counts in 32 bits
@@ -62,6 +66,20 @@ class Histogram:
         return self.max < self.min
 
     @property
+    def is_plausible(self) -> bool:
+        """Whether `add` and `merge` make such a histogram: what a file holds may be anything."""
+        if self.counts.shape != (2 * BINS,) or self.counts.dtype != np.int64:
+            return False
+        if type(self.exponent) is not int or not _LOWEST_EXPONENT <= self.exponent <= _HIGHEST_EXPONENT:
+            return False
+        if (self.counts < 0).any() or (self.counts > _MOST // (2 * BINS)).any():
+            return False
+        if self.is_empty:
+            return not self.counts.any() and (self.min, self.max) == (math.inf, -math.inf)
+        reach = BINS * self.width
+        return -reach <= float(self.min) <= float(self.max) <= reach
+
+    @property
     def largest(self) -> float:
         """The largest magnitude seen, exactly; infinite while empty."""
         return max(abs(self.min), abs(self.max))
@@ -98,7 +116,16 @@ class Histogram:
             values = values[done:]
 
     def merge(self, other: Histogram) -> None:
-        """Add another histogram's counts; exact."""
+        """Add another histogram's counts; exact.
+
+        Raises:
+            CalibrationError: If there are more values than 63 bits count: a file was damaged.
+        """
+        if self.total + other.total > _MOST:
+            raise CalibrationError(
+                f"{self.total + other.total} values of a tensor are too many to be counted",
+                hint="a file is damaged, or was merged over and over; calibrate again",
+            )
         self._grow(other.exponent)
         self.counts += _merged(other.counts, self.exponent - other.exponent)
         self.min, self.max = min(self.min, other.min), max(self.max, other.max)

@@ -157,15 +157,6 @@ def _entry(histogram: Histogram, method: Method) -> dict[str, Any]:
     }
 
 
-def _is_plausible(histogram: Histogram) -> bool:
-    """Whether exponent and extremes are such as `Histogram` makes."""
-    if type(histogram.exponent) is not int or not -200 <= histogram.exponent <= 1013:
-        return False
-    low, high = float(histogram.min), float(histogram.max)
-    reach = BINS * histogram.width
-    return -reach <= low <= high <= reach and bool((histogram.counts >= 0).all())
-
-
 def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
     for array in counts.values():
         if array.shape != (2 * BINS,) or array.dtype != np.int64:
@@ -174,7 +165,7 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
         name: Histogram(one.exponent, counts[name], one.min, one.max) for name, one in header.tensors.items()
     }
     for name, histogram in histograms.items():
-        if not _is_plausible(histogram):
+        if histogram.is_empty or not histogram.is_plausible:
             raise ValueError(f"the histogram of {name!r} contradicts itself")
     histograms |= {name: Histogram() for name in header.empty}
     if not all(math.isfinite(amax) and amax > 0 for amax in header.fixed.values()):
@@ -182,6 +173,9 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
     lost = [source for sources in header.shared.values() for source in sources if source not in histograms]
     if lost:
         raise ValueError(f"it refers to {lost[0]!r}, which it does not hold")
+    for one in header.data.values():
+        if list(one.parts) != sorted({*one.parts}) or max(one.parts, default=0) > one.shards:
+            raise ValueError(f"parts {', '.join(map(str, one.parts))} are none of {one.shards}")
     portions = {digest: Portion(one.samples, one.shards, one.parts) for digest, one in header.data.items()}
     method = Method(METHODS[METHODS.index(header.method)], header.percentile)
     return Ranges(

@@ -37,7 +37,7 @@ def version_code(version: str) -> str:
     """
     if version.isascii() and version.isdigit():
         return version
-    match = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.\d+)?", version)
+    match = re.fullmatch(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.\d{1,9})?", version, re.ASCII)
     if match is None:
         raise InvalidOption(f"TensorRT version {version!r}: digits such as 8.5.3 or 8503 are required")
     major, minor, patch = (int(part or 0) for part in match.groups())
@@ -101,7 +101,7 @@ def read_cache(path: Path, model: Path) -> Ranges:
         CalibrationError: If it is no cache, a scale is not finite and above zero, or a tensor is not the
             model's: TensorRT would skip it without a word.
     """
-    scales = parse_cache(_text(path), path)
+    scales = parse_cache_bytes(require_file(path, what="cache").read_bytes(), path)
     weightless = read_weightless(model)
     graph = weightless.model.graph
     known = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
@@ -119,6 +119,19 @@ def read_cache(path: Path, model: Path) -> Ranges:
     if not fixed:
         raise CalibrationError(f"{path}: holds no tensor of {model}", file=path)
     return Ranges(weightless.fingerprint(), {f"TensorRT's cache {path.name}": Portion(0)}, fixed=fixed)
+
+
+def parse_cache_bytes(content: bytes, path: Path) -> dict[str, float]:
+    """Return what `parse_cache` does of a file's content.
+
+    Raises:
+        CalibrationError: As `parse_cache`, or if it is no UTF-8.
+    """
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{path}: no TensorRT calibration cache ({error})", file=path) from error
+    return parse_cache(text.replace("\r\n", "\n").replace("\r", "\n"), path)
 
 
 def parse_cache(text: str, path: Path) -> dict[str, float]:
@@ -153,10 +166,3 @@ def parse_cache(text: str, path: Path) -> dict[str, float]:
             raise CalibrationError(f"{path}:{number}: tensor {name!r} is there twice", file=path, tensor=name)
         scales[name] = scale
     return scales
-
-
-def _text(path: Path) -> str:
-    try:
-        return require_file(path, what="cache").read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CalibrationError(f"{path}: no TensorRT calibration cache ({error})", file=path) from error

@@ -5,6 +5,7 @@ What counts as equal: `model.judgement`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -137,13 +138,17 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
     for text in texts:
         name, _, number = text.rpartition(":")
         try:
-            limits[name] = float(number)
+            limit = float(number)
         except ValueError:
-            limits[name] = -1.0
-        if not limits[name] >= 0.0:
+            limit = -1.0
+        if not 0.0 <= limit < math.inf:
             raise InvalidOption(
-                f"{option} {text!r}: a number from 0, or OUTPUT:NUMBER, is required", option=option
+                f"{option} {text!r}: a finite number from 0, or OUTPUT:NUMBER, is required", option=option
             )
+        if name in limits:
+            what = f"output {name!r}" if name else "a number for every output"
+            raise InvalidOption(f"{option} {text!r}: {what} is given twice", option=option)
+        limits[name] = limit
     return limits
 
 

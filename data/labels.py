@@ -97,5 +97,5 @@ def _whole_numbers(flat: Sequence[Any]) -> dict[Any, int] | None:
 def _scores(flat: Sequence[Any]) -> dict[Any, float] | None:
     try:
         return {one: float(one) for one in set(flat)}
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import InvalidOption
-from ..files import digest_files
+from ..files import absolute_path, digest_files
 from ..model.preprocessing_names import digest_preprocessing
 from ..model.source import parse_source
 
@@ -115,7 +115,7 @@ class Spelling:
 
     def located(self, base: Path) -> Spelling:
         """Return it with absolute paths; a key's file is looked for in the data's folder, then in `base`."""
-        path = absolute(self.path, base)
+        path = absolute_path(self.path, base)
         query = {key: _located_value(key, value, path, base) for key, value in self.query.items()}
         return replace(self, path=str(path), query=query)
 
@@ -143,12 +143,6 @@ def parse_spelling(spec: str) -> Spelling:
     found = Spelling(spec, kind, path, _parse_query(spec, query) if question else {})
     found._check_keys()
     return found
-
-
-def absolute(text: str, base: Path) -> Path:
-    """Return the absolute path that a text names, from a folder; links stay as they are."""
-    path = Path(text).expanduser()
-    return path if path.is_absolute() else (base if base.is_absolute() else Path.cwd() / base) / path
 
 
 def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
@@ -209,8 +203,8 @@ def _is_path(key: str, value: str) -> bool:
 
 def _located_value(key: str, value: str, data: Path, base: Path) -> str:
     if _is_path(key, value):
-        beside = absolute(value, data if data.is_dir() else data.parent)
-        return str(beside if beside.exists() else absolute(value, base))
+        beside = absolute_path(value, data if data.is_dir() else data.parent)
+        return str(beside if beside.exists() else absolute_path(value, base))
     if key == "preprocessing" and ":" in value:
         return parse_source(value, base=base).absolute  # a folder of hf:
     return value

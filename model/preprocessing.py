@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ..errors import InvalidOption
 from ..tensors import TensorInfo
@@ -22,6 +23,10 @@ Task = Literal[
 ]  # fmt: skip
 """What a model's outputs are; empty where nobody said. The metric of an evaluation follows from it."""
 
+Extent = Annotated[int, Meta(ge=1, le=1 << 16)]
+Length = Annotated[int, Meta(ge=1, le=1 << 24)]
+Factor = Annotated[float, Meta(gt=0, le=1e6)]
+Shift = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 
 
@@ -59,15 +64,15 @@ class ImagePreprocessing(_Preprocessing):
 
     kind: Literal["image"] = "image"
     input: str = ""
-    height: int
-    width: int
-    resize: tuple[int, ...] = ()
+    height: Extent
+    width: Extent
+    resize: tuple[Extent, ...] = ()
     letterbox: bool = False
-    fill: int = 0
+    fill: Annotated[int, Meta(ge=0, le=255)] = 0
     interpolation: Interpolation = "bilinear"
-    scale: float = 1 / 255
-    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
-    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    scale: Factor = 1 / 255
+    mean: tuple[Shift, ...] = (0.0, 0.0, 0.0)
+    std: tuple[Factor, ...] = (1.0, 1.0, 1.0)
     channels: Literal[1, 3] = 3
 
 
@@ -86,9 +91,9 @@ class TextPreprocessing(_Preprocessing):
     kind: Literal["text"] = "text"
     tokenizer: str
     inputs: tuple[str, ...]
-    max_length: int = 128
+    max_length: Length = 128
     padding: Literal["longest", "max_length"] = "longest"
-    multiple: int = 8
+    multiple: Length = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +114,11 @@ class AudioPreprocessing(_Preprocessing):
     kind: Literal["audio"] = "audio"
     inputs: tuple[str, ...]
     extractor: str = ""
-    rate_hz: int = 16000
+    rate_hz: Annotated[int, Meta(ge=100, le=768_000)] = 16000
     normalize: bool = True
-    max_seconds: float = 10.0
+    max_seconds: Annotated[float, Meta(gt=0, le=1e5)] = 10.0
     vocabulary: tuple[str, ...] = ()
-    blank: int = 0
+    blank: Annotated[int, Meta(ge=0)] = 0
 
 
 Preprocessing = ImagePreprocessing | TextPreprocessing | AudioPreprocessing
@@ -139,11 +144,11 @@ def read_preprocessing(value: object) -> Preprocessing:
         InvalidOption: Naming what is wrong.
     """
     kind = value.get("kind") if isinstance(value, Mapping) else None
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise InvalidOption(f"preprocessing of kind {kind!r}; {', '.join(_KINDS)} are known")
     try:
-        return msgspec.convert(value, _KINDS[str(kind)])
-    except msgspec.ValidationError as error:
+        return msgspec.convert(value, _KINDS[kind])
+    except (msgspec.ValidationError, UnicodeError) as error:  # a text that no file can hold
         raise InvalidOption(f"preprocessing of kind {kind!r}: {error}") from error
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import json
 from pathlib import Path
 
 from ..errors import InvalidOption
-from ..files import digest_files, require_file
+from ..files import digest_files, read_json, require_file
 from .preprocessing import Preprocessing, preprocessing_of, read_preprocessing
 from .preprocessing_presets import PRESETS
 from .source import NAMED, digest_source, parse_source
@@ -67,9 +66,4 @@ def _of_model(name: str, base: Path | None) -> Preprocessing:
 
 
 def _from_file(path: Path) -> Preprocessing:
-    require_file(path, what="preprocessing")
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InvalidOption(f"preprocessing {path}: cannot be read as JSON ({error})") from error
-    return read_preprocessing(value)
+    return read_preprocessing(read_json(path, what="preprocessing"))

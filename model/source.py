@@ -35,7 +35,7 @@ from typing import Literal
 
 from ..artifact import checked_input, is_manifest
 from ..errors import InvalidOption, MissingFile
-from ..files import digest_files, nearest_name, require_file
+from ..files import absolute_path, digest_files, nearest_name, require_file
 from .source_options import RANDOM, SourceOptions, parse_query
 
 SourceKind = Literal[
@@ -137,7 +137,7 @@ def parse_source(spec: str, *, base: Path | None = None, weights: str = "", down
 def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
     if not name:
         raise InvalidOption(f"model {spec!r}: names no model", hint=f"write {kind}:NAME")
-    folder = _absolute(name, base) if kind == "hf" else None
+    folder = absolute_path(name, base) if kind == "hf" else None
     if folder is not None and folder.is_dir():
         return Source(spec, kind, folder, name=name)
     if folder is not None and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
@@ -160,7 +160,7 @@ def _with_options(
         )
     spec = head + options.query
     if options.file:
-        path = require_file(_absolute(options.file, base), what="weights")
+        path = require_file(absolute_path(options.file, base), what="weights")
         options = replace(options, weights=str(path.resolve()))
     return replace(source, spec=spec, options=options)
 
@@ -170,9 +170,9 @@ def _function(spec: str, base: Path | None) -> Source | None:
     if not (colon and function.isidentifier() and head):
         return None
     if head.endswith(".py"):
-        path = require_file(_absolute(head, base), what="model file")
+        path = require_file(absolute_path(head, base), what="model file")
         return Source(spec, "file", path, function=function)
-    if _is_saved_model(_absolute(head, base)):
+    if _is_saved_model(absolute_path(head, base)):
         return None
     if all(part.isidentifier() for part in head.split(".")):
         return Source(spec, "module", module=head, function=function)
@@ -181,9 +181,9 @@ def _function(spec: str, base: Path | None) -> Source | None:
 
 def _file(spec: str, base: Path | None) -> Source:
     head, _, signature = spec.rpartition(":")
-    if head and signature.isidentifier() and _is_saved_model(_absolute(head, base)):
-        return Source(spec, "savedmodel", _absolute(head, base), function=signature)
-    path = _absolute(spec, base)
+    if head and signature.isidentifier() and _is_saved_model(absolute_path(head, base)):
+        return Source(spec, "savedmodel", absolute_path(head, base), function=signature)
+    path = absolute_path(spec, base)
     suffix = path.suffix.lower()
     if _is_saved_model(path):
         return Source(spec, "savedmodel", path)
@@ -262,11 +262,6 @@ def _revision(name: str) -> str:
 
     head = hub_cache() / f"models--{name.replace('/', '--')}" / "refs" / "main"
     return head.read_text().strip() if head.is_file() else ""
-
-
-def _absolute(text: str, base: Path | None) -> Path:
-    path = Path(text).expanduser()
-    return path if path.is_absolute() else (base or Path.cwd()) / path
 
 
 def _is_saved_model(path: Path) -> bool:

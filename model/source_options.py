@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote
 from ..errors import InvalidOption
 
 RANDOM = "random"
+_MOST_DIGITS = 18  # of an int64
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOpt
         if key in values:
             raise InvalidOption(f"model {spec}: {key} is given twice; once is required")
         try:
-            values[key] = _READERS[key](unquote(text))
+            values[key] = _READERS[key](unquote(text, errors="surrogateescape"))
         except ValueError:
             raise InvalidOption(
                 f"model {spec}: {key}={text or 'nothing'}; {_REQUIRED[key]} is required"
@@ -117,7 +118,7 @@ def _written(value: object) -> str:
         return "1" if value else "0"
     if isinstance(value, tuple):
         return "x".join(map(str, value))
-    return quote(str(value), safe="/:~+,@=!()' \\")
+    return quote(str(value), safe="/:~+,@=!()' \\", errors="surrogateescape")
 
 
 def _text(text: str) -> str:
@@ -140,7 +141,7 @@ def _positive(text: str) -> int:
 
 
 def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         raise ValueError
     return int(text)
 

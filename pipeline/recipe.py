@@ -18,6 +18,7 @@ from ..spec.decode import Refused, Told, decode, deprecated, shared
 from ..spec.measure import Budget
 from ..spec.recipes import RECIPE_VERSION, RecipeFile
 from ..spec.words import BASELINE
+from .published import check_names
 from .recipe_batches import find_contradiction
 
 if sys.version_info >= (3, 11):
@@ -62,11 +63,20 @@ def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
         RecipeError: Naming the key, what was found and what is required.
     """
     path = Path(path)
-    content = read_bytes(path, what="recipe")
+    return parse_recipe(read_bytes(path, what="recipe"), path, told=told)
+
+
+def parse_recipe(content: bytes, path: Path, *, told: Told = deprecated) -> Recipe:
+    """Return the recipe that a file holds.
+
+    Raises:
+        RecipeError: As `read_recipe`.
+    """
     try:
         values = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not TOML: {error}", file=path) from error
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, a date that is none
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RecipeError(f"{path}: not TOML: {problem}", file=path) from error
     return make_recipe(values, path, told=lambda text: told(f"{path}: {text}"))
 
 
@@ -78,6 +88,7 @@ def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) 
     """
     try:
         recipe = Recipe(**vars(_decoded(values, told)), path=path)
+        check_names(recipe)
         _require_scales(recipe)
         return recipe
     except Refused as error:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ..spec.option import SHAPES
 from ..tensors import TensorInfo, fill_dynamic, parse_dynamic_axis, parse_input
 
 if TYPE_CHECKING:
@@ -114,8 +115,14 @@ def _profiles(one: ArtifactSection, where: str) -> Iterator[tuple[str, list[Rang
 
 def _read_profile(text: str) -> Ranges:
     """`image:1x3x32x32..8x3x32x32..32x3x32x32,...`; what cannot be read is refused by the build."""
-    extents = re.findall(r"([^,\[\]]+):\[?(\d+)[^.:]*\.\.[^.:]*\.\.\[?(\d+)", text)
-    return {name.strip(): (int(low), int(high)) for name, low, high in extents}
+    extents: Ranges = {}
+    for part in re.split(SHAPES, text):
+        name, _, spelled = part.rpartition(":")
+        shapes = spelled.split("..")
+        least, largest = (re.match(r"\s*\[?\s*([0-9]{1,18})", shape) for shape in (shapes[0], shapes[-1]))
+        if name and len(shapes) == 3 and least and largest:
+            extents[name.strip()] = int(least[1]), int(largest[1])
+    return extents
 
 
 def _outside(ranges: Ranges, batch: int, fixed: dict[str, int]) -> str:

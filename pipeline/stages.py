@@ -19,8 +19,10 @@ from ..spec.artifacts import BuildSpec
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
+from .published import BALANCED, GRAPH, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .recipe_batches import default_shapes, has_shapes, measured_batches
+from .trust import interpreters
 
 if TYPE_CHECKING:
     from ..engines.capabilities import Capabilities
@@ -87,7 +89,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
             preprocessing=find_preprocessing(section.preprocessing, base=recipe.folder)
             if section.preprocessing
             else "",
-            python=section.python,
+            python=interpreters(section.python, recipe.folder),
             progress=progress,
         )
 
@@ -109,7 +111,7 @@ def simplify_stage(recipe: Recipe, model: Made) -> Stage:
         return simplify(model.path, path, progress=progress)
 
     key = {"model": model.digest, "tools": tool_versions("onnxsim", *ONNX_TOOLS)}
-    return Stage("simplify", f"{recipe.name}.simplified.onnx", key, work)
+    return Stage("simplify", f"{recipe.name}{SIMPLIFIED}", key, work)
 
 
 def balance_stage(recipe: Recipe, model: Made) -> Stage:
@@ -126,7 +128,7 @@ def balance_stage(recipe: Recipe, model: Made) -> Stage:
 
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
     key = {"model": model.digest, "data": data.digest(), "tools": tool_versions(*ONNX_TOOLS)}
-    return Stage("balance", f"{recipe.name}.balanced.onnx", key, work)
+    return Stage("balance", f"{recipe.name}{BALANCED}", key, work)
 
 
 def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
@@ -212,7 +214,7 @@ def lower_stage(
         else {},
         "tools": tool_versions(*ONNX_TOOLS),
     }
-    return Stage(f"quantize-{one.name}", f"{one.name}.graph.onnx", key, work)
+    return Stage(f"quantize-{one.name}", f"{one.name}{GRAPH}", key, work)
 
 
 def build_stage(

@@ -15,6 +15,7 @@ from ..errors import QCompileError
 from ..files import digest_files
 from ..progress import Progress
 from ..spec.words import CPU_TARGETS, CpuTarget
+from .published import BALANCED, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .run import RunReport
 from .stages import located
@@ -88,7 +89,7 @@ def tune_recipe(
         What was found; a search that fails is a note.
     """
     assert recipe.bench is not None, "it was measured"
-    suffix = ".balanced.onnx" if recipe.calibrate.balance else ".simplified.onnx" * recipe.model.simplify
+    suffix = BALANCED if recipe.calibrate.balance else SIMPLIFIED * recipe.model.simplify
     model = report.output / f"{recipe.name}{suffix or '.onnx'}"
     calibration, evaluation = (
         located(recipe, text) for text in (recipe.data.calibration, recipe.data.evaluation)
@@ -105,8 +106,10 @@ def tune_recipe(
         "method": recipe.calibrate.method,
     }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    if known is not None and known.get("key") == key:
-        return Found(key, tuple(known["lines"]), tuple(known["notes"]), was_known=True)
+    if isinstance(known, Mapping) and known.get("key") == key:
+        lines, notes = known.get("lines"), known.get("notes")
+        if isinstance(lines, list) and isinstance(notes, list):
+            return Found(key, tuple(map(str, lines)), tuple(map(str, notes)), was_known=True)
     from ..tuning import tune
     from ..tuning.recipe_file import artifact_lines
 

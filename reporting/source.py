@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from ..bench.results.render import RowText, render
 from ..bench.results.results import Results, load_results, read_results
 from ..bench.results.row import Interval, Row, Unit
 from ..bench.statistics.speedup import Speedup
 from ..errors import ArtifactError
-from ..figures import clean, shortened
-from ..files import require_file
+from ..figures import clean, shortened, words
+from ..files import read_json, require_file
 from ..spec.measure import Budget
 
 if TYPE_CHECKING:
@@ -188,27 +189,36 @@ def family_of(precision: str) -> Family:
     return "low" if name.startswith(_LOW) else "mixed"
 
 
+class _LayersFile(msgspec.Struct, frozen=True):
+    """What a report shows of `layers.json`; the figures of a tensor may be null."""
+
+    reference: str
+    artifact: str
+    tensors: tuple[dict[str, str | float | bool | None], ...]
+    first_bad: dict[str, str | None] | None = None
+
+
 def _layers(path: Path) -> Layers:
-    require_file(path, what="layers")
-    try:
-        value = clean(json.loads(path.read_text(encoding="utf-8")))
-        if value["kind"] != LAYERS_KIND or value["schema_version"] != LAYERS_VERSION:
-            raise ArtifactError(
-                f"{path}: {value['kind']} of version {value['schema_version']}; "
-                f"{LAYERS_KIND} of version {LAYERS_VERSION} is required",
-                hint="`qcompile diff` with `layers` writes it",
-                file=path,
-            )
-        tensors = [{**tensor, "tensor": str(tensor["tensor"])} for tensor in value["tensors"]]
-        return Layers(
-            path.name, str(value["reference"]), str(value["artifact"]), value["first_bad"] or {}, tensors
+    value = read_json(path, what="a file of layers")
+    kind, version = (value.get("kind"), value.get("schema_version")) if isinstance(value, dict) else ("", "")
+    if kind != LAYERS_KIND or version != LAYERS_VERSION:
+        raise ArtifactError(
+            f"{path}: {words(kind)} of version {words(version)}; "
+            f"{LAYERS_KIND} of version {LAYERS_VERSION} is required",
+            hint="`qcompile diff` with `layers` writes it",
+            file=path,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    try:
+        read = msgspec.convert(value, _LayersFile)
+        tensors = [clean({**tensor, "tensor": str(tensor["tensor"])}) for tensor in read.tensors]
+    except (msgspec.ValidationError, UnicodeError, KeyError) as error:
         raise ArtifactError(
             f"{path}: not a file of layers ({type(error).__name__}: {error})",
             hint="`qcompile diff` with `layers` writes it",
             file=path,
         ) from error
+    bad = clean(read.first_bad or {})
+    return Layers(path.name, clean(read.reference), clean(read.artifact), bad, tensors)
 
 
 def _ranges(path: Path) -> Ranges:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import os
 import re
 import sys
@@ -31,6 +32,10 @@ _NAMES = {
     "str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false",
     "array": "a list", "object": "a table",
 }  # fmt: skip
+_LARGEST = 2**31 - 1
+"""Largest whole number of an option: runtimes take them as 32 bits."""
+_LONGEST = 200
+"""Characters of a value that a message shows."""
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
@@ -51,7 +56,7 @@ class Refused(InvalidOption, ValueError):
         self, key: str, problem: str, *, value: object = msgspec.UNSET, hint: str = "", by_type: bool = False
     ) -> None:
         self.key, self.problem, self.value, self.by_type = key, problem, value, by_type
-        shown = "" if value is msgspec.UNSET else f" {value!r}"
+        shown = "" if value is msgspec.UNSET else f" {_printed(value)}"
         super().__init__(f"`{key}`{shown}: {problem}", hint=hint, option=key)
 
     def below(self, prefix: str) -> Refused:
@@ -66,7 +71,7 @@ class Refused(InvalidOption, ValueError):
         """What is wrong with the key."""
         if self.value is msgspec.UNSET:
             return self.problem
-        return f"is {_shown(self.value) if self.by_type else repr(self.value)}; {self.problem}"
+        return f"is {_shown(self.value) if self.by_type else _printed(self.value)}; {self.problem}"
 
 
 class Checked:
@@ -237,11 +242,28 @@ def _half(value: object) -> str:
 
 def _converted(one: Option, value: object) -> object:
     try:
-        return msgspec.convert(value, one.annotation, dec_hook=as_path)
+        converted = msgspec.convert(value, one.annotation, dec_hook=as_path)
     except msgspec.ValidationError as error:
         text, _, place = str(error).rpartition(" - at `$")
         text, place = (text, place.rstrip("`")) if text else (str(error), "")
         raise _worded(text, f"{one.name}{place}", one, _at(place, value)) from error
+    for index, item in enumerate(converted if isinstance(converted, tuple) else (converted,)):
+        problem = _unusable(item)
+        if problem:
+            key = f"{one.name}[{index}]" if isinstance(converted, tuple) else one.name
+            raise Refused(key, problem, value=str(item) if isinstance(item, Path) else item)
+    return converted
+
+
+def _unusable(value: object) -> str:
+    """Say why nothing here can use a value, whatever its option; empty where something can."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number is required"
+    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        return f"at most {_LARGEST} is required"
+    if isinstance(value, str | Path) and "\0" in str(value):
+        return "a text without the character NUL is required"
+    return ""
 
 
 def _explained(text: str, place: str, kind: type, values: Mapping[str, Any]) -> Refused:
@@ -265,6 +287,8 @@ def _worded(text: str, key: str, one: Option, value: object) -> Refused:
         return Refused(key, f"is empty; at least one {one.spelling.metavar} is required")
     if bound:
         return Refused(key, f"{_BOUNDS[bound[2]]} {bound[3]} is required", value=value)
+    if text == "Number out of range":
+        return Refused(key, "a finite number is required", value=value)
     if "regex" in rest:
         required = one.spelling.metavar or "another form"
         near = difflib.get_close_matches(str(value), re.findall(r"\w+", required), n=1, cutoff=0.7)
@@ -309,7 +333,16 @@ def _at(place: str, value: Any) -> Any:
 def _shown(value: object) -> str:
     kinds = {"list": "a list", "dict": "a table"}
     name = type(value).__name__
-    return f"{_NAMES.get(name) or kinds.get(name, name)} ({value!r})"
+    return f"{_NAMES.get(name) or kinds.get(name, name)} ({_printed(value)})"
+
+
+def _printed(value: object) -> str:
+    """A value as Python writes it, no longer than a line of a message."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists
+        return f"({type(value).__name__})"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def changed(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:

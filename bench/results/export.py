@@ -44,7 +44,7 @@ def markdown(results: Results) -> str:
     """Return the table as GitHub's Markdown, the baseline first."""
     table = markdown_table(results)
     settings = results.settings
-    shapes = ", ".join(f"{name}:{shape}" for name, shape in settings.get("inputs", {}).items())
+    shapes = ", ".join(f"{name}:{shape}" for name, shape in (settings.get("inputs") or {}).items())
     about = (
         f"{machine_text(results.environment)}, {settings.get('threads')} threads, input {shapes}; "
         f"speed-up against {results.baseline} with its {interval_words(results.confidence)}"

@@ -143,6 +143,8 @@ def compare_results(
             raise InvalidOption(f"results of different {name}: {first}; {second}: measure both alike")
     if relative and old.baseline != new.baseline:
         raise InvalidOption(f"results of different baselines: {old.baseline}; {new.baseline}")
+    if relative and not all(_measured(results, results.baseline) for results in (old, new)):
+        raise InvalidOption(f"`relative`: the baseline {old.baseline} was not measured", option="relative")
     names = dict.fromkeys([row.name for row in (*new.rows, *old.rows)])
     changes = [
         _change(name, old, new, limits, relative=relative, verdict=not across_machines) for name in names

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArtifactError
+from ...figures import words
 from ...files import require_file, write_json
+from .file_types import KIND, READABLE, problem_of
 from .row import Row
 from .row_json import read_row, row_json
 
 SCHEMA_VERSION = 2
-KIND = "qcompile.results"
 SCHEMA = Path(__file__).with_name("results.schema.json")
-_READABLE = (1, 2)
 _OLDER_CONFIDENCE = 0.95  # of speed-ups in files that do not say it
 
 
@@ -102,26 +102,46 @@ def load_results(path: Path) -> Results:
         MissingFile: If the file is not there.
         ArtifactError: If it is not results, or of another version.
     """
-    require_file(path, what="results")
+    return parse_results(require_file(path, what="results").read_bytes(), path)
+
+
+def parse_results(content: bytes, path: Path) -> Results:
+    """Return the results that a file holds.
+
+    Raises:
+        ArtifactError: As `load_results`.
+    """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if value["kind"] != KIND or value["schema_version"] not in _READABLE:
-            raise ArtifactError(
-                f"{path}: {value['kind']} of version {value['schema_version']}; "
-                f"{KIND} of version {' or '.join(map(str, _READABLE))} is required",
-                hint="a newer qcompile wrote it: use that one" if value["kind"] == KIND else "",
-                file=path,
-            )
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise _no_results(path, problem) from error
+    kind, version = (value.get("kind"), value.get("schema_version")) if isinstance(value, dict) else ("", "")
+    if kind != KIND or version not in READABLE:
+        raise ArtifactError(
+            f"{path}: not a results file: {words(kind)} of version {words(version)}; "
+            f"{KIND} of version {' or '.join(map(str, READABLE))} is required",
+            hint="a newer qcompile wrote it: use that one" if kind == KIND else "",
+            file=path,
+        )
+    problem = problem_of(value)
+    if problem:
+        raise _no_results(path, problem)
+    try:
         return read_results(value)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"{path}: not a results file ({error})", file=path) from error
+    except ValueError as error:
+        raise _no_results(path, str(error)) from error
+
+
+def _no_results(path: Path, problem: str) -> ArtifactError:
+    return ArtifactError(f"{path}: not a results file ({problem})", hint="measure again", file=path)
 
 
 def read_results(value: Mapping[str, Any]) -> Results:
-    """Return the results that a JSON value of a known version holds.
+    """Return the results that a JSON value of a known version and of the right types holds.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: If it holds none.
+        ValueError: If its rounds are damaged.
     """
     return Results(
         value["baseline"],

@@ -103,10 +103,10 @@ def row_json(row: Row) -> dict[str, Any]:
 
 
 def read_row(value: Mapping[str, Any]) -> Row:
-    """Read an `artifacts` entry of any version.
+    """Read an `artifacts` entry of any version whose types are right (`file_types`).
 
     Raises:
-        KeyError, TypeError, ValueError: If it is no entry, or its rounds are damaged.
+        ValueError: If its rounds are damaged.
     """
     texts = {key: str(value[key]) for key in _TEXTS if value.get(key) is not None}
     engine = str(value["engine"])
@@ -176,7 +176,8 @@ def difference_json(difference: Difference) -> dict[str, Any]:
         "output": difference.output,
         "snr_db": _finite(snr),
         **({} if snr is None else {"state": state}),
-        "max_abs_error": _finite(difference.max_abs_error),
+        # Beside a ratio that is null, it says in older files that the ratio is infinite.
+        **({} if snr is None else {"max_abs_error": _finite(difference.max_abs_error)}),
         **({} if mean is None else {"mean_abs_error": _finite(mean)}),
         "agreement": difference.agreement,
         "passed": difference.passed,

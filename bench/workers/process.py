@@ -40,7 +40,7 @@ class Worker:
     def __init__(
         self, name: str, *, threads: int, python: str = "", timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
-        self.name, self._timeout_s = name, timeout_s
+        self.name, self._timeout_s = name, min(timeout_s, threading.TIMEOUT_MAX)
         self._frozen = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._began = time.perf_counter()
@@ -116,10 +116,11 @@ class Worker:
             raise self._error(f"gave no answer to {do!r} for {wait_s:.0f} s") from None
         if not line:
             raise self._error(f"died during {do!r} ({self._cause()})")
-        try:
-            return json.loads(line)  # type: ignore[no-any-return]
-        except ValueError:
-            raise self._error(f"answered {do!r} with {line[:80]!r}") from None
+        answer = read_answer(line)
+        if answer is None:
+            self.kill()  # what it would say next is no better
+            raise self._error(f"answered {do!r} with {line[:80]!r}")
+        return answer
 
     def freeze(self) -> None:
         """Stop the process until it is asked again: its threads would go on spinning otherwise."""
@@ -210,6 +211,24 @@ def _environment(threads: int) -> dict[str, str]:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             environment[name] = str(threads)
     return environment
+
+
+def read_answer(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of a worker says; None where it is no answer.
+
+    An answer has a number of `progress`; or `ok`, and where that is false, the texts of an error.
+    """
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(answer, dict):
+        return None
+    if isinstance(answer.get("progress"), int):
+        return answer
+    texts = [answer.get(name) for name in ("type", "message", "hint")]
+    is_error = answer.get("ok") is False and all(isinstance(text, str) for text in texts)
+    return answer if answer.get("ok") is True or is_error else None
 
 
 def _as_error(answer: dict[str, Any], name: str, output: str) -> QCompileError:

@@ -101,7 +101,7 @@ class _BoxReader(Reader):
             number = self._numbers[int(box["category_id"])]
             area = float(box.get("area", width * height))
             return [number, left, top, left + width, top + height, float(box.get("iscrowd", 0)), area]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"{self._images.path}: a box of {where} cannot be read ({first_line(error)}); "
                 "bbox [x, y, width, height] and a known category_id are required",

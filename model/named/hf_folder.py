@@ -54,8 +54,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON ({first_line(error)})", file=path) from error
     return value if isinstance(value, dict) else {}
 

@@ -9,7 +9,9 @@ reads `.keras` files with it, and the process with TensorFlow reads `.h5` files 
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +22,9 @@ _OWN = ("keras", "builtins")
 _FUNCTIONS = ("builtins", "keras.activations", "keras.src.activations", "keras.ops", "keras.src.ops")
 """Modules of functions that compute; those of others can load and download files."""
 _LARGEST = 1 << 26
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OSError, RecursionError, RuntimeError,
+)  # fmt: skip
 _DEEPEST = 400
 
 
@@ -69,7 +74,7 @@ def read_keras_config(path: str) -> Any:
             if archive.getinfo("config.json").file_size > _LARGEST:
                 raise ValueError("its config.json is too large")
             return json.loads(archive.read("config.json"))
-    except (zipfile.BadZipFile, KeyError, OSError, RecursionError, NotImplementedError) as error:
+    except _DAMAGE as error:
         raise ValueError(f"no zip archive with a config.json ({error})") from error
 
 

@@ -110,7 +110,7 @@ class TensorFlowProcess:
         try:
             answer: dict[str, Any] = json.loads(line)
             succeeded = answer["ok"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             said = self.last_output()
             shown = "; it said:\n    " + said.replace("\n", "\n    ") if said else ""
             state = f"answered {line[:80]!r}" if line else "died"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -53,10 +54,9 @@ class Typed:
         Raises:
             InvalidOption: If it is none.
         """
-        try:
-            return int(self.value)
-        except ValueError:
-            raise wrong(self.flag.typed, f"{self.value!r} is no whole number") from None
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", self.value):
+            raise wrong(self.flag.typed, f"{self.value!r} is no whole number")
+        return int(self.value)
 
 
 class Translator:

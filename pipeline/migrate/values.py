@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 from ...errors import InvalidOption, UsageError
 from ...tensors import parse_shape
 from .intent import Shape
@@ -60,7 +63,7 @@ def trtexec_shapes(flag: str, text: str) -> dict[str, Shape]:
     shapes = {}
     for name, value in trtexec_pairs(flag, text):
         extents = () if value in ("", "scalar") else value.split("x")
-        if not all(extent.isascii() and extent.isdigit() for extent in extents):
+        if not all(re.fullmatch(r"[0-9]{1,18}", extent) for extent in extents):
             raise wrong(flag, f"{value!r} of {name!r} is no shape", "it writes NAME:1x3x224x224")
         shapes[name] = tuple(map(int, extents))
     return shapes
@@ -77,8 +80,8 @@ def trtexec_size(flag: str, text: str) -> str:
         size = float(number)
     except ValueError:
         raise wrong(flag, f"{text!r} is no size") from None
-    if size < 0:
-        raise wrong(flag, f"{text!r} is negative")
+    if not 0 <= size < math.inf:
+        raise wrong(flag, f"{text!r} is no size; a finite number from 0 is required")
     unit = text[-1:].upper() if text[-1:].upper() in _SUFFIXES else "M"
     return f"{size:g}{unit}" if size < 1e6 else f"{size:.0f}{unit}"
 
@@ -94,6 +97,8 @@ def polygraphy_size(flag: str, text: str) -> str:
         size = float(text[: len(text) - len(unit)])
     except ValueError:
         raise wrong(flag, f"{text!r} is no size") from None
+    if not 0 <= size < math.inf:
+        raise wrong(flag, f"{text!r} is no size; a finite number from 0 is required")
     return f"{size:g}{unit}" if unit and size < 1e6 else f"{size:.0f}{unit}"
 
 

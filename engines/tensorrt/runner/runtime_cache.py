@@ -80,7 +80,7 @@ class RuntimeCacheFile:
         header, _, blob = content[len(_MAGIC) :].partition(b"\n")
         try:
             about = json.loads(header)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return blob if about == {**self._about, "sha256": _digest(blob)} else None
 
