@@ -145,7 +145,7 @@ def page(found: list[Package]) -> str:
         "",
         "qcompile is Apache-2.0 and ships no other package. These are the packages of the test environment,",
         "which has all extras but `gpu`, `cuda`, `tensorrt`, `tensorflow` and those of benchmarks. What",
-        "*always* comes with qcompile must ask for its notice alone; `make licences` and a test refuse the rest.",
+        "*always* comes with qcompile must ask for its notice alone; `make licences` refuses the rest.",
         "",
         *(f"`{name}*`: {why}." for name, why in ALLOWED.items()),
         "",
