@@ -89,8 +89,8 @@ def run_untrusted(
             problem = _watch(process, tree, limits)
         except BaseException as stop:
             _pass_on(process, stop)
-            if process.returncode in (130, 143):
-                return Finished(process.returncode)  # it has said so itself
+            if process.returncode in _OWN_CODES:
+                return Finished(process.returncode, _read(output))  # it has said so itself
             raise
         finally:
             tree.kill()
@@ -98,11 +98,7 @@ def run_untrusted(
             _sweep(places)
         if problem:
             raise WorkerError(f"{verb}: {problem[0]}", hint=problem[1], output="")
-        said = ""
-        if output is not None:
-            output.seek(0)
-            said = output.read().decode(errors="replace")
-    return Finished(process.returncode, said)
+        return Finished(process.returncode, _read(output))
 
 
 def _watch(process: subprocess.Popen[bytes], tree: Tree, limits: Limits) -> tuple[str, str] | None:
@@ -161,6 +157,13 @@ def _sweep(places: Path) -> None:
         for place in set(places.read_text(encoding="utf-8", errors="surrogateescape").split("\0")):
             if place:
                 remove_stale(Path(place))
+
+
+def _read(output: IO[bytes] | None) -> str:
+    if output is None:
+        return ""
+    output.seek(0)
+    return output.read().decode(errors="replace")
 
 
 @contextlib.contextmanager
