@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
         read_bytes(Path("/proc/self/mem"))
 
 
-MAY_USE = {"temporary.py", "store.py"}
+MAY_USE = {"temporary.py"}
 """Files that may make temporary folders: all others take theirs from there, where killed ones are swept."""
 
 

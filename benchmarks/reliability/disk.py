@@ -305,7 +305,7 @@ def inputs(road: Road, trials: Trials) -> None:
             fresh(out)
             words = road.taking(path, out)[name]
             look = {"fails": name != "output", "unseen": name == "output"}
-            kept, link = _fingerprint(path), path.is_symlink()
+            kept, link = _fingerprint(path), os.path.islink(path)
             trials.run(f"inputs {path.name[:20]} {name}", words, out, lambda: None, **look)
             if _fingerprint(path) != kept and not link:
                 trials.problems.append(f"inputs {path} {name}: replaced")
