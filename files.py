@@ -23,8 +23,8 @@ from .temporary import held_folder, remove_stale, sweep, temporary_folder
 
 __all__ = [
     "TEMPORARY", "absolute_path", "check_output", "digest_files", "held_folder", "lock", "manifest_path",
-    "nearest_name", "read_bytes", "read_json", "remove_stale", "require_file", "side_files", "temporary_folder",
-    "write_json", "write_text", "writing",
+    "nearest_name", "read_bytes", "read_json", "remove_stale", "require_file", "side_files",
+    "temporary_folder", "write_json", "write_text", "writing",
 ]  # fmt: skip
 
 _CHUNK_BYTES = 1 << 20
