@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .pipeline.run import run
     from .reporting import report
     from .reporting.inspection import inspect
+    from .signing import sign, verify
     from .tuning.tune import tune
     from .untrusted.run import run_untrusted
 
@@ -73,6 +74,8 @@ _HOME = {
     "Recipe": "pipeline.recipe",
     "read_recipe": "pipeline.recipe",
     "run_untrusted": "untrusted.run",
+    "sign": "signing",
+    "verify": "signing",
     "tune": "tuning.tune",
 }
 
@@ -80,7 +83,7 @@ __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
     "balance", "benchmark", "build", "calibrate", "diff", "doctor", "export", "init", "inspect", "load",
     "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe", "refit",
-    "report", "run", "run_untrusted", "simplify", "tune",
+    "report", "run", "run_untrusted", "sign", "simplify", "tune", "verify",
 ]  # fmt: skip
 
 

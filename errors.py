@@ -15,6 +15,7 @@
     │   └── IntentNotReached    an engine that is not what was asked for
     ├── EngineUnavailable       a runtime that is missing here, with the reason
     ├── ArtifactError           an artifact that is damaged or belongs elsewhere
+    ├── OutOfMemory             memory or address space that a step needs and does not get
     ├── StorageError            a file that cannot be written or read: disk full, permission, read-only
     └── WorkerError             a worker process that died, hung or answered nonsense
 
@@ -124,6 +125,10 @@ class ArtifactError(QCompileError):
 
 class StorageError(QCompileError):
     """A file cannot be written or read: the disk is full, a permission is missing. Data: `file`."""
+
+
+class OutOfMemory(QCompileError):
+    """A step needs more memory, or address space, than it gets. Data: `step`, `address_space_bytes`."""
 
 
 class WorkerError(QCompileError):

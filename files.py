@@ -23,7 +23,7 @@ from .temporary import held_folder, remove_stale, sweep, temporary_folder
 
 __all__ = [
     "TEMPORARY", "absolute_path", "check_output", "digest_files", "held_folder", "lock", "manifest_path",
-    "nearest_name", "read_bytes", "read_json", "remove_stale", "require_file", "side_files",
+    "nearest_name", "open_lock", "read_bytes", "read_json", "remove_stale", "require_file", "side_files",
     "temporary_folder", "write_json", "write_text", "writing",
 ]  # fmt: skip
 
@@ -212,6 +212,24 @@ def side_files(path: Path) -> list[Path]:
     return [data] if data.is_file() else []
 
 
+def open_lock(path: Path) -> IO[str]:
+    """Open a file to be locked, made if it is not there; nothing is written to it.
+
+    Others may write to the folder and have planted a link or a pipe under this well-known name.
+
+    Raises:
+        OSError: If it cannot be opened, or is no file of its own.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a link; a file is required, remove it", str(path))
+    number = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "is no regular file; remove it", str(path))
+    return os.fdopen(number, "r+", encoding="utf-8")
+
+
 def lock(file: IO[str], output: Path) -> None:
     """Hold an open file until it is closed.
 
@@ -249,7 +267,7 @@ def _move_in(temporary: Path, final: Path) -> None:
     data = final.with_name(final.name + ".data")
     if manifest in written:
         former = [manifest_path(final)]
-        if data.is_file():
+        if data.is_file() or temporary / data.name in written:
             former += [final, data]
         removed = [_removed(path) for path in former]
         if any(removed):

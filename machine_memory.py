@@ -1,15 +1,45 @@
-"""How much memory the machine, or the container, has, and how much address space is left to this process."""
+"""How much memory the machine, or the container, has; what is told where there is none left.
+
+Runtimes tell it in words of their own, or by an error that says nothing of memory: a library that cannot be
+mapped, a thread that cannot be started.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
+
+from .errors import OutOfMemory, QCompileError, UsageError, first_line
 
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+_SAYS = (
+    "bad allocation",
+    "bad_alloc",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "can't start new thread",
+    "cannot start new thread",
+    "failed to allocate memory",
+    "failed to allocate",
+    "not enough memory",
+    "out of memory",
+    "unable to allocate",
+)
+"""What errors say, in lower case, where no memory is left."""
+_SAYS_UNDER_A_LIMIT = (
+    "failed to map segment from shared object",
+    "cannot load library",
+    "could not find/load shared object file 'libllvmlite",
+    "resource temporarily unavailable",
+    "thread creation failed",
+)
+"""What they say where a limit on address space is in the way; other faults may have the same words."""
+_DEEPEST = 20
 
 
 def machine_bytes() -> int | None:
@@ -43,3 +73,56 @@ def address_space_left() -> int | None:
     except (OSError, ValueError):
         return limit
     return max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
+
+
+def require_address_space(needed_bytes: int, step: str) -> None:
+    """Refuse a step that a limit on address space leaves too little room for.
+
+    The OpenBLAS that scipy 1.17.1 loads (0.3.30) tries again for ever where it gets no memory: it is not
+    loaded where that could happen.
+
+    Raises:
+        OutOfMemory: With the number, where `ulimit -v` leaves fewer bytes.
+    """
+    left = address_space_left()
+    if left is not None and left < needed_bytes:
+        raise _made(step, f"{left:,} bytes of address space are left, {needed_bytes:,} are required")
+
+
+def out_of_memory(error: BaseException, step: str) -> OutOfMemory | None:
+    """Return an error that tells of memory, where that is what is behind another one; else None.
+
+    Args:
+        error: Of any library, or of ours, with its causes.
+        step: What was done, for the message.
+    """
+    seen: BaseException | None = error
+    for _ in range(_DEEPEST):
+        if seen is None or isinstance(seen, UsageError):
+            return None
+        if isinstance(seen, OutOfMemory):
+            return seen
+        if _is_about_memory(seen):
+            return _made(step, f"no memory is left ({type(seen).__name__}: {first_line(seen)})")
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _is_about_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    said = (error.message if isinstance(error, QCompileError) else str(error)).lower()
+    if "cuda" in said:  # the device's own memory: whoever uses it says so
+        return False
+    return any(word in said for word in _SAYS) or (
+        address_space_limit() is not None and any(word in said for word in _SAYS_UNDER_A_LIMIT)
+    )
+
+
+def _made(step: str, problem: str) -> OutOfMemory:
+    limit = address_space_limit()
+    subject = f"{step}: {problem}" if step else problem
+    hint = "end other programs, give a smaller batch or model, or use a machine with more memory"
+    if limit is not None:
+        hint = f"raise the limit on address space, which is {limit:,} bytes (ulimit -v)"
+    return OutOfMemory(subject, hint=hint, step=step, address_space_bytes=limit)

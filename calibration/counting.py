@@ -6,13 +6,18 @@ Both count the same; numpy takes about eight times as long.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..machine_memory import require_address_space
+from ..model.session import usable_cores
 from .histogram import BINS, Count, count_by_numpy
 
+_NEEDED_BYTES, _THREAD_BYTES = 256 << 20, 40 << 20
+"""Address space of llvmlite, numba and scipy, and of each thread of the OpenBLAS in scipy."""
 _LIMIT_INFINITE = 128  # exponent of the first power of two beyond float32
 
 
@@ -20,7 +25,14 @@ def make_count() -> Count:
     """Return a counting function with scratch memory of its own: one for each thread.
 
     The first call on a machine compiles, in about a second; numba keeps the result on disk.
+
+    Raises:
+        OutOfMemory: If a limit on address space leaves too little of it for numba, and scipy, which it loads.
     """
+    if f"{__package__}.kernel" not in sys.modules:
+        require_address_space(
+            _NEEDED_BYTES + usable_cores() * _THREAD_BYTES, "load numba, which counts values"
+        )
     try:
         from . import kernel
     except ImportError:

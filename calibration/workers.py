@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..data.readers import Batch
 from ..errors import CalibrationError, DataError, InvalidOption
+from ..machine_memory import address_space_limit
 from ..model.session import usable_cores
 from ..model.weightless import WeightlessModel
 from .counting import make_count
@@ -60,10 +61,15 @@ class Workers:
         """Samples that are counted, of those submitted."""
 
     def __enter__(self) -> Workers:
-        with ThreadPoolExecutor(1) as loader:
-            count = loader.submit(make_count)  # compiled or loaded while ONNX Runtime reads the model
+        if address_space_limit() is not None:  # what is left of it is known only while nothing else runs
+            count = make_count()
             self._observer = self._stack.enter_context(open_observer(self._model, self._taps, 1))
-            self._add_counter(count.result())
+            self._add_counter(count)
+            return self
+        with ThreadPoolExecutor(1) as loader:
+            loading = loader.submit(make_count)  # compiled or loaded while ONNX Runtime reads the model
+            self._observer = self._stack.enter_context(open_observer(self._model, self._taps, 1))
+            self._add_counter(loading.result())
         return self
 
     def __exit__(self, *error: object) -> None:

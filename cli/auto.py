@@ -39,6 +39,7 @@ def auto(session: Session, given: AutoCommand) -> int:
         gpus=given.gpus,
         metric=given.metric,
         max_time_s=given.max_time_s,
+        trust=given.trust,
         force=given.force,
         progress=session.progress,
         listener=listener,

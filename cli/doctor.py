@@ -113,5 +113,6 @@ def _show_extras(session: Session, diagnosis: Diagnosis) -> None:
     found = diagnosis.tensorflow
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
     state = found.problem or "converts TensorFlow models"
-    fix = f"\n  fix: {session.spelled(found.fix)}" if found.problem and found.fix else ""
-    session.say(f"TensorFlow by {found.python}: {state} ({versions or 'nothing is known of it'}){fix}")
+    session.say(f"TensorFlow by {found.python}: {state} ({versions or 'nothing is known of it'})")
+    if found.problem and found.fix:
+        session.say(f"  fix: {session.spelled(found.fix)}")

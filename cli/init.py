@@ -19,6 +19,7 @@ from .verb import verb
 def init(session: Session, given: InitCommand) -> None:
     """Print the artifacts with their reasons, and what was left out."""
     from ..pipeline.propose import init as write_recipe
+    from ..pipeline.trust import needs_trust
 
     written = write_recipe(
         given.model,
@@ -34,6 +35,7 @@ def init(session: Session, given: InitCommand) -> None:
         metric=given.metric,
         max_drop=given.max_drop,
         max_time_s=given.max_time_s,
+        trust=given.trust,
         force=given.force,
         command=("qcompile", *sys.argv[1:]),
         progress=session.progress,
@@ -48,4 +50,4 @@ def init(session: Session, given: InitCommand) -> None:
             session.note(f"left out: {left}")
     session.warn([*written.model.notes, *written.data.notes])
     session.say(f"recipe: {written.path}")
-    session.say(f"  qcompile run {written.path}")
+    session.say(f"  qcompile run {written.path}{' --trust' if needs_trust(written.recipe) else ''}")

@@ -10,6 +10,7 @@ from importlib import import_module
 import click
 
 from ..errors import QCompileError
+from ..plain_text import plain, plain_json, plain_lines
 from ..storage import storage_error
 from ..version import __version__
 from .stopping import StopSignals
@@ -32,6 +33,8 @@ _VERBS = {
     "run": "run all stages of a recipe",
     "migrate": "turn a trtexec or Polygraphy command line into a recipe",
     "package": "package an artifact for a server",
+    "sign": "sign artifacts with a key",
+    "verify": "verify who signed artifacts",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
     "completion": "complete commands in your shell",
@@ -103,6 +106,7 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
             return stop.exit_code  # `bench` keeps what it has measured, and says so itself
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
+        error.message = plain_lines(error.message)
         error.show()
         return error.exit_code
     except BrokenPipeError:
@@ -130,9 +134,9 @@ def _present_error(error: Exception, *, as_json: bool, verbose: bool) -> int:
         _present(shown, as_json=as_json, verbose=verbose)
         return shown.exit_code
     if verbose:
-        raise error
+        _print_traceback(error)
     click.echo(
-        f"error: unexpected {type(error).__name__}: {error}\n"
+        f"error: unexpected {type(error).__name__}: {plain(error)}\n"
         "  hint: this is a defect of qcompile; -v shows where it happened",
         err=True,
     )
@@ -141,10 +145,17 @@ def _present_error(error: Exception, *, as_json: bool, verbose: bool) -> int:
 
 def _present(error: QCompileError, *, as_json: bool, verbose: bool) -> None:
     if as_json:
-        click.echo(json.dumps(error.as_json(), indent=2))
+        click.echo(plain_json(json.dumps(error.as_json(), indent=2)))
         return
-    click.echo(click.style("error: ", fg="red", bold=True) + str(error), err=True)
+    click.echo(click.style("error: ", fg="red", bold=True) + plain_lines(error.message), err=True)
+    if error.hint:
+        click.echo(f"  hint: {plain_lines(error.hint)}", err=True)
     if verbose:
-        import traceback
+        _print_traceback(error)
 
-        traceback.print_exception(error)
+
+def _print_traceback(error: Exception) -> None:
+    import traceback
+
+    for line in "".join(traceback.format_exception(error)).rstrip("\n").split("\n"):
+        click.echo(f"  {plain(line)}", err=True)

@@ -50,6 +50,7 @@ def run(session: Session, given: RunCommand) -> int:
         recipe,
         output=given.output,
         again=given.again,
+        trust=given.trust,
         progress=session.progress,
         listener=listener,
     )
@@ -102,6 +103,7 @@ def _show_plan(session: Session, given: RunCommand, recipe: Recipe) -> int:
         recipe,
         output=given.output,
         again=given.again,
+        trust=given.trust,
         progress=session.progress,
     )
     session.json(planned.as_json())

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..machine_memory import out_of_memory
+from ..plain_text import plain, plain_json, plain_lines
 from .untrusted import untrusted_options, watched
 
 if TYPE_CHECKING:
@@ -53,7 +55,13 @@ class Session:
                 return code
             session = Session(verbose=verbose, quiet=quiet, as_json=as_json)
             with session.working():
-                return function(session, **options)
+                try:
+                    return function(session, **options)
+                except Exception as error:
+                    shortage = out_of_memory(error, session.step)
+                    if shortage is None or shortage is error:
+                        raise
+                    raise shortage from error
 
         return called
 
@@ -75,7 +83,7 @@ class Session:
         )  # fmt: skip
 
         columns = (
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24),
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=24),
             MofNCompleteColumn(), TextColumn("{task.fields[pace]}"), TimeElapsedColumn(),
         )  # fmt: skip
         with Progress(*columns, console=Console(stderr=True), transient=True) as self._display:
@@ -87,7 +95,7 @@ class Session:
 
     def progress(self, text: str, done: int = 0, total: int | None = None, /) -> None:
         """Show what is being done; this is the `progress` that library functions take."""
-        now = time.monotonic()
+        now, text = time.monotonic(), plain(text)
         if text != self._text:
             self._text, self._began, self._first = text, now, done
             if self._display is not None:  # a total cannot be taken back from a task
@@ -101,26 +109,31 @@ class Session:
             count = f" {done}" + (f"/{total}" if total else "") if done else ""
             click.echo(f"{text}{count}{f', {pace}' if pace else ''}", err=True)
 
+    @property
+    def step(self) -> str:
+        """What is being done, as it was told last."""
+        return self._text
+
     def say(self, text: str) -> None:
-        """Print a line of the result."""
+        """Print a line of the result; a line end within it is shown as an escape."""
         if not self.quiet and not self.as_json:
-            self._above(lambda: click.echo(text))
+            self._above(lambda: click.echo(plain(text)))
 
     def note(self, text: str) -> None:
         """Print a line about the work, to standard error."""
         if not self.quiet:
-            self._above(lambda: click.echo(self.spelled(text), err=True))
+            self._above(lambda: click.echo(plain_lines(self.spelled(text)), err=True))
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Print warnings, to standard error, even with `-q`."""
         for warning in warnings:
-            text = click.style("warning: ", fg="yellow", bold=True) + self.spelled(warning)
+            text = click.style("warning: ", fg="yellow", bold=True) + plain_lines(self.spelled(warning))
             self._above(functools.partial(click.echo, text, err=True))
 
     def json(self, value: object) -> None:
         """Print the `--json` form."""
         if self.as_json:
-            click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+            click.echo(plain_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
 
     def table(self, table: Table) -> None:
         """Print a table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..figures import DASH, accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
+from ..plain_text import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,18 +32,26 @@ def make_table(title: str, *columns: str, text: bool = False) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, title_justify="left", header_style="bold")
+    table = Table(title=Text(plain(title)) if title else None, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
         left = text or index == 0
-        table.add_column(Text(column), justify="left" if left else "right", no_wrap=index == 0)
+        table.add_column(Text(_cell(column)), justify="left" if left else "right", no_wrap=index == 0)
     return table
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row of plain text: brackets in `qcompile[torch]` or `[2.1, 2.3]` are no markup."""
+    """Add a row of plain text: brackets in `qcompile[torch]` or `[2.1, 2.3]` are no markup.
+
+    The first cell is a name of one line. Others may have several.
+    """
     from rich.text import Text
 
-    table.add_row(*(Text(cell) for cell in cells))
+    first, *others = cells
+    table.add_row(Text(plain(first)), *(Text(_cell(cell)) for cell in others))
+
+
+def _cell(text: str) -> str:
+    return "\n".join(map(plain, text.split("\n")))
 
 
 def results_table(results: Results, *, width: int) -> Table:

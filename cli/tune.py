@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..spec.recipes import TuneCommand
 from .session import Session
-from .tables import bytes_text
+from .tables import add_row, bytes_text, make_table
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -76,24 +76,20 @@ def _picture(session: Session, tuned: TuneResult, output: Path, max_drop: float)
 
 
 def _show(session: Session, tuned: TuneResult) -> None:
-    from rich.table import Table
-
     for target, ranked in tuned.damage.items():
-        layers = Table(title=f"layers by damage, {target}")
-        for title in ("layer", "operator", "SNR of the outputs, dB"):
-            layers.add_column(title, justify="right" if "SNR" in title else "left")
+        layers = make_table(f"layers by damage, {target}", "layer", "operator", "SNR of the outputs, dB")
         for one in ranked[:_SHOWN]:
-            layers.add_row(one.layer, one.operator, f"{one.snr_db:.1f}")
+            add_row(layers, one.layer, one.operator, f"{one.snr_db:.1f}")
         session.table(layers)
-    trials = Table(title="trials")
-    for title in ("", "artifact", "in float", f"{tuned.metric} drop", "latency, ms", "against float", "size"):
-        trials.add_column(title, justify="left" if title in ("", "artifact") else "right")
+    columns = ("artifact", "", "in float", f"{tuned.metric} drop", "latency, ms", "against float", "size")
+    trials = make_table("trials", *columns)
     for trial in sorted(tuned.trials.values(), key=lambda one: (not one.latency_ms, one.latency_ms)):
         timed = [f"{trial.latency_ms:.3g}", f"{trial.speedup.get('value', 1.0):.2f}x"]
         mark = "best" if trial is tuned.best else "front" if trial.name in tuned.front else ""
-        trials.add_row(
-            mark,
+        add_row(
+            trials,
             trial.name,
+            mark,
             str(len(trial.in_float)),
             f"{trial.drop:+.3g}",
             *(timed if trial.latency_ms else ["over budget", ""]),

@@ -19,11 +19,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..artifact import Manifest, commit, read_manifest
 from ..errors import ArtifactError, InvalidOption
 from ..files import temporary_folder, writing
 from ..progress import Progress, silent
-from ..spec.words import CALIBRATED, WAY_OUT
+from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
 from .constraints import Constraints, half_left_to_engine
 from .fitting import Fitted, Fitting
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from ..calibration import Ranges
     from ..engines.capabilities import Capabilities
     from ..spec.artifacts import ArtifactOptions, BuildSpec
-    from ..spec.words import FloatPrecision, Precision
     from ..tensors import Feeds
 
 _FLOATS = ("fp32", "tf32")
@@ -76,9 +77,16 @@ def load_lowered(path: Path) -> LoweredGraph:
     """
     manifest = read_manifest(path)
     record = manifest.options.get(_RECORD) if manifest else None
-    if not isinstance(record, dict):
-        raise ArtifactError(f"{path}: its manifest does not say how it was lowered", file=path)
-    return LoweredGraph(str(path), **record)
+    try:
+        if not isinstance(record, dict):
+            raise ValueError("nothing is said")
+        return msgspec.convert({**record, "path": str(path)}, LoweredGraph)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{path}: its manifest does not say how it was lowered ({error})",
+            hint="make it again",
+            file=path,
+        ) from error
 
 
 def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:

@@ -15,6 +15,9 @@ from ..errors import ModelError, first_line
 from ..files import read_bytes
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
+from .onnx_checks import check_model
+from .source_paths import strip_source_paths
+from .stored_tensors import every_tensor, read_external
 
 if TYPE_CHECKING:
     import onnx
@@ -46,7 +49,7 @@ def parse_onnx(content: bytes, path: Path) -> onnx.ModelProto:
     """Return the model that was read from a file.
 
     Raises:
-        ModelError: If it is no ONNX model, is cut off, or has no graph.
+        ModelError: If it is no ONNX model, is cut off, has no graph, or `onnx_checks` refuses it.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -65,6 +68,7 @@ def parse_onnx(content: bytes, path: Path) -> onnx.ModelProto:
             hint="copy or export the file again",
             file=path,
         )
+    check_model(model, path)
     return model
 
 
@@ -74,16 +78,21 @@ def add_external_data(model: onnx.ModelProto, path: Path) -> None:
     Raises:
         ModelError: If they cannot be read.
     """
-    import onnx
+    from onnx import TensorProto
 
-    try:
-        onnx.load_external_data_for_model(model, str(path.resolve().parent))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError(
-            f"{path}: its external data cannot be read ({error})",
-            hint="keep the data file beside the model",
-            file=path,
-        ) from error
+    for tensor in every_tensor(model):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        try:
+            tensor.raw_data = read_external(tensor, path.resolve().parent)
+        except OSError as error:
+            raise ModelError(
+                f"{path}: its external data cannot be read ({error})",
+                hint="keep the data file beside the model",
+                file=path,
+            ) from error
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
 
 
 def load_checked(path: Path) -> onnx.ModelProto:
@@ -121,9 +130,13 @@ def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> None:
-    """Write the model to `path` (inside `files.writing`), with external data from 2 GB on."""
+    """Write the model to `path` (inside `files.writing`), with external data from 2 GB on.
+
+    What it tells of the machine that it was exported on is removed (`source_paths`).
+    """
     import onnx
 
+    strip_source_paths(model)
     external = is_large(model)
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # onnx would append to it
     onnx.save_model(
@@ -237,14 +250,15 @@ def digest_model(path: Path, model: onnx.ModelProto) -> str:
 
 def external_files(path: Path, model: onnx.ModelProto) -> list[Path]:
     """Return the files beside an ONNX file that hold its external data."""
-    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+    from onnx import TensorProto
 
-    names: set[str] = set()
-    for tensor in model.graph.initializer:
-        if uses_external_data(tensor):
-            names.add(str(ExternalDataInfo(tensor).location))
-    names.discard(path.resolve().name)  # a weightless model refers to the file itself
-    return [path.resolve().parent / name for name in sorted(names)]
+    folder, files = path.resolve().parent, set()
+    for tensor in every_tensor(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            location = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
+            files.add(folder / location)
+    files.discard(path.resolve())  # a weightless model refers to the file itself
+    return sorted(files)
 
 
 def dtype_name(elem_type: int) -> str:

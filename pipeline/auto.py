@@ -87,6 +87,7 @@ def auto(
     gpus: Sequence[str] = (),
     metric: str = "auto",
     max_time_s: float | None = None,
+    trust: bool = False,
     force: bool = False,
     progress: Progress = silent,
     listener: StageListener | None = None,
@@ -101,6 +102,7 @@ def auto(
         calibration, evaluation: Samples in place of `data`.
         output: Folder to write; `auto-NAME` in the working folder by default.
         inputs, weights, download, targets, gpus, metric, max_time_s: As `init`.
+        trust: As `init`; code that an edited recipe names elsewhere is run too.
         force: Write the recipe anew, also over one of another request.
         progress: Told of every step.
         listener: Told of every stage when it is over.
@@ -113,7 +115,7 @@ def auto(
     asked = AutoCommand(
         model=model, max_drop=max_drop, data=data, calibration=calibration, evaluation=evaluation,
         inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
-        metric=metric, max_time_s=max_time_s, force=force,
+        metric=metric, max_time_s=max_time_s, trust=trust, force=force,
         output=Path(output) if output is not None else None,
     )  # fmt: skip
     if not (data or evaluation):
@@ -172,6 +174,7 @@ class _Auto:
             gpus=self.asked.gpus,
             max_drop=self.asked.max_drop,
             max_time_s=self.asked.max_time_s,
+            trust=self.asked.trust,
             force=True,
             command=("qcompile", "auto", self.asked.model),
             progress=lambda text, done=0, total=None, /: self.progress(f"init: {text}", done, total),
@@ -180,7 +183,14 @@ class _Auto:
         self._note("init", "done", start)
 
     def _run(self) -> RunReport:
-        report = run(read_recipe(self.recipe), progress=self.progress, listener=self.listener)
+        asked = self.asked
+        report = run(
+            read_recipe(self.recipe),
+            trust=asked.trust,
+            typed=(asked.model, asked.data, asked.calibration, asked.evaluation, asked.metric),
+            progress=self.progress,
+            listener=self.listener,
+        )
         for stage, state in report.stages.items():  # of two runs, what was done in either
             if self.stages.get(stage) != "done":
                 self.stages[stage] = state

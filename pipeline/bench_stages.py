@@ -15,6 +15,7 @@ from ..spec.measure import Budget
 from ..spec.words import is_own_metric
 from .recipe import BASELINE, ArtifactSection, Recipe
 from .stages import ONNX_TOOLS, Made, Stage, located
+from .trust import interpreters
 
 RESULTS = "results.json"
 REPORT = "report.html"
@@ -94,7 +95,7 @@ def bench_stage(
                 torch_modes=section.torch_modes,
                 models={name: model.absolute for name, model in models.items()},
                 devices=section.devices,
-                pythons=section.python,
+                pythons=interpreters(section.python, recipe.folder),
                 timeout_s=section.timeout_s,
                 command=("qcompile", "run", _shown(recipe.path)),
                 recipe=recipe.path.read_text(encoding="utf-8"),

@@ -17,6 +17,7 @@ from ..progress import Progress, silent
 from ..spec.artifacts import ArtifactSection
 from .bench_stages import bench_stage, report_stage
 from .estimate import Estimate, Scale, by_rule, measured
+from .published import check_output
 from .recipe import Recipe, read_recipe
 from .scale import read_scale
 from .stages import (
@@ -32,6 +33,7 @@ from .stages import (
     simplify_stage,
 )
 from .store import Store
+from .trust import trusted
 
 State = Literal["done", "changed", "to do"]
 
@@ -96,12 +98,13 @@ def plan(
     *,
     output: str | Path | None = None,
     again: tuple[str, ...] = (),
+    trust: bool = False,
     progress: Progress = silent,
 ) -> Plan:
     """Return what `run` would do.
 
     Args:
-        recipe, output, again: As `run`.
+        recipe, output, again, trust: As `run`.
         progress: Told of every step.
 
     Raises:
@@ -109,7 +112,10 @@ def plan(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
-    folder = Path(output) if output is not None else recipe.folder / recipe.output
+    given = Path(output) if output is not None else None
+    recipe = trusted(recipe, trust=trust, output=given)
+    folder = given or recipe.folder / recipe.output
+    check_output(recipe, recipe.folder, folder)
     planner = _Planner(recipe, Store(folder), again)
     planner.drive()
     pending = any(state != "done" for _, state, _, _ in planner.found)

@@ -18,6 +18,7 @@ from ..spec.decode import Refused, Told, decode, deprecated, shared
 from ..spec.measure import Budget
 from ..spec.recipes import RECIPE_VERSION, RecipeFile
 from ..spec.words import BASELINE
+from .published import check_names
 from .recipe_batches import find_contradiction
 
 if sys.version_info >= (3, 11):
@@ -94,6 +95,7 @@ def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) 
     """
     try:
         recipe = Recipe(**vars(_decoded(values, told)), path=path)
+        check_names(recipe)
         _require_scales(recipe)
         return recipe
     except Refused as error:

@@ -10,16 +10,18 @@ the artifacts that need ranges. An error of another stage ends the run.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EngineUnavailable, QCompileError, UsageError
+from ..machine_memory import out_of_memory
 from ..model.pt2_archive import trusting
 from ..model.source import digest_source
 from ..progress import Progress, silent
 from .bench_stages import bench_stage, report_stage
+from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe
 from .stages import (
     Made,
@@ -34,6 +36,7 @@ from .stages import (
     simplify_stage,
 )
 from .store import Store
+from .trust import trusted
 
 if TYPE_CHECKING:
     from ..bench.results.results import Results
@@ -77,6 +80,8 @@ def run(
     *,
     output: str | Path | None = None,
     again: tuple[str, ...] = (),
+    trust: bool = False,
+    typed: Collection[str] = (),
     progress: Progress = silent,
     listener: StageListener | None = None,
 ) -> RunReport:
@@ -86,6 +91,9 @@ def run(
         recipe: A recipe or its file.
         output: Folder for the artifacts, in place of the recipe's.
         again: Stages to carry out although nothing changed, such as "bench".
+        trust: Run code that the recipe names outside of its folder, write there, and load `.pt2` and Keras
+            files that run code.
+        typed: Spellings of models and data that the user typed himself, which need no more trust.
         progress: Told of every step.
         listener: Told of every stage when it is over.
 
@@ -93,12 +101,16 @@ def run(
         What was done, what was skipped, and what failed: `failures` is empty where every artifact is built.
 
     Raises:
-        RecipeError: If the recipe is wrong.
+        RecipeError: If the recipe is wrong, or names code outside of its folder without `trust`.
+        InvalidOption: If a file that it reads would be overwritten.
         QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
-    folder = Path(output) if output is not None else recipe.folder / recipe.output
+    given = Path(output) if output is not None else None
+    recipe = trusted(recipe, trust=trust, output=given, typed=typed)
+    folder = given or recipe.folder / recipe.output
+    check_output(recipe, recipe.folder, folder)
     store = Store(folder)
     with store.locked(), trusting(recipe.model.trust):
         report = _Run(recipe, store, again, progress, listener).drive()
@@ -231,7 +243,12 @@ class _Run:
     def _work(self, stage: Stage, folder: Path, told: Progress) -> None:
         try:
             stage.work(folder / stage.file, told)
-        except QCompileError as error:
+        except Exception as error:
+            shortage = out_of_memory(error, stage.name)
+            if shortage is not None and shortage is not error:
+                raise shortage from error
+            if not isinstance(error, QCompileError):
+                raise
             # The folder has another name each time, and is gone: say where the file would be.
             error.message = error.message.replace(str(folder), str(self.store.output))
             raise

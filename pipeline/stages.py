@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifact import tool_versions
+from ..artifact import accepting, checked_input, known_digest, tool_versions
 from ..model.preprocessing_names import digest_preprocessing
 from ..model.source import Source, parse_source
 from ..progress import Progress
@@ -19,8 +19,10 @@ from ..spec.artifacts import BuildSpec
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
+from .published import BALANCED, GRAPH, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .recipe_batches import default_shapes, has_shapes, measured_batches
+from .trust import interpreters
 
 if TYPE_CHECKING:
     from ..engines.capabilities import Capabilities
@@ -87,7 +89,7 @@ def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
             preprocessing=find_preprocessing(section.preprocessing, base=recipe.folder)
             if section.preprocessing
             else "",
-            python=section.python,
+            python=interpreters(section.python, recipe.folder),
             progress=progress,
         )
 
@@ -109,7 +111,7 @@ def simplify_stage(recipe: Recipe, model: Made) -> Stage:
         return simplify(model.path, path, progress=progress)
 
     key = {"model": model.digest, "tools": tool_versions("onnxsim", *ONNX_TOOLS)}
-    return Stage("simplify", f"{recipe.name}.simplified.onnx", key, work)
+    return Stage("simplify", f"{recipe.name}{SIMPLIFIED}", key, work)
 
 
 def balance_stage(recipe: Recipe, model: Made) -> Stage:
@@ -126,7 +128,7 @@ def balance_stage(recipe: Recipe, model: Made) -> Stage:
 
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
     key = {"model": model.digest, "data": data.digest(), "tools": tool_versions(*ONNX_TOOLS)}
-    return Stage("balance", f"{recipe.name}.balanced.onnx", key, work)
+    return Stage("balance", f"{recipe.name}{BALANCED}", key, work)
 
 
 def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
@@ -136,9 +138,11 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     from ..model.weightless import read_weightless
 
     section = recipe.calibrate
+    with accepting(model.path):  # the store knows it; its work reads the file, and looks at its manifest
+        inputs = read_weightless(model.path).io.inputs
     data = Data(
         recipe.data.calibration,
-        read_weightless(model.path).io.inputs,
+        inputs,
         batch_size=1,
         limit=section.samples or None,
         base=recipe.folder,
@@ -172,8 +176,6 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
 
 def given_ranges(recipe: Recipe) -> Made | None:
     """The ranges that a recipe names in place of a calibration; None where it calibrates."""
-    from ..artifact import checked_input, known_digest
-
     if not recipe.calibrate.ranges:
         return None
     path = checked_input(recipe.folder / recipe.calibrate.ranges, what="ranges file")
@@ -212,7 +214,7 @@ def lower_stage(
         else {},
         "tools": tool_versions(*ONNX_TOOLS),
     }
-    return Stage(f"quantize-{one.name}", f"{one.name}.graph.onnx", key, work)
+    return Stage(f"quantize-{one.name}", f"{one.name}{GRAPH}", key, work)
 
 
 def build_stage(

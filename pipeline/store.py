@@ -4,29 +4,35 @@
                                      /int8.graph.onnx  gets its name
     out/int8.graph.onnx                               the same file under its public name
 
-A folder gets its name by one rename after everything in it is written, so a stage is there whole or not
-at all, whatever kills the process. A file that was changed since has another digest: its stage is made
-again.
+A folder gets its name by one rename after everything in it is on the disk, so a stage is there whole or not
+at all, whatever kills the process or cuts the power. A file that was changed since has another digest: its
+stage is made again.
+
+The folder is trusted state, as the recipe is: who may write to it decides what a run publishes. A record of
+another shape, or one that names a file outside its folder, is none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import json
 import os
 import re
 import shutil
-import tempfile
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidOption
-from ..files import TEMPORARY, digest_files, lock, remove_stale, write_json
+import msgspec
+
+from ..errors import InvalidOption, StorageError
+from ..files import TEMPORARY, digest_files, held_folder, lock, open_lock, remove_stale, write_json
 
 FOLDER = ".qcompile"
 _RECORD = "stage.json"
@@ -51,6 +57,7 @@ class Store:
 
     def __init__(self, output: Path) -> None:
         self.output, self.folder = output, output / FOLDER
+        self._used: set[Path] = set()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -61,9 +68,13 @@ class Store:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            held = (self.folder / "lock").open("w")
+            if self.folder.is_symlink():  # stages would be written, and old ones removed, elsewhere
+                raise OSError(errno.ELOOP, "is a link; a folder is required", str(self.folder))
+            held = open_lock(self.folder / "lock")
         except OSError as error:
-            raise InvalidOption(f"output {self.output}: {error.strerror}") from error
+            raise InvalidOption(
+                f"output {self.output}: {error.strerror} ({error.filename})", file=self.output
+            ) from error
         with held:
             lock(held, self.output)
             remove_stale(self.folder)
@@ -88,6 +99,7 @@ class Store:
             shutil.rmtree(final, ignore_errors=True)
             files = self._make(final, key, work)
         os.utime(final / _RECORD)
+        self._used.add(final)
         self._publish(final, files)
         return Stored(final, files, done)
 
@@ -102,62 +114,155 @@ class Store:
         found = []
         for path in self.folder.glob(f"{glob.escape(stage)}-*/{_RECORD}"):
             if re.fullmatch(r"[0-9a-f]{16}", path.parent.name.removeprefix(f"{stage}-")):
-                with contextlib.suppress(OSError, ValueError):  # removed, or cut off, since
-                    found.append((path.stat().st_mtime, json.loads(path.read_text(encoding="utf-8"))))
-        return [record for _, record in sorted(found, key=lambda one: -one[0]) if isinstance(record, dict)]
+                with contextlib.suppress(OSError, ValueError, RecursionError):  # removed, or cut off, since
+                    found.append((path.stat().st_mtime, _read_record(path)))
+        return [record for _, record in sorted(found, key=lambda one: -one[0])]
 
     def _place(self, stage: str, key: Mapping[str, Any]) -> Path:
         digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
         return self.folder / f"{stage}-{digest[:16]}"
 
     def forget_old(self) -> None:
-        """Remove stages that no run has used for two weeks."""
+        """Remove stages that no run has used for two weeks; never those of this run: the clock may jump."""
         oldest = time.time() - _KEPT_DAYS * 86400
         for record in self.folder.glob(f"*/{_RECORD}"):
-            if record.stat().st_mtime < oldest:
+            if record.parent not in self._used and record.stat().st_mtime < oldest:
                 shutil.rmtree(record.parent, ignore_errors=True)
 
     def _make(self, final: Path, key: Mapping[str, Any], work: Callable[[Path], object]) -> Mapping[str, str]:
-        temporary = Path(tempfile.mkdtemp(prefix=f".qcompile-tmp-{os.getpid()}-", dir=self.folder))
-        try:
+        with held_folder(self.folder) as temporary:
             start = time.monotonic()
             work(temporary)
             took = {"seconds": round(time.monotonic() - start, 3), "peak_bytes": _peak_bytes()}
             written = sorted(path for path in temporary.iterdir() if path.is_file())
+            for path in written:
+                _sync(path)
             files = {path.name: digest_files([path]) for path in written}
             stats = {path.name: _stat(path) for path in written}
             write_json(temporary / _RECORD, {"key": key, "files": files, "stats": stats, **took})
+            _sync(temporary)
             os.replace(temporary, final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            _sync(self.folder)
         return files
 
     def _intact(self, final: Path) -> Mapping[str, str] | None:
         """The files of a finished stage if every one is what it was, else None."""
         try:
-            record = json.loads((final / _RECORD).read_text(encoding="utf-8"))
+            record = _read_record(final / _RECORD)
             for name, digest in record["files"].items():
                 path = final / name
                 # Size and time spare reading gigabytes; a difference is settled by the digest.
                 if _stat(path) != record["stats"][name] and digest_files([path]) != digest:
                     return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, RecursionError):
             return None
         files: Mapping[str, str] = record["files"]
         return files
 
     def _publish(self, final: Path, files: Mapping[str, str]) -> None:
-        for name in files:
+        """Give the files their public names: weights first, manifests last, so that no pair is a wrong one.
+
+        Raises:
+            StorageError: If a name cannot be taken, such as one that a folder has.
+        """
+        self._remove_former(final, files)
+        synced = False
+        for name in sorted(files, key=_order):
+            if not synced and f"{name}.json" not in files and name.endswith(".json"):
+                _sync(self.output)  # a manifest appears after its file, also on the disk
+                synced = True
             source, public = final / name, self.output / name
-            if public.exists() and os.path.samefile(source, public):
-                continue
             temporary = self.output / f"{TEMPORARY}{os.getpid()}-{name}"
-            temporary.unlink(missing_ok=True)
             try:
-                os.link(source, temporary)
-            except OSError:  # a file system without hard links
-                shutil.copy2(source, temporary)
-            os.replace(temporary, public)
+                if public.exists() and os.path.samefile(source, public):
+                    continue
+                temporary.unlink(missing_ok=True)
+                try:
+                    os.link(source, temporary)
+                except OSError:  # a file system without hard links
+                    _copy(source, temporary)
+                    _sync(temporary)
+                os.replace(temporary, public)
+            except OSError as error:
+                temporary.unlink(missing_ok=True)
+                raise StorageError(
+                    f"{public}: cannot be written ({error.strerror})",
+                    hint="the stage is kept: make room for the file, and run again",
+                    file=public,
+                ) from error
+        _sync(self.output)
+
+    def _remove_former(self, final: Path, files: Mapping[str, str]) -> None:
+        """Remove halves of wrong pairs: a kill may come before the other half is in place.
+
+        That is the manifest of a file that another takes the place of, and the weights of an ONNX file that
+        had them beside it where the new one holds them itself.
+        """
+        for name in files:
+            data, manifest = f"{name}.data", self.output / f"{name}.json"
+            if manifest.name not in files:
+                continue
+            if manifest.is_file() and not os.path.samefile(manifest, final / manifest.name):
+                manifest.unlink()
+            if data not in files:
+                (self.output / data).unlink(missing_ok=True)
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (0 if name.endswith(".data") else 2 if name.endswith(".json") else 1), name
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What a stage's record holds; older ones tell neither time nor memory."""
+
+    key: dict[str, Any]
+    files: dict[str, str]
+    stats: dict[str, tuple[int, int]]
+    seconds: float | None = None
+    peak_bytes: int | None = None
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return the record of a stage.
+
+    Raises:
+        ValueError, RecursionError: If it is none, or names a file that does not lie in its folder.
+        OSError: If it cannot be read.
+    """
+    record: dict[str, Any] = json.loads(path.read_bytes())
+    msgspec.convert(record, _Record)
+    for name in record["files"]:
+        if not _is_plain(name) or name == _RECORD or name not in record["stats"]:
+            raise ValueError(f"{path}: {name!r} is no file of the stage")
+    return record
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it is the name of a file in a folder, not a way out of it."""
+    return name not in ("", ".", "..") and Path(name).name == name and not set(name) & {"\\", "\0"}
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy to a name that nobody has: a link that was planted there is not followed."""
+    with source.open("rb") as content, target.open("xb") as copied:
+        shutil.copyfileobj(content, copied)
+    shutil.copystat(source, target)
+
+
+def _sync(path: Path) -> None:
+    """Have a file's content, or a folder's names, written to the disk, where the system can."""
+    try:
+        number = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS, errno.EBADF):
+            raise
+    finally:
+        os.close(number)
 
 
 def _peak_bytes() -> int | None:
@@ -170,5 +275,12 @@ def _peak_bytes() -> int | None:
 
 
 def _stat(path: Path) -> list[int]:
-    status = path.stat()
+    """Size and time of a regular file.
+
+    Raises:
+        ValueError: If it is a link, which may lead anywhere.
+    """
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path}: is no regular file")
     return [status.st_size, status.st_mtime_ns]

@@ -15,6 +15,7 @@ from ..errors import QCompileError
 from ..files import digest_files
 from ..progress import Progress
 from ..spec.words import CPU_TARGETS, CpuTarget
+from .published import BALANCED, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .run import RunReport
 from .stages import located
@@ -88,7 +89,7 @@ def tune_recipe(
         What was found; a search that fails is a note.
     """
     assert recipe.bench is not None, "it was measured"
-    suffix = ".balanced.onnx" if recipe.calibrate.balance else ".simplified.onnx" * recipe.model.simplify
+    suffix = BALANCED if recipe.calibrate.balance else SIMPLIFIED * recipe.model.simplify
     model = report.output / f"{recipe.name}{suffix or '.onnx'}"
     calibration, evaluation = (
         located(recipe, text) for text in (recipe.data.calibration, recipe.data.evaluation)

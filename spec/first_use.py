@@ -78,6 +78,8 @@ class ProposalOptions(Checked):
         | None
     ) = None
 
+    trust: Annotated[bool, option("Load a .pt2 or Keras file that runs code when it is loaded.")] = False
+
     def check(self) -> None:
         """Refuse a target that there is none of."""
         for target in self.targets:

@@ -135,6 +135,10 @@ class RunCommand(Checked):
         bool,
         option("Print the stages, what is done or changed, and their estimated time, memory and disk space."),
     ] = False
+    trust: Annotated[
+        bool,
+        option("Run code that the recipe names outside its folder, write there, and load files with code."),
+    ] = False
     schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
 
 

@@ -23,6 +23,7 @@ TREE = {
     "IntentNotReached": "BuildError",
     "EngineUnavailable": "QCompileError",
     "ArtifactError": "QCompileError",
+    "OutOfMemory": "QCompileError",
     "StorageError": "QCompileError",
     "WorkerError": "QCompileError",
 }

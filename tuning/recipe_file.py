@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..data.batches import seen_from
 from ..model.source import parse_source
+from ..plain_text import plain_toml
 from .trials import Trial
 
 
@@ -63,7 +63,7 @@ def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = ()) -> list[
 
 def _text(value: str) -> str:
     """A TOML string: JSON's escapes are among TOML's."""
-    return json.dumps(value, ensure_ascii=False)
+    return plain_toml(value)
 
 
 def _relative(spelling: str, folder: Path) -> str:

@@ -4,10 +4,10 @@
     python benchmarks/reliability/kills.py --kills 50 --signal TERM
 
 After every kill: no file under a final name is partial, and every file with a manifest or a record is the
-one that it describes. The next process goes on, and is killed too, until one comes to its end: its artifacts equal
-those of an undisturbed run byte for byte (but for the names of nodes in what ONNX Runtime optimized). Then all begins
-anew. With TERM, the exit code is 143 (or 0 where the
-end was reached before), and no temporary folder and no process may be left.
+one that it describes. The next process goes on, and is killed too, until one comes to its end: its artifacts
+equal those of an undisturbed run byte for byte (but for names of nodes that ONNX Runtime's optimizer added).
+Then all begins anew. With TERM, the exit code is 143 (or 0 where the end was reached before), and no process
+and no temporary folder may be left.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from .grid_samples import (
     modes_left_out,
     samples_to_gathers,
 )
+from .layers_apart import find_requantized, keep_layers_apart
 from .patterns import (
     find_attention,
     find_attention_of_transposed_inputs,
@@ -56,6 +57,7 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "mod-by-float": FaultyGraph(find_integer_mods, mods_exactly),
     "group-norm-of-one": FaultyGraph(find_one_group, one_group_by_instances),
     "recurrent-layout": FaultyGraph(find_batch_first, layouts_time_first),
+    "requantized-layer": FaultyGraph(find_requantized, keep_layers_apart),
     "shape-slice": FaultyGraph(find_sliced_shapes, shapes_then_slices),
     "scatter-reduction": FaultyGraph(find_reducing_scatters),
     "resize-behind-if": FaultyGraph(find_resizes_behind_if),

@@ -14,6 +14,7 @@ from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, 
 from ...model.graph_edits import name_nodes
 from ...model.onnx_file import load_onnx, save_onnx
 from ...spec.words import BLOCK_FORMATS, HALVES
+from ..opset.layers_apart import keep_layers_apart
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from ..opset.upgrade import in_newer_opset
 from .blocks.method import quantize_in_blocks
@@ -180,6 +181,8 @@ def _static(request: QuantizeRequest) -> Outcome:
         samples = request.samples(_CORRECTED_ON)
         result, corrected = correct_biases(request.path, result, samples, progress=request.progress)
     result, kept, missed = in_mixed_precision(request, result, layers)
+    if request.spec.target == "onnxruntime":
+        keep_layers_apart(result)
     _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),

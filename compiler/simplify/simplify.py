@@ -16,6 +16,7 @@ from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...data.batches import Data
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
+from ...machine_memory import out_of_memory
 from ...model.graph import graph_precision
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
 from ...model.random_input import RandomInput
@@ -107,6 +108,8 @@ def _attempt(
     except EngineUnavailable:
         raise
     except Exception as error:  # onnxsim fails in many ways; every one of them leaves the model whole
+        if shortage := out_of_memory(error, "simplify"):
+            raise shortage from error
         problem = hidden_storage_error(error, path)
         if problem is not None:
             raise problem from error

@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, first_line
+from ...machine_memory import require_address_space
 from ..packages import require_package
 
+_SCIPY_BYTES = 512 << 20
 SUFFIXES = frozenset((".wav", ".flac", ".ogg"))
 _RATES_HZ = (100, 768_000)
 """Of recordings; the filter of another rate would take gigabytes."""
@@ -68,6 +70,7 @@ def at_rate(samples: NDArray[Any], own_hz: int, rate_hz: int) -> NDArray[np.floa
     if own_hz == rate_hz:
         return np.asarray(samples, np.float32)
     require_package("scipy", "scipy", "resamples recordings")
+    require_address_space(_SCIPY_BYTES, "load scipy, which resamples recordings")
     from scipy.signal import resample_poly
 
     up, down = _ratio(own_hz, rate_hz)

@@ -13,14 +13,19 @@ from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...files import temporary_folder
 from ...model.executed import missed_nodes
 from ...model.graph import count_weighted, holds_half, weighted_nodes
-from ...model.onnx_file import count_operators, is_large, load_onnx, model_io
+from ...model.onnx_file import count_operators, external_files, is_large, load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
+from ...model.source_paths import strip_source_paths
+from ...model.weightless import read_weightless
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
+from ..faults import KnownFault
 from ..gpu import why_not_gpu
 from ..processor import is_arm, missing_features, processor
+from .compared import compare_with_graph
+from .known_faults import KNOWN_FAULTS, optimizers_to_leave_out
 
 if TYPE_CHECKING:
     import onnx
@@ -57,6 +62,12 @@ class OnnxRuntime(Engine):
     def graph_precision(self, precision: Precision) -> Precision:
         return precision  # the graph decides; the runtime has no flags for it
 
+    def known_faults(self) -> Sequence[KnownFault]:
+        import onnxruntime
+
+        version = onnxruntime.__version__
+        return tuple(fault for fault in KNOWN_FAULTS if fault.affects(self.name, version))
+
     def build(self, request: BuildRequest) -> BuildOutcome:
         path = Path(request.model)
         before = load_onnx(path)
@@ -66,13 +77,19 @@ class OnnxRuntime(Engine):
         options = session_options(request.spec.threads, layouts=not (foreign or holds_half(before)))
         if foreign:
             options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
+        # The optimizer would refer to data beside its input, which lies elsewhere.
+        beside = bool(external_files(path, read_weightless(path).model))
         optimize_file(
-            path, request.output, options, large=is_large(before), without=_SLOWER, error=BuildError
-        )
+            path, request.output, options,
+            large=beside or is_large(before), without=_SLOWER, error=BuildError,
+        )  # fmt: skip
         after = load_onnx(request.output)
+        if strip_source_paths(after) or (beside and not is_large(before)):
+            save_onnx(after, request.output)
         runner = self._opened(request.output, request.spec.threads, optimized=True)
         with runner:
-            run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
+            feeds, _ = run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
+        compared, failure = compare_with_graph(path, before, request.output, feeds, request.spec.threads)
         counts = count_weighted(after, as_executed=True)
         asked = weighted_nodes(before).get(request.precision, [])
         layers = _planned(asked, after, request.precision)
@@ -85,7 +102,8 @@ class OnnxRuntime(Engine):
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device={"processor": "ARM", "isa": "arm"} if foreign else processor(),
             packages=("onnxruntime", "onnx"),
-            checks=[Check("runs after loading again", True, request.sampled)],
+            failure=failure,
+            checks=[Check("runs after loading again", True, request.sampled), *compared],
             warnings=[_FOREIGN] if foreign else [],
             layers=layers,
         )
@@ -100,6 +118,7 @@ class OnnxRuntime(Engine):
         if reason:
             raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
         options = session_options(threads)
+        without: tuple[str, ...] = ()
         manifest = read_manifest(path)
         if manifest and manifest.stage == "build":
             _require_same_device(path, manifest.device, dict(manifest.tools))
@@ -109,7 +128,9 @@ class OnnxRuntime(Engine):
             # It is optimized already, for this processor; doing it again costs load time only.
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level
-        return OnnxRuntimeRunner(make_session(path, options, error=BuildError))
+        else:
+            without = optimizers_to_leave_out(path)
+        return OnnxRuntimeRunner(make_session(path, options, without=without, error=BuildError))
 
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None

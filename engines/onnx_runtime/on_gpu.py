@@ -10,6 +10,7 @@ from typing import Any
 from ...artifact import read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...model.session import make_session, session_options
+from .known_faults import optimizers_to_leave_out
 from .runner import OnnxRuntimeRunner
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -53,7 +54,9 @@ def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
     options = session_options(threads)
     options.add_session_config_entry(_ASSIGNMENT, "1")
     providers = [(CUDA, {"device_id": str(device), "use_tf32": "0"}), CPU]
-    session = make_session(path, options, providers=providers, error=BuildError)
+    session = make_session(
+        path, options, without=optimizers_to_leave_out(path), providers=providers, error=BuildError
+    )
     if CUDA not in session.get_providers():
         raise EngineUnavailable(
             f"{path}: ONNX Runtime's CUDA provider does not start, so the processor would compute all",

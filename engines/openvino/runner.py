@@ -47,7 +47,13 @@ class OpenVinoRunner(Runner):
         request = self._compiled(feeds).create_infer_request()
         for name, array in feeds.items():
             # The tensor shares the array's memory, as ONNX Runtime's session does.
-            request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(array), shared_memory=True))
+            tensor = openvino.Tensor(np.asarray(array, order="C"), shared_memory=True)
+            try:
+                request.set_tensor(name, tensor)
+            except RuntimeError as error:  # its conversion may lose an input, or change its type
+                raise ModelError(
+                    f"{self._path}: OpenVINO does not take input {name!r}: {reason(error)}", tensor=name
+                ) from error
         return lambda: request.infer(share_outputs=True)
 
     def kernels(self) -> list[Kernel]:

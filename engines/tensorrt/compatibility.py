@@ -77,7 +77,7 @@ def _same_version(built_by: str, here: str, compatible: bool) -> bool:
     ("8.2.4 got 8.2.3", pytorch/TensorRT issue 1059).
     """
     built, present = (
-        tuple(int(part) for part in text.split(".")[:4] if part.isdigit()) for text in (built_by, here)
+        tuple(int(part) for part in text.split(".")[:4] if part.isdecimal()) for text in (built_by, here)
     )
     if not built:
         return False
@@ -95,7 +95,7 @@ def _runs_on(gpus: list[str], gpu: Gpu, level: str) -> bool:
 
 def _number(architecture: str) -> int:
     digits = architecture.removeprefix("sm")
-    return int(digits) if digits.isdigit() else 0
+    return int(digits) if digits.isdecimal() else 0
 
 
 def _named(manifest: Manifest) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...plain_text import plain, plain_toml
 from ...tensors import format_shape
 from .flags import RTX
 from .intent import KINDS, Intent, Profile
@@ -83,8 +83,8 @@ def recipe_text(sections: Sections, intent: Intent, *, command: str, then: Seque
     """Return the recipe's text: its command, what is not kept, and beside each key the options it keeps."""
     lines = ["# Written by `qcompile migrate` from", *_wrapped(command)]
     for one in intent.missing:
-        lines += [f"# Not kept: {one.flag}", f"#   {one.note}"]
-    lines += ["# Run it:", *(f"#   {text}" for text in then)]
+        lines += [f"# Not kept: {plain(one.flag)}", f"#   {plain(one.note)}"]
+    lines += ["# Run it:", *(f"#   {plain(text)}" for text in then)]
     for table, values in sections.items():
         if not values and table != "bench":
             continue
@@ -211,7 +211,7 @@ def _comment(intent: Intent, key: str, value: object) -> str:
     said = {"model.simplify": folded if value else kept}
     flags = intent.flags_of(key)
     text = said.get(key) or (flags if len(flags) <= _WIDTH else f"{flags[:_WIDTH]}…")
-    return f"  # {text}" if text else ""
+    return f"  # {plain(text)}" if text else ""
 
 
 def _wrapped(command: str) -> list[str]:
@@ -221,14 +221,14 @@ def _wrapped(command: str) -> list[str]:
         if lines[-1] and len(lines[-1]) + len(word) > _WIDTH:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
-    return [f"#   {line}" for line in lines]
+    return [f"#   {plain(line)}" for line in lines]
 
 
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return plain_toml(value)
     if isinstance(value, Sequence):
         return f"[{', '.join(map(_toml, value))}]"
     return str(value)

@@ -86,6 +86,7 @@ def init(
     metric: str = "auto",
     max_drop: float | None = None,
     max_time_s: float | None = None,
+    trust: bool = False,
     force: bool = False,
     command: Sequence[str] = (),
     progress: Progress = silent,
@@ -105,6 +106,7 @@ def init(
         metric: Of the accuracy; "auto" chooses by the task and the labels.
         max_drop: What a recommended artifact may lose, in points.
         max_time_s: Time limit of the measurement.
+        trust: Load a `.pt2` or a Keras file that runs code when it is loaded all the same.
         force: Overwrite an existing file.
         command: Words that write it again, for its first line.
         progress: Told of every step.
@@ -124,7 +126,7 @@ def init(
     asked = InitCommand(
         model=model, output=path, data=data, calibration=calibration, evaluation=evaluation,
         inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
-        metric=metric, max_drop=max_drop, max_time_s=max_time_s, force=force,
+        metric=metric, max_drop=max_drop, max_time_s=max_time_s, trust=trust, force=force,
     )  # fmt: skip
     proposal = propose(asked, command=command, progress=progress)
     text = recipe_text(proposal)
@@ -147,7 +149,7 @@ def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -
 
     model = look_at_model(
         asked.model, inputs=asked.inputs, weights=asked.weights, download=asked.download,
-        samples=samples, progress=progress,
+        samples=samples, trust=asked.trust, progress=progress,
     )  # fmt: skip
     data = look_at_data(asked, model.inputs, model.outputs, progress=progress)
     progress("look at the installation")
@@ -167,6 +169,8 @@ def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -
         options.append(("weights", place, why))
     if asked.download:
         options.append(("download", True, "the package may download what its cache lacks"))
+    if asked.trust:
+        options.append(("trust", True, "the model's file may run code when it is loaded"))
     if not model.is_onnx:
         options.append(("simplify", True, "folds and fuses; the outputs stay equal"))
     return Proposal(

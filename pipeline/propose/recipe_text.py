@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...figures import bytes_text, figure
+from ...plain_text import plain, plain_toml
 from .choose import Choice, Line
 from .data_facts import DataFacts
 from .machine import Machine
@@ -52,11 +52,11 @@ def _written(proposal: Proposal) -> Iterable[str]:
     if SCHEMA.is_file():  # editors that know taplo's line complete and check the keys
         yield f"#:schema {SCHEMA.as_uri()}"
     yield "# Every choice below is yours to change. Paths are relative to this file. It was written by"
-    yield f"#   {proposal.command}"
-    yield f"#   model    {_model_words(model)}"
-    yield f"#   machine  {proposal.machine.processor}, {_counted(proposal.machine.cores, 'core')}"
+    yield f"#   {plain(proposal.command)}"
+    yield f"#   model    {plain(_model_words(model))}"
+    yield f"#   machine  {plain(proposal.machine.processor)}, {_counted(proposal.machine.cores, 'core')}"
     for note in (*model.notes, *proposal.data.notes):
-        yield f"#   note     {note}"
+        yield f"#   note     {plain(note)}"
     top: list[Line] = [
         ("version", 1, ""),
         ("name", model.name, "of the ONNX files"),
@@ -67,11 +67,11 @@ def _written(proposal: Proposal) -> Iterable[str]:
     yield from _table("[model]", [("source", proposal.source, ""), *inputs, *proposal.model_options])
     yield from _data(proposal)
     for one in choice.artifacts:
-        yield from _table(f"[[artifact]]  # {one.why}", [("name", one.name, ""), *one.lines])
+        yield from _table(f"[[artifact]]  # {plain(one.why)}", [("name", one.name, ""), *one.lines])
     yield from _table("[bench]", list(proposal.bench))
     if choice.left_out:
         yield from ("", "# Left out:")
-        yield from (f"#   {one}" for one in choice.left_out)
+        yield from (f"#   {plain(one)}" for one in choice.left_out)
 
 
 def _data(proposal: Proposal) -> Iterable[str]:
@@ -101,7 +101,7 @@ def _table(header: str, lines: Sequence[Line]) -> Iterable[str]:
     if header:
         yield header
     for key, value, why in lines:
-        yield f"{key} = {toml(value)}{f'  # {why}' if why else ''}"
+        yield f"{key} = {toml(value)}{f'  # {plain(why)}' if why else ''}"
 
 
 def _model_words(model: ModelFacts) -> str:
@@ -133,7 +133,7 @@ def toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return plain_toml(value)
     if isinstance(value, Sequence):
         return f"[{', '.join(map(toml, value))}]"
     return str(value)

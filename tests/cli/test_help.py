@@ -25,6 +25,8 @@ VERBS = (
     "run",
     "migrate",
     "package",
+    "sign",
+    "verify",
     "inspect",
     "doctor",
     "completion",
@@ -79,7 +81,7 @@ def test_every_command_shows_an_example_and_the_common_options(command: str) -> 
     assert any(line[: len(typed)] == typed for line in examples)
     for option in ("--verbose", "--quiet", "--json", "--help"):
         assert option in done.stdout
-    if command not in ("diff", "inspect", "doctor", "completion", "ranges show"):
+    if command not in ("diff", "inspect", "doctor", "completion", "ranges show", "sign", "verify"):
         assert "--output" in done.stdout
 
 

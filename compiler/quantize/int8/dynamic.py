@@ -19,7 +19,7 @@ import numpy as np
 from ....calibration.qparams import choose_weight_qparams, quantize
 from ....errors import InvalidOption, QuantizationError, first_line
 from ....model.graph import attribute, consumers
-from ....model.graph_edits import drop_unused_initializers, set_nodes, store
+from ....model.graph_edits import drop_unused_initializers, set_nodes, sort_nodes, store
 from ....model.onnx_file import load_onnx, save_onnx
 from ....progress import quiet
 from ....spec.words import WeightType
@@ -96,9 +96,12 @@ def quantize_dynamic(
             )
     except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
         raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
+    written = onnx.load(path, load_external_data=False)
+    sort_nodes(written.graph)  # the quantizer's own order leaves out what subgraphs read (1.31.1)
+    onnx.save(written, path)
     if weight_type == "uint8" and planned["LSTM"]:
         _lstms_to_uint8(path)
-    written = onnx.load(path, load_external_data=False)
+        written = onnx.load(path, load_external_data=False)
     reached = Counter(node.op_type for node in written.graph.node if node.op_type in _INTEGER)
     reached += Counter({_WEIGHTS_ONLY: weights_only})
     if reached.total() < sum(planned.values()):

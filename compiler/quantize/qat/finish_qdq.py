@@ -6,7 +6,7 @@
 3. ONNX Runtime and OpenVINO: a mean over height and width is GlobalAveragePool, for which they have integer
    kernels.
 4. ONNX Runtime: the bias of Conv and Gemm becomes int32 with scale = input scale * weight scale, without
-   which nothing is fused.
+   which nothing is fused. What stays in float is kept from being quantized there.
 5. TensorRT: weights are float behind a pair, which its parsers take from 8.5 on.
 """
 
@@ -31,6 +31,7 @@ from ....model.graph_edits import (
 )
 from ....model.onnx_file import copy_model
 from ....spec.words import GRAPH_TARGETS, GraphTarget
+from ...opset.layers_apart import keep_layers_apart
 
 if TYPE_CHECKING:
     import onnx
@@ -63,6 +64,7 @@ def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
         _pool_means(model)
     if target == "onnxruntime":
         _quantize_biases(graph)
+        keep_layers_apart(model)
     if target == "tensorrt":
         _unfold_weights(graph)
     drop_unused_initializers(graph)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import InvalidOption
-from ....files import writing
+from ....files import open_lock, writing
 from ....spec.tensorrt import AUTO, OFF
 from ...gpu import Gpu
 from ..adapter import Adapter
@@ -168,7 +168,7 @@ def _locked(path: Path) -> Iterator[None]:
         OSError: If its folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}.lock").open("w") as lock:
+    with open_lock(path.with_name(f"{path.name}.lock")) as lock:
         with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole
             import fcntl
 

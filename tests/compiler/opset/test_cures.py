@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from two_opsets import model, operators, run
 
 from qcompile.compiler.opset.cures import FAULTY_GRAPHS
+from qcompile.engines.onnx_runtime import known_faults as of_onnx_runtime
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
 from qcompile.model.onnx_file import copy_model
 
@@ -49,9 +50,10 @@ def stands(name: str, proto: onnx.ModelProto) -> None:
 
 
 def test_each_known_fault_has_its_finder_and_each_rewrite_its_cure() -> None:
-    assert {fault.name for fault in KNOWN_FAULTS} == set(FAULTY_GRAPHS)
-    assert len(KNOWN_FAULTS) == len(FAULTY_GRAPHS)
-    for fault in KNOWN_FAULTS:
+    known = [*KNOWN_FAULTS, *of_onnx_runtime.KNOWN_FAULTS]
+    assert {fault.name for fault in known} == set(FAULTY_GRAPHS)
+    assert len(known) == len(FAULTY_GRAPHS)
+    for fault in known:
         assert (fault.action == "rewrite") == (FAULTY_GRAPHS[fault.name].cure is not None), fault.name
         assert fault.issues, "a fault without a report or a source is a rumour"
 

@@ -1,0 +1,299 @@
+"""Whether the nodes of a graph fit together: names, order, attributes, and functions that end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx
+
+MOST_NODES = 10_000_000
+"""Nodes of a model when the functions in the file are put in place of their calls, which runtimes do."""
+_OWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+
+Problem = tuple[str, str]
+"""What is wrong, and the way out; empty where the common one serves."""
+Scopes = tuple[set[str], ...]
+"""Names of the tensors of a graph and of those around it, the outermost first."""
+
+
+def opsets_of(imports: Sequence[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Return domain to version, ONNX's own domain under its short name."""
+    return {"" if item.domain == "ai.onnx" else item.domain: item.version for item in imports}
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """What ONNX says of an operator.
+
+    Attributes:
+        inputs, outputs: Least and largest number.
+        required: Whether each of the first inputs must be given; those behind may be left out.
+        attributes: Name to (type, whether it is required).
+    """
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    required: tuple[bool, ...]
+    attributes: Mapping[str, tuple[int, bool]]
+
+
+def check_graph(
+    graph: onnx.GraphProto,
+    opsets: Mapping[str, int],
+    outer: Scopes = (),
+    where: str = "",
+    declared: Collection[str] = (),
+) -> Problem | None:
+    """Return what is wrong with a graph and those inside of it; None where nothing is.
+
+    Args:
+        graph: The graph.
+        opsets: Domain to version, as `opsets_of` gives them.
+        outer: Tensors of each graph around it.
+        where: How messages name the graph, where it is not the model's own.
+        declared: Attributes of the function around it.
+    """
+    own: set[str] = set()
+    for value in graph.input:
+        if value.name in own:
+            return f"input {value.name!r}{where} is declared twice", ""
+        own.add(value.name)
+    stored: set[str] = set()
+    for name in (*(t.name for t in graph.initializer), *(t.values.name for t in graph.sparse_initializer)):
+        if not name:
+            return f"a stored tensor{where} has no name", ""
+        if name in stored:
+            return f"tensor {name!r}{where} is stored twice", ""
+        stored.add(name)
+    own |= stored
+    scopes = (*outer, own)
+    problem = _check_nodes(graph.node, scopes, opsets, where, declared)
+    if problem:
+        return problem
+    outputs: set[str] = set()
+    for value in graph.output:
+        if not any(value.name in scope for scope in scopes):
+            return f"output {value.name!r}{where}: no node makes it", ""
+        if value.name in outputs and not where:
+            return f"output {value.name!r} is declared twice", ""
+        outputs.add(value.name)
+    return None
+
+
+def _check_nodes(
+    nodes: Sequence[onnx.NodeProto],
+    scopes: Scopes,
+    opsets: Mapping[str, int],
+    where: str,
+    declared: Collection[str],
+) -> Problem | None:
+    """Go through nodes in their order; the last scope grows by what they make."""
+    own = scopes[-1]
+    for node in nodes:
+        for name in node.input:
+            if name and not any(name in scope for scope in scopes):
+                later = any(name in other.output for other in nodes)
+                found = (
+                    "which only a later node makes: the nodes are out of order, or form a cycle"
+                    if later
+                    else "which nothing makes"
+                )
+                return f"{named(node)}{where} reads {name!r}, {found}", ""
+        problem = _check_node(node, opsets, where, declared)
+        if problem:
+            return problem
+        for attribute in node.attribute:
+            graphs = [attribute.g] if attribute.HasField("g") else []
+            for inner in (*graphs, *attribute.graphs):
+                inside = f" in {attribute.name!r} of {named(node)}"
+                problem = check_graph(inner, opsets, scopes, inside, declared)
+                if problem:
+                    return problem
+        for name in node.output:
+            if name and name in own:
+                return f"{named(node)}{where} makes {name!r}, which is there already", ""
+            if name:
+                own.add(name)
+    return None
+
+
+def named(node: onnx.NodeProto) -> str:
+    """Return how messages name a node: operator, and its name or what it makes."""
+    made = node.name or (f"making {node.output[0]}" if node.output else "without a name")
+    return f"{node.op_type or 'a node'} {made!r}"
+
+
+def _check_node(
+    node: onnx.NodeProto, opsets: Mapping[str, int], where: str, declared: Collection[str]
+) -> Problem | None:
+    subject = f"{named(node)}{where}"
+    if not node.op_type:
+        return f"{subject} has no operator", ""
+    if not any(node.output):
+        return f"{subject} has no output", ""
+    given: set[str] = set()
+    for attribute in node.attribute:
+        problem = _check_attribute(attribute, declared, given)
+        if problem:
+            return f"{subject}: attribute {attribute.name!r} {problem}", ""
+        given.add(attribute.name)
+    if node.domain not in _OWN_DOMAINS:
+        return None
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if domain not in opsets:
+        return f"{subject}: no opset of domain {node.domain!r} is imported", ""
+    operator = _operator(node.op_type, opsets[domain], domain)
+    return _check_use(node, operator, given, subject) if operator is not None else None
+
+
+def _check_attribute(
+    attribute: onnx.AttributeProto, declared: Collection[str], given: Collection[str]
+) -> str:
+    import onnx
+
+    if not attribute.name:
+        return "has no name"
+    if attribute.name in given:
+        return "is given twice"
+    if attribute.ref_attr_name:
+        known = attribute.ref_attr_name in declared
+        return "" if known else f"refers to {attribute.ref_attr_name!r}, which no function declares"
+    if not attribute.type or attribute.type not in onnx.AttributeProto.AttributeType.values():
+        return f"has the unknown type {attribute.type}"
+    field = _FIELDS[attribute.type]
+    if field in _SINGLE and not attribute.HasField(field):
+        return f"has no value of its type {_type_name(attribute.type)}"
+    return ""
+
+
+_FIELDS = {
+    1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors", 10: "graphs",
+    11: "sparse_tensor", 12: "sparse_tensors", 13: "tp", 14: "type_protos",
+}  # fmt: skip
+"""AttributeProto's field of values for each of its types, as onnx.proto numbers them."""
+_SINGLE = ("f", "i", "s", "t", "g", "sparse_tensor", "tp")
+
+
+def _check_use(
+    node: onnx.NodeProto, operator: _Operator, given: Collection[str], subject: str
+) -> Problem | None:
+    for kind, names, (least, most) in (
+        ("inputs", node.input, operator.inputs),
+        ("outputs", node.output, operator.outputs),
+    ):
+        if not least <= len(names) <= most:
+            required = (
+                str(least) if least == most else f"{least} to {most}" if most < 1000 else f"{least} or more"
+            )
+            return f"{subject} has {len(names)} {kind}; {required} are required", ""
+    for index, (name, must) in enumerate(zip(node.input, operator.required, strict=False)):
+        if must and not name:
+            return f"{subject}: input {index} is left out, but required", ""
+    for name, (_, must) in operator.attributes.items():
+        if must and name not in given:
+            return f"{subject} lacks the attribute {name!r}, which is required", ""
+    for attribute in node.attribute:
+        expected = operator.attributes.get(attribute.name, (attribute.type, False))[0]
+        if attribute.type and attribute.type != expected:
+            return (
+                f"{subject}: attribute {attribute.name!r} is of type {_type_name(attribute.type)}; "
+                f"{_type_name(expected)} is required",
+                "",
+            )
+    return None
+
+
+def _type_name(kind: int) -> str:
+    import onnx
+
+    return str(onnx.AttributeProto.AttributeType.Name(kind))
+
+
+@functools.lru_cache(maxsize=4096)
+def _operator(name: str, version: int, domain: str) -> _Operator | None:
+    """What ONNX says of an operator; None of those it does not know: TensorRT's plugins are in its domain."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(name, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return _Operator(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        tuple(one.option == single for one in schema.inputs),
+        {key: (int(one.type.value), one.required) for key, one in schema.attributes.items()},
+    )
+
+
+def check_functions(functions: Sequence[onnx.FunctionProto]) -> Problem | None:
+    """Return what is wrong with the functions in a model; None where nothing is.
+
+    A function that calls itself, or doubles its nodes at each of many levels, never ends where a runtime puts
+    the nodes of functions in place of their calls.
+    """
+    by_name: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+    for function in functions:
+        key = (function.domain, function.name, function.overload)
+        if key in by_name:
+            return f"function {function.domain}.{function.name} is defined twice", ""
+        by_name[key] = function
+    sizes: dict[tuple[str, str, str], int] = {}
+    for key, function in by_name.items():
+        problem = _check_function(function) or _measure(key, by_name, sizes)
+        if problem:
+            return problem
+    return None
+
+
+def _check_function(function: onnx.FunctionProto) -> Problem | None:
+    where = f" in function {function.domain}.{function.name}"
+    declared = {*function.attribute, *(one.name for one in function.attribute_proto)}
+    own = set(function.input)
+    problem = _check_nodes(function.node, (own,), opsets_of(function.opset_import), where, declared)
+    if problem:
+        return problem
+    missing = [name for name in function.output if name not in own]
+    return (f"output {missing[0]!r}{where}: no node makes it", "") if missing else None
+
+
+def _measure(
+    first: tuple[str, str, str],
+    functions: Mapping[tuple[str, str, str], onnx.FunctionProto],
+    sizes: dict[tuple[str, str, str], int],
+) -> Problem | None:
+    """Count the nodes of a function with those of the functions that it calls, without recursion."""
+    under_way: list[tuple[str, str, str]] = [first]
+    while under_way:
+        key = under_way[-1]
+        calls = [(n.domain, n.op_type, n.overload) for n in _nodes_inside(functions[key].node)]
+        inner = [call for call in dict.fromkeys(calls) if call in functions and call not in sizes]
+        for call in inner:
+            if call in under_way:
+                return f"function {call[0]}.{call[1]} calls itself", ""
+        if inner:
+            under_way.append(inner[0])
+            continue
+        sizes[key] = sum(sizes.get(call, 1) for call in calls)
+        if sizes[key] > MOST_NODES:
+            return f"function {key[0]}.{key[1]} stands for more than {MOST_NODES} nodes", ""
+        under_way.pop()
+    return None
+
+
+def _nodes_inside(nodes: Any) -> list[onnx.NodeProto]:
+    found: list[onnx.NodeProto] = []
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        found.append(node)
+        for attribute in node.attribute:
+            waiting.extend(attribute.g.node if attribute.HasField("g") else ())
+            for graph in attribute.graphs:
+                waiting.extend(graph.node)
+    return found

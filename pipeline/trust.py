@@ -1,0 +1,189 @@
+"""What a recipe names that runs as code, or that a run writes to: within the recipe's folder, or trusted.
+
+Who takes a recipe from elsewhere takes its folder: the code in it is part of the recipe. Anything else on the
+machine was not meant by the one who runs it, so a recipe that names it is refused unless the user says
+otherwise with `trust`. A recipe cannot say so itself.
+
+| key                                        | names                                                        |
+|--------------------------------------------|--------------------------------------------------------------|
+| `model.source`, `bench.models`             | a function, or, with `model.trust`, a file that holds code   |
+| `data.calibration`, `data.evaluation`      | a function                                                   |
+| `bench.metric`                             | a function                                                   |
+| `model.python`, `bench.python`             | an interpreter                                               |
+| `artifact.tensorrt.plugins`                | a native library                                             |
+| `output`, `artifact.tensorrt.timing_cache` | a place to write to                                          |
+
+A function of an installed package (`http.server:test`) lies outside as well. Links are resolved first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..data.spelling import FUNCTION, parse_spelling
+from ..errors import QCompileError, RecipeError
+from ..model.source import NAMED, Source, parse_source
+from ..spec.tensorrt import AUTO, OFF
+from ..spec.words import is_own_metric
+from .recipe import Recipe
+
+_RUNS_CODE_IF_TRUSTED = ("pt2", "keras", "savedmodel")
+_CODE, _INTERPRETER, _LIBRARY, _WRITES = "code", "an interpreter", "a native library", "a place to write to"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a key names.
+
+    Attributes:
+        key: Path of the key in the recipe.
+        what: Its kind, for the message.
+        text: As the recipe spells it.
+        path: Where it lies, absolute; None for a function of a module that lies outside.
+    """
+
+    key: str
+    what: str
+    text: str
+    path: Path | None
+
+
+def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collection[str] = ()) -> Recipe:
+    """Return the recipe, with all that its user grants it.
+
+    Args:
+        recipe: The recipe.
+        trust: Whether the user trusts it: code outside its folder, and `.pt2` and Keras files with code.
+        output: The folder that the user gave in place of the recipe's.
+        typed: Spellings of models and data that the user typed, which needs no more trust.
+
+    Raises:
+        RecipeError: If it names code, or writes to a place, outside its folder, and is not trusted.
+    """
+    if trust:
+        return replace(recipe, model=replace(recipe.model, trust=True))
+    for one in named(recipe, output=output):
+        if not _inside(one.path, recipe.folder) and not _is_typed(one, typed):
+            where = f": {one.path}" if one.path else ", in an installed package"
+            raise RecipeError(
+                f"{recipe.path}: key '{one.key}' names {one.what} outside of the recipe's folder "
+                f"({one.text}{where}); {_required(one)}",
+                hint="read what it names; if you trust it, give `trust`",
+                file=recipe.path,
+                key=one.key,
+            )
+    return recipe
+
+
+def named(recipe: Recipe, *, output: Path | None) -> Iterator[Named]:
+    """Yield what a recipe names that would run, or be written to.
+
+    Args:
+        recipe: The recipe.
+        output: The folder that the user gave; the recipe's counts where it is None.
+    """
+    folder, model = recipe.folder, recipe.model
+    if output is None:
+        yield Named("output", _WRITES, recipe.output, folder / recipe.output)
+    yield from _model("model.source", model.source, recipe)
+    for key in ("calibration", "evaluation"):
+        text = getattr(recipe.data, key)
+        if text and parse_spelling(text).kind == FUNCTION:
+            yield from _model(f"data.{key}", parse_spelling(text).path, recipe)
+    yield from _interpreters("model.python", model.python, folder)
+    for index, one in enumerate(recipe.artifact):
+        key = f"artifact[{index}].tensorrt"
+        for text in one.tensorrt.plugins:
+            yield Named(f"{key}.plugins", _LIBRARY, text, folder / text)
+        if one.tensorrt.timing_cache not in (AUTO, OFF):
+            text = one.tensorrt.timing_cache
+            yield Named(f"{key}.timing_cache", _WRITES, text, folder / text)
+    bench = recipe.bench
+    if bench is None:
+        return
+    if is_own_metric(bench.metric):
+        yield from _model("bench.metric", bench.metric, recipe)
+    for text in bench.models:
+        yield from _model("bench.models", text.split("=", 1)[1], recipe)
+    yield from _interpreters("bench.python", bench.python, folder)
+
+
+def needs_trust(recipe: Recipe) -> bool:
+    """Return whether a run of the recipe must be told to trust it."""
+    return any(not _inside(one.path, recipe.folder) for one in named(recipe, output=None))
+
+
+def interpreters(texts: Collection[str], folder: Path) -> tuple[str, ...]:
+    """Return `ENGINE=INTERPRETER` with a path, not a bare name, as the recipe's folder has it."""
+    return tuple(_located(text, folder) for text in texts)
+
+
+def _located(text: str, folder: Path) -> str:
+    name, equals, python = text.partition("=")
+    return f"{name}={folder / Path(python).expanduser()}" if equals and "/" in python else text
+
+
+def _interpreters(key: str, texts: Collection[str], folder: Path) -> Iterator[Named]:
+    for text in texts:
+        python = _located(text, folder).partition("=")[2]
+        yield Named(key, _INTERPRETER, text, Path(shutil.which(python) or python).absolute())
+
+
+def _model(key: str, text: str, recipe: Recipe) -> Iterator[Named]:
+    if text.partition(":")[0] in NAMED and ":" in text:
+        return  # a package's own; a folder of Hugging Face's is read without its code
+    source = _source(text, recipe)
+    if source is None:
+        return
+    if source.kind == "file":
+        yield Named(key, _CODE, text, source.file)
+    elif source.kind == "module":
+        yield Named(key, _CODE, text, _module_path(source.module, recipe.folder))
+    elif source.kind in _RUNS_CODE_IF_TRUSTED and recipe.model.trust:
+        yield Named(key, "a file that may hold code", text, source.file)
+
+
+def _source(text: str, recipe: Recipe) -> Source | None:
+    try:
+        return parse_source(text, base=recipe.folder)
+    except QCompileError:  # the run says what is wrong with it; what is not there does not run
+        return None
+
+
+def _module_path(module: str, folder: Path) -> Path | None:
+    """Where the top package of a module lies, which is not imported: inside the folder, or None."""
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(module.split(".")[0])
+    if spec is None:
+        return None
+    places = [
+        *(spec.submodule_search_locations or ()),
+        *([spec.origin] if spec.has_location and spec.origin else ()),
+    ]
+    paths = [Path(place) for place in places]
+    # A built-in or frozen module has no place; its origin is a word.
+    return paths[0] if paths and all(_inside(path, folder) for path in paths) else None
+
+
+def _inside(path: Path | None, folder: Path) -> bool:
+    return path is not None and path.resolve().is_relative_to(folder.resolve())
+
+
+def _is_typed(one: Named, typed: Collection[str]) -> bool:
+    """Whether the user typed the very code himself, with whatever path."""
+    if one.path is None:
+        return one.text in typed
+    files = {text.partition("?")[0].rpartition(":")[0] for text in typed}
+    return one.what == _CODE and any(file and Path(file).resolve() == one.path.resolve() for file in files)
+
+
+def _required(one: Named) -> str:
+    if one.key == "output":
+        return "a folder within it, or `output`, is required"
+    return "a file within it is required"

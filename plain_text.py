@@ -1,0 +1,67 @@
+r"""Text of strangers, made plain: names in a model, a manifest, an error message of another package.
+
+A terminal obeys escape sequences, and bidirectional marks show a line in another order than it is written.
+What is not printed is shown as Python spells it, so that a reader sees that it is there:
+
+    conv\x1b[2J      a name that would clear the screen
+    gnp.\u202eexe    a name that would be shown backwards
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+
+_INDENT = "    "
+_SEEN = re.compile(r"[^\x20-\x7e]")
+"""What must be looked at: all but plain ASCII, which most texts are."""
+
+
+def plain(text: object) -> str:
+    """Return one line in which every character is seen: escapes in place of controls, marks and line ends."""
+    return _SEEN.sub(_shown, str(text))
+
+
+def plain_lines(text: object) -> str:
+    """Return text of several lines, each of them plain.
+
+    Lines after the first are indented by four or more, so that no line end in a name begins what looks like
+    another message. Tabs stay.
+    """
+    first, *others = str(text).split("\n")
+    indented = [one if not one or one.startswith(_INDENT) else _INDENT + one for one in others]
+    return "\n".join("\t".join(map(plain, line.split("\t"))) for line in (first, *indented))
+
+
+def plain_json(text: str) -> str:
+    """Return JSON in which what is not printed is escaped; `json.dumps` leaves all above 0x1f as it is."""
+    return re.sub(r"[^\x20-\x7e\n]", lambda match: _escaped(match[0], _as_pair), text)
+
+
+def plain_toml(text: str) -> str:
+    """Return a text as TOML spells it: JSON's escapes are among TOML's, but for pairs."""
+    dumped = json.dumps(text, ensure_ascii=False)
+    return _SEEN.sub(lambda match: _escaped(match[0], lambda point: f"\\U{point:08x}"), dumped)
+
+
+def _shown(match: re.Match[str]) -> str:
+    sign = match[0]
+    return sign if _is_printed(sign) else repr(sign)[1:-1]
+
+
+def _escaped(sign: str, wide: Callable[[int], str]) -> str:
+    if _is_printed(sign):
+        return sign
+    point = ord(sign)
+    return f"\\u{point:04x}" if point < 0x10000 else wide(point)
+
+
+def _as_pair(point: int) -> str:
+    high, low = divmod(point - 0x10000, 0x400)
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+
+
+def _is_printed(sign: str) -> bool:
+    return sign.isprintable() or unicodedata.category(sign) == "Zs"  # spaces of other widths

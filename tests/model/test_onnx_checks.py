@@ -1,0 +1,385 @@
+"""Damaged, hostile and unusual ONNX files: one clear error from every reader."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from qcompile.errors import ModelError
+from qcompile.model.onnx_file import load_onnx
+from qcompile.model.stored_tensors import external_path
+from qcompile.model.weightless import read_weightless
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+def net() -> onnx.ModelProto:
+    """A product, a constant, an If whose branches read outer tensors."""
+    model: onnx.ModelProto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+        g (float[batch,4] x, bool c) => (float[batch,4] y) {
+            m = MatMul (x, w)
+            k = Constant <value = float {2.0}> ()
+            s = Mul (m, k)
+            z = own.act (s)
+            y = If (c) <
+                then_branch = yes () => (float[n,4] t) { t = Relu (z) },
+                else_branch = no () => (float[n,4] e) { e = Add (z, x) }
+            >
+        }
+        <opset_import: ["" : 17, "own" : 1], domain: "own"> act (u) => (v) { v = Sigmoid (u) }"""
+    )
+    weight = np.arange(16, dtype=np.float32).reshape(4, 4)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return model
+
+
+def refused(model: onnx.ModelProto, path: Path) -> str:
+    """What both readers say; they say the same."""
+    path.write_bytes(model.SerializeToString())
+    said = []
+    for read in (load_onnx, read_weightless):
+        with pytest.raises(ModelError) as caught:
+            read(path)
+        assert caught.value.hint
+        assert caught.value.data["file"] == path
+        said.append(caught.value.message)
+    assert said[0] == said[1]
+    assert said[0].startswith(f"{path}: ")
+    return said[0].removeprefix(f"{path}: ")
+
+
+def test_the_net_itself_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(net(), path)
+    onnx.checker.check_model(str(path), full_check=True)
+    assert load_onnx(path) == net()
+
+
+def _sequence(model: onnx.ModelProto) -> None:
+    inner = onnx.TypeProto()
+    inner.CopyFrom(model.graph.output[0].type)
+    model.graph.output[0].type.sequence_type.elem_type.CopyFrom(inner)
+
+
+def _optional(model: onnx.ModelProto) -> None:
+    inner = onnx.TypeProto()
+    inner.CopyFrom(model.graph.output[0].type)
+    model.graph.output[0].type.optional_type.elem_type.CopyFrom(inner)
+
+
+def _map(model: onnx.ModelProto) -> None:
+    inner = onnx.TypeProto()
+    inner.CopyFrom(model.graph.input[0].type)
+    model.graph.input[0].type.map_type.key_type = TensorProto.INT64
+    model.graph.input[0].type.map_type.value_type.CopyFrom(inner)
+
+
+def _doubling(model: onnx.ModelProto) -> None:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    for level in range(30):
+        name, domain = (f"f{level + 1}", "own") if level < 29 else ("Relu", "")
+        nodes = [helper.make_node(name, [a], [b], domain=domain) for a, b in (("u", "t"), ("t", "v"))]
+        model.functions.append(helper.make_function("own", f"f{level}", ["u"], ["v"], nodes, opsets))
+
+
+def _mutual(model: onnx.ModelProto) -> None:
+    model.functions[0].node.append(helper.make_node("other", ["u"], ["n"], domain="own"))
+    nodes = [helper.make_node("act", ["u"], ["v"], domain="own")]
+    opsets = [helper.make_opsetid("own", 1)]
+    model.functions.append(helper.make_function("own", "other", ["u"], ["v"], nodes, opsets))
+
+
+def _set(text: str, value: object) -> Change:
+    """Set a field: `graph.node[0].op_type`."""
+
+    def change(model: onnx.ModelProto) -> None:
+        head, _, name = text.rpartition(".")
+        owner = eval(f"model.{head}" if head else "model", {"model": model})
+        setattr(owner, name, value)
+
+    return change
+
+
+def _do(text: str) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        exec(text, {"model": model, "helper": helper, "onnx": onnx})
+
+    return change
+
+
+W = "graph.initializer[0]"
+NODE = "MatMul 'making m'"
+CASES: dict[str, tuple[Change, str]] = {
+    "ir_version 0": (_set("ir_version", 0), r"ir_version 0; onnx .* knows 3 to \d+"),
+    "ir_version 1000": (_set("ir_version", 1000), "ir_version 1000"),
+    "opset 0": (_do("model.opset_import[0].version = 0"), "opset 0 of domain ''"),
+    "opset 1000": (_do("model.opset_import[0].version = 1000"), "opset 1000 of domain ''; onnx .* knows"),
+    "no opset": (_do("del model.opset_import[:]"), "imports no opset"),
+    "two opsets": (
+        _do("model.opset_import.append(helper.make_opsetid('ai.onnx', 9))"),
+        "imports opsets 17 and 9 of domain ''",
+    ),
+    "sequence": (_sequence, "output 'y' is a sequence; tensors alone are supported"),
+    "optional": (_optional, "output 'y' is an optional; tensors alone are supported"),
+    "map": (_map, "input 'x' is a map"),
+    "no type": (_do("model.graph.input[0].ClearField('type')"), "input 'x' has no type"),
+    "input type 99": (_set("graph.input[0].type.tensor_type.elem_type", 99), "input 'x' .* element type 99"),
+    "no input name": (_set("graph.input[0].name", ""), "an input has no name"),
+    "batch of zero": (
+        _set("graph.input[0].type.tensor_type.shape.dim[0].dim_value", 0),
+        "input 'x' has an axis of extent 0; 1 or more is required",
+    ),
+    "negative extent": (
+        _set("graph.input[0].type.tensor_type.shape.dim[0].dim_value", -1),
+        "input 'x' has an axis of extent -1",
+    ),
+    "huge extent": (
+        _set("graph.input[0].type.tensor_type.shape.dim[0].dim_value", 1 << 62),
+        f"input 'x' has {1 << 64} values; at most {1 << 28}",
+    ),
+    "negative output": (
+        _set("graph.output[0].type.tensor_type.shape.dim[0].dim_value", -5),
+        "output 'y' has an axis of extent -5",
+    ),
+    "tensor type 99": (_set(f"{W}.data_type", 99), "tensor 'w' has the unknown element type 99"),
+    "tensor type 0": (_set(f"{W}.data_type", 0), "tensor 'w' has the unknown element type 0"),
+    "negative dim": (_do(f"model.{W}.dims[0] = -4"), "tensor 'w' has an axis of extent -4"),
+    "huge dims": (_do(f"model.{W}.dims[:] = [2**62, 2**62]"), "tensor 'w' has shape .*; at most"),
+    "huge beside zero": (_do(f"model.{W}.dims[:] = [0, 2**62]"), "tensor 'w' has shape 0x"),
+    "many axes": (_do(f"model.{W}.dims.extend([1] * 99)"), "tensor 'w' has 101 axes; at most 64"),
+    "short raw data": (_set(f"{W}.raw_data", b"123"), "'w' of shape 4x4 holds 3 bytes; 64 are required"),
+    "long raw data": (_set(f"{W}.raw_data", bytes(65)), "holds 65 bytes; 64 are required"),
+    "no data": (_do(f"model.{W}.ClearField('raw_data')"), "holds 0 values; 16 are required"),
+    "two kinds of data": (_do(f"model.{W}.int32_data.append(1)"), "tensor 'w' has values in int32_data"),
+    "raw strings": (_set(f"{W}.data_type", 8), "tensor 'w' holds strings as raw bytes"),
+    "segment": (_do(f"model.{W}.segment.begin = 1"), "tensor 'w' is stored in segments"),
+    "bad constant": (
+        _do("model.graph.node[1].attribute[0].t.dims.append(3)"),
+        "tensor '.*' of shape 3 holds 1 values; 3 are required",
+    ),
+    "no tensor name": (_set(f"{W}.name", ""), "a stored tensor has no name"),
+    "stored twice": (_do(f"model.graph.initializer.append(model.{W})"), "tensor 'w' is stored twice"),
+    "input twice": (_do("model.graph.input.append(model.graph.input[0])"), "input 'x' is declared twice"),
+    "output twice": (_do("model.graph.output.append(model.graph.output[0])"), "output 'y' is declared twice"),
+    "made twice": (_do("model.graph.node[2].output[0] = 'm'"), "Mul 'making m' makes 'm', which is there"),
+    "unknown name": (_do("model.graph.node[0].input[1] = 'u'"), f"{NODE} reads 'u', which nothing makes"),
+    "cycle": (_do("model.graph.node[0].input[0] = 's'"), f"{NODE} reads 's', which only a later node makes"),
+    "own output": (_do("model.graph.node[0].input[0] = 'm'"), f"{NODE} reads 'm', which only a later"),
+    "unknown outer name": (
+        _do("model.graph.node[4].attribute[1].g.node[0].input[0] = 'u'"),
+        "Add 'making e' in 'else_branch' of If 'making y' reads 'u', which nothing makes",
+    ),
+    "unknown output": (_set("graph.output[0].name", "gone"), "output 'gone': no node makes it"),
+    "few inputs": (_do("del model.graph.node[0].input[:]"), f"{NODE} has 0 inputs; 2 are required"),
+    "empty input": (_do("model.graph.node[0].input[1] = ''"), f"{NODE}: input 1 is left out, but required"),
+    "no outputs": (_do("del model.graph.node[0].output[:]"), "MatMul 'without a name' has no output"),
+    "no operator": (_set("graph.node[0].op_type", ""), "a node 'making m' has no operator"),
+    "attribute twice": (
+        _do("model.graph.node[1].attribute.append(model.graph.node[1].attribute[0])"),
+        "Constant 'making k': attribute 'value' is given twice",
+    ),
+    "attribute type": (
+        _do("model.graph.node[1].attribute[0].type = 2"),
+        "attribute 'value' has no value of its type INT",
+    ),
+    "another type": (
+        _do("model.graph.node[1].attribute[0].CopyFrom(helper.make_attribute('value', 3))"),
+        "attribute 'value' is of type INT; TENSOR is required",
+    ),
+    "lacking attribute": (
+        _do("del model.graph.node[4].attribute[0]"),
+        "If 'making y' lacks the attribute 'then_branch', which is required",
+    ),
+    "stray reference": (
+        _set("graph.node[1].attribute[0].ref_attr_name", "alpha"),
+        "attribute 'value' refers to 'alpha', which no function declares",
+    ),
+    "self-calling function": (
+        _do("model.functions[0].node[0].op_type = 'act'; model.functions[0].node[0].domain = 'own'"),
+        "function own.act calls itself",
+    ),
+    "mutual functions": (_mutual, r"function own\.\w+ calls itself"),
+    "doubling functions": (_doubling, r"function own\.f\d+ stands for more than 10000000 nodes"),
+    "function twice": (_do("model.functions.append(model.functions[0])"), "own.act is defined twice"),
+    "function output": (_do("model.functions[0].output[0] = 'n'"), "output 'n' in function own.act"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_damaged_model_is_refused_by_the_name_of_what_is_wrong(case: str, tmp_path: Path) -> None:
+    change, expected = CASES[case]
+    model = net()
+    change(model)
+    assert re.search(expected, refused(model, tmp_path / "m.onnx"))
+
+
+@pytest.mark.parametrize("place", [b"making", b"batch", b"Relu", b"act"])
+def test_a_name_that_is_no_utf8_is_refused(place: bytes, tmp_path: Path) -> None:
+    model = net()
+    model.graph.node[0].name = "making"
+    content = model.SerializeToString().replace(place, b"\xff" * len(place), 1)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    for read in (load_onnx, read_weightless):
+        with pytest.raises(ModelError, match="holds a text that is no UTF-8"):
+            read(path)
+
+
+def _external(model: onnx.ModelProto, **entries: object) -> onnx.ModelProto:
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ({"location": "/proc/self/mem", "offset": 4096}, "'/proc/self/mem' of tensor 'w': is an absolute"),
+        ({"location": "/etc/passwd"}, "is an absolute path"),
+        ({"location": "C:\\data"}, "is an absolute path"),
+        ({"location": "../w.bin"}, "leads out of the model's folder"),
+        ({"location": "sub/../../w.bin"}, "leads out of the model's folder"),
+        ({"location": ""}, "names no file"),
+        ({"location": "."}, "is a link to .*, outside"),
+        ({"location": "sub"}, "is no regular file"),
+        ({"location": "pipe"}, "is no regular file"),
+        ({"location": "out"}, "is a link to .*outside.*, outside of the model's folder"),
+        ({"location": "outdir/w.bin"}, "is a link to"),
+        ({"location": "loop"}, "cannot be looked up|is a link"),
+        ({"location": "w.bin", "offset": -1}, "offset '-1'"),
+        ({"location": "w.bin", "offset": "9" * 30}, "offset '9+'"),
+        ({"location": "w.bin", "length": -64}, "length '-64'"),
+        ({"location": "w.bin", "length": 32}, "its length is 32 bytes; 64 are required"),
+        ({"location": "w.bin", "offset": 64}, "64 bytes at 64 of a file of 100 bytes"),
+    ],
+)  # fmt: skip
+def test_external_data_lie_inside_the_folder_of_the_model(
+    entries: dict[str, object], problem: str, tmp_path: Path
+) -> None:
+    folder, outside = tmp_path / "model", tmp_path / "outside"
+    (folder / "sub").mkdir(parents=True)
+    outside.mkdir()
+    for place in (folder, outside):
+        (place / "w.bin").write_bytes(bytes(100))
+    (folder / "out").symlink_to(outside / "w.bin")
+    (folder / "outdir").symlink_to(outside)
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    assert re.search(problem, refused(_external(net(), **entries), folder / "m.onnx"))
+
+
+def test_external_data_that_are_said_twice_are_refused(tmp_path: Path) -> None:
+    model = _external(net(), location="w.bin")
+    model.graph.initializer[0].external_data.add(key="location", value="/etc/passwd")
+    assert "says twice where its data lie" in refused(model, tmp_path / "m.onnx")
+
+
+def test_a_large_tensor_cannot_claim_to_lie_elsewhere_beside_its_own_bytes(tmp_path: Path) -> None:
+    """The weightless reader points at the bytes in the file; the file must not point elsewhere after it."""
+    model = net()
+    values = np.zeros((4, 2000), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(values, "large"))
+    model.graph.initializer[1].external_data.add(key="location", value="/etc/passwd")
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    with pytest.raises(ModelError, match="says twice where its data lie"):
+        read_weightless(path)
+
+
+def test_data_inside_the_folder_are_read_by_the_shape_and_through_links_inside(tmp_path: Path) -> None:
+    values = np.arange(25, dtype=np.float32)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "w.bin").write_bytes(values.tobytes())
+    (tmp_path / "inside").symlink_to("sub/w.bin")
+    for location in ("sub/w.bin", "inside"):
+        path = tmp_path / "m.onnx"
+        onnx.save(_external(net(), location=location, offset=36), path)
+        read = numpy_helper.to_array(load_onnx(path).graph.initializer[0])
+        np.testing.assert_array_equal(read, values[9:].reshape(4, 4))
+    assert external_path("inside", tmp_path.resolve()) == (tmp_path / "sub" / "w.bin").resolve()
+
+
+def test_values_of_every_element_type_are_counted_as_onnx_stores_them(tmp_path: Path) -> None:
+    """The oracle is ONNX's own writer, typed and raw, whole and one value short."""
+    path = tmp_path / "m.onnx"
+    for kind in onnx.TensorProto.DataType.values():
+        if not kind or kind == TensorProto.STRING:
+            continue
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        for count in (0, 5):
+            array = np.ones(count).astype(dtype)
+            for raw in (True, False):
+                name = TensorProto.DataType.Name(kind)
+                if not raw and ("FLOAT6" in name or "INT2" in name):
+                    continue
+                model = net()
+                tensor = (
+                    numpy_helper.from_array(array) if raw else helper.make_tensor("", kind, [count], array)
+                )
+                tensor.name = "extra"
+                model.graph.initializer.append(tensor)
+                path.write_bytes(model.SerializeToString())
+                load_onnx(path)
+                model.graph.initializer[1].dims[0] += 16
+                path.write_bytes(model.SerializeToString())
+                with pytest.raises(ModelError, match="are required"):
+                    load_onnx(path)
+
+
+def test_the_length_of_large_raw_data_is_told_without_a_copy(tmp_path: Path) -> None:
+    model = net()
+    for change in (0, -1, 1):
+        values = numpy_helper.from_array(np.zeros(100_000, np.float32), "large")
+        values.raw_data = bytes(400_000 + change)
+        values.doc_string = "said"
+        del model.graph.initializer[1:]
+        model.graph.initializer.append(values)
+        path = tmp_path / "m.onnx"
+        path.write_bytes(model.SerializeToString())
+        if not change:
+            load_onnx(path)
+            continue
+        with pytest.raises(ModelError, match=f"holds {400_000 + change} bytes; 400000 are required"):
+            load_onnx(path)
+
+
+def test_graphs_nested_beyond_what_protobuf_reads_are_refused(tmp_path: Path) -> None:
+    """10,000 levels of If in If, written by hand: no library writes them."""
+
+    def field(number: int, content: bytes) -> bytes:
+        size, length = len(content), bytearray()
+        while size >= 0x80:
+            length.append(size & 0x7F | 0x80)
+            size >>= 7
+        return bytes([number << 3 | 2, *length, size]) + content
+
+    graph = b""
+    for _ in range(10_000):  # GraphProto.node, NodeProto.attribute, AttributeProto.g
+        graph = field(1, field(5, field(6, graph)))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(net().SerializeToString() + field(7, graph))
+    for read in (load_onnx, read_weightless):
+        with pytest.raises(ModelError, match="not an ONNX model, or cut off"):
+            read(path)
+
+
+def test_oddments_that_nothing_reads_are_taken(tmp_path: Path) -> None:
+    model = net()
+    model.training_info.add().algorithm.node.add().op_type = "Nowhere"
+    note = model.graph.quantization_annotation.add(tensor_name="nowhere")
+    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="nothing")
+    model.graph.node.append(helper.make_node("EfficientNMS_TRT", ["x"], ["boxes"]))  # a plugin of TensorRT
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert load_onnx(path) == model

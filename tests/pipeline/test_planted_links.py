@@ -1,0 +1,136 @@
+"""Links and pipes that others plant under well-known names in a folder are neither followed nor emptied."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qcompile.cli import main
+from qcompile.engines.tensorrt.builder.timing_cache import _locked
+from qcompile.errors import InvalidOption, QCompileError
+from qcompile.files import TEMPORARY, open_lock, remove_stale, temporary_folder, write_text
+from qcompile.pipeline.store import Store
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    """A file that somebody wants emptied."""
+    path = tmp_path / "precious"
+    path.write_text("of the user")
+    return path
+
+
+def test_the_lock_of_the_store_follows_no_link(tmp_path: Path, precious: Path) -> None:
+    store = Store(tmp_path / "out")
+    store.folder.mkdir(parents=True)
+    (store.folder / "lock").symlink_to(precious)
+    with pytest.raises(InvalidOption, match=r"is a link.*lock"), store.locked():
+        pytest.fail("the block must not run")
+    assert precious.read_text() == "of the user"
+
+
+def test_the_store_itself_is_no_link(tmp_path: Path) -> None:
+    store, elsewhere = Store(tmp_path / "out"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    store.output.mkdir()
+    store.folder.symlink_to(elsewhere)
+    with pytest.raises(InvalidOption, match="is a link"), store.locked():
+        pytest.fail("the block must not run")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_the_lock_of_a_timing_cache_follows_no_link(tmp_path: Path, precious: Path) -> None:
+    (tmp_path / "t.cache.lock").symlink_to(precious)
+    with pytest.raises(OSError, match="is a link"), _locked(tmp_path / "t.cache"):
+        pytest.fail("the block must not run")
+    assert precious.read_text() == "of the user"
+
+
+def test_a_lock_keeps_what_is_in_the_file_and_needs_a_file(tmp_path: Path, precious: Path) -> None:
+    with open_lock(precious) as held:
+        assert held.read() == "of the user"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"):
+        open_lock(tmp_path / "pipe")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="is a link"):
+        open_lock(tmp_path / "dangling")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_is_published_replaces_a_link(tmp_path: Path, precious: Path) -> None:
+    store = Store(tmp_path / "out")
+    store.output.mkdir()
+    (store.output / "m.onnx").symlink_to(precious)
+    with store.locked():
+        store.run("export", {}, lambda folder: (folder / "m.onnx").write_text("made"))
+    assert (store.output / "m.onnx").read_text() == "made"
+    assert not (store.output / "m.onnx").is_symlink()
+    assert precious.read_text() == "of the user"
+
+
+def test_a_publication_without_hard_links_writes_into_no_link(
+    tmp_path: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody plants the link between two steps of the publication."""
+    store = Store(tmp_path / "out")
+
+    def refused(_: Path, target: Path) -> None:
+        target.symlink_to(precious)
+        raise OSError("a file system without hard links")
+
+    monkeypatch.setattr(os, "link", refused)
+    with store.locked(), pytest.raises(QCompileError, match="cannot be written"):
+        store.run("export", {}, lambda folder: (folder / "m.onnx").write_text("made"))
+    assert precious.read_text() == "of the user"
+
+
+def test_whole_files_replace_a_link(tmp_path: Path, precious: Path) -> None:
+    (tmp_path / "r.json").symlink_to(precious)
+    write_text(tmp_path / "r.json", "made")
+    assert precious.read_text() == "of the user"
+    assert (tmp_path / "r.json").read_text() == "made"
+
+
+def test_sweeping_removes_links_and_not_what_they_name(tmp_path: Path, precious: Path) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "file").write_text("of the user")
+    (tmp_path / f"{TEMPORARY}999999999-a").symlink_to(folder)
+    (tmp_path / f"{TEMPORARY}999999999-b").symlink_to(precious)
+    remove_stale(tmp_path)
+    assert (folder / "file").read_text() == precious.read_text() == "of the user"
+
+
+def test_temporary_folders_are_of_the_user_alone() -> None:
+    with temporary_folder("test") as folder:
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_verbs_replace_a_link_under_their_outputs_name(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path, precious: Path
+) -> None:
+    model, data = tiny_file("mlp"), samples("mlp", 8)
+    ranges = tmp_path / "m.ranges"
+    for output, words in {
+        ranges: ["calibrate", model, "--data", data, "--threads", "1"],
+        tmp_path / "cache": ["ranges", "cache", ranges, "--tensorrt", "8.5.3"],
+        tmp_path / "merged": ["ranges", "merge", ranges],
+        tmp_path / "int8.onnx": ["quantize", model, "--ranges", ranges],
+        tmp_path / "ort.onnx": ["build", model, "--target", "onnxruntime"],
+        tmp_path / "rtx.engine": ["build", model, "--target", "tensorrt-rtx", "--gpu", "sm86"],
+        tmp_path / "recipe.toml": ["migrate", f"trtexec --onnx={model}"],
+    }.items():
+        for suffix in ("", ".json", ".data"):
+            output.with_name(output.name + suffix).symlink_to(precious)
+        with pytest.raises(SystemExit) as done:
+            main([*map(str, words), "-o", str(output), "-q"])
+        assert done.value.code in (0, 1), words
+        assert precious.read_text() == "of the user", words
+        assert not output.is_symlink(), words

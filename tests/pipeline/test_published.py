@@ -1,0 +1,146 @@
+"""No two stages of a recipe publish one file, and none overwrites what the recipe reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qcompile.errors import InvalidOption, RecipeError
+from qcompile.pipeline.plan import plan
+from qcompile.pipeline.published import published
+from qcompile.pipeline.recipe import make_recipe, read_recipe
+from qcompile.pipeline.run import run
+
+HEAD = """
+version = 1
+name = "{name}"
+output = "{output}"
+[model]
+source = "{source}"
+simplify = {simplify}
+[data]
+calibration = "x.npz"
+[calibrate]
+balance = {balance}
+"""
+
+
+def recipe_text(
+    *artifacts: tuple[str, str, str],
+    name: str = "net",
+    output: str = "out",
+    source: str = "m.py:build",
+    simplify: str = "true",
+    balance: str = "false",
+) -> str:
+    """A recipe of artifacts (name, target, precision)."""
+    head = HEAD.format(name=name, output=output, source=source, simplify=simplify, balance=balance)
+    tables = [
+        f'[[artifact]]\nname = "{one}"\ntarget = "{target}"\nprecision = "{precision}"\n'
+        for one, target, precision in artifacts
+    ]
+    return head + "".join(tables)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+ORT, RTX = "onnxruntime", "tensorrt-rtx"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "both"),
+    [
+        (
+            recipe_text(("a", ORT, "int8"), ("a.graph", ORT, "fp32")),
+            "artifact[1].name", ("artifact 'a.graph'", "a.graph.onnx", "the graph of artifact 'a'"),
+        ),
+        (
+            recipe_text(("a.graph", "openvino", "fp32"), ("a", RTX, "fp16")),
+            "artifact[1].name", ("the graph of artifact 'a'", "a.graph.onnx", "artifact 'a.graph'"),
+        ),
+        (
+            recipe_text(("net.simplified", ORT, "fp32")),
+            "artifact[0].name", ("net.simplified.onnx", "the simplified model"),
+        ),
+        (
+            recipe_text(("net.balanced", ORT, "fp32"), balance="true"),
+            "artifact[0].name", ("net.balanced.onnx", "the balanced model"),
+        ),
+        (
+            recipe_text(("a", ORT, "int8"), name="a.graph"),
+            "artifact[0].name", ("the graph of artifact 'a'", "the exported model"),
+        ),
+        (
+            recipe_text(("int8", ORT, "int8"), ("INT8", ORT, "fp32")),
+            "artifact[1].name", ("artifact 'INT8' would be INT8.onnx", "artifact 'int8' is int8.onnx"),
+        ),
+        (
+            recipe_text(("größe", ORT, "fp32"), ("gro\u0308ße", ORT, "fp16")),
+            "artifact[1].name", ("artifact 'größe'",),
+        ),
+    ],
+)  # fmt: skip
+def test_one_name_of_two_files_is_refused_with_both(
+    tmp_path: Path, text: str, key: str, both: tuple[str, ...]
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path)
+    assert caught.value.data["key"] == key
+    assert "another name is required" in caught.value.message
+    for words in both:
+        assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        recipe_text(("a", ORT, "fp32"), ("a.graph", ORT, "fp32")),  # of float32 no graph is made
+        recipe_text(("a", "torchscript", "fp32"), ("a.graph", ORT, "fp32")),
+        recipe_text(("a", RTX, "fp32"), ("a.onnx", RTX, "fp32")),
+        recipe_text(("net.simplified", ORT, "fp32"), simplify="false"),
+        recipe_text(("net.simplified", RTX, "fp32")),
+        recipe_text(("a", RTX, "fp16"), ("a.engine", ORT, "fp16"), ("a.json", ORT, "fp32")),
+        recipe_text(("results.json", ORT, "fp32"), ("report.html", RTX, "fp32")),
+    ],
+)
+def test_names_that_are_no_collision_stay_as_they_are(tmp_path: Path, text: str) -> None:
+    recipe = read_recipe(write(tmp_path, text))
+    files = [file for file, _, _ in published(recipe)]
+    assert len(files) == len(set(files))
+
+
+def test_a_name_that_leaves_no_room_for_its_endings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="at most 200 bytes"):
+        read_recipe(write(tmp_path, recipe_text(("ü" * 101, ORT, "fp32"))))
+    read_recipe(write(tmp_path, recipe_text(("ü" * 100, ORT, "fp32"))))
+
+
+@pytest.mark.parametrize("how", ["output", "option"])
+def test_what_the_recipe_reads_is_not_overwritten(tmp_path: Path, how: str) -> None:
+    source = tmp_path / "net.onnx"
+    source.write_bytes(b"weights")
+    text = recipe_text(("a", ORT, "fp32"), source="net.onnx", output="." if how == "output" else "out")
+    path = write(tmp_path, text)
+    output = tmp_path if how == "option" else None
+    for call in (plan, run):
+        with pytest.raises(InvalidOption, match=r"the exported model would overwrite .*net\.onnx") as caught:
+            call(path, output=output)
+        assert "another `name`" in caught.value.hint
+    assert source.read_bytes() == b"weights"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["net.onnx", "recipe.toml"]
+
+
+def test_a_recipe_in_memory_is_checked_too(tmp_path: Path) -> None:
+    section = {"target": ORT, "precision": "fp16"}
+    values = {
+        "version": 1, "name": "net", "model": {"source": "m.py:build"},
+        "artifact": [{"name": "a", **section}, {"name": "a.graph", **section}],
+    }  # fmt: skip
+    with pytest.raises(RecipeError, match=r"a\.graph\.onnx"):
+        make_recipe(values, tmp_path / "recipe.toml")

@@ -1,0 +1,247 @@
+"""A recipe runs no code, and writes nowhere, outside of its folder unless its user says `trust`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from qcompile.errors import QCompileError, RecipeError
+from qcompile.pipeline.plan import plan
+from qcompile.pipeline.recipe import make_recipe, read_recipe
+from qcompile.pipeline.run import run
+from qcompile.pipeline.trust import interpreters, needs_trust, trusted
+from qcompile.spec.option import fields_of
+from qcompile.spec.recipes import RecipeFile
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and executables of POSIX")
+
+
+@pytest.fixture
+def places(tmp_path: Path, tiny_file: Callable[..., Path]) -> tuple[Path, Path]:
+    """The folder of a stranger's recipe with a model in it, and one beside it whose code leaves a mark."""
+    inside, outside = tmp_path / "recipe", tmp_path / "home"
+    for folder in (inside, outside):
+        folder.mkdir()
+        marked = f"open({str(tmp_path / folder.name)!r} + '.ran', 'w').close()\n"
+        functions = "def build(): ...\ndef data(): return iter(())\ndef metric(*_): return 0.0\n"
+        (folder / "code.py").write_text(marked + functions)
+        (folder / "python").write_text("#!/bin/sh\nexit 1\n")
+        (folder / "python").chmod(0o755)
+        (folder / "plugin.so").write_bytes(b"no library")
+    tiny_file("residual", file="recipe/model.onnx")
+    return inside, outside
+
+
+def recipe_text(**keys: str) -> str:
+    """A recipe of one FP32 artifact; a key is written with `__` for its dot."""
+    said = {"output": '"out"', "model__source": '"model.onnx"', **keys}
+    tables: dict[str, list[str]] = {"": ["version = 1", 'name = "m"']}
+    for name, value in said.items():
+        table, _, key = name.rpartition("__")
+        tables.setdefault(table.replace("__", "."), []).append(f"{key} = {value}")
+    artifact = tables.pop("artifact", ['target = "onnxruntime"'])
+    tensorrt = tables.pop("artifact.tensorrt", [])
+    lines = tables.pop("")
+    for table, content in tables.items():
+        lines += [f"[{table}]", *content]
+    lines += ["[[artifact]]", 'name = "a"', *artifact]
+    return "\n".join([*lines, *(["[artifact.tensorrt]", *tensorrt] if tensorrt else [])]) + "\n"
+
+
+def ran(places: tuple[Path, Path]) -> list[str]:
+    return sorted(path.name for path in places[0].parent.glob("*.ran"))
+
+
+RTX = {"artifact__target": '"tensorrt-rtx"', "artifact__gpus": '["sm86"]'}
+OUTSIDE = {
+    "model.source": {"model__source": '"../home/code.py:build"'},
+    "data.calibration": {"data__calibration": '"../home/code.py:data"'},
+    "data.evaluation": {"data__evaluation": '"../home/code.py:data"'},
+    "bench.metric": {"bench__metric": '"../home/code.py:metric"'},
+    "bench.models": {"bench__models": '["other=../home/code.py:build"]'},
+    "bench.python": {"bench__python": '["onnxruntime=../home/python"]'},
+    "model.python": {"model__python": '["tensorflow=../home/python"]'},
+    "artifact[0].tensorrt.plugins": {**RTX, "artifact__tensorrt__plugins": '["../home/plugin.so"]'},
+    "artifact[0].tensorrt.timing_cache": {**RTX, "artifact__tensorrt__timing_cache": '"../home/t.cache"'},
+    "output": {"output": '"../home/out"'},
+}
+
+
+@pytest.mark.parametrize("key", OUTSIDE)
+def test_code_and_places_outside_of_the_folder_are_refused_and_nothing_has_run(
+    key: str, places: tuple[Path, Path]
+) -> None:
+    path = places[0] / "recipe.toml"
+    path.write_text(recipe_text(**OUTSIDE[key]))
+    before = sorted(places[1].rglob("*"))
+    for verb in (run, plan):
+        with pytest.raises(RecipeError, match="outside of the recipe's folder") as refused:
+            verb(path)
+        assert refused.value.data["key"] == key
+        assert "`trust`" in refused.value.hint
+    assert (ran(places), sorted(places[1].rglob("*"))) == ([], before)
+    assert not (places[0] / "out").exists()
+    assert needs_trust(read_recipe(path))
+    trusted(read_recipe(path), trust=True, output=None)
+
+
+@pytest.mark.parametrize("key", OUTSIDE)
+def test_what_lies_in_the_folder_needs_no_trust(key: str, places: tuple[Path, Path]) -> None:
+    path = places[0] / "recipe.toml"
+    path.write_text(recipe_text(**{k: value.replace("../home/", "./") for k, value in OUTSIDE[key].items()}))
+    trusted(read_recipe(path), trust=False, output=None)
+
+
+@pytest.mark.parametrize("how", ["absolute", "link to the file", "link to the folder", "dots"])
+def test_links_and_absolute_paths_do_not_hide_where_code_lies(how: str, places: tuple[Path, Path]) -> None:
+    inside, outside = places
+    (inside / "linked.py").symlink_to(outside / "code.py")
+    (inside / "linked").symlink_to(outside)
+    spelled = {
+        "absolute": outside / "code.py",
+        "link to the file": "linked.py",
+        "link to the folder": "linked/code.py",
+        "dots": "./../recipe/../home/code.py",
+    }[how]
+    path = inside / "recipe.toml"
+    path.write_text(recipe_text(model__source=f'"{spelled}:build"'))
+    with pytest.raises(RecipeError, match=r"key 'model.source' names code outside"):
+        run(path)
+    assert ran(places) == []
+
+
+def test_an_output_that_is_a_link_to_another_folder_is_refused(places: tuple[Path, Path]) -> None:
+    inside, outside = places
+    (inside / "out").symlink_to(outside)
+    (inside / "recipe.toml").write_text(recipe_text())
+    before = sorted(outside.rglob("*"))
+    with pytest.raises(RecipeError, match="a place to write to"):
+        run(inside / "recipe.toml")
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_the_output_that_the_user_gives_may_lie_anywhere(places: tuple[Path, Path]) -> None:
+    inside, outside = places
+    (inside / "recipe.toml").write_text(recipe_text(output='"/nowhere/out"'))
+    report = run(inside / "recipe.toml", output=outside / "mine")
+    assert report.artifacts["a"].parent == outside / "mine"
+
+
+@pytest.mark.parametrize("function", ["http.server:test", "os:getcwd", "code:build", "__main__:main"])
+def test_functions_of_installed_packages_need_trust(
+    function: str, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(places[0])  # where a `code.py` lies, too
+    path = places[0] / "recipe.toml"
+    path.write_text(recipe_text(model__source=f'"{function}"'))
+    with pytest.raises(RecipeError, match="in an installed package"):
+        run(path)
+    assert ran(places) == []
+
+
+def test_a_module_whose_package_lies_in_the_folder_needs_no_trust(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (places[0] / "strangers_package").mkdir()
+    (places[0] / "strangers_package" / "__init__.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.syspath_prepend(str(places[0]))
+    path = places[0] / "recipe.toml"
+    path.write_text(recipe_text(model__source='"strangers_package.models:build"'))
+    trusted(read_recipe(path), trust=False, output=None)  # and nothing of it is imported to know
+
+
+@pytest.mark.parametrize("file", ["m.pt2", "m.keras"])
+@pytest.mark.parametrize("place", ["", "../home/"])
+def test_a_recipe_grants_trust_to_files_of_its_own_folder_alone(
+    place: str, file: str, places: tuple[Path, Path]
+) -> None:
+    (places[0] / place / file).write_bytes(b"nothing")
+    values = {"version": 1, "name": "m", "artifact": [{"name": "a", "target": "onnxruntime"}]}
+    said = values | {"model": {"source": f"{place}{file}", "trust": True}}
+    recipe = make_recipe(said, places[0] / "recipe.toml")
+    refused = pytest.raises(RecipeError, match="a file that may hold code")
+    with refused if place else contextlib.nullcontext():
+        trusted(recipe, trust=False, output=None)
+
+
+def test_a_virtual_environment_in_the_folder_leads_out_of_it(places: tuple[Path, Path]) -> None:
+    (places[0] / "venv").symlink_to(os.path.dirname(sys.executable))
+    path = places[0] / "recipe.toml"
+    path.write_text(recipe_text(bench__python='["onnxruntime=venv/python"]'))
+    with pytest.raises(RecipeError, match="an interpreter"):
+        run(path)
+
+
+def test_interpreters_are_found_from_the_recipes_folder(places: tuple[Path, Path]) -> None:
+    given = ("a=./python", "b=/opt/python", "c=python3", "wrong")
+    expected = (f"a={places[0] / 'python'}", "b=/opt/python", "c=python3", "wrong")
+    assert interpreters(given, places[0]) == expected
+
+
+def test_code_that_the_user_typed_needs_no_more_trust(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `auto` writes it: the recipe lies in a folder of its own, the code where the user has it."""
+    path = places[0] / "recipe.toml"
+    path.write_text(recipe_text(**OUTSIDE["model.source"], data__evaluation='"../home/code.py:data"'))
+    monkeypatch.chdir(places[1])
+    typed = trusted(read_recipe(path), trust=False, output=None, typed=("code.py:build?weights=a:b", ""))
+    assert not typed.model.trust
+    with pytest.raises(RecipeError):
+        trusted(read_recipe(path), trust=False, output=None, typed=("other.py:build", ""))
+
+
+def test_with_trust_the_code_runs(places: tuple[Path, Path]) -> None:
+    path = places[0] / "recipe.toml"
+    path.write_text(recipe_text(data__evaluation='"../home/code.py:data"', bench__max_time_s="0.01"))
+    with pytest.raises(QCompileError):  # of a function that yields nothing
+        run(path, trust=True)
+    assert ran(places) == ["home.ran"]
+
+
+RUNS_CODE = {
+    "model.source", "bench.models", "data.calibration", "data.evaluation", "bench.metric", "model.python",
+    "bench.python", "artifact.tensorrt.plugins",
+}  # fmt: skip
+WRITES = {"output", "artifact.tensorrt.timing_cache", "name", "artifact.name"}
+READS = {"model.weights", "model.preprocessing", "model.depends", "data.depends", "calibrate.ranges"}
+WORDS = {
+    "model.inputs", "model.outputs", "model.dynamic", "artifact.method", "artifact.layers", "artifact.exclude",
+    "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes", "artifact.max_shapes",
+    "artifact.tensorrt.profiles", "artifact.tensorrt.workspace", "artifact.tensorrt.memory_pools",
+    "artifact.tensorrt.io_formats", "artifact.tensorrt.tactic_sources", "artifact.tensorrt.ignore_faults",
+    "calibrate.method", "bench.devices", "bench.baseline",
+}  # fmt: skip
+
+
+def texts_of(kind: type, prefix: str = "") -> set[str]:
+    """The keys that hold free texts, which may name anything."""
+    found = set()
+    for one in fields_of(kind):
+        if one.table is not None:
+            found |= texts_of(one.table, f"{prefix}{one.name}.")
+        elif isinstance(one.kind, msgspec.inspect.StrType):
+            found.add(f"{prefix}{one.name}")
+    return found
+
+
+def test_every_key_of_a_recipe_is_judged() -> None:
+    """Whoever adds a key decides whether it can run, write or read, and says so in the threat model."""
+    assert texts_of(RecipeFile) == RUNS_CODE | WRITES | READS | WORDS
+    page = (Path(__file__).parents[2] / "docs" / "threat_model.md").read_text(encoding="utf-8")
+    assert not {key for key in RUNS_CODE | WRITES | READS if f"`{key}`" not in page}
+
+
+def test_each_test_that_the_threat_model_names_is_there() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "threat_model.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:tests|benchmarks|cli)/[\w/]+\.py)`", page))
+    assert len(named) > 10
+    assert not {name for name in named if not (root / name).is_file()}

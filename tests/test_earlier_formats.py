@@ -1,0 +1,236 @@
+"""The promise of docs/compatibility.md: files that earlier code wrote are read, or refused by their version.
+
+`tests/samples/formats/README.md` says which code wrote which file.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import qcompile
+from qcompile.artifact import is_manifest, load_artifact, read_manifest
+from qcompile.bench.results.results import load_results
+from qcompile.calibration import load_ranges
+from qcompile.calibration.tensorrt_cache import read_cache
+from qcompile.errors import ArtifactError, CalibrationError, QCompileError
+from qcompile.reporting.source import read_source
+
+ROOT = Path(__file__).parents[1]
+FOLDER = Path(__file__).parent / "samples/formats"
+SMALL, SAMPLES = FOLDER / "small.onnx", FOLDER / "samples.npz"
+WRITE_IT = "python tests/samples/formats/write.py, with the code of that version"
+
+
+def of_json(path: Path) -> int:
+    return int(json.loads(path.read_text())["schema_version"])
+
+
+def of_ranges(path: Path) -> int:
+    with safe_open(path, framework="np") as file:
+        return int(json.loads(file.metadata()["qcompile"])["version"])
+
+
+def of_recipe(path: Path) -> int:
+    return int(re.findall(r"^version = (\d+)", path.read_text(), re.MULTILINE)[0])
+
+
+FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
+    "manifest.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
+    "bench/results/results.py SCHEMA_VERSION": ("formats/*/results.json", of_json),
+    "calibration/ranges_file.py FORMAT_VERSION": ("formats/*/*.ranges", of_ranges),
+    "calibration/ranges_file.py _FIXED_VERSION": ("formats/*/*.ranges", of_ranges),
+    "comparison/layers/outcome.py SCHEMA_VERSION": ("formats/*/layers.json", of_json),
+    "reporting/source.py LAYERS_VERSION": ("formats/*/layers.json", of_json),
+    "spec/recipes.py RECIPE_VERSION": ("recipe-*.toml", of_recipe),
+}
+"""File and name of each constant, the files of its format, and their versions."""
+
+
+@functools.cache
+def versions_in_source() -> dict[str, int]:
+    """Return `FILE NAME` of every constant that ends in VERSION, and its number."""
+    found = {}
+    rooms = (path.parent for path in ROOT.glob("*/__init__.py"))
+    for path in [*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))]:
+        for names, numbers in re.findall(r"^((?:\w*VERSION(?:, )?)+) = ([\d, ]+)$", path.read_text(), re.M):
+            numbered = zip(names.split(", "), numbers.split(", "), strict=True)
+            found |= {f"{path.relative_to(ROOT)} {name}": int(number) for name, number in numbered}
+    return found
+
+
+def files(name: str) -> list[Path]:
+    found = sorted(FOLDER.glob(f"*/{name}"))
+    assert found, name
+    return found
+
+
+def by_commit(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def test_every_format_is_known_here() -> None:
+    of_files = {name for name in versions_in_source() if "IR_VERSION" not in name}  # ONNX's own
+    assert of_files == FORMATS.keys(), "a new format needs files of its first version"
+
+
+@pytest.mark.parametrize("constant", FORMATS)
+def test_every_version_of_a_format_has_a_file(constant: str) -> None:
+    """To raise a version is to keep a file of the former."""
+    pattern, version_of = FORMATS[constant]
+    there = {version_of(path) for path in FOLDER.parent.glob(pattern)}
+    assert there >= set(range(1, versions_in_source()[constant] + 1)), WRITE_IT
+
+
+@pytest.mark.parametrize("path", files("int8.onnx"), ids=by_commit)
+def test_an_artifact_of_an_earlier_version_is_what_its_manifest_says_and_runs(path: Path) -> None:
+    manifest = load_artifact(path).manifest
+    assert (manifest.kind, manifest.stage, manifest.target) == ("onnx", "build", "onnxruntime")
+    assert manifest.precision == "int8"
+    assert all(check.passed for check in manifest.checks)
+    x = np.load(SAMPLES)["x"]
+    with qcompile.load(path) as runner, qcompile.load(SMALL) as small:
+        quantized, exact = runner.infer({"x": x})["y"], small.infer({"x": x})["y"]
+    assert np.abs(quantized - exact).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("path", files("fp16.engine.json"), ids=by_commit)
+def test_the_manifest_of_an_engine_of_an_earlier_version_is_read(path: Path) -> None:
+    assert is_manifest(path)
+    manifest = read_manifest(path.with_suffix(""))
+    assert manifest is not None
+    assert (manifest.kind, manifest.target, manifest.precision) == ("engine", "tensorrt-rtx", "fp16")
+    assert manifest.io is not None
+    assert [tensor.name for tensor in manifest.io.inputs] == ["x"]
+    assert manifest.digest.startswith("sha256:")
+
+
+@pytest.mark.parametrize("path", files("*.ranges"), ids=by_commit)
+def test_ranges_of_an_earlier_version_give_the_same_thresholds(path: Path, tmp_path: Path) -> None:
+    if of_ranges(path) == 1:  # never released
+        with pytest.raises(CalibrationError, match="ranges file of version 1; this qcompile reads") as caught:
+            load_ranges(path)
+        assert caught.value.hint == "calibrate again"
+        return
+    ranges = load_ranges(path)
+    simplified = path.with_name("small.simplified.onnx")
+    model, target = (
+        simplified if simplified.exists() else SMALL,
+        "tensorrt" if ranges.fixed else "onnxruntime",
+    )
+    assert ranges.amax("x") == pytest.approx(float(np.abs(np.load(SAMPLES)["x"]).max()), rel=1e-6)
+    made = qcompile.quantize(model, tmp_path / "int8.onnx", ranges=path, target=target)
+    assert made.manifest.precision == "int8"
+
+
+def test_a_cache_of_tensorrt_that_an_earlier_version_wrote_is_read() -> None:
+    (path,) = files("small.cache")
+    largest = float(np.abs(np.load(SAMPLES)["x"]).max())
+    assert read_cache(path, SMALL).fixed["x"] == pytest.approx(largest, rel=1e-6)
+
+
+@pytest.mark.parametrize("path", files("results.json"), ids=by_commit)
+def test_results_of_an_earlier_version_are_read_and_reported(path: Path, tmp_path: Path) -> None:
+    results, written = load_results(path), json.loads(path.read_text())
+    assert [row.name for row in results.rows] == [row["name"] for row in written["artifacts"]]
+    (int8,) = (row for row in results.rows if row.name == "int8")
+    (as_written,) = (row for row in written["artifacts"] if row["name"] == "int8")
+    assert int8.latency is not None
+    assert int8.latency.median_ms == as_written["latency_ms"]["median"]
+    assert int8.speedup is not None
+    page = qcompile.report(path, tmp_path / "report.html").read_text()
+    assert "int8" in page
+
+
+@pytest.mark.parametrize("path", files("layers.json"), ids=by_commit)
+def test_layers_of_an_earlier_version_are_read(path: Path) -> None:
+    source = read_source(path.with_name("results.json"), layers=[path])
+    (layers,) = source.layers
+    assert layers.tensors
+
+
+@pytest.mark.parametrize("path", files("interrupted.checkpoint"), ids=by_commit)
+def test_a_checkpoint_of_an_earlier_version_does_no_harm(path: Path, tmp_path: Path) -> None:
+    """It is gone on from where it is of the same calibration, else begun anew: the ranges are equal."""
+    shutil.copy(path, tmp_path / ".small.ranges.checkpoint")
+    qcompile.calibrate(SMALL, str(SAMPLES), tmp_path / "small.ranges", method="minmax")
+    qcompile.calibrate(SMALL, str(SAMPLES), tmp_path / "afresh.ranges", method="minmax")
+    resumed, afresh = load_ranges(tmp_path / "small.ranges"), load_ranges(tmp_path / "afresh.ranges")
+    assert resumed.samples == afresh.samples == 8
+    assert resumed.amax("x") == afresh.amax("x")
+    assert (resumed.histograms["x"].counts == afresh.histograms["x"].counts).all()
+
+
+@pytest.mark.parametrize("store", sorted(FOLDER.glob("*/store")), ids=lambda path: path.parent.name)
+def test_a_store_of_an_earlier_version_is_made_again_where_it_does_not_fit(
+    store: Path, tmp_path: Path
+) -> None:
+    for path in (SMALL, SAMPLES):
+        shutil.copy(path, tmp_path)
+    shutil.copytree(store, tmp_path / "out/.qcompile")
+    for folder in (tmp_path / "out/.qcompile").iterdir():
+        for path in [*store.parent.glob("int8.onnx*"), *store.parent.glob("small.ranges*")]:
+            shutil.copy(path, folder)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'version = 1\nname = "small"\n[model]\nsource = "small.onnx"\n[data]\ncalibration = "samples.npz"\n'
+        '[calibrate]\nmethod = "minmax"\n'
+        '[[artifact]]\nname = "int8"\ntarget = "onnxruntime"\nprecision = "int8"\n'
+    )
+    qcompile.run(recipe)
+    artifact = load_artifact(tmp_path / "out/int8.onnx")
+    assert artifact.manifest.precision == "int8"
+
+
+def newer_json(name: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        path = folder / name
+        value = json.loads(files(name)[-1].read_text())
+        path.write_text(json.dumps(value | {"schema_version": 99}))
+        return path
+
+    return write
+
+
+def test_a_key_that_is_not_known_yet_is_ignored(tmp_path: Path) -> None:
+    """A later version may add keys without a new number."""
+    artifact, results = files("int8.onnx.json")[-1], files("results.json")[-1]
+    for path in (artifact, results):
+        value = json.loads(path.read_text()) | {"added_later": {"x": 1}}
+        (tmp_path / path.name).write_text(json.dumps(value))
+    assert read_manifest(tmp_path / "int8.onnx") == read_manifest(artifact.with_suffix(""))
+    assert load_results(tmp_path / results.name) == load_results(results)
+
+
+def newer_ranges(folder: Path) -> Path:
+    path = folder / "small.ranges"
+    made = files("*.ranges")[0].read_bytes()
+    path.write_bytes(re.sub(rb"(version\W+)\d", rb"\g<1>9", made, count=1))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [
+        (newer_json("int8.onnx.json"), lambda path: read_manifest(path.with_suffix(""))),
+        (newer_json("results.json"), load_results),
+        (newer_json("layers.json"), lambda path: read_source(files("results.json")[-1], layers=[path])),
+        (newer_ranges, load_ranges),
+    ],
+    ids=["manifest", "results", "layers", "ranges"],
+)
+def test_a_file_of_a_later_version_is_refused_by_its_version(
+    write: Callable[[Path], Path], read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = write(tmp_path)
+    with pytest.raises((ArtifactError, CalibrationError), match=r"of version 9"):
+        read(path)
+    assert issubclass(ArtifactError, QCompileError)

@@ -1,0 +1,128 @@
+"""Where no memory is left, the error says so and names the step; nothing waits for memory for ever."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qcompile.cli import main
+from qcompile.errors import BuildError, InvalidOption, ModelError, OutOfMemory
+from qcompile.machine_memory import machine_bytes, out_of_memory
+from qcompile.pipeline.run import run
+
+LIMITED = """
+import resource, sys
+import numpy, onnxruntime
+from qcompile.calibration.counting import make_count
+from qcompile.errors import OutOfMemory
+from qcompile.machine_memory import address_space_left
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]), resource.RLIM_INFINITY))
+try:
+    make_count()
+except OutOfMemory as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+@pytest.mark.parametrize("left_bytes", [40 << 20, 120 << 20])
+def test_numba_is_not_loaded_into_too_little_address_space(left_bytes: int) -> None:
+    """The OpenBLAS in scipy would try again for ever; how little it takes differs between its versions."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(left_bytes)],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert "load numba, which counts values: " in done.stdout
+    assert "bytes of address space are left" in done.stdout
+    assert "raise the limit on address space, which is " in done.stdout
+
+
+def array_error() -> MemoryError:
+    """What numpy says of an array of an exbibyte."""
+    with pytest.raises(MemoryError) as raised:
+        np.empty(2**60, np.uint8)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        array_error(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : bad allocation"),
+        BuildError(
+            "m.onnx: tensorrt_rtx cannot build it: Unexpected exception std::bad_alloc", hint="GPUs sm86"
+        ),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_what_libraries_say_of_memory_is_told(error: Exception) -> None:
+    try:
+        try:
+            raise error
+        except Exception as cause:
+            raise ModelError("m.onnx: refused", hint="look into it") from cause
+    except ModelError as refused:
+        found = out_of_memory(refused, "calibrate")
+    assert found is not None
+    assert found.message.startswith("calibrate: no memory is left (")
+    assert out_of_memory(found, "other") is found
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x"),
+        InvalidOption("`memory` out of memory: a number is required"),
+        BuildError("model.onnx: refused", hint="sm86, out of memory"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+        ImportError("numba: failed to map segment from shared object: Operation not permitted"),
+    ],
+)
+def test_other_errors_stay_what_they_are(error: Exception) -> None:
+    assert out_of_memory(error, "calibrate") is None
+
+
+def test_a_command_without_memory_names_the_step(
+    tiny_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.py").write_text("def samples():\n    raise MemoryError\n")
+    data = f"{tmp_path / 'data.py'}:samples"
+    with pytest.raises(SystemExit) as done:
+        main(["calibrate", str(tiny_file("mlp")), "--data", data, "-o", str(tmp_path / "m.ranges")])
+    said = capsys.readouterr().err
+    assert done.value.code == 1
+    assert "no memory is left (MemoryError" in said
+    assert "hint: " in said
+    assert not (tmp_path / "m.ranges").exists()
+
+
+def test_a_run_without_memory_for_one_stage_goes_on(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+    tiny_file("mlp")
+    (tmp_path / "data.py").write_text("def samples():\n    raise MemoryError\n")
+    (tmp_path / "recipe.toml").write_text(
+        'version = 1\nname = "m"\n[model]\nsource = "mlp.onnx"\nsimplify = false\n'
+        '[data]\ncalibration = "data.py:samples"\n'
+        '[[artifact]]\nname = "fp32"\ntarget = "onnxruntime"\n'
+        '[[artifact]]\nname = "int8"\ntarget = "onnxruntime"\nprecision = "int8"\n'
+    )
+    report = run(tmp_path / "recipe.toml")
+    assert list(report.artifacts) == ["fp32"]
+    failure = report.failures["int8"]
+    assert isinstance(failure, OutOfMemory)
+    assert failure.data["step"] == "calibrate"
+
+
+def test_the_memory_of_the_machine_is_known() -> None:
+    found = machine_bytes()
+    assert found is None or 10**8 < found < 10**15
