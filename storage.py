@@ -54,7 +54,10 @@ def storage_error(error: OSError, path: Path | None = None) -> StorageError | No
     """
     if error.errno not in _HINTS or isinstance(error, BrokenPipeError):
         return None
-    named = error.filename if isinstance(error.filename, str | os.PathLike) else path
+    # Of a copy, the second is the target.
+    copied = error.filename2 if error.errno in _NO_ROOM else None
+    given = copied or error.filename
+    named = given if isinstance(given, str | os.PathLike) else path
     if named is None and error.errno not in _NO_ROOM:
         return None
     return _made(error.errno, None if named is None else Path(named))
@@ -69,16 +72,14 @@ def hidden_storage_error(error: BaseException, path: Path) -> StorageError | Non
     """
     if isinstance(error, UsageError):
         return None
-    seen: BaseException | None = error
-    for _ in range(10):
-        if seen is None or isinstance(seen, StorageError):
+    for seen in _chain(error):
+        if isinstance(seen, StorageError):
             return seen
         if isinstance(seen, OSError) and seen.errno in _NO_ROOM:
             return storage_error(seen, path)
         said = [number for number in _NO_ROOM if os.strerror(number).lower() in str(seen).lower()]
         if said:
             return _made(said[0], path)
-        seen = seen.__cause__ or seen.__context__
     for place in (path.parent, _temporary()):
         if place is not None and is_full(place):
             why = f"{public(path)}: {os.strerror(errno.ENOSPC)} ({place}); {first_line(error)}"
@@ -129,6 +130,15 @@ def reading(path: Path) -> Iterator[None]:
 def public(path: Path) -> Path:
     """Return a path without the folders in which unfinished files lie: no user can go there."""
     return Path(*(part for part in path.parts if not part.startswith(TEMPORARY)))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those behind it; ten at most, since they may lie in a circle."""
+    seen: BaseException | None = error
+    for _ in range(10):
+        if seen is not None:
+            yield seen
+            seen = seen.__cause__ or seen.__context__
 
 
 def _temporary() -> Path | None:

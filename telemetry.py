@@ -4,6 +4,7 @@
 |--------------------|---------------------------------------------------------------------------------------|
 | ONNX Runtime 1.31  | a device id and graph names under `~/.cache/Microsoft`, sent after about 8 seconds    |
 | OpenVINO           | its import sends an event by `openvino_telemetry`, with an id under `~/intel`         |
+| huggingface_hub    | names of libraries and versions with every download                                   |
 """
 
 from __future__ import annotations
@@ -19,4 +20,5 @@ def switch_off() -> None:
     `openvino_telemetry` where that cannot be imported.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # whatever it was: nothing of ours reports
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # importing it fails

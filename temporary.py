@@ -126,6 +126,7 @@ def remove_stale(folder: Path, prefix: str = TEMPORARY) -> None:
 
     Links are never followed, and what cannot be removed stays.
     """
+    _tell(folder)  # who looks for them here makes some here
     with contextlib.suppress(OSError):
         for path in list(folder.glob(f"{prefix}*")):
             pid = path.name.removeprefix(prefix).split("-")[0]

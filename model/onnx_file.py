@@ -16,6 +16,7 @@ from ..files import read_bytes
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
 from .onnx_checks import check_model
+from .source_paths import strip_source_paths
 from .stored_tensors import every_tensor, read_external
 
 if TYPE_CHECKING:
@@ -129,9 +130,13 @@ def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> None:
-    """Write the model to `path` (inside `files.writing`), with external data from 2 GB on."""
+    """Write the model to `path` (inside `files.writing`), with external data from 2 GB on.
+
+    What it tells of the machine that it was exported on is removed (`source_paths`).
+    """
     import onnx
 
+    strip_source_paths(model)
     external = is_large(model)
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # onnx would append to it
     onnx.save_model(

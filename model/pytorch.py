@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..artifact import checked_input
 from ..errors import ModelError, first_line
-from ..progress import quiet
+from ..progress import Progress, quiet, silent
+from .archive_checks import check_archive, is_archive
 from .loaded_model import LoadedModel as LoadedModel
 from .pt2_archive import program_checked
 from .source import TENSORFLOW_KINDS, Source
@@ -28,12 +29,13 @@ _TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|
 """Layers that compute something else in training, by their names."""
 
 
-def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
+def load_torch(source: Source, device: str = "cpu", *, progress: Progress = silent) -> LoadedModel:
     """Load a PyTorch source, in evaluation mode.
 
     Args:
         source: What MODEL says.
         device: Where its parameters go: "cpu", or "cuda:0".
+        progress: Told of the check of an archive.
 
     Raises:
         EngineUnavailable: If PyTorch is not installed.
@@ -53,9 +55,9 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
     if source.kind in ("pt2", "torchscript"):
         checked_input(source.file, what="model")
     if source.kind == "pt2":
-        return LoadedModel(_load_pt2(source.file, device), None)
+        return LoadedModel(_load_pt2(source.file, device, progress), None)
     if source.kind == "torchscript":
-        return LoadedModel(_load_torchscript(source.file, device), None)
+        return LoadedModel(_load_torchscript(source.file, device, progress), None)
     if source.is_named:
         from .named.load import load_named
 
@@ -94,8 +96,12 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
         return module
 
 
-def _load_pt2(path: Path, device: str) -> torch.nn.Module:
+def _load_pt2(path: Path, device: str, progress: Progress) -> torch.nn.Module:
     torch = import_torch()
+    check_archive(
+        path, what="a program saved by torch.export.save", progress=progress,
+        hint="save it with torch.export.save, with a PyTorch no newer than this one",
+    )  # fmt: skip
     try:
         with program_checked(path), quiet():  # it logs tracebacks of what it raises as well
             program = torch.export.load(path)
@@ -121,8 +127,11 @@ def _load_pt2(path: Path, device: str) -> torch.nn.Module:
         ) from error
 
 
-def _load_torchscript(path: Path, device: str) -> torch.nn.Module:
+def _load_torchscript(path: Path, device: str, progress: Progress) -> torch.nn.Module:
     torch = import_torch()
+    if is_archive(path):
+        hint = "copy it again, or save it with torch.jit.save; its sums must be on (set_crc32_options)"
+        check_archive(path, what="a TorchScript archive", hint=hint, progress=progress)
     if not _is_torchscript(path):
         raise ModelError(
             f"{path}: not a TorchScript archive; a checkpoint of pickled weights is never unpickled",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from ..errors import EngineUnavailable
+from ..machine_memory import require_address_space
+
+_NEEDED_BYTES = 640 << 20
+"""Address space that PyTorch takes (500 MB, version 2.13): with less, its libraries may end the process."""
 
 
 def import_torch() -> Any:
@@ -12,7 +17,10 @@ def import_torch() -> Any:
 
     Raises:
         EngineUnavailable: If it is not installed.
+        OutOfMemory: If a limit on address space leaves too little of it.
     """
+    if "torch" not in sys.modules:
+        require_address_space(_NEEDED_BYTES, "load PyTorch")
     try:
         import torch
     except ImportError as error:

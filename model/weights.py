@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import ModelError, first_line
 from ..files import require_file
+from .archive_checks import check_archive, is_archive
 from .torch_import import import_torch
 
 _SHOWN = 3
@@ -83,6 +84,8 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 def _read_state_dict(path: Path) -> Mapping[str, Any]:
     torch = import_torch()
+    if is_archive(path):
+        check_archive(path, what="a state dict", hint="copy it again, or save it with torch.save once more")
     try:
         values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows in many ways

@@ -25,7 +25,7 @@ from .tree import Tree, available
 _EVERY_S = 0.05
 _TREE_EVERY = 10
 _GRACE_S = 15.0
-_OWN_CODES = (0, 1, 2, 130, 143)
+_OWN_CODES = (0, 1, 2, 129, 130, 143)
 """Exit codes with which a verb ends by itself."""
 _HARM = "the file may be damaged, or made to do harm; no unfinished file was left"
 
@@ -89,8 +89,8 @@ def run_untrusted(
             problem = _watch(process, tree, limits)
         except BaseException as stop:
             _pass_on(process, stop)
-            if process.returncode in (130, 143):
-                return Finished(process.returncode)  # it has said so itself
+            if process.returncode in _OWN_CODES:
+                return Finished(process.returncode, _read(output))  # it has said so itself
             raise
         finally:
             tree.kill()
@@ -98,11 +98,7 @@ def run_untrusted(
             _sweep(places)
         if problem:
             raise WorkerError(f"{verb}: {problem[0]}", hint=problem[1], output="")
-        said = ""
-        if output is not None:
-            output.seek(0)
-            said = output.read().decode(errors="replace")
-    return Finished(process.returncode, said)
+        return Finished(process.returncode, _read(output))
 
 
 def _watch(process: subprocess.Popen[bytes], tree: Tree, limits: Limits) -> tuple[str, str] | None:
@@ -118,7 +114,7 @@ def _watch(process: subprocess.Popen[bytes], tree: Tree, limits: Limits) -> tupl
         held = tree.bytes()
         if held > limits.memory_bytes:
             return (
-                f"ended: its processes held {held / 1e9:.1f} GB of memory; at most {limits.memory_gb:g} GB "
+                f"ended: its processes held {held / 1e9:.3g} GB of memory; at most {limits.memory_gb:g} GB "
                 "are allowed",
                 "raise `memory_limit_gb` where you know why it needs more",
             )
@@ -148,7 +144,7 @@ def _too_long(limits: Limits) -> tuple[str, str]:
 
 def _pass_on(process: subprocess.Popen[bytes], stop: BaseException) -> None:
     """Have the process end as this one does, and give it time to write what it has."""
-    number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
+    number = signal.SIGINT if type(stop) is KeyboardInterrupt else signal.SIGTERM
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
     with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # pressed twice: at once
@@ -161,6 +157,13 @@ def _sweep(places: Path) -> None:
         for place in set(places.read_text(encoding="utf-8", errors="surrogateescape").split("\0")):
             if place:
                 remove_stale(Path(place))
+
+
+def _read(output: IO[bytes] | None) -> str:
+    if output is None:
+        return ""
+    output.seek(0)
+    return output.read().decode(errors="replace")
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ import onnx
 import small_road
 from small_road import broken, carry_out, command, write_road
 
-SIZES_KB = (4, 16, 64, 256, 1024, 4096)
-NOFILE = (8, 12, 16, 24, 32, 48)
+SIZES_KB = (4, 64, 512, 4096)
+NOFILE = (8, 16, 32)
 KINDS = ("full", "temp", "size", "nofile", "readonly", "denied", "inputs", "removed")
 _LIMIT_S = 60.0
 _NOBODY = 65534
@@ -124,8 +124,9 @@ class Road:
 class Trials:
     """Carries out trials and counts how they end."""
 
-    def __init__(self, work: Path) -> None:
-        self.work, self.seen, self.problems = work, Counter[str](), list[str]()
+    def __init__(self, work: Path, sizes_kb: Sequence[int], count: int) -> None:
+        self.work, self.sizes_kb, self.count = work, sizes_kb, count
+        self.seen, self.problems = Counter[str](), list[str]()
         self.slowest_s = 0.0
 
     def run(
@@ -151,8 +152,9 @@ class Trials:
             wrong.append("it succeeds")
         if wrong:
             self.problems.append(f"{name}: {code}: {wrong}: {said[-1500:]}")
-        if look.get("show"):
-            print(f"{name}: {code}: {said.strip()[-300:]}", file=sys.stderr)
+        last = said.strip().splitlines()[-2:]
+        took_s = time.monotonic() - began
+        print(f"{name}: {code} {took_s:.1f} s {wrong or ''} {last}", file=sys.stderr, flush=True)
 
 
 def _become(words: list[object], log: Path, before: Callable[[], object]) -> None:
@@ -224,7 +226,7 @@ def fresh(folder: Path) -> Path:
 
 def full(road: Road, trials: Trials) -> None:
     """The output lies on a small disk."""
-    for size in SIZES_KB:
+    for size in trials.sizes_kb:
         for name in road.verbs(Path()):
             with mounted(trials.work / "small", size) as out:
                 trials.run(f"full {size} {name}", road.verbs(out)[name], out, lambda: None)
@@ -232,7 +234,7 @@ def full(road: Road, trials: Trials) -> None:
 
 def temp(road: Road, trials: Trials) -> None:
     """Temporary files lie on a small disk."""
-    for size in SIZES_KB[:5]:
+    for size in trials.sizes_kb:
         for name in road.verbs(Path()):
             out = fresh(trials.work / "out")
             with mounted(trials.work / "small", size) as small:
@@ -243,7 +245,7 @@ def temp(road: Road, trials: Trials) -> None:
 
 def size(road: Road, trials: Trials) -> None:
     """No file may be larger than so many kilobytes."""
-    for most in SIZES_KB:
+    for most in trials.sizes_kb:
         for name in road.verbs(Path()):
             out = fresh(trials.work / "out")
             before = lambda most=most: limit(resource.RLIMIT_FSIZE, most * 1024)  # noqa: E731
@@ -303,7 +305,7 @@ def inputs(road: Road, trials: Trials) -> None:
             fresh(out)
             words = road.taking(path, out)[name]
             look = {"fails": name != "output", "unseen": name == "output"}
-            kept, link = _fingerprint(path), path.is_symlink()
+            kept, link = _fingerprint(path), os.path.islink(path)
             trials.run(f"inputs {path.name[:20]} {name}", words, out, lambda: None, **look)
             if _fingerprint(path) != kept and not link:
                 trials.problems.append(f"inputs {path} {name}: replaced")
@@ -341,12 +343,12 @@ def _fingerprint(path: Path) -> object:
     return status.st_mode, status.st_ino
 
 
-def removed(road: Road, trials: Trials, count: int = 4) -> None:
+def removed(road: Road, trials: Trials) -> None:
     """What is read or written goes while it is."""
     moments = random.Random(1)
     for name in road.verbs(Path()):
         for what in ("inputs", "output", "temporary"):
-            for _ in range(count):
+            for _ in range(trials.count):
                 copy = trials.work / "copy"
                 shutil.rmtree(copy, ignore_errors=True)
                 shutil.copytree(road.folder, copy)
@@ -369,7 +371,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kinds", default=",".join(KINDS), help="separated by commas")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "qcompile-disk")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES_KB)), help="of small disks, in kilobytes")
+    parser.add_argument("--count", type=int, default=4, help="moments at which each thing is removed")
     given = parser.parse_args()
+    sizes_kb = [int(text) for text in given.sizes.split(",")]
     road = Road(fresh(given.work / "road"))
     import onnxruntime  # noqa: F401  (each trial forks after the imports)
     import torch  # noqa: F401
@@ -380,7 +385,7 @@ def main() -> None:
 
     failed = False
     for kind in given.kinds.split(","):
-        trials = Trials(given.work)
+        trials = Trials(given.work, sizes_kb, given.count)
         globals()[kind](road, trials)
         summary = {
             "trials": sum(trials.seen.values()),

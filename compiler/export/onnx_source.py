@@ -12,6 +12,7 @@ from ...model.onnx_file import check_onnx, external_files, load_checked, load_on
 from ...model.preprocessing import Preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
+from ...model.source_paths import strip_source_paths
 from ..check import OnnxReference
 from .manifest import export_manifest
 from .preprocessing import note_preprocessing, with_preprocessing
@@ -27,8 +28,9 @@ def take_onnx(
     """
     proto = load_checked(source.file)
     with writing(output) as path:
-        if external_files(source.file, load_onnx(source.file, external_data=False)):
-            save_onnx(proto, path)  # the side file gets the new name
+        beside = external_files(source.file, load_onnx(source.file, external_data=False))
+        if strip_source_paths(proto) or beside:
+            save_onnx(proto, path)  # a side file gets the new name
         else:
             shutil.copyfile(source.file, path)
         check_onnx(path)

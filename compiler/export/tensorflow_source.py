@@ -15,6 +15,7 @@ from ...artifact import Artifact, Check, commit
 from ...data.batches import Data
 from ...errors import ExportError, InvalidOption, ModelError, UnsupportedOperator
 from ...files import writing
+from ...model.archive_checks import check_archive, is_archive
 from ...model.input_domain import read_domains
 from ...model.input_notes import AxisRange, InputNote, write_notes
 from ...model.onnx_file import load_checked, load_onnx, model_io, opset, save_onnx
@@ -117,6 +118,10 @@ def require_data_alone(path: Path, *, trust: bool) -> None:
     """
     if path.suffix.lower() != ".keras":
         return
+    if is_archive(path):
+        check_archive(
+            path, what="a Keras file", hint="copy it again, or save it with model.save('model.keras')"
+        )
     try:
         config = read_keras_config(str(path))
     except ValueError as error:

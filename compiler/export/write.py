@@ -15,6 +15,7 @@ from ...model.input_notes import AxisRange
 from ...model.onnx_file import load_onnx, opset, save_onnx
 from ...model.outputs import flat_tensors
 from ...model.pytorch import import_torch
+from ...model.source_paths import strip_source_paths
 from ...progress import quiet
 from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
@@ -167,6 +168,7 @@ def edit_in_place(path: Path, edit: Callable[[Any], None]) -> None:
     """Change the graph of a file; weights beside it stay where they are."""
     proto = load_onnx(path, external_data=False)
     edit(proto)
+    strip_source_paths(proto)
     path.write_bytes(proto.SerializeToString())
 
 

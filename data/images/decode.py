@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"))
 
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+"""Pillow's names of them. It tells formats by content, and would run Ghostscript for PostScript."""
+
 
 def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
     """Return the image in "RGB" or "L".
@@ -33,7 +36,7 @@ def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
     from PIL import Image
 
     try:
-        with Image.open(source) as image:
+        with Image.open(source, formats=FORMATS) as image:
             image.load()
             return _converted(image, mode)
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...

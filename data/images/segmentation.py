@@ -21,7 +21,7 @@ from ..readers import Batch
 from ..sample_set import Reader, Sample, SampleSet, digest_contents, digest_texts, stacked
 from ..spelling import Spelling
 from ..walk import list_files
-from .decode import SUFFIXES, decode
+from .decode import FORMATS, SUFFIXES, decode
 from .folder import list_folder, split_folder
 from .input import ImageInput, image_input
 from .transform import place, placement
@@ -80,7 +80,7 @@ def read_mask(path: Path, size: tuple[int, int], said: ImagePreprocessing) -> ND
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             image.load()
             mask = image.copy()
     except Exception as error:  # as in `decode`

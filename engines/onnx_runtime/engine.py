@@ -16,6 +16,7 @@ from ...model.graph import count_weighted, holds_half, weighted_nodes
 from ...model.onnx_file import count_operators, external_files, is_large, load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
+from ...model.source_paths import strip_source_paths
 from ...model.weightless import read_weightless
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
@@ -83,7 +84,7 @@ class OnnxRuntime(Engine):
             large=beside or is_large(before), without=_SLOWER, error=BuildError,
         )  # fmt: skip
         after = load_onnx(request.output)
-        if beside and not is_large(before):
+        if strip_source_paths(after) or (beside and not is_large(before)):
             save_onnx(after, request.output)
         runner = self._opened(request.output, request.spec.threads, optimized=True)
         with runner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ class TorchScript(PyTorch):
         example = make_example(loaded, request.spec.inputs, [])
         arguments, keywords = example.arguments(example.feeds)
         request.progress("trace and freeze")
+        stored = io.BytesIO()  # on a full disk its writer ends the process (torch 2.13: std::terminate)
         try:
             with quiet(), torch.no_grad():
                 traced = torch.jit.trace(
@@ -46,9 +48,10 @@ class TorchScript(PyTorch):
                     strict=False,
                 )
                 frozen = torch.jit.freeze(traced.eval())
-                torch.jit.save(frozen, str(request.output))
+                torch.jit.save(frozen, stored)
         except Exception as error:  # tracing runs the user's code, which may raise anything
             raise BuildError(f"{request.model}: cannot be traced: {first_line(error)}") from error
+        request.output.write_bytes(stored.getbuffer())
         outputs, check = _compare(loaded.module, example, str(request.output), request.model)
         return BuildOutcome(
             kind="torchscript",

@@ -9,6 +9,7 @@ reads `.keras` files with it, and the process with TensorFlow reads `.h5` files 
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ _OWN = ("keras", "builtins")
 _FUNCTIONS = ("builtins", "keras.activations", "keras.src.activations", "keras.ops", "keras.src.ops")
 """Modules of functions that compute; those of others can load and download files."""
 _LARGEST = 1 << 26
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OSError, RecursionError, RuntimeError,
+)  # fmt: skip
 _DEEPEST = 400
 
 
@@ -70,9 +74,7 @@ def read_keras_config(path: str) -> Any:
             if archive.getinfo("config.json").file_size > _LARGEST:
                 raise ValueError("its config.json is too large")
             return json.loads(archive.read("config.json"))
-    except (
-        zipfile.BadZipFile, zlib.error, KeyError, OSError, RecursionError, RuntimeError, EOFError
-    ) as error:  # fmt: skip
+    except _DAMAGE as error:
         raise ValueError(f"no zip archive with a config.json ({error})") from error
 
 

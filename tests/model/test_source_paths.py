@@ -1,0 +1,104 @@
+"""What is exported tells nothing of the machine that it was exported on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+import qcompile
+from qcompile.model.onnx_file import load_onnx, save_onnx
+from qcompile.model.source_paths import strip_source_paths, without_folders
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('File "/home/ann/net.py", line 7, in forward', 'File "net.py", line 7, in forward'),
+        ("/root/project/a/b/model.py:12", "model.py:12"),
+        ("of C:\\Users\\Ann\\net.py and D:/x/y.py", "of net.py and y.py"),
+        ("/Users/ann/My/weights", "weights"),
+        ("/some/where/else/net.py(3): forward", "net.py(3): forward"),
+        (": Net/layer4: Sequential/layer4.1.conv2: Conv2d/conv2d: aten", None),
+        ("/layer1/layer1.0/conv1/Conv", None),
+        ("see https://host.org/page/index.html", None),
+        ("a/b/c.py", None),
+        ('{"x": {"axes": {}, "example": [2, 3, 8, 8]}}', None),
+        ("2 / 3 and/or", None),
+    ],
+)
+def test_absolute_paths_lose_their_folders_and_nothing_else_changes(text: str, expected: str | None) -> None:
+    assert without_folders(text) == (text if expected is None else expected)
+
+
+def test_everything_that_has_metadata_is_looked_into(tiny: Callable[..., onnx.ModelProto]) -> None:
+    model = tiny("mlp")
+    said = 'File "/home/ann/net.py", line 1'
+    branch = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["t"], doc_string=said)], "b", [], []
+    )
+    holder = onnx.helper.make_node("If", ["c"], [], then_branch=branch)
+    model.graph.node.append(holder)
+    function = model.functions.add(name="f", domain="own", doc_string=said)
+    function.node.add(op_type="Relu", doc_string=said)
+    graph = model.graph
+    for message in (
+        model,
+        graph,
+        graph.node[0],
+        graph.input[0],
+        graph.output[0],
+        graph.initializer[0],
+        function,
+    ):
+        message.doc_string = said
+        message.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=said)
+        message.metadata_props.add(key="namespace", value=": Net/fc: Linear")
+        message.metadata_props.add(key="origin", value="/home/ann/net.py")
+    assert strip_source_paths(model)
+    assert b"/home" not in model.SerializeToString()
+    assert b"stack_trace" not in model.SerializeToString()
+    kept = {entry.key: entry.value for entry in model.graph.node[0].metadata_props}
+    assert kept == {"namespace": ": Net/fc: Linear", "origin": "net.py"}
+    assert not strip_source_paths(model)
+
+
+def test_a_clean_model_is_left_as_it_is(tiny: Callable[..., onnx.ModelProto]) -> None:
+    model = tiny("residual")
+    assert not strip_source_paths(model)
+    assert model == tiny("residual")
+
+
+def test_an_exported_module_tells_no_folder_of_its_source(torch_model: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    qcompile.export(torch_model, path, inputs=["x:[batch,3,8,8]"])
+    content = path.read_bytes()
+    for told in (str(tmp_path), os.path.dirname(os.__file__), "stack_trace", "site-packages", "def forward"):
+        assert told.encode() not in content
+    names = {entry.key for node in load_onnx(path).graph.node for entry in node.metadata_props}
+    assert "namespace" in names  # errors name the module by it
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_passed_through_and_a_built_onnx_file_tell_no_folder(
+    tiny: Callable[..., onnx.ModelProto], tmp_path: Path, external: bool
+) -> None:
+    model = tiny("mlp")
+    model.graph.node[0].doc_string = 'File "/home/ann/net.py", line 1'
+    model.graph.node[1].metadata_props.add(key="pkg.torch.onnx.stack_trace", value="/home/ann/net.py")
+    model.metadata_props.add(key="source", value="/home/ann/net.py")
+    given = tmp_path / "given.onnx"
+    onnx.save_model(model, given, save_as_external_data=external, location="given.bin", size_threshold=0)
+    qcompile.export(str(given), tmp_path / "taken.onnx")
+    for target in ("onnxruntime", "openvino"):
+        qcompile.build(given, tmp_path / f"{target}.onnx", target=target)
+    for name in ("taken", "onnxruntime", "openvino"):
+        files = [file for file in tmp_path.iterdir() if file.name.startswith(name)]
+        assert not any(b"/home/ann" in file.read_bytes() for file in files), name
+        assert not any(file.name.endswith(".data") for file in files), name  # small weights are in the file
+    del model.graph.node[0]
+    save_onnx(model, tmp_path / "saved.onnx")
+    assert b"/home/ann" not in (tmp_path / "saved.onnx").read_bytes()

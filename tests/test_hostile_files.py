@@ -1,0 +1,299 @@
+"""Files of strangers whose payload would write a mark: no verb runs it, whatever else it says of the file.
+
+Programs in `.pt2` archives: tests/model/test_pt2_archive.py. Code in Keras files: tests/model/tensorflow.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import os
+import pickle
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qcompile.cli import main
+from qcompile.errors import QCompileError
+
+MakePath = Callable[..., Path]
+Ask = Callable[..., str]
+
+
+class Evil:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """What is there afterwards if a payload ran."""
+    return tmp_path / "ran"
+
+
+@pytest.fixture
+def refused(mark: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """`refused("inspect", path)` runs a command, which must say what is wrong and run no payload."""
+
+    def ask(*words: object) -> str:
+        with pytest.raises(SystemExit) as done:
+            main([str(word) for word in words])
+        said = capsys.readouterr()
+        assert not mark.exists(), words
+        assert done.value.code in (1, 2), (words, said)
+        assert "defect" not in said.err
+        assert "Traceback" not in said.err
+        assert said.err.startswith("error: "), said.err
+        return said.err
+
+    return ask
+
+
+def test_the_payload_runs_where_it_is_unpickled(mark: Path) -> None:
+    """Else the tests below would show nothing."""
+    pickle.loads(pickle.dumps(Evil(mark)))
+    assert mark.exists()
+
+
+NETWORK = """
+import torch
+
+def build():
+    return torch.nn.Linear(4, 3)
+"""
+
+
+def _torch_saved(mark: Path) -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    torch.save({"weight": torch.zeros(3, 4), "bias": Evil(mark)}, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("how", "name"), [("zip", "w.pt"), ("pickle", "w.pt"), ("zip", "w.safetensors"), ("pickle", "w.bin")]
+)
+def test_pickled_weights_are_not_unpickled(
+    how: str, name: str, tmp_path: Path, mark: Path, refused: Ask
+) -> None:
+    weights = tmp_path / name
+    weights.write_bytes(_torch_saved(mark) if how == "zip" else pickle.dumps(Evil(mark)))
+    (tmp_path / "model.py").write_text(NETWORK)
+    model, output = f"{tmp_path / 'model.py'}:build", tmp_path / "m.onnx"
+    refused("export", model, "--weights", weights, "-i", "x:1x4", "-o", output)
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.pth", "m.torchscript", "m.pt2"])
+def test_a_pickled_model_is_no_model(name: str, tmp_path: Path, mark: Path, refused: Ask) -> None:
+    (tmp_path / name).write_bytes(_torch_saved(mark))
+    refused("export", tmp_path / name, "-i", "x:1x4", "-o", tmp_path / "m.onnx")
+    refused("init", tmp_path / name, "-i", "x:1x4", "-o", tmp_path / "r.toml")
+
+
+def _polygraphy(mark: Path) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([Evil(mark)]), allow_pickle=True)
+    text = base64.b64encode(file.getvalue()).decode()
+    array = {"array": text, "polygraphy_class": "__numpy__"}
+    tensor = {"tensor": base64.b64encode(_torch_saved(mark)).decode(), "polygraphy_class": "__tensor__"}
+    return json.dumps([{"x": array}, {"x": tensor}, {"polygraphy_class": "Evil"}]).encode()
+
+
+@pytest.mark.parametrize("name", ["d.npz", "d.npy", "d.json", "folder"])
+def test_pickled_samples_are_not_unpickled(
+    name: str, tmp_path: Path, mark: Path, refused: Ask, tiny_file: MakePath
+) -> None:
+    path = tmp_path / name
+    evil = np.array([Evil(mark)] * 4)
+    if name == "d.npz":
+        np.savez(path, x=evil)
+    elif name == "d.npy":
+        np.save(path, evil, allow_pickle=True)
+    elif name == "d.json":
+        path.write_bytes(_polygraphy(mark))
+    else:
+        path.mkdir()
+        np.savez(path / "0.npz", x=evil)
+    model = tiny_file("mlp")
+    refused("calibrate", model, "--data", path, "-o", tmp_path / "m.ranges", "--threads", 1)
+
+
+@pytest.mark.parametrize("name", ["m.ranges", "m.cache"])
+def test_ranges_and_caches_are_not_unpickled(
+    name: str, tmp_path: Path, mark: Path, refused: Ask, tiny_file: MakePath
+) -> None:
+    (tmp_path / name).write_bytes(pickle.dumps(Evil(mark)))
+    refused("quantize", tiny_file("mlp"), "--ranges", tmp_path / name, "-o", tmp_path / "q.onnx")
+    refused("ranges", "show", tmp_path / name)
+    refused("ranges", "merge", tmp_path / name, "-o", tmp_path / "merged.ranges")
+    refused("report", tmp_path / name, "-o", tmp_path / "r.html")
+
+
+def test_a_checkpoint_of_a_calibration_is_not_unpickled(tmp_path: Path, mark: Path) -> None:
+    from qcompile.calibration.checkpoint import load_checkpoint
+
+    (tmp_path / "c.checkpoint").write_bytes(pickle.dumps(Evil(mark)))
+    with contextlib.suppress(QCompileError):
+        assert load_checkpoint(tmp_path / "c.checkpoint", {}) is None
+    assert not mark.exists()
+
+
+def test_a_module_beside_a_named_model_of_hugging_face_does_not_run(
+    tmp_path: Path, mark: Path, refused: Ask
+) -> None:
+    folder = tmp_path / "network"
+    folder.mkdir()
+    ran = f"import os\nos.mkdir({str(mark)!r})\n"
+    for name in ("modeling_evil", "configuration_evil", "tokenization_evil", "processing_evil", "custom"):
+        (folder / f"{name}.py").write_text(ran)
+    classes = {
+        "AutoConfig": "configuration_evil.Config",
+        "AutoModel": "modeling_evil.Model",
+        "AutoModelForSequenceClassification": "modeling_evil.Model",
+        "AutoTokenizer": ["tokenization_evil.Slow", "tokenization_evil.Fast"],
+        "AutoImageProcessor": "processing_evil.P",
+        "AutoFeatureExtractor": "processing_evil.P",
+    }
+    about = {"model_type": "evil", "architectures": ["EvilModel"], "auto_map": classes}
+    (folder / "config.json").write_text(json.dumps(about))
+    for name in ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json"):
+        (folder / name).write_text(
+            json.dumps({**about, "tokenizer_class": "Slow", "trust_remote_code": True})
+        )
+    (folder / "pytorch_model.bin").write_bytes(_torch_saved(mark))
+    refused("export", f"hf:{folder}", "-o", tmp_path / "m.onnx")
+    refused("export", f"hf:{folder}?weights=random", "-o", tmp_path / "m.onnx")
+    about["model_type"] = "bert"
+    (folder / "config.json").write_text(json.dumps(about | {"hidden_size": 8, "num_hidden_layers": 1}))
+    refused("export", f"hf:{folder}", "-o", tmp_path / "m.onnx")
+
+
+def test_a_script_in_a_folder_of_data_sets_does_not_run(
+    tmp_path: Path, mark: Path, refused: Ask, tiny_file: MakePath
+) -> None:
+    pytest.importorskip("datasets")
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    for name in ("reviews", "dataset", "__init__", "conftest"):
+        (folder / f"{name}.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
+    (folder / "dataset_info.json").write_text(
+        json.dumps({"builder_name": "reviews", "features": {"x": {"_type": "Evil", "dtype": "object"}}})
+    )
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../../etc/passwd"}]}))
+    refused("calibrate", tiny_file("mlp"), "--data", f"datasets:{folder}", "-o", tmp_path / "m.ranges")
+    (folder / "state.json").unlink()
+    refused("calibrate", tiny_file("mlp"), "--data", folder, "-o", tmp_path / "m.ranges")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_types_that_arrow_would_unpickle_are_not(
+    suffix: str, tmp_path: Path, mark: Path, refused: Ask, tiny_file: MakePath
+) -> None:
+    pytest.importorskip("datasets")
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    about = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(Evil(mark)),
+    }
+    schema = arrow.schema([arrow.field("x", arrow.string(), metadata=about)])
+    table = arrow.table([arrow.array(["a", "b"])], schema=schema)
+    path = tmp_path / f"d.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with arrow.ipc.new_stream(path, schema) as writer:
+            writer.write_table(table)
+    refused("calibrate", tiny_file("mlp"), "--data", path, "-o", tmp_path / "m.ranges")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a program of POSIX")
+def test_a_picture_that_another_program_would_draw_is_refused(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow tells formats by content, and runs Ghostscript for PostScript, whatever the file is called."""
+    from PIL import EpsImagePlugin
+
+    from qcompile.data.images.decode import decode
+    from qcompile.data.images.segmentation import read_mask
+    from qcompile.model.preprocessing import ImagePreprocessing
+
+    program = tmp_path / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nmkdir -p {mark}\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", str(program))
+    picture = tmp_path / "cat.jpg"
+    picture.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(QCompileError, match="cannot be decoded"):
+        decode(picture, "RGB", "cat.jpg")
+    with pytest.raises(QCompileError, match="cannot be decoded"):
+        read_mask(picture, (8, 8), ImagePreprocessing(height=8, width=8))
+    assert not mark.exists()
+
+
+def test_the_bytecode_of_a_keras_file_does_not_run(tmp_path: Path, mark: Path, refused: Ask) -> None:
+    import marshal
+
+    code = marshal.dumps(compile(f"import os; os.mkdir({str(mark)!r})", "x", "exec"))
+    layer = {
+        "module": "keras.layers",
+        "class_name": "Lambda",
+        "config": {
+            "name": "l",
+            "function": {
+                "class_name": "__lambda__",
+                "config": {"code": base64.b64encode(code).decode(), "defaults": None, "closure": None},
+            },
+        },
+    }
+    config = {"module": "keras", "class_name": "Sequential", "config": {"name": "s", "layers": [layer]}}
+    path = tmp_path / "m.keras"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", json.dumps(config))
+        archive.writestr("metadata.json", "{}")
+        archive.writestr("model.weights.h5", b"")
+    said = refused("export", path, "-o", tmp_path / "m.onnx")
+    assert "Lambda" in said
+
+
+NAMES = ["../up", "/tmp/absolute", "a/b", "a\\b", "..", ".hidden", "", "a\0b", "a\nb\0"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("where", ["name", "artifact"])
+def test_names_of_a_recipe_that_lead_out_of_its_folder_are_refused(
+    where: str, name: str, tmp_path: Path, refused: Ask, tiny_file: MakePath
+) -> None:
+    folder = tmp_path / "recipe"
+    folder.mkdir()
+    tiny_file("mlp", file="recipe/m.onnx")
+    names = {"name": "m", "artifact": "a", where: name}
+    (folder / "recipe.toml").write_text(
+        f"version = 1\nname = {json.dumps(names['name'])}\n[model]\nsource = 'm.onnx'\n"
+        f"[[artifact]]\nname = {json.dumps(names['artifact'])}\ntarget = 'onnxruntime'\n"
+    )
+    refused("run", folder / "recipe.toml")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["m.onnx", "recipe", "recipe.toml"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_served_models_that_lead_out_of_the_repository_are_refused(
+    name: str, tmp_path: Path, refused: Ask, tiny_file: MakePath
+) -> None:
+    model, repository = tiny_file("mlp"), tmp_path / "inner" / "repository"
+    refused("package", "triton", model, "--name", name, "-o", repository)
+    assert not [path for path in tmp_path.rglob("*") if path.name == "config.pbtxt"]
