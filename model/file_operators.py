@@ -1,8 +1,8 @@
 """Operators of PyTorch by which a stranger's graph would read or write files of its choice.
 
-`aten::from_file(name, shared=True)` maps a file into a tensor: what the tensor gets, the file gets. A TorchScript
-archive holds its code as text, in which operators are found by name before PyTorch reads it: `torch.jit.load`
-runs the `__setstate__` of its classes.
+`aten::from_file(name, shared=True)` maps a file into a tensor: what the tensor gets, the file gets. An archive of
+TorchScript holds its code as text, in which operators are found by name before PyTorch reads it, as
+`torch.jit.load` runs the `__setstate__` of its classes.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def check_torchscript(path: Path) -> None:
 
 
 def _code(path: Path) -> Iterator[tuple[str, str]]:
-    """Every member but tensors, as Python's reader of zips has it and as PyTorch's own has it."""
+    """Every member with code, as Python's reader of zips has it and as PyTorch's own has it."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
-            if "/code/" in name:
+            if "/code/" in name and name.endswith(".py"):
                 yield name, archive.read(name).decode("utf-8", "replace")
     reader = import_torch()._C.PyTorchFileReader(str(path))
     for name in reader.get_all_records():
-        if name.startswith("code/"):
+        if name.startswith("code/") and name.endswith(".py"):
             yield name, bytes(reader.get_record(name)).decode("utf-8", "replace")
