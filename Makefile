@@ -4,8 +4,10 @@ GPU_PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LOCK ?= requirements-test.lock
+TOOLS := build/tools
 
-.PHONY: demo test lint types check resnet18 cifar test-gpu gpu-day gpu-day-kit clean
+.PHONY: demo test lint types check resnet18 cifar test-gpu gpu-day gpu-day-kit clean lock audit licences sbom wheel
 
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
@@ -48,11 +50,36 @@ gpu-day:
 	$(GPU_PYTHON) benchmarks/gpu_day.py run $(GPU_DAY)
 
 clean:
-	rm -rf $(VENV) build *.egg-info examples/*/out benchmarks/*/out
+	rm -rf $(VENV) build dist *.egg-info examples/*/out benchmarks/*/out
 
-# torch first: the pin in constraints.txt decides which build everything else meets.
-$(READY): setup.cfg pyproject.toml constraints.txt
+# Every file must have a hash of the lock. `make LOCK= ...` takes the versions alone, where an index serves
+# rebuilt files. What a build of PyTorch for GPUs needs besides (NVIDIA's libraries) is not in the lock.
+$(READY): setup.cfg pyproject.toml constraints.txt requirements-test.lock
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps $(if $(LOCK),--require-hashes -r $(LOCK),-r constraints.txt)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
 	touch $(READY)
+
+# The tools of the supply chain, in an environment of their own.
+$(TOOLS)/.ready: supply/tools.txt
+	test -d $(TOOLS) || $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet -r supply/tools.txt
+	touch $@
+
+# After a change of constraints.txt; needs a package index.
+lock: $(TOOLS)/.ready
+	$(PYTHON) supply/lock.py $(TOOLS)/bin/uv
+
+# Known vulnerabilities of what is pinned. Exit code 2: the database did not answer for all packages.
+audit: $(TOOLS)/.ready
+	$(PYTHON) supply/audit.py $(TOOLS)/bin/pip-audit
+
+licences: $(READY)
+	$(BIN)/python supply/licences.py
+
+sbom: $(READY)
+	$(BIN)/python supply/sbom.py dist/qcompile.cdx.json
+
+# Twice, from the committed files alone; equal bytes or an error.
+wheel: $(READY)
+	$(BIN)/python supply/wheel.py dist

@@ -200,6 +200,16 @@ def newer_json(name: str) -> Callable[[Path], Path]:
     return write
 
 
+def test_a_key_that_is_not_known_yet_is_ignored(tmp_path: Path) -> None:
+    """A later version may add keys without a new number."""
+    artifact, results = files("int8.onnx.json")[-1], files("results.json")[-1]
+    for path in (artifact, results):
+        value = json.loads(path.read_text()) | {"added_later": {"x": 1}}
+        (tmp_path / path.name).write_text(json.dumps(value))
+    assert read_manifest(tmp_path / "int8.onnx") == read_manifest(artifact.with_suffix(""))
+    assert load_results(tmp_path / results.name) == load_results(results)
+
+
 def newer_ranges(folder: Path) -> Path:
     path = folder / "small.ranges"
     made = files("*.ranges")[0].read_bytes()

@@ -112,6 +112,7 @@ def run_one(name: str, count: int, samples: int, folder: Path) -> dict[str, Any]
             for kind in ("descriptors", "threads", "children", "temporary")
         },
         "rss_bytes_after": after.rss_bytes,
+        "rss_kib": [one.rss_bytes >> 10 for one in seen],
     }
 
 

@@ -236,6 +236,7 @@ def _build(inputs: Inputs) -> None:
 
 def _bench(inputs: Inputs) -> None:
     output = inputs.folder / "results.json"
+    output.unlink(missing_ok=True)  # or its history grows, up to a hundred runs
     artifacts = {"one": str(inputs.onnx), "two": str(inputs.onnx)}
     qcompile.benchmark(artifacts, baseline="one", output=output, max_time_s=0.5, threads=1)
 
