@@ -14,7 +14,7 @@
 | inputs  | a folder, a dangling link, a circle of links, a pipe, a socket, a device, /proc/self/mem   |
 | removed | the input, the output's folder or the temporary folder is removed after a random moment    |
 
-Each trial is a process of its own, forked after the imports. It must end within 60 s with exit code 0, 1 or
+Each trial is a process of its own, forked after the imports. It must end within 120 s with exit code 0, 1 or
 2, without a traceback or "a defect of qcompile"; where it fails, it says why; and what lies under a final
 name is whole.
 """
@@ -48,7 +48,7 @@ from small_road import broken, carry_out, command, write_road
 SIZES_KB = (4, 64, 512, 4096)
 NOFILE = (8, 16, 32)
 KINDS = ("full", "temp", "size", "nofile", "readonly", "denied", "inputs", "removed")
-_LIMIT_S = 60.0
+_LIMIT_S = 120.0
 
 
 class Road:
@@ -218,7 +218,7 @@ def limit(kind: int, most: int) -> None:
 
 
 def drop_capabilities(*numbers: int) -> None:
-    """Have root's permissions checked as another user's (capabilities(7)), here and in what is started here."""
+    """Have root's permissions checked as another user's (capabilities(7)), here and in children."""
     libc = ctypes.CDLL(None, use_errno=True)
     for number in numbers:
         libc.prctl(24, number, 0, 0, 0)  # PR_CAPBSET_DROP

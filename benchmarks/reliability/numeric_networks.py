@@ -1,7 +1,7 @@
 """Quantize random networks, run them on ONNX Runtime and OpenVINO, and judge every integer by the reference.
 
-    python benchmarks/reliability/numbers.py --networks 200 --out numbers.jsonl
-    python benchmarks/reliability/numbers.py --networks 5 --first 1000
+    python benchmarks/reliability/numeric_networks.py --networks 200 --out numbers.jsonl
+    python benchmarks/reliability/numeric_networks.py --networks 5 --first 1000
 
 A case is one network by one scheme on one runtime. The reference, tests/support/qdq_reference, is plain numpy
 in float64 with derived bounds. Where the file of `--out` has a network already it is not repeated. ONNX
