@@ -1,17 +1,15 @@
-"""Whether the nodes of a graph fit together: names, order, attributes, and functions that end."""
+"""Whether the nodes of a graph fit together: names, order, numbers of inputs and outputs, attributes."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import onnx
 
-MOST_NODES = 10_000_000
-"""Nodes of a model when the functions in the file are put in place of their calls, which runtimes do."""
 _OWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 Problem = tuple[str, str]
@@ -71,7 +69,7 @@ def check_graph(
         stored.add(name)
     own |= stored
     scopes = (*outer, own)
-    problem = _check_nodes(graph.node, scopes, opsets, where, declared)
+    problem = check_nodes(graph.node, scopes, opsets, where, declared)
     if problem:
         return problem
     outputs: set[str] = set()
@@ -84,7 +82,7 @@ def check_graph(
     return None
 
 
-def _check_nodes(
+def check_nodes(
     nodes: Sequence[onnx.NodeProto],
     scopes: Scopes,
     opsets: Mapping[str, int],
@@ -229,71 +227,3 @@ def _operator(name: str, version: int, domain: str) -> _Operator | None:
         tuple(one.option == single for one in schema.inputs),
         {key: (int(one.type.value), one.required) for key, one in schema.attributes.items()},
     )
-
-
-def check_functions(functions: Sequence[onnx.FunctionProto]) -> Problem | None:
-    """Return what is wrong with the functions in a model; None where nothing is.
-
-    A function that calls itself, or doubles its nodes at each of many levels, never ends where a runtime puts
-    the nodes of functions in place of their calls.
-    """
-    by_name: dict[tuple[str, str, str], onnx.FunctionProto] = {}
-    for function in functions:
-        key = (function.domain, function.name, function.overload)
-        if key in by_name:
-            return f"function {function.domain}.{function.name} is defined twice", ""
-        by_name[key] = function
-    sizes: dict[tuple[str, str, str], int] = {}
-    for key, function in by_name.items():
-        problem = _check_function(function) or _measure(key, by_name, sizes)
-        if problem:
-            return problem
-    return None
-
-
-def _check_function(function: onnx.FunctionProto) -> Problem | None:
-    where = f" in function {function.domain}.{function.name}"
-    declared = {*function.attribute, *(one.name for one in function.attribute_proto)}
-    own = set(function.input)
-    problem = _check_nodes(function.node, (own,), opsets_of(function.opset_import), where, declared)
-    if problem:
-        return problem
-    missing = [name for name in function.output if name not in own]
-    return (f"output {missing[0]!r}{where}: no node makes it", "") if missing else None
-
-
-def _measure(
-    first: tuple[str, str, str],
-    functions: Mapping[tuple[str, str, str], onnx.FunctionProto],
-    sizes: dict[tuple[str, str, str], int],
-) -> Problem | None:
-    """Count the nodes of a function with those of the functions that it calls, without recursion."""
-    under_way: list[tuple[str, str, str]] = [first]
-    while under_way:
-        key = under_way[-1]
-        calls = [(n.domain, n.op_type, n.overload) for n in _nodes_inside(functions[key].node)]
-        inner = [call for call in dict.fromkeys(calls) if call in functions and call not in sizes]
-        for call in inner:
-            if call in under_way:
-                return f"function {call[0]}.{call[1]} calls itself", ""
-        if inner:
-            under_way.append(inner[0])
-            continue
-        sizes[key] = sum(sizes.get(call, 1) for call in calls)
-        if sizes[key] > MOST_NODES:
-            return f"function {key[0]}.{key[1]} stands for more than {MOST_NODES} nodes", ""
-        under_way.pop()
-    return None
-
-
-def _nodes_inside(nodes: Any) -> list[onnx.NodeProto]:
-    found: list[onnx.NodeProto] = []
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        found.append(node)
-        for attribute in node.attribute:
-            waiting.extend(attribute.g.node if attribute.HasField("g") else ())
-            for graph in attribute.graphs:
-                waiting.extend(graph.node)
-    return found

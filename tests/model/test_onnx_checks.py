@@ -90,6 +90,14 @@ def _doubling(model: onnx.ModelProto) -> None:
         model.functions.append(helper.make_function("own", f"f{level}", ["u"], ["v"], nodes, opsets))
 
 
+def _many_calls(model: onnx.ModelProto) -> None:
+    for number in range(33):
+        model.graph.node.append(helper.make_node("f0", ["x"], [f"n{number}"], domain="own"))
+    nodes = [helper.make_node("Relu", ["u"], [f"v{number}"]) for number in range(1000)]
+    opsets = [helper.make_opsetid("", 17)]
+    model.functions.append(helper.make_function("own", "f0", ["u"], ["v0"], nodes, opsets))
+
+
 def _mutual(model: onnx.ModelProto) -> None:
     model.functions[0].node.append(helper.make_node("other", ["u"], ["n"], domain="own"))
     nodes = [helper.make_node("act", ["u"], ["v"], domain="own")]
@@ -207,7 +215,8 @@ CASES: dict[str, tuple[Change, str]] = {
         "function own.act calls itself",
     ),
     "mutual functions": (_mutual, r"function own\.\w+ calls itself"),
-    "doubling functions": (_doubling, r"function own\.f\d+ stands for more than 10000000 nodes"),
+    "doubling functions": (_doubling, r"calls of function own\.f\d+ stand for more than 32768 nodes"),
+    "many calls": (_many_calls, "its calls of functions stand for more than 32768 nodes"),
     "function twice": (_do("model.functions.append(model.functions[0])"), "own.act is defined twice"),
     "function output": (_do("model.functions[0].output[0] = 'n'"), "output 'n' in function own.act"),
 }  # fmt: skip
