@@ -29,13 +29,15 @@ class _Operator:
 
     Attributes:
         inputs, outputs: Least and largest number.
-        required: Whether each of the first inputs must be given; those behind may be left out.
+        required: Whether each of the inputs that it names must be given.
+        repeats: Whether the last of them repeats; an empty name among these crashes ONNX Runtime's Einsum.
         attributes: Name to (type, whether it is required).
     """
 
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     required: tuple[bool, ...]
+    repeats: bool
     attributes: Mapping[str, tuple[int, bool]]
 
 
@@ -173,12 +175,16 @@ _FIELDS = {
     11: "sparse_tensor", 12: "sparse_tensors", 13: "tp", 14: "type_protos",
 }  # fmt: skip
 """AttributeProto's field of values for each of its types, as onnx.proto numbers them."""
+_FLAGS = {"Gemm": ("transA", "transB")}
+"""Operator to attributes that are yes or no; quantizers take any other number for one or the other."""
 _SINGLE = ("f", "i", "s", "t", "g", "sparse_tensor", "tp")
 
 
 def _check_use(
     node: onnx.NodeProto, operator: _Operator, given: Collection[str], subject: str
 ) -> Problem | None:
+    import onnx
+
     for kind, names, (least, most) in (
         ("inputs", node.input, operator.inputs),
         ("outputs", node.output, operator.outputs),
@@ -188,13 +194,18 @@ def _check_use(
                 str(least) if least == most else f"{least} to {most}" if most < 1000 else f"{least} or more"
             )
             return f"{subject} has {len(names)} {kind}; {required} are required", ""
-    for index, (name, must) in enumerate(zip(node.input, operator.required, strict=False)):
+    many = [operator.repeats] * (len(node.input) - len(operator.required))
+    for index, (name, must) in enumerate(zip(node.input, [*operator.required, *many], strict=False)):
         if must and not name:
             return f"{subject}: input {index} is left out, but required", ""
     for name, (_, must) in operator.attributes.items():
         if must and name not in given:
             return f"{subject} lacks the attribute {name!r}, which is required", ""
     for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.STRING and not _is_text(attribute.s):
+            return f"{subject}: attribute {attribute.name!r} is no UTF-8", ""
+        if attribute.name in _FLAGS.get(node.op_type, ()) and attribute.i not in (0, 1):
+            return f"{subject}: attribute {attribute.name!r} is {attribute.i}; 0 or 1 is required", ""
         expected = operator.attributes.get(attribute.name, (attribute.type, False))[0]
         if attribute.type and attribute.type != expected:
             return (
@@ -203,6 +214,14 @@ def _check_use(
                 "",
             )
     return None
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _type_name(kind: int) -> str:
@@ -220,10 +239,11 @@ def _operator(name: str, version: int, domain: str) -> _Operator | None:
         schema = onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:
         return None
-    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    options = onnx.defs.OpSchema.FormalParameterOption
     return _Operator(
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
-        tuple(one.option == single for one in schema.inputs),
+        tuple(one.option != options.Optional for one in schema.inputs),
+        any(one.option == options.Variadic for one in schema.inputs),
         {key: (int(one.type.value), one.required) for key, one in schema.attributes.items()},
     )
