@@ -52,7 +52,7 @@ class Watched:
         code: Its exit code.
         away: Addresses that are not of this machine.
         loopback: Number of connections to it.
-        places: Number of files written in "outputs", "temporary", "home", and "compiled": the `__pycache__` of
+        places: Number of files written in "outputs", "temporary", "home", and "compiled": `__pycache__` of
             the package, where numba keeps what it compiled.
         elsewhere: Files written anywhere else.
         at_home: Files written in the fresh home.
