@@ -4,7 +4,7 @@ GPU_PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-LOCK ?= requirements-test.lock
+LOCK ?= no
 TOOLS := build/tools
 
 .PHONY: demo test lint types check resnet18 cifar test-gpu gpu-day gpu-day-kit clean lock audit licences sbom wheel
@@ -52,12 +52,20 @@ gpu-day:
 clean:
 	rm -rf $(VENV) build dist *.egg-info examples/*/out benchmarks/*/out
 
-# Every file must have a hash of the lock. `make LOCK= ...` takes the versions alone, where an index serves
-# rebuilt files. What a build of PyTorch for GPUs needs besides (NVIDIA's libraries) is not in the lock.
+# torch first: the pin in constraints.txt decides which build everything else meets. With `make LOCK=yes ...`
+# every file must have a hash of the lock. pip prefers PyPI's file of torch to a local build where both have
+# one, so torch is installed by version, and its file is looked up in the lock before anything imports it.
 $(READY): setup.cfg pyproject.toml constraints.txt requirements-test.lock
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps $(if $(LOCK),--require-hashes -r $(LOCK),-r constraints.txt)
+ifeq ($(LOCK),yes)
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --report $(VENV)/torch.json torch
+	$(BIN)/python supply/lock.py --check $(VENV)/torch.json
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements-test.lock
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+else
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+endif
 	touch $(READY)
 
 # The tools of the supply chain, in an environment of their own.

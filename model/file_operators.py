@@ -1,7 +1,7 @@
 """Operators of PyTorch by which a stranger's graph would read or write files of its choice.
 
-`aten::from_file(name, shared=True)` maps a file into a tensor: what the tensor gets, the file gets. An archive of
-TorchScript holds its code as text, in which operators are found by name before PyTorch reads it, as
+`aten::from_file(name, shared=True)` maps a file into a tensor: what the tensor gets, the file gets.
+The code of a TorchScript archive is text, in which operators are found by name before PyTorch reads it, as
 `torch.jit.load` runs the `__setstate__` of its classes.
 """
 

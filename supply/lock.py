@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS, LOCK = ROOT / "constraints.txt", ROOT / "requirements-test.lock"
 HEADER = """\
 # Written by `make lock` from constraints.txt: the files that the test environment may be installed from.
-# pip install --require-hashes --no-deps -r requirements-test.lock
+# make LOCK=yes .venv/.ready
 """
 FROM_ELSEWHERE = ("torch",)
 
@@ -46,6 +47,25 @@ def main(uv: str) -> None:
     print(
         f"{LOCK.name}: {len(entries)} packages, {sum(len(hashes) for _, hashes in entries.values())} hashes"
     )
+
+
+def check(report: Path) -> int:
+    """Say which files of a report of pip are not in the lock: 1 if there is one."""
+    entries = parse_lock(LOCK.read_text(encoding="utf-8"))
+    unknown = unlocked(json.loads(report.read_text(encoding="utf-8")), entries)
+    for file in unknown:
+        print(f"{file}: its hash is not in {LOCK.name}; `make lock` adds it, if you know where it comes from")
+    return int(bool(unknown))
+
+
+def unlocked(report: dict[str, Any], entries: dict[str, tuple[str, set[str]]]) -> list[str]:
+    """Return the addresses of the files whose hash the lock does not have."""
+    return [
+        taken["download_info"]["url"]
+        for taken in report["install"]
+        if taken["download_info"]["archive_info"]["hashes"]["sha256"]
+        not in entries.get(canonical(taken["metadata"]["name"]), ("", set()))[1]
+    ]
 
 
 def parse_lock(text: str) -> dict[str, tuple[str, set[str]]]:
@@ -102,4 +122,4 @@ def _taken_here(requirement: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(check(Path(sys.argv[2])) if sys.argv[1] == "--check" else main(sys.argv[1]))

@@ -30,7 +30,7 @@ import onnx  # noqa: E402
 from qdq_reference.watched import integers_of, judged, watched  # noqa: E402
 from quantized_networks import samples, saved  # noqa: E402
 from random_networks import random_network  # noqa: E402
-from runtimes import on_onnxruntime, on_openvino  # noqa: E402
+from runtimes import OPENVINO_SLACK, on_onnxruntime, on_openvino  # noqa: E402
 
 import qcompile  # noqa: E402
 from qcompile.engines.processor import processor  # noqa: E402
@@ -94,12 +94,15 @@ def runs(about: dict[str, Any], model: onnx.ModelProto, target: str) -> Iterator
     if any(node.op_type == "DynamicQuantizeLinear" for node in model.graph.node):
         return  # its integers cannot be seen there
     found = on_openvino(shown, feeds)
-    yield {**about, "runtime": "openvino", **verdict(model, feeds, integers_of(model, found, names))}
+    given = integers_of(model, found, names)
+    yield {**about, "runtime": "openvino", **verdict(model, feeds, given, slack=OPENVINO_SLACK)}
 
 
-def verdict(model: onnx.ModelProto, feeds: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def verdict(
+    model: onnx.ModelProto, feeds: dict[str, Any], given: dict[str, Any], *, slack: float = 0.0
+) -> dict[str, Any]:
     """What the reference says of a run."""
-    deviations, count = judged(model, feeds, given)
+    deviations, count = judged(model, feeds, given, slack=slack)
     wrong = [[one.tensor, one.count, one.size, round(one.worst, 3)] for one in deviations]
     return {"judged": count, "deviations": wrong}
 

@@ -61,7 +61,8 @@ def test_a_label_of_thousands_of_digits_is_a_name() -> None:
     "change",
     [
         {"height": 0}, {"height": 2**40}, {"scale": float("nan")}, {"std": [0.0, 1.0, 1.0]}, {"fill": 256},
-        {"mean": [float("inf")] * 3}, {"kind": ["image"]}, {"kind": {}}, {"mean": ["\ud800"]}, {"width": 10**400},
+        {"mean": [float("inf")] * 3}, {"kind": ["image"]}, {"kind": {}}, {"mean": ["\ud800"]},
+        {"width": 10**400},
     ],
 )  # fmt: skip
 def test_preprocessing_that_no_image_survives_is_refused(change: dict[str, object]) -> None:

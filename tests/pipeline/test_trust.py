@@ -214,7 +214,8 @@ WRITES = {"output", "artifact.tensorrt.timing_cache", "name", "artifact.name"}
 READS = {"model.weights", "model.preprocessing", "model.depends", "data.depends", "calibrate.ranges"}
 WORDS = {
     "model.inputs", "model.outputs", "model.dynamic", "artifact.method", "artifact.layers",
-    "artifact.exclude", "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes", "artifact.max_shapes",
+    "artifact.exclude", "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes",
+    "artifact.max_shapes",
     "artifact.tensorrt.profiles", "artifact.tensorrt.workspace", "artifact.tensorrt.memory_pools",
     "artifact.tensorrt.io_formats", "artifact.tensorrt.tactic_sources", "artifact.tensorrt.ignore_faults",
     "calibrate.method", "bench.devices", "bench.baseline",

@@ -63,6 +63,17 @@ def test_a_lock_is_written_as_it_is_read_and_refused_without_hashes(supply: Modu
         lock.parse_lock("a_b==1.0\n")
 
 
+def test_a_file_that_the_lock_does_not_know_is_named(supply: Modules) -> None:
+    def taken(name: str, digest: str) -> dict[str, Any]:
+        file = {"url": f"https://x/{name}.whl", "archive_info": {"hashes": {"sha256": digest}}}
+        return {"metadata": {"name": name}, "download_info": file}
+
+    entries = {"a-b": ("1.0", {"0" * 64, "1" * 64})}
+    report = {"install": [taken("A_b", "1" * 64), taken("a-b", "2" * 64), taken("c", "0" * 64)]}
+    assert supply["lock"].unlocked(report, entries) == ["https://x/a-b.whl", "https://x/c.whl"]
+    assert not supply["lock"].unlocked({"install": []}, entries)
+
+
 def test_what_comes_with_qcompile_asks_for_its_notice_alone(supply: Modules) -> None:
     found = supply["licences"].packages()
     assert {one.name for one in found if one.role == "runtime"} >= {"numpy", "onnx", "click", "protobuf"}

@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 
+OPENVINO_SLACK = 4 * 2.0**-24 * 256
+"""Steps by which an integer of OpenVINO may be off beside float32's error of the value. It rounds
+`(x - low) / (high - low) * 255` (its specification of FakeQuantize), counted from the lowest of the 256
+integers: four roundings of a number up to 255, where ONNX rounds x / scale, counted from zero."""
+
 
 def on_onnxruntime(model: onnx.ModelProto, feeds: Arrays, *, optimize: bool = False, **config: str) -> Arrays:
     """Return output name to array.
