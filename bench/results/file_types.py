@@ -24,14 +24,14 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """A table of the file; every key may be missing in an older one."""
 
 
-class Noise(_Part):
+class Noise(_Part, frozen=True, kw_only=True):
     """What disturbed the run."""
 
     noisy: bool = False
     reasons: tuple[str, ...] = ()
 
 
-class Environment(_Part):
+class Environment(_Part, frozen=True, kw_only=True):
     """What it ran on; most of it is shown as it is."""
 
     processor: str | None = None
@@ -45,7 +45,7 @@ class Environment(_Part):
     noise: Noise | None = None
 
 
-class Settings(_Part):
+class Settings(_Part, frozen=True, kw_only=True):
     """What was asked for."""
 
     threads: int | None = None
@@ -60,7 +60,7 @@ class Settings(_Part):
     recipe: str | None = None
 
 
-class Speedup(_Part):
+class Speedup(_Part, frozen=True, kw_only=True):
     """Against the baseline."""
 
     value: Figure = None
@@ -72,7 +72,7 @@ class Speedup(_Part):
     launches: Figure = None
 
 
-class ClassChange(_Part):
+class ClassChange(_Part, frozen=True, kw_only=True):
     """Accuracy of one class."""
 
     label: Figure = None
@@ -81,7 +81,7 @@ class ClassChange(_Part):
     samples: Figure = None
 
 
-class Accuracy(_Part):
+class Accuracy(_Part, frozen=True, kw_only=True):
     """What a metric says."""
 
     metric: str
@@ -95,7 +95,7 @@ class Accuracy(_Part):
     higher_is_better: bool = True
 
 
-class Difference(_Part):
+class Difference(_Part, frozen=True, kw_only=True):
     """Of the outputs."""
 
     output: str = ""
@@ -108,7 +108,7 @@ class Difference(_Part):
     criterion: str = ""
 
 
-class Energy(_Part):
+class Energy(_Part, frozen=True, kw_only=True):
     """Energy, or why there is none."""
 
     mj_per_sample: Figure = None
@@ -116,7 +116,7 @@ class Energy(_Part):
     unavailable: str = ""
 
 
-class WarmUp(_Part):
+class WarmUp(_Part, frozen=True, kw_only=True):
     """Calls that do not count."""
 
     calls: Figure = None
@@ -128,7 +128,7 @@ Curve = tuple[dict[str, Figure], ...] | None
 Figures = dict[str, Figure] | None
 
 
-class Artifact(_Part):
+class Artifact(_Part, frozen=True, kw_only=True):
     """A row."""
 
     name: str
@@ -171,7 +171,7 @@ class Artifact(_Part):
     warnings: tuple[str, ...] | None = None
 
 
-class Run(_Part):
+class Run(_Part, frozen=True, kw_only=True):
     """An earlier run that was written to the same file."""
 
     created: str = ""
@@ -179,7 +179,7 @@ class Run(_Part):
     artifacts: dict[str, dict[str, Figure]] = {}
 
 
-class ResultsFile(_Part):
+class ResultsFile(_Part, frozen=True, kw_only=True):
     """The whole file."""
 
     baseline: str
