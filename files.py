@@ -267,7 +267,7 @@ def _move_in(temporary: Path, final: Path) -> None:
     data = final.with_name(final.name + ".data")
     if manifest in written:
         former = [manifest_path(final)]
-        if data.is_file():
+        if data.is_file() or temporary / data.name in written:
             former += [final, data]
         removed = [_removed(path) for path in former]
         if any(removed):

@@ -11,7 +11,7 @@ import errno
 import os
 from pathlib import Path
 
-from .errors import OutOfMemory, UsageError, first_line
+from .errors import OutOfMemory, QCompileError, UsageError, first_line
 
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -111,8 +111,8 @@ def out_of_memory(error: BaseException, step: str) -> OutOfMemory | None:
 def _is_about_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    said = str(error).lower()
-    if "cuda" in said or "gpu" in said:  # the device's own memory: whoever uses it says so
+    said = (error.message if isinstance(error, QCompileError) else str(error)).lower()
+    if "cuda" in said:  # the device's own memory: whoever uses it says so
         return False
     return any(word in said for word in _SAYS) or (
         address_space_limit() is not None and any(word in said for word in _SAYS_UNDER_A_LIMIT)

@@ -222,9 +222,8 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
 
 def _failure(error: Exception) -> dict[str, Any]:
     told = (storage_error(error) if isinstance(error, OSError) else None) or error
-    ours = isinstance(told, QCompileError)
-    said = {"message": told.message, "hint": told.hint} if ours else {"message": str(told), "hint": ""}
-    return {"ok": False, "type": type(told).__name__, **said}
+    message, hint = (told.message, told.hint) if isinstance(told, QCompileError) else (str(told), "")
+    return {"ok": False, "type": type(told).__name__, "message": message, "hint": hint}
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from ..machine_memory import require_address_space
 from ..model.session import usable_cores
 from .histogram import BINS, Count, count_by_numpy
 
-_NEEDED_BYTES, _THREAD_BYTES = 448 << 20, 40 << 20
-"""Address space of llvmlite, numba and scipy (298 MB on two cores), and of a thread of OpenBLAS in scipy."""
+_NEEDED_BYTES, _THREAD_BYTES = 256 << 20, 40 << 20
+"""Address space of llvmlite, numba and scipy, and of each thread of the OpenBLAS in scipy."""
 _LIMIT_INFINITE = 128  # exponent of the first power of two beyond float32
 
 

@@ -106,7 +106,7 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
             return stop.exit_code  # `bench` keeps what it has measured, and says so itself
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
-        error.message = plain_lines(error.message)
+        error.message = plain_lines(error.message)  # type: ignore[misc]  # nothing else is shown
         error.show()
         return error.exit_code
     except BrokenPipeError:

@@ -8,6 +8,7 @@ sends each signal twice within a moment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -55,7 +56,8 @@ class StopSignals:
             if signal.getsignal(number) is signal.SIG_DFL:
                 self._before[number] = signal.signal(number, self._raise)
         if self._before and os.name == "posix":
-            self._watch()
+            with contextlib.suppress(OSError):  # no descriptor is left: a second signal is not seen then
+                self._watch()
         return self
 
     def __exit__(

@@ -83,6 +83,7 @@ class Spelling:
         path = _escape(self.path)
         if not self.kind and (":" in path):
             path = path if path.startswith(("/", ".", "~")) else f"./{path}"
+            path += "/" if _is_function(path) else ""  # a folder of such a name
         text = f"{self.kind}:{path}" if self.kind else path
         query = "&".join(f"{key}={_escape(value)}" for key, value in self.query.items())
         return f"{text}?{query}" if query else text
@@ -151,8 +152,7 @@ def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
         if not rest:
             raise InvalidOption(f"data {spec!r}: a path is required after {word}:")
         return word, _unescape(rest)
-    source, _, last = head.rpartition(":")
-    is_function = last.isidentifier() and (source.endswith(".py") or _is_dotted(source))
+    is_function = _is_function(head)
     if colon and _WORD.fullmatch(word):
         near = _nearest(word, KEYS)
         if not is_function or (near and not _is_module(word)):
@@ -180,6 +180,11 @@ def _parse_query(spec: str, text: str) -> dict[str, str]:
             raise InvalidOption(f"data {spec!r}: {key}= is given twice")
         query[key] = _unescape(value)
     return query
+
+
+def _is_function(head: str) -> bool:
+    source, _, last = head.rpartition(":")
+    return last.isidentifier() and (source.endswith(".py") or _is_dotted(source))
 
 
 def _is_dotted(text: str) -> bool:

@@ -256,7 +256,8 @@ def holds_half(model: onnx.ModelProto) -> bool:
     """Return whether any stored tensor is, or any node makes, float16: beside INT8 it is not what counts."""
     if any(dtype_name(tensor.data_type) == "float16" for tensor in model.graph.initializer):
         return True
-    return any(dtype_name(attribute(node, "to", 0)) == "float16" for node in model.graph.node)
+    casts = (node for node in model.graph.node if node.op_type == "Cast")
+    return any(dtype_name(attribute(node, "to", 0)) == "float16" for node in casts)
 
 
 def graph_precision(model: onnx.ModelProto) -> str:

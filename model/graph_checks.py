@@ -1,17 +1,15 @@
-"""Whether the nodes of a graph fit together: names, order, attributes, and functions that end."""
+"""Whether the nodes of a graph fit together: names, order, numbers of inputs and outputs, attributes."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import onnx
 
-MOST_NODES = 10_000_000
-"""Nodes of a model when the functions in the file are put in place of their calls, which runtimes do."""
 _OWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 Problem = tuple[str, str]
@@ -31,13 +29,15 @@ class _Operator:
 
     Attributes:
         inputs, outputs: Least and largest number.
-        required: Whether each of the first inputs must be given; those behind may be left out.
+        required: Whether each of the inputs that it names must be given.
+        repeats: Whether the last of them repeats; an empty name among these crashes ONNX Runtime's Einsum.
         attributes: Name to (type, whether it is required).
     """
 
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     required: tuple[bool, ...]
+    repeats: bool
     attributes: Mapping[str, tuple[int, bool]]
 
 
@@ -71,7 +71,7 @@ def check_graph(
         stored.add(name)
     own |= stored
     scopes = (*outer, own)
-    problem = _check_nodes(graph.node, scopes, opsets, where, declared)
+    problem = check_nodes(graph.node, scopes, opsets, where, declared)
     if problem:
         return problem
     outputs: set[str] = set()
@@ -84,7 +84,7 @@ def check_graph(
     return None
 
 
-def _check_nodes(
+def check_nodes(
     nodes: Sequence[onnx.NodeProto],
     scopes: Scopes,
     opsets: Mapping[str, int],
@@ -175,12 +175,16 @@ _FIELDS = {
     11: "sparse_tensor", 12: "sparse_tensors", 13: "tp", 14: "type_protos",
 }  # fmt: skip
 """AttributeProto's field of values for each of its types, as onnx.proto numbers them."""
+_FLAGS = {"Gemm": ("transA", "transB")}
+"""Operator to attributes that are yes or no; quantizers take any other number for one or the other."""
 _SINGLE = ("f", "i", "s", "t", "g", "sparse_tensor", "tp")
 
 
 def _check_use(
     node: onnx.NodeProto, operator: _Operator, given: Collection[str], subject: str
 ) -> Problem | None:
+    import onnx
+
     for kind, names, (least, most) in (
         ("inputs", node.input, operator.inputs),
         ("outputs", node.output, operator.outputs),
@@ -190,13 +194,18 @@ def _check_use(
                 str(least) if least == most else f"{least} to {most}" if most < 1000 else f"{least} or more"
             )
             return f"{subject} has {len(names)} {kind}; {required} are required", ""
-    for index, (name, must) in enumerate(zip(node.input, operator.required, strict=False)):
+    many = [operator.repeats] * (len(node.input) - len(operator.required))
+    for index, (name, must) in enumerate(zip(node.input, [*operator.required, *many], strict=False)):
         if must and not name:
             return f"{subject}: input {index} is left out, but required", ""
     for name, (_, must) in operator.attributes.items():
         if must and name not in given:
             return f"{subject} lacks the attribute {name!r}, which is required", ""
     for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.STRING and not _is_text(attribute.s):
+            return f"{subject}: attribute {attribute.name!r} is no UTF-8", ""
+        if attribute.name in _FLAGS.get(node.op_type, ()) and attribute.i not in (0, 1):
+            return f"{subject}: attribute {attribute.name!r} is {attribute.i}; 0 or 1 is required", ""
         expected = operator.attributes.get(attribute.name, (attribute.type, False))[0]
         if attribute.type and attribute.type != expected:
             return (
@@ -205,6 +214,14 @@ def _check_use(
                 "",
             )
     return None
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _type_name(kind: int) -> str:
@@ -222,78 +239,11 @@ def _operator(name: str, version: int, domain: str) -> _Operator | None:
         schema = onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:
         return None
-    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    options = onnx.defs.OpSchema.FormalParameterOption
     return _Operator(
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
-        tuple(one.option == single for one in schema.inputs),
+        tuple(one.option != options.Optional for one in schema.inputs),
+        any(one.option == options.Variadic for one in schema.inputs),
         {key: (int(one.type.value), one.required) for key, one in schema.attributes.items()},
     )
-
-
-def check_functions(functions: Sequence[onnx.FunctionProto]) -> Problem | None:
-    """Return what is wrong with the functions in a model; None where nothing is.
-
-    A function that calls itself, or doubles its nodes at each of many levels, never ends where a runtime puts
-    the nodes of functions in place of their calls.
-    """
-    by_name: dict[tuple[str, str, str], onnx.FunctionProto] = {}
-    for function in functions:
-        key = (function.domain, function.name, function.overload)
-        if key in by_name:
-            return f"function {function.domain}.{function.name} is defined twice", ""
-        by_name[key] = function
-    sizes: dict[tuple[str, str, str], int] = {}
-    for key, function in by_name.items():
-        problem = _check_function(function) or _measure(key, by_name, sizes)
-        if problem:
-            return problem
-    return None
-
-
-def _check_function(function: onnx.FunctionProto) -> Problem | None:
-    where = f" in function {function.domain}.{function.name}"
-    declared = {*function.attribute, *(one.name for one in function.attribute_proto)}
-    own = set(function.input)
-    problem = _check_nodes(function.node, (own,), opsets_of(function.opset_import), where, declared)
-    if problem:
-        return problem
-    missing = [name for name in function.output if name not in own]
-    return (f"output {missing[0]!r}{where}: no node makes it", "") if missing else None
-
-
-def _measure(
-    first: tuple[str, str, str],
-    functions: Mapping[tuple[str, str, str], onnx.FunctionProto],
-    sizes: dict[tuple[str, str, str], int],
-) -> Problem | None:
-    """Count the nodes of a function with those of the functions that it calls, without recursion."""
-    under_way: list[tuple[str, str, str]] = [first]
-    while under_way:
-        key = under_way[-1]
-        calls = [(n.domain, n.op_type, n.overload) for n in _nodes_inside(functions[key].node)]
-        inner = [call for call in dict.fromkeys(calls) if call in functions and call not in sizes]
-        for call in inner:
-            if call in under_way:
-                return f"function {call[0]}.{call[1]} calls itself", ""
-        if inner:
-            under_way.append(inner[0])
-            continue
-        sizes[key] = sum(sizes.get(call, 1) for call in calls)
-        if sizes[key] > MOST_NODES:
-            return f"function {key[0]}.{key[1]} stands for more than {MOST_NODES} nodes", ""
-        under_way.pop()
-    return None
-
-
-def _nodes_inside(nodes: Any) -> list[onnx.NodeProto]:
-    found: list[onnx.NodeProto] = []
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        found.append(node)
-        for attribute in node.attribute:
-            waiting.extend(attribute.g.node if attribute.HasField("g") else ())
-            for graph in attribute.graphs:
-                waiting.extend(graph.node)
-    return found

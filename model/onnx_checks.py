@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
-from .graph_checks import check_functions, check_graph, opsets_of
+from .function_checks import check_functions
+from .graph_checks import check_graph, opsets_of
 from .stored_tensors import check_tensor, every_tensor
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
             problem = check_tensor(tensor, folder)
             if problem:
                 raise _Refused(*problem)
-        problem = check_functions(model.functions) or check_graph(model.graph, opsets_of(model.opset_import))
+        problem = check_functions(model.functions, model.graph) or check_graph(
+            model.graph, opsets_of(model.opset_import)
+        )
         if problem:
             raise _Refused(*problem)
     except _Refused as refused:

@@ -53,6 +53,11 @@ def trusting(trust: bool = True) -> Iterator[None]:
         _trusted.reset(before)
 
 
+def is_trusted() -> bool:
+    """Return whether what loads now is trusted."""
+    return _trusted.get()
+
+
 @contextlib.contextmanager
 def program_checked(path: Path) -> Iterator[None]:
     """Check a program, and let PyTorch unpickle nothing but weights as long as this lasts.

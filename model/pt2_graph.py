@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from .file_operators import is_file_operator
+
 _SYMBOL = re.compile(r"Symbol\('[A-Za-z_]\w*'(, \w+=(True|False))*\)")
 _EXPRESSION = re.compile(r"[\w\s+\-*/%(),<>=&|~!]|(?<=\d)\.|\.(?=\d)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -56,6 +58,8 @@ def _texts(value: Any) -> Iterator[tuple[str, str]]:
 
 def _is_operator(target: str) -> bool:
     """Whether a target is one; names that PyTorch does not look up are those of inputs and parameters."""
+    if is_file_operator(target):
+        return False
     if not target.startswith((*_LOOKED_UP, "#")):
         return True
     return any(pattern.fullmatch(target) for pattern in _TARGETS) or not target.startswith(

@@ -15,8 +15,9 @@ from ..artifact import checked_input
 from ..errors import ModelError, first_line
 from ..progress import Progress, quiet, silent
 from .archive_checks import check_archive, is_archive
+from .file_operators import check_torchscript
 from .loaded_model import LoadedModel as LoadedModel
-from .pt2_archive import program_checked
+from .pt2_archive import is_trusted, program_checked
 from .source import TENSORFLOW_KINDS, Source
 from .torch_import import import_torch as import_torch
 from .user_code import call, load_function
@@ -139,6 +140,8 @@ def _load_torchscript(path: Path, device: str, progress: Progress) -> torch.nn.M
             file=path,
         )
     try:
+        if not is_trusted():
+            check_torchscript(path)
         with quiet():  # it warns of its own deprecation
             return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]
     except RuntimeError as error:

@@ -56,7 +56,7 @@ def _of(graph: onnx.GraphProto, stored: Mapping[str, onnx.TensorProto]) -> Itera
         if node.op_type not in _LAYERS or node.domain not in ONNX_DOMAINS:
             continue
         activation, weight = made_by.get(node.input[0]), made_by.get(node.input[1])
-        if not _dequantizes(activation) or _extent(activation.input[1], stored) != 1:
+        if activation is None or not _dequantizes(activation) or _extent(activation.input[1], stored) != 1:
             continue
         if weight is None or weight.op_type in _FOLDED:
             if _is_stored_float(node.input[1], made_by, stored):

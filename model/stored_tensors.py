@@ -129,7 +129,7 @@ def _bits(kind: int) -> int:
     import onnx
 
     name = onnx.TensorProto.DataType.Name(kind)
-    return _NARROW_BITS.get(name) or onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize * 8
+    return _NARROW_BITS.get(name) or 8 * int(onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize)
 
 
 def _typed_values(tensor: onnx.TensorProto, values: int) -> int:

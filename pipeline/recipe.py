@@ -26,6 +26,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_MOST_BYTES = 1 << 20
+_MOST_DOTS = 5000
+
 __all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe"]
 
 
@@ -72,6 +75,10 @@ def parse_recipe(content: bytes, path: Path, *, told: Told = deprecated) -> Reci
     Raises:
         RecipeError: As `read_recipe`.
     """
+    if len(content) > _MOST_BYTES:
+        raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MOST_BYTES} are required", file=path)
+    if any(line.count(b".") > _MOST_DOTS for line in content.splitlines()):  # of a key: tomllib takes minutes
+        raise RecipeError(f"{path}: not TOML: nested too deeply", file=path)
     try:
         values = tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, a date that is none

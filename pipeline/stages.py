@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifact import tool_versions
+from ..artifact import accepting, checked_input, known_digest, tool_versions
 from ..model.preprocessing_names import digest_preprocessing
 from ..model.source import Source, parse_source
 from ..progress import Progress
@@ -138,9 +138,11 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     from ..model.weightless import read_weightless
 
     section = recipe.calibrate
+    with accepting(model.path):  # the store knows it; its work reads the file, and looks at its manifest
+        inputs = read_weightless(model.path).io.inputs
     data = Data(
         recipe.data.calibration,
-        read_weightless(model.path).io.inputs,
+        inputs,
         batch_size=1,
         limit=section.samples or None,
         base=recipe.folder,
@@ -174,8 +176,6 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
 
 def given_ranges(recipe: Recipe) -> Made | None:
     """The ranges that a recipe names in place of a calibration; None where it calibrates."""
-    from ..artifact import checked_input, known_digest
-
     if not recipe.calibrate.ranges:
         return None
     path = checked_input(recipe.folder / recipe.calibrate.ranges, what="ranges file")

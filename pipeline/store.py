@@ -23,7 +23,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidOption, StorageError
-from ..files import TEMPORARY, digest_files, lock, open_lock, remove_stale, write_json
+from ..files import TEMPORARY, digest_files, held_folder, lock, open_lock, remove_stale, write_json
 
 FOLDER = ".qcompile"
 _RECORD = "stage.json"
@@ -58,6 +57,7 @@ class Store:
 
     def __init__(self, output: Path) -> None:
         self.output, self.folder = output, output / FOLDER
+        self._used: set[Path] = set()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -99,6 +99,7 @@ class Store:
             shutil.rmtree(final, ignore_errors=True)
             files = self._make(final, key, work)
         os.utime(final / _RECORD)
+        self._used.add(final)
         self._publish(final, files)
         return Stored(final, files, done)
 
@@ -122,15 +123,14 @@ class Store:
         return self.folder / f"{stage}-{digest[:16]}"
 
     def forget_old(self) -> None:
-        """Remove stages that no run has used for two weeks."""
+        """Remove stages that no run has used for two weeks; never those of this run: the clock may jump."""
         oldest = time.time() - _KEPT_DAYS * 86400
         for record in self.folder.glob(f"*/{_RECORD}"):
-            if record.stat().st_mtime < oldest:
+            if record.parent not in self._used and record.stat().st_mtime < oldest:
                 shutil.rmtree(record.parent, ignore_errors=True)
 
     def _make(self, final: Path, key: Mapping[str, Any], work: Callable[[Path], object]) -> Mapping[str, str]:
-        temporary = Path(tempfile.mkdtemp(prefix=f".qcompile-tmp-{os.getpid()}-", dir=self.folder))
-        try:
+        with held_folder(self.folder) as temporary:
             start = time.monotonic()
             work(temporary)
             took = {"seconds": round(time.monotonic() - start, 3), "peak_bytes": _peak_bytes()}
@@ -143,8 +143,6 @@ class Store:
             _sync(temporary)
             os.replace(temporary, final)
             _sync(self.folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         return files
 
     def _intact(self, final: Path) -> Mapping[str, str] | None:
@@ -167,8 +165,12 @@ class Store:
         Raises:
             StorageError: If a name cannot be taken, such as one that a folder has.
         """
-        self._remove_former_weights(files)
+        self._remove_former(final, files)
+        synced = False
         for name in sorted(files, key=_order):
+            if not synced and f"{name}.json" not in files and name.endswith(".json"):
+                _sync(self.output)  # a manifest appears after its file, also on the disk
+                synced = True
             source, public = final / name, self.output / name
             temporary = self.output / f"{TEMPORARY}{os.getpid()}-{name}"
             try:
@@ -190,11 +192,19 @@ class Store:
                 ) from error
         _sync(self.output)
 
-    def _remove_former_weights(self, files: Mapping[str, str]) -> None:
-        """An ONNX file that holds its weights itself takes the place of one that had them beside it."""
+    def _remove_former(self, final: Path, files: Mapping[str, str]) -> None:
+        """Remove halves of wrong pairs: a kill may come before the other half is in place.
+
+        That is the manifest of a file that another takes the place of, and the weights of an ONNX file that
+        had them beside it where the new one holds them itself.
+        """
         for name in files:
-            data = f"{name}.data"
-            if f"{name}.json" in files and data not in files:
+            data, manifest = f"{name}.data", self.output / f"{name}.json"
+            if manifest.name not in files:
+                continue
+            if manifest.is_file() and not os.path.samefile(manifest, final / manifest.name):
+                manifest.unlink()
+            if data not in files:
                 (self.output / data).unlink(missing_ok=True)
 
 

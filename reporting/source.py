@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from ..bench.results.file_types import kind_and_version
 from ..bench.results.render import RowText, render
 from ..bench.results.results import Results, load_results, read_results
 from ..bench.results.row import Interval, Row, Unit
 from ..bench.statistics.speedup import Speedup
 from ..errors import ArtifactError
-from ..figures import clean, shortened, words
+from ..figures import clean, shortened
 from ..files import read_json, require_file
 from ..spec.measure import Budget
 
@@ -200,10 +201,10 @@ class _LayersFile(msgspec.Struct, frozen=True):
 
 def _layers(path: Path) -> Layers:
     value = read_json(path, what="a file of layers")
-    kind, version = (value.get("kind"), value.get("schema_version")) if isinstance(value, dict) else ("", "")
+    kind, version = kind_and_version(value)
     if kind != LAYERS_KIND or version != LAYERS_VERSION:
         raise ArtifactError(
-            f"{path}: {words(kind)} of version {words(version)}; "
+            f"{path}: {kind or 'a file of no kind'} of version {version}; "
             f"{LAYERS_KIND} of version {LAYERS_VERSION} is required",
             hint="`qcompile diff` with `layers` writes it",
             file=path,

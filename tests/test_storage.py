@@ -145,13 +145,13 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
         read_bytes(Path("/proc/self/mem"))
 
 
-MAY_USE = {"temporary.py", "store.py"}
+MAY_USE = {"temporary.py"}
 """Files that may make temporary folders: all others take theirs from there, where killed ones are swept."""
 
 
 def test_temporary_folders_are_made_in_one_place() -> None:
     makers = ("TemporaryDirectory(", "mkdtemp(", "mkstemp(", "NamedTemporaryFile(", "mktemp(")
-    others = ("tests", "benchmarks", "examples", "build", "docs")
+    others = ("tests", "benchmarks", "examples", "build", "docs", "supply")
     folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name not in others]
     sources = [path for folder in folders if folder.name[0] != "." for path in folder.rglob("*.py")]
     found = [

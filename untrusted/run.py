@@ -25,7 +25,7 @@ from .tree import Tree, available
 _EVERY_S = 0.05
 _TREE_EVERY = 10
 _GRACE_S = 15.0
-_OWN_CODES = (0, 1, 2, 130, 143)
+_OWN_CODES = (0, 1, 2, 129, 130, 143)
 """Exit codes with which a verb ends by itself."""
 _HARM = "the file may be damaged, or made to do harm; no unfinished file was left"
 
@@ -114,7 +114,7 @@ def _watch(process: subprocess.Popen[bytes], tree: Tree, limits: Limits) -> tupl
         held = tree.bytes()
         if held > limits.memory_bytes:
             return (
-                f"ended: its processes held {held / 1e9:.1f} GB of memory; at most {limits.memory_gb:g} GB "
+                f"ended: its processes held {held / 1e9:.3g} GB of memory; at most {limits.memory_gb:g} GB "
                 "are allowed",
                 "raise `memory_limit_gb` where you know why it needs more",
             )
@@ -144,7 +144,7 @@ def _too_long(limits: Limits) -> tuple[str, str]:
 
 def _pass_on(process: subprocess.Popen[bytes], stop: BaseException) -> None:
     """Have the process end as this one does, and give it time to write what it has."""
-    number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
+    number = signal.SIGINT if type(stop) is KeyboardInterrupt else signal.SIGTERM
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
     with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # pressed twice: at once

@@ -6,15 +6,19 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ...figures import DASH
 from ...files import write_text
+from ...plain_text import plain
 from ..measuring.environment import machine_text
 from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from .render import RowText, csv_columns, csv_row, interval_words, render
 from .results import Results
 
 _CHARACTERS = str.maketrans({"|": "\\|", "\n": " "})
+_MARKUP = str.maketrans({"|": "\\|", "<": "&lt;", "[": "\\[", "`": "\\`"})
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 HEADER = (
     "method", "latency ms", "samples/s", "speed-up", "parameters", "size", "size saved", "peak memory",
     "memory saved", "accuracy", "drop", "mean difference", "largest difference",
@@ -31,7 +35,7 @@ def save_csv(results: Results, path: Path) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, csv_columns(), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(csv_row(row) for row in results.rows)
+    writer.writerows({key: _cell(value) for key, value in csv_row(row).items()} for row in results.rows)
     write_text(path, text.getvalue())
 
 
@@ -74,4 +78,10 @@ def _cells(text: RowText) -> list[str]:
             text.name, text.latency, text.throughput, text.compared, *sizes, text.memory, text.memory_saved,
             text.accuracy, f"{text.drop} {text.drop_interval}".strip(), text.mean_error, text.max_error,
         ]  # fmt: skip
-    return [cell.translate(_CHARACTERS) for cell in cells]
+    name, *others = cells
+    return [plain(name).translate(_MARKUP), *(cell.translate(_CHARACTERS) for cell in others)]
+
+
+def _cell(value: Any) -> Any:
+    """A text that a spreadsheet would compute gets the apostrophe that makes it a text there."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -191,6 +191,12 @@ class ResultsFile(_Part):
     history: tuple[Run, ...] = ()
 
 
+def kind_and_version(value: object) -> tuple[str, int]:
+    """Return what a file of ours says that it is: "" and 0 where it does not."""
+    kind, version = (value.get("kind"), value.get("schema_version")) if isinstance(value, dict) else ("", 0)
+    return kind if isinstance(kind, str) else "", version if type(version) is int else 0
+
+
 def problem_of(value: object) -> str:
     """Return what in a file has the wrong type, by its key; empty where nothing has."""
     if _depth(value) > _DEEPEST:

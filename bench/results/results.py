@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArtifactError
-from ...figures import words
 from ...files import require_file, write_json
-from .file_types import KIND, READABLE, problem_of
+from .file_types import KIND, READABLE, kind_and_version, problem_of
 from .row import Row
 from .row_json import read_row, row_json
 
@@ -116,10 +115,10 @@ def parse_results(content: bytes, path: Path) -> Results:
     except (ValueError, RecursionError) as error:
         problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise _no_results(path, problem) from error
-    kind, version = (value.get("kind"), value.get("schema_version")) if isinstance(value, dict) else ("", "")
+    kind, version = kind_and_version(value)
     if kind != KIND or version not in READABLE:
         raise ArtifactError(
-            f"{path}: not a results file: {words(kind)} of version {words(version)}; "
+            f"{path}: not a results file: {kind or 'a file of no kind'} of version {version}; "
             f"{KIND} of version {' or '.join(map(str, READABLE))} is required",
             hint="a newer qcompile wrote it: use that one" if kind == KIND else "",
             file=path,

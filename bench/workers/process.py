@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -56,6 +57,8 @@ class Worker:
             )
         except OSError as error:
             self._log.close()
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # not the interpreter's fault
             raise InvalidOption(
                 f"`python` {python}: cannot be run ({error.strerror})", option="python"
             ) from error

@@ -27,6 +27,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+import qcompile
+
 CALLS = (
     "connect,sendto,sendmsg,sendmmsg,open,openat,openat2,creat,rename,renameat,renameat2,mkdir,mkdirat,link,linkat,"
     "symlink,symlinkat,unlink,unlinkat,rmdir,truncate,mknod,mknodat,chmod,fchmodat,utimensat"
@@ -38,6 +40,8 @@ _PATHS = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 _WRITES = re.compile(r"O_(?:WRONLY|RDWR|CREAT|TRUNC|APPEND)")
 _UNWATCHED = ("/dev/", "/proc/", "/sys/", "pipe:", "socket:", "anon_inode:", "/memfd:")
 
+_PLACES = ("outputs", "temporary", "home", "compiled")
+
 
 @dataclass
 class Watched:
@@ -48,7 +52,8 @@ class Watched:
         code: Its exit code.
         away: Addresses that are not of this machine.
         loopback: Number of connections to it.
-        places: Number of files written in "outputs", "temporary" and "home".
+        places: Number of files written in "outputs", "temporary", "home", and "compiled": `__pycache__` of
+            the package, where numba keeps what it compiled.
         elsewhere: Files written anywhere else.
         at_home: Files written in the fresh home.
     """
@@ -57,7 +62,7 @@ class Watched:
     code: int
     away: list[str] = field(default_factory=list)
     loopback: int = 0
-    places: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("outputs", "temporary", "home"), 0))
+    places: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PLACES, 0))
     elsewhere: list[str] = field(default_factory=list)
     at_home: list[str] = field(default_factory=list)
 
@@ -173,6 +178,7 @@ def watch(words: list[str], work: Path, home: Path, temporary: Path, calls: Path
     )
     found = Watched(words, done.returncode)
     folders = {"temporary": temporary, "home": home, "outputs": work}
+    folders["compiled"] = Path(str(qcompile.__file__)).parent
     for line in calls.read_text(errors="replace").splitlines():
         if address := _FAMILY.search(line):
             if address[2].startswith("127.") or address[2] == "::1":
@@ -182,6 +188,8 @@ def watch(words: list[str], work: Path, home: Path, temporary: Path, calls: Path
             continue
         for path in _written(line, work):
             where = next((name for name, one in folders.items() if path.is_relative_to(one)), "")
+            if where == "compiled" and "__pycache__" not in path.parts:
+                where = ""
             if where:
                 found.places[where] += 1
             if where == "home":

@@ -1,9 +1,10 @@
 """Fuzz our parsers by coverage, with atheris: `fuzz.py TARGET --executions 1000000 --corpus FOLDER`.
 
 An input is parsed in this process. A parser returns, raises one of qcompile's errors, or has a defect, whose
-input is kept; a hang or a crash ends the run. `fuzz.py --list` names the targets; `fuzz.py TARGET --replay`
-parses the inputs that are kept in `corpus/`, without atheris. `--minimize` replaces those by the fewest that
-reach the same lines. Counts go to STATE/TARGET.jsonl, one line per run.
+input is kept; a hang or a crash ends the run. `fuzz.py --list` names the targets. `fuzz.py TARGET --replay`
+parses the inputs that are kept in `corpus/`, without atheris. `--minimize` adds what runs have found, and
+keeps the fewest that reach the same lines. Counts go to STATE/TARGET.PROCESS.json; inputs that show a defect,
+the shortest of each place, to STATE/defects/TARGET.
 
 atheris 3.0.0 has wheels for CPython 3.11: `pip install atheris`, in an environment of its own.
 """
@@ -16,9 +17,7 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ def main() -> None:
     elif asked.replay:
         sys.exit(replay(asked.target, asked.corpus))
     elif asked.minimize:
-        minimize(asked.target, asked.corpus, asked.most_bytes)
+        minimize(asked.target, asked.corpus, asked.state, asked.most_bytes)
     else:
         fuzz(asked)
 
@@ -133,19 +132,58 @@ class _Count:
             self.say()
 
 
-def minimize(name: str, corpus: Path, most_bytes: int) -> None:
-    """Keep the fewest inputs that reach the same lines (libFuzzer's merge), the shortest first."""
-    with tempfile.TemporaryDirectory() as merged:
-        script = [sys.executable, "-P", __file__, name, "--merge-into", merged, "--corpus", str(corpus)]
-        subprocess.run(script, check=True, timeout=3600)
-        kept = sorted(Path(merged).glob("*"), key=lambda path: path.stat().st_size)
-        for path in (corpus / name).glob("*"):
-            path.unlink()
-        left = most_bytes
-        for path in kept:
-            left -= path.stat().st_size
-            if left >= 0:
-                (corpus / name / _name(path.read_bytes())).write_bytes(path.read_bytes())
+def minimize(name: str, corpus: Path, state: Path, most_bytes: int) -> None:
+    """Keep the fewest inputs that reach the same steps from line to line, the shortest first.
+
+    Inputs are those that are kept and those that runs have found.
+    """
+    from catalogue import TARGETS
+
+    found = {*TARGETS[name].seeds}
+    found |= {
+        path.read_bytes() for folder in (corpus, state / "corpus") for path in (folder / name).glob("*")
+    }
+    chosen: list[bytes] = []
+    reached: set[tuple[str, int, int]] = set()
+    left = most_bytes
+    for content in sorted(found, key=lambda content: (len(content), content)):
+        steps = _steps(TARGETS[name], content)
+        if steps - reached and len(content) <= left:
+            reached |= steps
+            left -= len(content)
+            chosen.append(content)
+    (corpus / name).mkdir(parents=True, exist_ok=True)
+    for path in (corpus / name).glob("*"):
+        path.unlink()
+    for content in chosen:
+        (corpus / name / _name(content)).write_bytes(content)
+    print(f"{name}: {len(chosen)} of {len(found)} inputs, {most_bytes - left} bytes")
+
+
+def _steps(target: Any, content: bytes) -> set[tuple[str, int, int]]:
+    """The steps from line to line within qcompile that an input takes."""
+    from target import defect
+
+    steps: set[tuple[str, int, int]] = set()
+    last: dict[int, int] = {}
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        name = frame.f_code.co_filename
+        if "qcompile" not in name or "site-packages" in name:
+            return None
+        if event == "line":
+            steps.add((name, last.get(id(frame), 0), frame.f_lineno))
+            last[id(frame)] = frame.f_lineno
+        elif event == "call":
+            last.pop(id(frame), None)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        defect(target, content)
+    finally:
+        sys.settrace(None)
+    return steps
 
 
 def _name(content: bytes) -> str:

@@ -59,7 +59,7 @@ def verbs(f: Path, out: Path) -> dict[str, list[object]]:
     return {
         "inspect": ["inspect", model],
         "export": ["export", f"{f}/net.py:build", "-i", "x:[batch,4,16,16]", "-o", out / "e.onnx"],
-        "export timm": ["export", "timm:resnet10t", "-o", out / "e.onnx"],
+        "export timm": ["export", "timm:resnet10t", "--weights", "random", "-o", out / "e.onnx"],
         "simplify": ["simplify", model, "-o", out / "s.onnx"],
         "balance": ["balance", model, "--data", data, "-o", out / "b.onnx"],
         "calibrate": ["calibrate", model, "--data", data, "-o", out / "c.ranges"],
@@ -75,19 +75,20 @@ def verbs(f: Path, out: Path) -> dict[str, list[object]]:
     }  # fmt: skip
 
 
-def prepare(folder: Path) -> None:
-    """Write the files that the verbs take."""
+def prepare(folder: Path, names: list[str]) -> None:
+    """Write the files that the named verbs take."""
     write_road(folder)
     (folder / "net.py").write_text(_NET)
     made = verbs(folder, folder)
-    for words in (
-        [*made["calibrate"][:-1], folder / "m.ranges"],
-        [*made["build"][:-1], folder / "built.onnx"],
-        [*made["bench"][:-1], folder / "results.json"],
+    for words, readers in (
+        ([*made["calibrate"][:-1], folder / "m.ranges"], {"quantize", "ranges"}),
+        ([*made["build"][:-1], folder / "built.onnx"], {"bench", "diff", "report"}),
+        ([*made["bench"][:-1], folder / "results.json"], {"report"}),
     ):
-        code, said = carry_out(command(*words))
-        if code:
-            raise SystemExit(said)
+        if readers & set(names):
+            code, said = carry_out(command(*words))
+            if code:
+                raise SystemExit(said)
 
 
 def attempt(words: list[str], place: Path, hang_s: float) -> tuple[str, str, float]:
@@ -157,8 +158,8 @@ def main() -> int:
     draw, counts, slowest_s = random.Random(given.seed), Counter[str](), 0.0
     with tempfile.TemporaryDirectory(prefix="qcompile-limits-") as work:
         files = Path(work) / "files"
-        prepare(files)
         names = [name for name in given.verbs.split(",") if name] or list(verbs(files, files))
+        prepare(files, names)
         for number in range(given.runs):
             name, place = names[number % len(names)], Path(work) / f"run{number}"
             limit = math.exp(draw.uniform(math.log(least), math.log(most)))

@@ -6,6 +6,7 @@ Channels are averaged. Another rate is changed by scipy's polyphase filter (`sci
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ SUFFIXES = frozenset((".wav", ".flac", ".ogg"))
 _RATES_HZ = (100, 768_000)
 """Of recordings; the filter of another rate would take gigabytes."""
 _FRAMES_AT_ONCE = 1 << 14
+_LARGEST_FACTOR = 50_000
 
 
 def decode(source: Path | IO[bytes], rate_hz: int, max_seconds: float, where: str) -> NDArray[np.float32]:
@@ -71,5 +73,15 @@ def at_rate(samples: NDArray[Any], own_hz: int, rate_hz: int) -> NDArray[np.floa
     require_address_space(_SCIPY_BYTES, "load scipy, which resamples recordings")
     from scipy.signal import resample_poly
 
-    common = math.gcd(own_hz, rate_hz)
-    return np.asarray(resample_poly(samples, rate_hz // common, own_hz // common), np.float32)
+    up, down = _ratio(own_hz, rate_hz)
+    return np.asarray(resample_poly(samples, up, down), np.float32)
+
+
+def _ratio(own_hz: int, rate_hz: int) -> tuple[int, int]:
+    """Return the factors up and down; a rate that shares no factor is rounded, as filters have 20 times as
+    many taps as the larger one."""
+    if own_hz > rate_hz:
+        nearest = Fraction(rate_hz, own_hz).limit_denominator(_LARGEST_FACTOR)
+        return nearest.numerator, nearest.denominator
+    nearest = Fraction(own_hz, rate_hz).limit_denominator(_LARGEST_FACTOR)
+    return nearest.denominator, nearest.numerator

@@ -146,6 +146,7 @@ class OpenVino(Engine):
         import openvino
 
         require_tensor_sizes(path)
+        io = model_io(load_onnx(path, external_data=False))  # what is damaged is refused before it is read
         core = openvino.Core()
         try:
             model = core.read_model(path)
@@ -162,7 +163,7 @@ class OpenVino(Engine):
             "PERFORMANCE_HINT": "LATENCY",
             "PERF_COUNT": profile,
         }
-        return OpenVinoRunner(core, model, settings, model_io(load_onnx(path, external_data=False)), path)
+        return OpenVinoRunner(core, model, settings, io, path)
 
 
 def _counted(

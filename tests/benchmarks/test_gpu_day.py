@@ -232,6 +232,8 @@ def test_a_day_that_is_interrupted_leaves_its_json_whole(kit: Path, tmp_path: Pa
         [sys.executable, str(SCRIPT), "run", "--kit", str(kit), "--results", str(tmp_path),
          "--target", "tensorrt-rtx"],
         stdout=subprocess.PIPE, text=True, start_new_session=True,
+        # A shell starts its background jobs with SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         while not list(tmp_path.glob("*/gpu-day.json")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import onnx
 import pytest
 from commands import Qc
 from onnx import TensorProto, helper, numpy_helper
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from qcompile.artifact import Manifest, commit
 from qcompile.compiler.quantize.calibrate import calibrate
@@ -154,6 +157,20 @@ def test_ranges_without_their_manifest_are_refused_by_their_checksum(qc: Qc) -> 
     assert said.code == 1
     assert "m.ranges: its checksum sha256:" in said.err
     assert "calibrate again" in said.err
+
+
+@pytest.mark.usefixtures("folder")
+def test_ranges_of_an_earlier_version_are_taken_and_said_to_hold_no_checksum(qc: Qc) -> None:
+    with safe_open("m.ranges", framework="np") as file:
+        header = json.loads(file.metadata()["qcompile"])
+    del header["checksum"]
+    save_file(load_file("m.ranges"), "old.ranges", metadata={"qcompile": json.dumps(header)})
+    for command in ("ranges show old.ranges", "quantize m.onnx --ranges old.ranges -o o.onnx"):
+        said = qc(*command.split())
+        assert said.code == 0, said
+        assert "holds no checksum: an earlier version made it" in " ".join(said.err.split())
+    assert "no checksum" in qc("inspect", "old.ranges").out
+    assert "checksum" not in qc("inspect", "m.ranges").out
 
 
 @pytest.mark.usefixtures("folder")

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from qcompile.errors import ModelError
+from qcompile.model.graph import holds_half
 from qcompile.model.onnx_file import load_onnx
 from qcompile.model.stored_tensors import external_path
 from qcompile.model.weightless import read_weightless
@@ -88,6 +89,14 @@ def _doubling(model: onnx.ModelProto) -> None:
         name, domain = (f"f{level + 1}", "own") if level < 29 else ("Relu", "")
         nodes = [helper.make_node(name, [a], [b], domain=domain) for a, b in (("u", "t"), ("t", "v"))]
         model.functions.append(helper.make_function("own", f"f{level}", ["u"], ["v"], nodes, opsets))
+
+
+def _many_calls(model: onnx.ModelProto) -> None:
+    for number in range(33):
+        model.graph.node.append(helper.make_node("f0", ["x"], [f"n{number}"], domain="own"))
+    nodes = [helper.make_node("Relu", ["u"], [f"v{number}"]) for number in range(1000)]
+    opsets = [helper.make_opsetid("", 17)]
+    model.functions.append(helper.make_function("own", "f0", ["u"], ["v0"], nodes, opsets))
 
 
 def _mutual(model: onnx.ModelProto) -> None:
@@ -180,6 +189,20 @@ CASES: dict[str, tuple[Change, str]] = {
     "unknown output": (_set("graph.output[0].name", "gone"), "output 'gone': no node makes it"),
     "few inputs": (_do("del model.graph.node[0].input[:]"), f"{NODE} has 0 inputs; 2 are required"),
     "empty input": (_do("model.graph.node[0].input[1] = ''"), f"{NODE}: input 1 is left out, but required"),
+    "empty repeated input": (
+        _do(
+            "model.graph.node[0].CopyFrom(helper.make_node('Einsum', ['x', ''], ['m'], equation='bi,ij->bj'))"
+        ),
+        "Einsum 'making m': input 1 is left out, but required",  # ONNX Runtime 1.31.1 crashes on it
+    ),
+    "an equation that is no text": (
+        _do("model.graph.node[0].CopyFrom(helper.make_node('Einsum', ['x', 'w'], ['m'], equation=b'\\xff'))"),
+        "attribute 'equation' is no UTF-8",
+    ),
+    "a flag of -1": (
+        _do("model.graph.node[0].CopyFrom(helper.make_node('Gemm', ['x', 'w'], ['m'], transB=-1))"),
+        "Gemm 'making m': attribute 'transB' is -1; 0 or 1 is required",
+    ),
     "no outputs": (_do("del model.graph.node[0].output[:]"), "MatMul 'without a name' has no output"),
     "no operator": (_set("graph.node[0].op_type", ""), "a node 'making m' has no operator"),
     "attribute twice": (
@@ -207,7 +230,8 @@ CASES: dict[str, tuple[Change, str]] = {
         "function own.act calls itself",
     ),
     "mutual functions": (_mutual, r"function own\.\w+ calls itself"),
-    "doubling functions": (_doubling, r"function own\.f\d+ stands for more than 10000000 nodes"),
+    "doubling functions": (_doubling, r"calls of function own\.f\d+ stand for more than 32768 nodes"),
+    "many calls": (_many_calls, "its calls of functions stand for more than 32768 nodes"),
     "function twice": (_do("model.functions.append(model.functions[0])"), "own.act is defined twice"),
     "function output": (_do("model.functions[0].output[0] = 'n'"), "output 'n' in function own.act"),
 }  # fmt: skip
@@ -372,6 +396,12 @@ def test_graphs_nested_beyond_what_protobuf_reads_are_refused(tmp_path: Path) ->
     for read in (load_onnx, read_weightless):
         with pytest.raises(ModelError, match="not an ONNX model, or cut off"):
             read(path)
+
+
+def test_an_attribute_of_another_operator_makes_no_half_precision() -> None:
+    model = net()
+    model.graph.node[0].attribute.append(helper.make_attribute("to", [1, 2, 3]))
+    assert not holds_half(model)
 
 
 def test_oddments_that_nothing_reads_are_taken(tmp_path: Path) -> None:

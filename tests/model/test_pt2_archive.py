@@ -149,6 +149,7 @@ def test_objects_and_pickled_tensors_and_native_code_are_refused(saved: Path, tm
         ("torch.ops.aten.linear.default", "torch.os.mkdir", "a call of 'torch.os.mkdir'"),
         ("torch.ops.aten.linear.default", "torch.ops.load_library", "a call of"),
         ("torch.ops.aten.linear.default", "_operator.attrgetter", "a call of"),
+        ("torch.ops.aten.linear.default", "torch.ops.aten.from_file.default", "a call of"),
         ("Symbol('s77', positive=True, integer=True)", "__import__('os').mkdir('MARK')", "the expression"),
         ("Symbol('s77', positive=True, integer=True)", "exec(chr(112))", "the expression"),
         ("Symbol('s77', positive=True, integer=True)", "preview(2)", "the expression"),

@@ -180,7 +180,7 @@ def test_stages_unused_for_two_weeks_are_forgotten(tmp_path: Path) -> None:
     store.run("simplify", {}, Work("new"))
     month_ago = time.time() - 30 * 86400
     os.utime(old.folder / "stage.json", (month_ago, month_ago))
-    store.forget_old()
+    Store(tmp_path).forget_old()
     assert stages(store) == ["simplify"]
 
 
@@ -193,3 +193,56 @@ def test_a_used_stage_is_not_forgotten(tmp_path: Path) -> None:
     store.run("export", {}, work)
     store.forget_old()
     assert stages(store) == ["export"]
+
+
+def test_a_clock_that_jumps_in_a_run_costs_it_no_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without a battery for its clock begins in 1970, and is told the year while it works."""
+    store, work = Store(tmp_path), Work()
+    with store.locked():
+        kept = store.run("stage", {"number": 1}, work)
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 365 * 86400)
+        store.forget_old()
+        assert kept.folder.is_dir()
+        assert store.run("stage", {"number": 1}, work).was_done
+
+
+def test_a_time_in_the_future_is_no_reason_to_make_a_stage_again(tmp_path: Path) -> None:
+    store, work = Store(tmp_path), Work()
+    with store.locked():
+        kept = store.run("stage", {"number": 1}, work)
+        for path in kept.folder.iterdir():
+            os.utime(path, (4e9, 4e9))
+        store.forget_old()
+        assert store.run("stage", {"number": 1}, work).was_done
+
+
+def test_a_kill_while_files_are_published_leaves_no_file_beside_anothers_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, replace = Store(tmp_path), os.replace
+
+    def cut(source: Path, target: Path) -> None:
+        replace(source, target)
+        if Path(target) == tmp_path / "model.onnx":
+            raise KeyboardInterrupt
+
+    def work(version: int) -> Callable[[Path], None]:
+        def write(folder: Path) -> None:
+            (folder / "model.onnx").write_text(f"{version}")
+            (folder / "model.onnx.json").write_text(f'{{"of": {version}}}')
+
+        return write
+
+    with store.locked():
+        store.run("export", {"number": 1}, work(1))
+        monkeypatch.setattr(os, "replace", cut)
+        with pytest.raises(KeyboardInterrupt):
+            store.run("export", {"number": 2}, work(2))
+        assert (tmp_path / "model.onnx").read_text() == "2"
+        assert not (tmp_path / "model.onnx.json").exists()
+        monkeypatch.undo()
+        assert store.run("export", {"number": 2}, work(3)).was_done
+        assert (tmp_path / "model.onnx.json").read_text() == '{"of": 2}'

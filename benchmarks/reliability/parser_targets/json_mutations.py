@@ -93,7 +93,7 @@ def _change(root: list[Any], chance: random.Random) -> None:
     elif action == 2 and isinstance(holder, list) and holder is not root:
         del holder[key]
     elif action == 3 and isinstance(holder, dict):
-        holder[chance.choice(("", "x", "\0", "name", key + "2", "1"))] = holder[key]
+        holder[chance.choice(("", "x", "\0", "name", key + "2", "1"))] = copy.deepcopy(holder[key])
     elif action == 4:
         other, place = chance.choice(places)
         holder[key] = copy.deepcopy(other[place])
@@ -114,4 +114,4 @@ def _near(value: Any, chance: random.Random) -> Any:
         return chance.choice((-value, value * 1e300, value / 1e300, value + 1))
     if isinstance(value, str):
         return chance.choice((value + "\0", value[1:], value * 2, value[:-1] + "\u2028", value.upper()))
-    return chance.choice(ODD)
+    return copy.deepcopy(chance.choice(ODD))

@@ -23,7 +23,7 @@ from qcompile.cli.main import _VERBS
 from qcompile.cli.verb import Verb, read
 from qcompile.comparison.diff import parse_rules, parse_tolerances
 from qcompile.data.query import read_query
-from qcompile.data.spelling import FUNCTION, parse_spelling
+from qcompile.data.spelling import FUNCTION, Spelling, parse_spelling
 from qcompile.engines.gpu import parse_devices
 from qcompile.errors import InvalidOption
 from qcompile.model.source import parse_source
@@ -93,14 +93,15 @@ def data(content: bytes) -> None:
     """DATA; the spelling of what was read is read as the same."""
     text = text_of(content)
     found = parse_spelling(text)
-    again = parse_spelling(str(found))
-    assert replace(again, path=os.path.normpath(again.path)) == replace(
-        found, path=os.path.normpath(found.path)
-    ), text
+    assert _normal(parse_spelling(str(found))) == _normal(found), text
     if found.kind != FUNCTION:
         located = found.located(folder())
-        assert parse_spelling(str(located)) == located, (text, str(located))
+        assert _normal(parse_spelling(str(located))) == _normal(located), text
     read_query(found.query, text)
+
+
+def _normal(spelling: Spelling) -> Spelling:
+    return replace(spelling, path=os.path.normpath(spelling.path))
 
 
 def model(content: bytes) -> None:

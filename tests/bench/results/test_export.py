@@ -80,3 +80,13 @@ def test_equal_and_infinitely_wrong_outputs_have_different_cells(tmp_path: Path)
     with (tmp_path / "t.csv").open(newline="") as file:
         states = [row["difference_state"] for row in csv.DictReader(file)]
     assert states == ["equal", "not finite"]
+
+
+def test_a_name_is_no_formula_of_a_spreadsheet_and_no_markup(tmp_path: Path) -> None:
+    names = ["=cmd|' /C calc'!A0", "@SUM(1)", "+1", "-1", "\tx", "plain", "<img src=x>[a](http://b)\x1b"]
+    save_csv(replace(RESULTS, rows=[replace(FAST, name=name) for name in names]), tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="") as file:
+        read = [row["name"] for row in csv.DictReader(file)]
+    assert read == [f"'{name}" for name in names[:5]] + names[5:]
+    text = markdown(replace(RESULTS, rows=[BASE, replace(FAST, name=names[-1])]))
+    assert "| &lt;img src=x>\\[a](http://b)\\x1b |" in text
