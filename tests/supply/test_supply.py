@@ -46,7 +46,7 @@ def test_the_lock_has_a_hash_for_every_pin(supply: Modules) -> None:
 def test_what_is_installed_here_and_needed_is_locked(supply: Modules) -> None:
     """An environment that `make` set up holds nothing that the lock does not name."""
     locked = pins()
-    cuda = ("nvidia-c", "nvidia-n", "triton")  # what PyTorch's build for GPUs brings besides
+    cuda = ("nvidia-c", "nvidia-n", "cuda-", "triton")  # what PyTorch's build for GPUs brings besides
     unlocked = [
         f"{one.name} {one.version}"
         for one in supply["licences"].packages()
