@@ -25,7 +25,7 @@ try:
 finally:
     sys.path.pop(0)
 
-EXAMPLES = int(os.environ.get("QCOMPILE_FUZZ_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("QCOMPILE_FUZZ_EXAMPLES", "20"))
 HEAVY = {"report": 10, "image": 2, "migrate": 2, "results": 2, "audio": 5}
 """Targets that take more than a millisecond, and the part of the examples that they get."""
 
