@@ -26,7 +26,7 @@ lint: $(READY)
 # The repository's root is the package, so mypy sees it through a link of the package's name.
 types: $(READY)
 	mkdir -p build/types && ln -sfn ../.. build/types/qcompile
-	MYPYPATH=build/types $(BIN)/mypy -p qcompile --exclude '/(build|tests|examples|benchmarks|\.venv)/'
+	MYPYPATH=build/types $(BIN)/mypy -p qcompile --exclude '/(build|tests|examples|benchmarks|supply|\.venv)/'
 
 resnet18: $(READY)
 	test -f benchmarks/digits_resnet18/resnet18.safetensors || $(BIN)/python benchmarks/digits_resnet18/train.py

@@ -29,7 +29,7 @@ _Y_BATCH_FIRST = (2, 0, 1, 3)  # [time, directions, batch, hidden] to [batch, ti
 _OF_SHAPES = ("Shape", "Size")
 
 Finder = Callable[["onnx.ModelProto"], "list[str]"]
-Cure = Callable[["onnx.ModelProto"], None]
+Cure = Callable[["onnx.ModelProto"], object]
 
 
 def find_integer_mods(model: onnx.ModelProto) -> list[str]:
