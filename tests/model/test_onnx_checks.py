@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from issue_commands.damaged_onnx import net, refused
+from damaged_onnx import net, refused
 from onnx import TensorProto, helper
 
 from qcompile.errors import ModelError

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from issue_commands.damaged_onnx import net, refused
+from damaged_onnx import net, refused
 from onnx import TensorProto, helper, numpy_helper
 
 from qcompile.errors import ModelError
