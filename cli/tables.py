@@ -39,15 +39,18 @@ def make_table(title: str, *columns: str, text: bool = False) -> Table:
     return table
 
 
-def add_row(table: Table, *cells: str) -> None:
+def add_row(table: Table, name: str, *cells: str, below: str = "") -> None:
     """Add a row of plain text: brackets in `qcompile[torch]` or `[2.1, 2.3]` are no markup.
 
-    The first cell is a name of one line. Others may have several.
+    Args:
+        table: What it is added to.
+        name: The first cell, of one line.
+        cells: The others; they may have several lines.
+        below: What follows the name, from a line end or a space on.
     """
     from rich.text import Text
 
-    first, *others = cells
-    table.add_row(Text(plain(first)), *(Text(_cell(cell)) for cell in others))
+    table.add_row(Text(plain(name) + below), *(Text(_cell(cell)) for cell in cells))
 
 
 def _cell(text: str) -> str:
@@ -79,7 +82,8 @@ def results_table(results: Results, *, width: int) -> Table:
 
         table.box, table.show_lines = box.SIMPLE_HEAD, False
     for row in results.rows:
-        add_row(table, *_cells(row, results.baseline, wide=wide))
+        below = f"{' ' if wide else chr(10)}(baseline)" if row.name == results.baseline else ""
+        add_row(table, row.name, *_cells(row, results.baseline, wide=wide), below=below)
     return table
 
 
@@ -88,14 +92,12 @@ def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
 
     gap = " " if wide else "\n"
     text = render(row, baseline)
-    name = f"{row.name}{gap}(baseline)" if row.name == baseline else row.name
     if text.problem:
         where = f"not run here:{gap}{row.runs_on}" if row.status == "not run" else row.status
-        return [name, where, DASH, DASH, DASH, text.size, DASH, DASH]
+        return [where, DASH, DASH, DASH, text.size, DASH, DASH]
     comma = f",{gap}" if wide else gap
     accuracy = DASH if row.accuracy is None else f"{text.accuracy}{comma}{text.drop}"
     return [
-        name,
         f"{text.runtime}{comma}{row.runs_on}",
         f"{text.latency}{gap}{text.tail}",
         text.throughput,

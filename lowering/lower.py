@@ -23,7 +23,7 @@ import msgspec
 
 from ..artifact import Manifest, commit, read_manifest
 from ..errors import ArtifactError, InvalidOption
-from ..files import temporary_folder, writing
+from ..files import manifest_path, temporary_folder, writing
 from ..progress import Progress, silent
 from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
 from .constraints import Constraints, half_left_to_engine
@@ -326,6 +326,8 @@ class _Lowering:
             in_float=left,
             progress=self.progress,
         ).manifest
+        # The file is changed from here on; `_record` writes the manifest of what it becomes.
+        manifest_path(self.path).unlink(missing_ok=True)
         return self._fitted(self.path)
 
     def _quantized_as_told(self) -> tuple[Path, Sequence[str], Mapping[str, str]]:

@@ -183,7 +183,7 @@ def parse_bytes(text: str, *, option: str) -> int:
     Raises:
         InvalidOption: If it is none.
     """
-    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([KMG]?)(?:i?B)?", text.strip(), re.I | re.A)
+    match = re.fullmatch(r"([0-9]{1,19}(?:\.[0-9]{1,18})?)([KMG]?)(?:i?B)?", text.strip(), re.I | re.A)
     size = int(Fraction(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < 1:
         raise Refused(option, "a size such as 512M or 4G is required", value=text)

@@ -12,7 +12,6 @@ import os
 import signal
 from pathlib import Path
 
-from ..model.session import usable_cores
 from .limits import Limits
 
 WATCHED = "QCOMPILE_UNTRUSTED"
@@ -46,6 +45,8 @@ def limit_self() -> None:
     if os.getppid() != parent:  # it ended before the system was told
         os.kill(os.getpid(), signal.SIGKILL)
     granted_s = float(os.environ[WATCHED].partition(":")[2])
+    from ..model.session import usable_cores  # which loads numpy, and `--help` comes by this file
+
     processor_s = int(granted_s * usable_cores()) + _CPU_SLACK_S
     for kind, most in (
         (resource.RLIMIT_CORE, 0),

@@ -54,7 +54,7 @@ def test_every_option_says_what_it_does_in_one_sentence() -> None:
 def test_options_stand_in_the_spec_alone() -> None:
     for path in (ROOT / "cli").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and path.stem not in ("verb", "session"):
+            if isinstance(node, ast.Call) and path.stem not in ("verb", "session", "untrusted"):
                 assert ast.unparse(node.func) not in ("click.option", "click.Option", "click.argument"), path
 
 

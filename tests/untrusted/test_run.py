@@ -16,7 +16,8 @@ from huge_tensors import looped
 
 from qcompile.bench.workers.command import worker_command
 from qcompile.errors import InvalidOption, WorkerError
-from qcompile.untrusted import Limits, run_untrusted
+from qcompile.untrusted.limits import Limits
+from qcompile.untrusted.run import run_untrusted
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 
