@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from ..errors import InvalidOption
 
 RANDOM = "random"
-_MOST_DIGITS = 18  # of an int64
+_MOST_DIGITS = 19  # of an int64
 
 
 @dataclass(frozen=True)

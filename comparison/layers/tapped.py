@@ -11,16 +11,17 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ...artifact import read_manifest
+from ...artifact import digest_artifact, read_manifest
 from ...engines.load import load
 from ...engines.registry import engine
 from ...errors import DataError, first_line
-from ...files import manifest_path
+from ...files import manifest_path, write_json
 from ...model.graph import holds_half, infer_types
 from ...model.session import make_session, session_options
 from ...model.weightless import WeightlessModel, read_weightless
@@ -202,8 +203,8 @@ def _openvino(
         _link(file, place / file.name)
     tapped = place / "tapped.onnx"
     onnx.save(model, str(tapped))
-    if manifest_path(path).is_file():
-        manifest_path(tapped).write_bytes(manifest_path(path).read_bytes())
+    if (manifest := read_manifest(path)) is not None:
+        write_json(manifest_path(tapped), replace(manifest, digest=digest_artifact(tapped)).as_json())
     with engine("openvino").open(str(tapped), threads=threads) as runner:
         yield _Compiled(runner, list(outputs), outputs)
 

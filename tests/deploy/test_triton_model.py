@@ -144,7 +144,7 @@ def test_missing_or_foreign_external_data_is_refused(with_data: Path, tmp_path: 
     with pytest.raises(ModelError, match=r"weights\.bin does not exist"):
         read_triton_model(with_data)
     (with_data.parent / "weights.bin").symlink_to(tmp_path / "weights.bin")
-    with pytest.raises(ModelError, match="lies outside its folder"):
+    with pytest.raises(ModelError, match="outside of"):
         read_triton_model(with_data)
 
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ....errors import InvalidOption
+from ....errors import InvalidOption, StorageError
 from ....files import digest_files, writing
 
 SUFFIX = ".runtime_cache"
@@ -69,7 +69,7 @@ class RuntimeCacheFile:
         try:
             with writing(self.path) as temporary:
                 temporary.write_bytes(_MAGIC + header + b"\n" + blob)
-        except (OSError, InvalidOption):
+        except (OSError, InvalidOption, StorageError):
             return  # a cache is no result: where it cannot be kept, the next process compiles again
         self._blob_digest = _digest(blob)
 
