@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from .input_notes import KEY
+
 if TYPE_CHECKING:
     import onnx
 
@@ -80,6 +82,8 @@ def _strip_entries(entries: Any) -> bool:
         for key, value in values:
             entries.add(key=key, value=value)
     for entry in entries:
+        if entry.key == KEY:  # the folder of a tokenizer is where samples are read with it
+            continue
         if "/" not in entry.value and "\\" not in entry.value:
             continue
         shorter = without_folders(entry.value)

@@ -25,15 +25,16 @@ from qcompile.temporary import temporary_folder
 def verb():
     with temporary_folder("wait") as folder:
         (folder / "work").touch()
-        print("ready", flush=True)
-        exec(sys.argv[1])
+        exec(sys.argv[1], {"ready": lambda: print("ready", flush=True), "sys": sys, "time": time})
 command.VerbGroup.get_command = lambda *_: command.click.Command("wait", callback=verb)
 command.main(["wait"])
 """
 
 
 @contextmanager
-def waiting(folder: Path, work: str = "time.sleep(600)", ignored: int = 0) -> Iterator[subprocess.Popen[str]]:
+def waiting(
+    folder: Path, work: str = "ready(); time.sleep(600)", ignored: int = 0
+) -> Iterator[subprocess.Popen[str]]:
     """A command that has begun its work."""
 
     def ignore() -> None:
@@ -67,14 +68,16 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals, code:
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     """`nohup` starts a command so."""
-    with waiting(tmp_path, "sys.stdin.read()", ignored=signal.SIGHUP) as process:
+    with waiting(tmp_path, "ready(); sys.stdin.read()", ignored=signal.SIGHUP) as process:
         process.send_signal(signal.SIGHUP)
         out, said = process.communicate("", timeout=60)
     assert (process.returncode, out, said) == (0, "", "")
 
 
 def test_a_library_that_makes_another_error_of_it_does_not_hide_it(tmp_path: Path) -> None:
-    work = "try:\n time.sleep(600)\nexcept BaseException:\n raise RuntimeError('callback') from None"
+    work = (
+        "try:\n ready()\n time.sleep(600)\nexcept BaseException:\n raise RuntimeError('callback') from None"
+    )
     with waiting(tmp_path, work) as process:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
@@ -83,7 +86,7 @@ def test_a_library_that_makes_another_error_of_it_does_not_hide_it(tmp_path: Pat
 
 
 def test_a_second_one_ends_what_does_not_come_back(tmp_path: Path) -> None:
-    work = "while True:\n try:\n  time.sleep(600)\n except BaseException:\n  print('kept', flush=True)"
+    work = "while True:\n try:\n  ready()\n  time.sleep(600)\n except BaseException:\n  print('kept', flush=True)"
     with waiting(tmp_path, work) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
