@@ -122,7 +122,8 @@ def _check_values(tensor: onnx.TensorProto) -> Problem | None:
 
 def stored_bytes(tensor: onnx.TensorProto) -> int:
     """Return what the values of a tensor take as raw bytes; those of less than 8 bits are packed."""
-    return int(math.ceil(math.prod(tensor.dims) * _bits(tensor.data_type) / 8))
+    bits: int = math.prod(tensor.dims) * _bits(tensor.data_type)
+    return -(-bits // 8)
 
 
 def _bits(kind: int) -> int:

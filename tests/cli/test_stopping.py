@@ -86,7 +86,10 @@ def test_a_library_that_makes_another_error_of_it_does_not_hide_it(tmp_path: Pat
 
 
 def test_a_second_one_ends_what_does_not_come_back(tmp_path: Path) -> None:
-    work = "while True:\n try:\n  ready()\n  time.sleep(600)\n except BaseException:\n  print('kept', flush=True)"
+    work = (
+        "while True:\n try:\n  ready()\n  time.sleep(600)\n"
+        " except BaseException:\n  print('kept', flush=True)"
+    )
     with waiting(tmp_path, work) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
