@@ -111,16 +111,17 @@ def _reference(content: Buffer, start: int, end: int, name: str) -> bytes:
     from onnx import TensorProto
 
     parts: list[bytes] = []
+    place = b""
     for field, kind, field_start, value, field_end in _fields(content, start, end):
         if field == _RAW_DATA and kind == _BYTES and field_end - value > KEPT_BYTES:
             added = TensorProto(data_location=TensorProto.EXTERNAL)
             for key, text in (("location", name), ("offset", value), ("length", field_end - value)):
                 entry = added.external_data.add()
                 entry.key, entry.value = key, str(text)
-            parts.append(added.SerializeToString())
+            place = added.SerializeToString()
         else:
             parts.append(content[field_start:field_end])
-    return b"".join(parts)
+    return b"".join([*parts, place])  # last: a file may say `data_location: DEFAULT`, and the last one counts
 
 
 def _fields(content: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:

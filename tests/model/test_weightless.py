@@ -165,6 +165,21 @@ def test_fields_may_come_in_any_order(tmp_path: Path) -> None:
     assert_weightless(read_weightless(path), expected)
 
 
+def test_a_weight_that_says_it_lies_in_the_file_is_found_there(tmp_path: Path) -> None:
+    """onnx writes `data_location: DEFAULT` behind the values of what it once read from another file."""
+    model = large()
+    for tensor in model.graph.initializer:
+        tensor.data_location = TensorProto.DEFAULT
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    light = read_weightless(path).model
+    assert [t.data_location for t in light.graph.initializer if not t.raw_data] == [TensorProto.EXTERNAL]
+    onnx.load_external_data_for_model(light, str(tmp_path))
+    values = {t.name: numpy_helper.to_array(t) for t in light.graph.initializer}
+    for tensor in model.graph.initializer:
+        np.testing.assert_array_equal(values[tensor.name], numpy_helper.to_array(tensor))
+
+
 def varint(value: int) -> bytes:
     """A number as protobuf writes it."""
     low, rest = value & 0x7F, value >> 7
