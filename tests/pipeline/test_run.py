@@ -240,13 +240,13 @@ def test_ctrl_c_ends_with_130_and_no_process_stays(recipe: Path) -> None:
     )
     me = psutil.Process(process.pid)
     workers: list[psutil.Process] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while len(workers) < 2 and process.poll() is None and time.monotonic() < deadline:
         workers = me.children(recursive=True)
         time.sleep(0.01)
     assert workers, "the benchmark started no worker"
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=30)[1]
+    said = process.communicate(timeout=300)[1]
     assert process.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said
