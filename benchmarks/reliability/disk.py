@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -43,6 +42,7 @@ from typing import Any
 
 import onnx
 import small_road
+from scarcity import drop_capabilities, limit, mounted, set_temporary
 from small_road import broken, carry_out, command, write_road
 
 SIZES_KB = (4, 64, 512, 4096)
@@ -192,43 +192,6 @@ def _wait(child: int, limit_s: float) -> int:
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return 124
-
-
-@contextlib.contextmanager
-def mounted(place: Path, kilobytes: int) -> Iterator[Path]:
-    """A disk of some kilobytes (Linux, as root)."""
-    place.mkdir(parents=True, exist_ok=True)
-    options = f"size={kilobytes}k,mode=1777"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def set_temporary(folder: Path) -> None:
-    """Have this process keep its temporary files in a folder."""
-    os.environ["TMPDIR"] = str(folder)
-    tempfile.tempdir = None
-
-
-def limit(kind: int, most: int) -> None:
-    """Lower a limit of this process."""
-    resource.setrlimit(kind, (most, most))
-
-
-def drop_capabilities(*numbers: int) -> None:
-    """Have root's permissions checked as another user's (capabilities(7)), here and in children."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for number in numbers:
-        libc.prctl(24, number, 0, 0, 0)  # PR_CAPBSET_DROP
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    sets = (ctypes.c_uint32 * 6)()
-    libc.capget(header, sets)
-    for index in range(3):
-        sets[index] &= ~sum(1 << number for number in numbers)
-    if libc.capset(header, sets):
-        raise OSError(ctypes.get_errno(), "capset")
 
 
 def fresh(folder: Path) -> Path:

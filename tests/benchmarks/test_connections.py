@@ -14,20 +14,20 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "reliability" / "connections
 sys.path.insert(0, str(SCRIPT.parent))
 import connections  # noqa: E402
 
-WORK = Path("/work")
+WORK = Path("/place")
 
 
 @pytest.mark.parametrize(
     ("line", "paths"),
     [
-        ('7 openat(AT_FDCWD</work>, "a", O_WRONLY|O_CREAT, 0666) = 3</work/a>', ["/work/a"]),
-        ('7 openat(AT_FDCWD</work>, "a", O_RDONLY|O_CLOEXEC) = 3</work/a>', []),
-        ('7 openat(AT_FDCWD</work>, "../b", O_RDWR) = 3</b>', ["/b"]),
-        ('7 openat(AT_FDCWD</work>, "a", O_WRONLY) = -1 EACCES (Permission denied)', []),
-        ('7 openat(AT_FDCWD</work>, "/dev/null", O_WRONLY) = 3</dev/null>', []),
-        ('7 rename("a", "/home/b") = 0', ["/work/a", "/home/b"]),
+        ('7 openat(AT_FDCWD</place>, "a", O_WRONLY|O_CREAT, 0666) = 3</place/a>', ["/place/a"]),
+        ('7 openat(AT_FDCWD</place>, "a", O_RDONLY|O_CLOEXEC) = 3</place/a>', []),
+        ('7 openat(AT_FDCWD</place>, "../b", O_RDWR) = 3</b>', ["/b"]),
+        ('7 openat(AT_FDCWD</place>, "a", O_WRONLY) = -1 EACCES (Permission denied)', []),
+        ('7 openat(AT_FDCWD</place>, "/dev/null", O_WRONLY) = 3</dev/null>', []),
+        ('7 rename("a", "/home/b") = 0', ["/place/a", "/home/b"]),
         ('7 unlinkat(4</home/x>, "c", 0) = 0', ["/home/x/c"]),
-        ('7 symlink("/etc/passwd", "d") = 0', ["/work/d"]),
+        ('7 symlink("/etc/passwd", "d") = 0', ["/place/d"]),
         ('7 mkdir("/tmp/e", 0777) = -1 EEXIST (File exists)', []),
         ("7 connect(3<TCP:[1]>, {sa_family=AF_INET}, 16) = 0", []),
     ],

@@ -18,7 +18,7 @@ from qcompile.model.source_paths import strip_source_paths, without_folders
     ("text", "expected"),
     [
         ('File "/home/ann/net.py", line 7, in forward', 'File "net.py", line 7, in forward'),
-        ("/root/project/a/b/model.py:12", "model.py:12"),
+        ("/home/ann/project/a/b/model.py:12", "model.py:12"),
         ("of C:\\Users\\Ann\\net.py and D:/x/y.py", "of net.py and y.py"),
         ("/Users/ann/My/weights", "weights"),
         ("/some/where/else/net.py(3): forward", "net.py(3): forward"),
