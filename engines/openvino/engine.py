@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 """What OpenVINO computes float parts in. Its own choice is bfloat16 where the processor has it."""
+_NO_ARRAYS = ("bfloat", "float8", "float4", "int4", "uint4", "int2", "uint2")
+"""Beginnings of element types that `openvino.Tensor` takes no array of (2026.4, `Unsupported data type`)."""
 
 
 class OpenVino(Engine):
@@ -147,6 +149,7 @@ class OpenVino(Engine):
 
         require_tensor_sizes(path)
         io = model_io(load_onnx(path, external_data=False))  # what is damaged is refused before it is read
+        _require_dtypes(io, shown or path)
         core = openvino.Core()
         try:
             model = core.read_model(path)
@@ -164,6 +167,17 @@ class OpenVino(Engine):
             "PERF_COUNT": profile,
         }
         return OpenVinoRunner(core, model, settings, io, path)
+
+
+def _require_dtypes(io: ModelIO, shown: str | Path) -> None:
+    """Refuse inputs whose element type OpenVINO's binding takes no array of."""
+    for tensor in io.inputs:
+        if tensor.dtype.startswith(_NO_ARRAYS):
+            raise BuildError(
+                f"{shown}: input {tensor.name!r} is {tensor.dtype}, of which OpenVINO takes no array",
+                hint="give the model a float32 or int8 input, and cast it inside",
+                tensor=tensor.name,
+            )
 
 
 def _counted(

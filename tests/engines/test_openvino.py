@@ -239,3 +239,31 @@ def test_what_computes_a_recurrent_layer_is_told(direction: str, tmp_path: Path)
     onnx.save(model, tmp_path / "m.onnx")
     built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target="openvino", precision="fp32")
     assert built.manifest.proof["layers_by_precision"]["fp32"] == {"LSTM": 1}
+
+
+def test_an_input_without_axes_is_given(tmp_path: Path) -> None:
+    x, w = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", []), ("y", [2]))
+    )
+    scale = numpy_helper.from_array(np.float32([2, 3]), "s")
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "s"], ["y"])], "g", [x], [w], [scale])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    built = qcompile.build(path, tmp_path / "o.onnx", target="openvino")
+    with qcompile.load(built.path) as runner:
+        np.testing.assert_array_equal(runner.infer({"x": np.float32(1.5).reshape(())})["y"], [3, 4.5])
+
+
+@pytest.mark.parametrize("kind", ["BFLOAT16", "FLOAT8E4M3FN", "INT4", "UINT4"])
+def test_an_input_that_the_binding_takes_no_array_of_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    given = helper.make_tensor_value_info("x", TensorProto.DataType.Value(kind), [2, 4])
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4])
+    cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)
+    graph = helper.make_graph([cast], "g", [given], [made])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    with pytest.raises(BuildError, match=r"input 'x' is .*, of which OpenVINO takes no array"):
+        qcompile.build(path, tmp_path / "o.onnx", target="openvino")
+    assert [one.name for one in tmp_path.iterdir()] == ["m.onnx"]
