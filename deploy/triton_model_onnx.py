@@ -52,13 +52,11 @@ def onnx_side_files(path: Path) -> dict[str, Path]:
     """Return the files with a model's external data, by the place beside it that the model names.
 
     Raises:
-        ModelError: If one is missing, or lies outside the model's folder.
+        ModelError: If one is missing, or (as `load_onnx` finds) lies outside the model's folder.
     """
     folder = path.resolve().parent
     side_files: dict[str, Path] = {}
     for file in external_files(path, load_onnx(path, external_data=False)):
-        if not file.resolve().is_relative_to(folder):
-            raise ModelError(f"{path}: its external data {file} lies outside its folder", file=path)
         if not file.is_file():
             raise ModelError(
                 f"{path}: its external data {file} does not exist",
