@@ -17,6 +17,7 @@
     ├── ArtifactError           an artifact that is damaged or belongs elsewhere
     ├── OutOfMemory             memory or address space that a step needs and does not get
     ├── StorageError            a file that cannot be written or read: disk full, permission, read-only
+    ├── ClusterError            a scheduler or workers that cannot be used, or were lost
     └── WorkerError             a worker process that died, hung or answered nonsense
 
 A message says *subject: found; required*; the hint is the next step. Only `cli/` presents errors.
@@ -149,3 +150,7 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
     return str(value)
+
+
+class ClusterError(QCompileError):
+    """A scheduler or workers on other machines cannot be used, or were lost. Data: `address`, `worker`."""

@@ -9,32 +9,22 @@ the artifacts that need ranges. An error of another stage ends the run.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EngineUnavailable, QCompileError, UsageError
-from ..machine_memory import out_of_memory
 from ..model.pt2_archive import trusting
-from ..model.source import digest_source
 from ..progress import Progress, silent
-from .bench_stages import bench_stage, report_stage
+from .executor import Executor, ThisProcess
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe
-from .stages import (
-    Made,
-    Stage,
-    balance_stage,
-    build_stage,
-    calibrate_stage,
-    export_stage,
-    given_ranges,
-    lower_stage,
-    recipe_source,
-    simplify_stage,
-)
+from .stages import Made, given_ranges
+from .steps import Step, source_digest, stage_of, takes_pytorch
 from .store import Store
 from .trust import trusted
 
@@ -63,6 +53,7 @@ class RunReport:
         why_no_page: Why there is none.
         budget: Measured artifact to why it may not be recommended, empty where it keeps the budget; None
             without one.
+        where: Stage to the worker that did it; empty where all was done in this process.
     """
 
     output: Path
@@ -73,6 +64,7 @@ class RunReport:
     page: Path | None = None
     why_no_page: str = ""
     budget: dict[str, str] | None = None
+    where: dict[str, str] = field(default_factory=dict)
 
 
 def run(
@@ -82,6 +74,7 @@ def run(
     again: tuple[str, ...] = (),
     trust: bool = False,
     typed: Collection[str] = (),
+    executor: Executor | None = None,
     progress: Progress = silent,
     listener: StageListener | None = None,
 ) -> RunReport:
@@ -94,6 +87,7 @@ def run(
         trust: Run code that the recipe names outside of its folder, write there, and load `.pt2` and Keras
             files that run code.
         typed: Spellings of models and data that the user typed himself, which need no more trust.
+        executor: Carries out the stages; this process by default.
         progress: Told of every step.
         listener: Told of every stage when it is over.
 
@@ -113,45 +107,45 @@ def run(
     check_output(recipe, recipe.folder, folder)
     store = Store(folder)
     with store.locked(), trusting(recipe.model.trust):
-        report = _Run(recipe, store, again, progress, listener).drive()
+        report = _Run(recipe, store, again, executor or ThisProcess(), progress, listener).drive()
         store.forget_old()
     return report
 
 
 class _Run:
-    """One run: the stages in order, each handing its file to the next."""
+    """One run: each step's file is handed to the next; artifacts do not wait for each other."""
 
     def __init__(
         self,
         recipe: Recipe,
         store: Store,
         again: tuple[str, ...],
+        executor: Executor,
         progress: Progress,
         listener: StageListener | None,
     ) -> None:
-        self.recipe, self.store, self.again = recipe, store, again
+        self.recipe, self.store, self.again, self.executor = recipe, store, again, executor
         self.progress, self.listener = progress, listener
         self.report = RunReport(store.output)
-        self.source = recipe_source(recipe)
-        self.source_digest = digest_source(
-            self.source, depends=[recipe.folder / name for name in recipe.model.depends]
-        )
+        self.source_digest = source_digest(recipe)
 
     def drive(self) -> RunReport:
         recipe = self.recipe
-        model = self._do(export_stage(recipe, self.source, self.source_digest))
+        model = self._do(Step(kind="export", source_digest=self.source_digest))
         if recipe.model.simplify:
-            model = self._do(simplify_stage(recipe, model))
+            model = self._do(Step(kind="simplify", files={"model": model}))
         if recipe.calibrate.balance:
-            model = self._do(balance_stage(recipe, model))
+            model = self._do(Step(kind="balance", files={"model": model}))
         ranges = self._ranges(model)
+        wanted = [one for one in recipe.artifact if one.name not in self.report.failures]
+        made = self._each([functools.partial(self._artifact, one, model, ranges) for one in wanted])
         built: dict[str, Made] = {}
-        for one in recipe.artifact:
-            if one.name not in self.report.failures:
-                try:
-                    built[one.name] = self._artifact(one, model, ranges)
-                except QCompileError as error:
-                    self.report.failures[one.name] = error
+        for one, outcome in zip(wanted, made, strict=True):
+            if isinstance(outcome, QCompileError):
+                self.report.failures[one.name] = outcome
+            else:
+                built[one.name] = outcome
+                self.report.artifacts[one.name] = self.store.output / outcome.path.name
         if recipe.bench:
             self._bench(built, ranges)
         return self.report
@@ -163,9 +157,8 @@ class _Run:
             return None
         if given := given_ranges(self.recipe):
             return given
-        checkpoint = self.store.folder / "calibrate.checkpoint"
         try:
-            return self._do(calibrate_stage(self.recipe, model, checkpoint))
+            return self._calibrated(model)
         except UsageError:
             raise  # the recipe is wrong
         except QCompileError as error:
@@ -174,24 +167,36 @@ class _Run:
             self.report.failures |= dict.fromkeys(needing, error)
             return None
 
-    def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
-        from ..engines.capabilities import capabilities
-        from ..engines.registry import engine
+    def _calibrated(self, model: Made) -> Made:
+        """Ranges of all samples, observed at once or in parts that are merged."""
+        whole = Step(kind="calibrate", files={"model": model})
+        number = self.executor.shards
+        if number == 1 or (not self._is_asked(whole) and self._is_done(whole)):
+            return self._do(whole)
+        steps = [replace(whole, shard=f"{part}/{number}") for part in range(1, number + 1)]
+        parts = self._each([functools.partial(self._do, step) for step in steps])
+        for part in parts:
+            if isinstance(part, QCompileError):
+                raise part
+        return self._do(replace(whole, shards=tuple(part for part in parts if isinstance(part, Made))))
 
-        chosen = engine(one.target)
-        if chosen.takes == "pytorch":
-            stage = build_stage(self.recipe, one, self.source.absolute, self.source_digest)
-        else:
-            ranges = ranges if one.needs_ranges else None
-            try:
-                lowering = lower_stage(self.recipe, one, model, ranges, capabilities(chosen))
-            except EngineUnavailable:
-                lowering = None  # the build says why, and fails
-            graph = self._do(lowering) if lowering else None
-            stage = build_stage(self.recipe, one, str(model.path), model.digest, ranges=ranges, graph=graph)
-        made = self._do(stage)
-        self.report.artifacts[one.name] = self.store.output / stage.file
-        return made
+    def _is_done(self, step: Step) -> bool:
+        """Whether an earlier run did a step, by the tools of this machine."""
+        stage = stage_of(self.recipe, step, self.store.output)
+        return (
+            stage is not None and self.store.find(stage.name, {**stage.key, "file": stage.file}) is not None
+        )
+
+    def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
+        if takes_pytorch(one):
+            return self._do(Step(kind="build", artifact=one.name, source_digest=self.source_digest))
+        files = {"model": model}
+        if ranges is not None and one.needs_ranges:
+            files["ranges"] = ranges
+        graph = self._look(Step(kind="quantize", artifact=one.name, files=files))
+        if graph is not None:
+            files["graph"] = graph
+        return self._do(Step(kind="build", artifact=one.name, files=files))
 
     def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
         from ..bench.results.results import load_results
@@ -205,55 +210,68 @@ class _Run:
         unavailable = [
             name for name, error in self.report.failures.items() if isinstance(error, EngineUnavailable)
         ]
-        stage = bench_stage(
-            self.recipe, self.source, self.source_digest, built, self.store.output, reasons, unavailable
+        step = Step(
+            kind="bench",
+            source_digest=self.source_digest,
+            built=built,
+            why_not=reasons,
+            unavailable=tuple(unavailable),
         )
-        measured = self._do(stage)
+        measured = self._do(step)
         self.report.results = load_results(measured.path)
         if self.recipe.budget.limits:
             source = read_source(measured.path, budget=self.recipe.budget)
             self.report.budget = {one.name: why_not(one, self.recipe.budget) or "" for one in source.measured}
+        files = {"results": measured, "ranges": ranges} if ranges else {"results": measured}
         try:
-            page = self._do(report_stage(measured, ranges, self.recipe.budget)).path
+            page = self._do(Step(kind="report", files=files)).path
             self.report.page = self.store.output / page.name
         except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
             self.report.why_no_page = error.message
 
-    def _do(self, stage: Stage) -> Made:
-        """Carry out a stage unless it is done already."""
+    def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
+        """Do several things, as many at a time as the executor takes; one that fails yields its error."""
+
+        def outcome(task: Callable[[], Made]) -> Made | QCompileError:
+            try:
+                return task()
+            except QCompileError as error:
+                return error
+
+        if self.executor.parallel == 1 or len(tasks) < 2:
+            return [outcome(task) for task in tasks]
+        with ThreadPoolExecutor(min(self.executor.parallel, len(tasks)), "qcompile-run") as threads:
+            return list(threads.map(outcome, tasks))
+
+    def _do(self, step: Step) -> Made:
+        """Carry out a step, unless it is done already."""
+        made = self._look(step)
+        assert made is not None, "only a graph may stay as it is"
+        return made
+
+    def _look(self, step: Step) -> Made | None:
+        """Carry out a step, unless it is done already or means no stage."""
         start = time.monotonic()
 
         def told(text: str, done: int = 0, total: int | None = None, /) -> None:
-            self.progress(f"{stage.name}: {text}", done, total)
+            self.progress(f"{step.name}: {text}", done, total)
 
-        again = any(stage.name == wanted or stage.name.startswith(f"{wanted}-") for wanted in self.again)
         try:
-            stored = self.store.run(
-                stage.name,
-                {**stage.key, "file": stage.file},
-                lambda folder: self._work(stage, folder, told),
-                again=again,
-            )
+            done = self.executor.do(self.recipe, step, self.store, again=self._is_asked(step), progress=told)
         except QCompileError:
-            self._note(stage, "failed", start)
+            self._note(step, "failed", start)
             raise
-        self._note(stage, "skipped" if stored.was_done else "done", start)
-        return Made(stored.folder / stage.file, stored.files[stage.file])
+        if done is None:
+            return None
+        self._note(step, "skipped" if done.was_done else "done", start)
+        if done.where:
+            self.report.where[step.name] = done.where
+        return done.made
 
-    def _work(self, stage: Stage, folder: Path, told: Progress) -> None:
-        try:
-            stage.work(folder / stage.file, told)
-        except Exception as error:
-            shortage = out_of_memory(error, stage.name)
-            if shortage is not None and shortage is not error:
-                raise shortage from error
-            if not isinstance(error, QCompileError):
-                raise
-            # The folder has another name each time, and is gone: say where the file would be.
-            error.message = error.message.replace(str(folder), str(self.store.output))
-            raise
+    def _is_asked(self, step: Step) -> bool:
+        return any(step.name == wanted or step.name.startswith(f"{wanted}-") for wanted in self.again)
 
-    def _note(self, stage: Stage, state: str, start: float) -> None:
-        self.report.stages[stage.name] = state
+    def _note(self, step: Step, state: str, start: float) -> None:
+        self.report.stages[step.name] = state
         if self.listener:
-            self.listener(stage.name, state, time.monotonic() - start)
+            self.listener(step.name, state, time.monotonic() - start)

@@ -6,7 +6,7 @@ that a run in which nothing changed ends at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,8 +131,14 @@ def balance_stage(recipe: Recipe, model: Made) -> Stage:
     return Stage("balance", f"{recipe.name}{BALANCED}", key, work)
 
 
-def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
-    """Samples become ranges."""
+def calibrate_stage(
+    recipe: Recipe, model: Made, checkpoint: Path, *, shard: str = "", parts: Sequence[Made] = ()
+) -> Stage:
+    """Samples become ranges.
+
+    With `shard` only that part of them is observed, as a stage of its own. With `parts`, the ranges of all
+    shards, they are merged to what observing all would give, bit for bit: it is the same stage.
+    """
     from ..compiler.quantize.int8.placement import graph_target
     from ..data.batches import Data
     from ..model.weightless import read_weightless
@@ -152,13 +158,16 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
     targets = sorted({graph_target(one.target) for one in recipe.artifact if one.needs_ranges})
 
     def work(path: Path, progress: Progress) -> object:
-        from ..compiler.quantize.calibrate import calibrate
+        from ..compiler.quantize.calibrate import calibrate, merge
 
+        if parts:
+            return merge([part.path for part in parts], path, progress=progress)
         return calibrate(
             model.path,
             data,
             path,
             method=section.method,
+            shard=shard or "1/1",
             targets=targets,
             checkpoint=checkpoint,
             progress=progress,
@@ -171,7 +180,10 @@ def calibrate_stage(recipe: Recipe, model: Made, checkpoint: Path) -> Stage:
         "targets": targets,
         "tools": tool_versions(*ONNX_TOOLS),
     }
-    return Stage("calibrate", f"{recipe.name}.ranges", key, work)
+    if not shard:
+        return Stage("calibrate", f"{recipe.name}.ranges", key, work)
+    part = shard.replace("/", "-of-")
+    return Stage(f"calibrate-{part}", f"{recipe.name}.{part}.ranges", {**key, "shard": shard}, work)
 
 
 def given_ranges(recipe: Recipe) -> Made | None:

@@ -82,7 +82,13 @@ class Store:
             yield
 
     def run(
-        self, stage: str, key: Mapping[str, Any], work: Callable[[Path], object], *, again: bool = False
+        self,
+        stage: str,
+        key: Mapping[str, Any],
+        work: Callable[[Path], object],
+        *,
+        again: bool = False,
+        took: Mapping[str, float | None] | None = None,
     ) -> Stored:
         """Return the stage of this key, carrying out `work` in a fresh folder if it is not there.
 
@@ -91,17 +97,25 @@ class Store:
             key: Everything its outcome depends on.
             work: Writes the stage's files into the folder it is given.
             again: Carry it out even if it is there.
+            took: Its `seconds` and `peak_bytes` where it was carried out elsewhere: `work` brings the files.
         """
         final = self._place(stage, key)
         files = None if again else self._intact(final)
         done = files is not None
         if files is None:
             shutil.rmtree(final, ignore_errors=True)
-            files = self._make(final, key, work)
-        os.utime(final / _RECORD)
-        self._used.add(final)
-        self._publish(final, files)
-        return Stored(final, files, done)
+            files = self._make(final, key, work, took)
+        return self._handed_out(final, files, done)
+
+    def kept(self, stage: str) -> list[str]:
+        """Return the names of the finished stages of this name that are whole: "build-int8-3f9c…"."""
+        return [path.name for path in self._places(stage) if self._intact(path) is not None]
+
+    def take(self, name: str) -> Stored | None:
+        """Return a finished stage by its name from `kept`, published; None if it is gone or changed."""
+        final = self.folder / name
+        files = self._intact(final)
+        return None if files is None else self._handed_out(final, files, done=True)
 
     def find(self, stage: str, key: Mapping[str, Any]) -> Stored | None:
         """Return the finished stage of this key, if it is there; nothing is written."""
@@ -112,11 +126,23 @@ class Store:
     def records(self, stage: str) -> list[dict[str, Any]]:
         """Return what was kept of every time that a stage was carried out, the latest first."""
         found = []
+        for folder in self._places(stage):
+            path = folder / _RECORD
+            with contextlib.suppress(OSError, ValueError, RecursionError):  # removed, or cut off, since
+                found.append((path.stat().st_mtime, _read_record(path)))
+        return [record for _, record in sorted(found, key=lambda one: -one[0])]
+
+    def _places(self, stage: str) -> Iterator[Path]:
+        """The folders of all times that a stage was carried out."""
         for path in self.folder.glob(f"{glob.escape(stage)}-*/{_RECORD}"):
             if re.fullmatch(r"[0-9a-f]{16}", path.parent.name.removeprefix(f"{stage}-")):
-                with contextlib.suppress(OSError, ValueError, RecursionError):  # removed, or cut off, since
-                    found.append((path.stat().st_mtime, _read_record(path)))
-        return [record for _, record in sorted(found, key=lambda one: -one[0])]
+                yield path.parent
+
+    def _handed_out(self, final: Path, files: Mapping[str, str], done: bool) -> Stored:
+        os.utime(final / _RECORD)
+        self._used.add(final)
+        self._publish(final, files)
+        return Stored(final, files, done)
 
     def _place(self, stage: str, key: Mapping[str, Any]) -> Path:
         digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
@@ -129,11 +155,17 @@ class Store:
             if record.parent not in self._used and record.stat().st_mtime < oldest:
                 shutil.rmtree(record.parent, ignore_errors=True)
 
-    def _make(self, final: Path, key: Mapping[str, Any], work: Callable[[Path], object]) -> Mapping[str, str]:
+    def _make(
+        self,
+        final: Path,
+        key: Mapping[str, Any],
+        work: Callable[[Path], object],
+        took: Mapping[str, float | None] | None,
+    ) -> Mapping[str, str]:
         with held_folder(self.folder) as temporary:
             start = time.monotonic()
             work(temporary)
-            took = {"seconds": round(time.monotonic() - start, 3), "peak_bytes": _peak_bytes()}
+            took = took or {"seconds": round(time.monotonic() - start, 3), "peak_bytes": _peak_bytes()}
             written = sorted(path for path in temporary.iterdir() if path.is_file())
             for path in written:
                 _sync(path)

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
-    "bench", "calibration", "cli", "comparison", "compiler", "data", "deploy", "engines", "lowering",
-    "model", "pipeline", "reporting", "spec", "tuning", "untrusted",
+    "bench", "calibration", "cli", "cluster", "comparison", "compiler", "data", "deploy", "engines",
+    "lowering", "model", "pipeline", "reporting", "spec", "tuning", "untrusted",
 )  # fmt: skip
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
@@ -57,8 +57,10 @@ ALLOWED = {
     "building": BUILT | {"lowering"},
     "tuning": BUILT | {"bench", "lowering", "building"},
     "pipeline": BUILT | {"bench", "reporting", "lowering", "building", "tuning"},
+    "cluster": BUILT | {"bench", "lowering", "building", "tuning", "pipeline", "temporary"},
     "cli": BUILT
     | {
+        "cluster",
         "bench",
         "comparison",
         "reporting",

@@ -25,6 +25,7 @@ TREE = {
     "ArtifactError": "QCompileError",
     "OutOfMemory": "QCompileError",
     "StorageError": "QCompileError",
+    "ClusterError": "QCompileError",
     "WorkerError": "QCompileError",
 }
 

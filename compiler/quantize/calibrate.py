@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...artifact import Artifact
 from ...calibration import calibrate as observe_and_write
+from ...calibration.merge import merge_files
 from ...data.batches import Data
 from ...model.onnx_file import check_onnx
 from ...model.weightless import read_weightless
@@ -65,3 +66,12 @@ def calibrate(
         checkpoint=checkpoint,
         progress=progress,
     )
+
+
+def merge(files: Sequence[Path], output: Path, *, progress: Progress = silent) -> Artifact:
+    """Merge the ranges of all shards of one calibration into the file that one whole run gives.
+
+    Raises:
+        CalibrationError, ArtifactError: As `calibration.merge.merge_files`.
+    """
+    return merge_files(files, output, progress=progress)

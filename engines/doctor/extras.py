@@ -10,6 +10,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "onnxscript"),
     "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "psutil", "numba"),
     "openvino": ("openvino",),
+    "cluster": ("distributed", "psutil"),
     "tensorrt-rtx": ("tensorrt-rtx",),
     "tensorrt": ("tensorrt",),
     "cuda": ("pycuda",),

@@ -1,0 +1,68 @@
+"""Where stages run: the options of every verb that takes a cluster, and of `qcompile worker`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from .decode import Checked
+from .option import COMMA, argument, option
+
+LOCAL = "local"
+"""Processes on this machine, in place of a scheduler's address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions(Checked):
+    """How a Dask scheduler is spoken to."""
+
+    tls_ca: Annotated[Path | None, option("Certificate of the cluster's authority.", metavar="FILE")] = None
+    tls_cert: Annotated[Path | None, option("Certificate of this machine.", metavar="FILE")] = None
+    tls_key: Annotated[Path | None, option("Private key of that certificate.", metavar="FILE")] = None
+    insecure: Annotated[
+        tuple[str, ...],
+        option(
+            "Host to speak to without TLS, although it is not this machine; give the host twice.",
+            metavar="HOST",
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions(ConnectionOptions):
+    """Where the stages of a recipe run."""
+
+    scheduler: Annotated[
+        str,
+        option(
+            "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, or local for "
+            "processes on this machine.",
+            metavar="ADDRESS",
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerCommand(ConnectionOptions):
+    """Start a worker of SCHEDULER that carries out stages and announces what this machine has."""
+
+    scheduler: Annotated[str, argument("Address of a Dask scheduler, or its file.")]
+    store: Annotated[Path, option("Folder that keeps files and finished stages.", metavar="FOLDER")] = Path(
+        "qcompile-worker"
+    )
+    name: Annotated[str, option("Name that tables and messages show; default: the host's.")] = ""
+    slots: Annotated[int, option("Stages at a time, which share the cores.", ge=1)] = 1
+    cores: Annotated[int, option("Cores that the stages may use; 0 means all.", ge=0)] = 0
+    memory: Annotated[
+        str, option("Memory that the stages may use, such as 16GB; default: the machine's.", metavar="SIZE")
+    ] = ""
+    resources: Annotated[
+        tuple[str, ...],
+        option(
+            "What the worker announces besides what was found, such as rack-7=1.",
+            flag="--resource",
+            metavar="NAME=NUMBER",
+            split=COMMA,
+        ),
+    ] = ()
