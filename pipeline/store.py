@@ -53,10 +53,13 @@ class Store:
 
     Args:
         output: The folder that artifacts are published to.
+        shared: Folder that keeps the finished stages, where several outputs share them; by default one in
+            `output`. One at a time may make a stage in it.
     """
 
-    def __init__(self, output: Path) -> None:
-        self.output, self.folder = output, output / FOLDER
+    def __init__(self, output: Path, shared: Path | None = None) -> None:
+        self.output, self.own = output, output / FOLDER
+        self.folder = shared or self.own
         self._used: set[Path] = set()
 
     @contextlib.contextmanager
@@ -67,10 +70,11 @@ class Store:
             InvalidOption: If it cannot be made, or another run holds it.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if self.folder.is_symlink():  # stages would be written, and old ones removed, elsewhere
-                raise OSError(errno.ELOOP, "is a link; a folder is required", str(self.folder))
-            held = open_lock(self.folder / "lock")
+            for folder in (self.folder, self.own):
+                folder.mkdir(parents=True, exist_ok=True)
+                if folder.is_symlink():  # stages would be written, and old ones removed, elsewhere
+                    raise OSError(errno.ELOOP, "is a link; a folder is required", str(folder))
+            held = open_lock(self.own / "lock")
         except OSError as error:
             raise InvalidOption(
                 f"output {self.output}: {error.strerror} ({error.filename})", file=self.output
