@@ -191,9 +191,8 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         cells = [_cell(row.get(target, {})) for target in TARGETS]
         if "error" in row:
             cells = [row["error"]] * 3
-        lines.append(
-            f"| {row['architecture']} | {row['steps']} | {100 * row.get('top1', 0):.1f}% | {' | '.join(cells)} |"
-        )
+        first = [row["architecture"], str(row["steps"]), f"{100 * row.get('top1', 0):.1f}%"]
+        lines.append(f"| {' | '.join(first + cells)} |")
     return "\n".join(lines)
 
 
