@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="the extra cluster is not installed")
 
-from clusters import running_cluster  # noqa: E402
+from clusters import running_cluster
 
 
 def test_workers_are_killed_and_the_scheduler_comes_back_on_its_port(tmp_path: Path) -> None:
