@@ -17,8 +17,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -124,7 +125,8 @@ class Cluster:
         protocol = "tls" if self.security else "tcp"
         words = [
             *prefix, sys.executable, "-m", "dask", "scheduler", "--host", f"{protocol}://{self.host}:{self.port}",
-            "--no-dashboard", "--scheduler-file", str(file), *self._tls("ca-file", "cert", "key"),
+            "--scheduler-file", str(file), "--no-dashboard", "--dashboard-address", f"{self.host}:0",
+            *self._tls("ca-file", "cert", "key"),
         ]  # fmt: skip
         self.scheduler = Member("scheduler", words, self.folder / "scheduler.log", self._environment())
         self.address = self._await(self.scheduler, lambda: _address(file))
@@ -180,8 +182,14 @@ class Cluster:
             for name in sorted(awaited):
                 self._await(self.workers[name], lambda name=name: name in _joined(client))
 
+    def wait_for_log(self, name: str, text: str, times: int = 1) -> None:
+        """Wait until a member has printed a text so many times."""
+        member = self.scheduler if name == "scheduler" else self.workers[name]
+        assert member is not None
+        self._await(member, lambda: member.said().count(text) >= times)
+
     @contextlib.contextmanager
-    def client(self) -> Iterator[object]:
+    def client(self) -> Iterator[Any]:
         """A Dask client of the scheduler."""
         from distributed import Client
         from distributed.security import Security
@@ -229,13 +237,14 @@ class Cluster:
 
     def _environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        own["DASK_TEMPORARY_DIRECTORY"] = str(self.folder / "dask")
         return {**os.environ, **own, **self._more, **(more or {})}
 
     def _tls(self, ca: str, cert: str, key: str) -> list[str]:
         flags = {"ca": ca, "cert": cert, "key": key}
         return [word for name, path in self.security.items() for word in (f"--tls-{flags[name]}", str(path))]
 
-    def _await(self, member: Member, look: object) -> object:
+    def _await(self, member: Member, look: Callable[[], Any]) -> Any:
         """Return the first true value of `look`, called until the process ends or takes too long."""
         until = time.monotonic() + START_S
         while time.monotonic() < until:
@@ -248,9 +257,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(
-    folder: Path, *, workers: int = 2, slots: int = 1, **options: object
-) -> Iterator[Cluster]:
+def running_cluster(folder: Path, *, workers: int = 2, slots: int = 1, **options: Any) -> Iterator[Cluster]:
     """A scheduler and workers named w1, w2, ... that have joined; see `Cluster` for the options."""
     cluster = Cluster(folder, **options)
     try:
@@ -275,7 +282,7 @@ def _address(file: Path) -> str:
         return ""
 
 
-def _joined(client: object) -> set[str]:
+def _joined(client: Any) -> set[str]:
     """Names of the workers that the scheduler knows."""
     return {str(one["name"]) for one in client.scheduler_info(n_workers=-1)["workers"].values()}
 
