@@ -28,7 +28,9 @@ from .stages import (
 )
 from .store import FOLDER
 
-Kind = Literal["export", "simplify", "balance", "calibrate", "quantize", "build", "bench", "report", "trial", "rank"]
+Kind = Literal[
+    "export", "simplify", "balance", "calibrate", "quantize", "build", "bench", "report", "trial", "rank"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
