@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..tensors import Feeds, format_shape
 from .tensor_sizes import require_tensor_sizes
+from .zero_padded_pools import optimizers_that_lose_zeros
 
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 """Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""
@@ -66,7 +67,7 @@ def make_session(
         path: The ONNX file.
         options: From `session_options`.
         content: What to read in place of the file, which then only names it.
-        without: Names of optimizers that are left out.
+        without: Names of optimizers that are left out, besides those that would change what is computed.
         providers: As `InferenceSession` takes them, the first choice first.
         error: Type to raise when ONNX Runtime refuses the file.
 
@@ -78,11 +79,12 @@ def make_session(
     onnxruntime = _import_onnxruntime()
     require_tensor_sizes(path)
     unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    left_out = [*without, *optimizers_that_lose_zeros(path)]
     source = str(path) if content is None else content
 
     def open_session() -> Any:
         return onnxruntime.InferenceSession(
-            source, options, providers=list(providers), disabled_optimizers=list(without)
+            source, options, providers=list(providers), disabled_optimizers=left_out
         )
 
     try:
