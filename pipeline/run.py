@@ -111,7 +111,7 @@ def run(
     recipe = trusted(recipe, trust=trust, output=given, typed=typed)
     folder = given or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
-    store = Store(folder, shared)
+    store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
         report = _Run(recipe, store, again, executor or ThisProcess(), progress, listener).drive()
         store.forget_old()

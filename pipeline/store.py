@@ -53,13 +53,13 @@ class Store:
 
     Args:
         output: The folder that artifacts are published to.
-        shared: Folder that keeps the finished stages, where several outputs share them; by default one in
-            `output`. One at a time may make a stage in it.
+        folder: Where stages are kept, for several output folders; in the output folder by default. One at a
+            time may carry out a stage in it.
     """
 
-    def __init__(self, output: Path, shared: Path | None = None) -> None:
+    def __init__(self, output: Path, *, folder: Path | None = None) -> None:
         self.output, self.own = output, output / FOLDER
-        self.folder = shared or self.own
+        self.folder = folder or self.own
         self._used: set[Path] = set()
 
     @contextlib.contextmanager
@@ -110,6 +110,10 @@ class Store:
             shutil.rmtree(final, ignore_errors=True)
             files = self._make(final, key, work, took)
         return self._handed_out(final, files, done)
+
+    def name(self, stage: str, key: Mapping[str, Any]) -> str:
+        """Return the name that a stage of this key has, or would have, in `kept`."""
+        return self._place(stage, key).name
 
     def kept(self, stage: str) -> list[str]:
         """Return the names of the finished stages of this name that are whole: "build-int8-3f9c…"."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ...progress import Progress
@@ -38,6 +38,11 @@ class Once:
     def shards(self) -> int:
         """As the executor's."""
         return self.executor.shards
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """As the executor's."""
+        return self.executor.kinds
 
     def cancel(self) -> None:
         """End what is carried out elsewhere."""

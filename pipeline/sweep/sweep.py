@@ -79,7 +79,7 @@ def sweep(
     again: tuple[str, ...] = (),
     trust: bool = False,
     executor: Executor | None = None,
-    gpus_there: Sequence[str] = (),
+    gpus_there: Sequence[str] | None = None,
     progress: Progress = silent,
     listener: SweepListener | None = None,
 ) -> SweepReport:
@@ -93,7 +93,7 @@ def sweep(
         again: Stages to carry out although nothing changed, such as "bench".
         trust: As `run`.
         executor: Carries out the stages; this process by default.
-        gpus_there: Each kind of GPU that the workers have, for "each" in `sweep.gpus`.
+        gpus_there: Each kind of GPU that there is, for "each" in `sweep.gpus`; the executor's by default.
         progress: Told of every step.
         listener: Told of every cell.
 
@@ -109,6 +109,8 @@ def sweep(
     given = Path(output) if output is not None else None
     trusted(recipe, trust=trust, output=given)
     folder = (given or recipe.folder / recipe.output).absolute()
+    executor = executor or ThisProcess()
+    gpus_there = executor.kinds if gpus_there is None else gpus_there
     planned = sum(1 for _ in cell_names(recipe, gpus_there=gpus_there))
     store = Store(folder)
     with store.locked():
@@ -116,7 +118,7 @@ def sweep(
         with Journal(folder, store.own, name=recipe.name, planned=planned) as journal:
             for cell in others:
                 journal.add(cell)
-            work = _Sweep(folder, journal, again, trust, Once(executor or ThisProcess()), progress, listener)
+            work = _Sweep(folder, journal, again, trust, Once(executor), progress, listener)
             work.drive(members(recipe, gpus_there=gpus_there, only=only))
     return SweepReport(folder, folder / RESULTS, planned, journal.counts, work.unchanged)
 

@@ -207,8 +207,8 @@ def test_with_trust_the_code_runs(places: tuple[Path, Path]) -> None:
 
 
 RUNS_CODE = {
-    "model.source", "sweep.models", "bench.models", "data.calibration", "data.evaluation", "bench.metric", "model.python",
-    "bench.python", "artifact.tensorrt.plugins",
+    "model.source", "sweep.models", "bench.models", "data.calibration", "data.evaluation", "bench.metric",
+    "model.python", "bench.python", "artifact.tensorrt.plugins",
 }  # fmt: skip
 WRITES = {"output", "artifact.tensorrt.timing_cache", "name", "artifact.name"}
 READS = {"model.weights", "model.preprocessing", "model.depends", "data.depends", "calibrate.ranges"}
