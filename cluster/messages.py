@@ -76,6 +76,8 @@ class StepText(msgspec.Struct, frozen=True):
     built: dict[str, str] = {}
     why_not: dict[str, str] = {}
     unavailable: tuple[str, ...] = ()
+    machine: str = ""
+    trial: str = ""
 
 
 class Request(msgspec.Struct, frozen=True):
