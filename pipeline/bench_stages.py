@@ -20,6 +20,8 @@ from .trust import interpreters
 RESULTS = "results.json"
 REPORT = "report.html"
 INTERRUPTED = "results.interrupted.json"
+_NOT_MEASURED = (*options_key(Budget()), "metric", "models")
+"""Options that judge what is measured, or that the key has by their content: a spelling is none of it."""
 
 
 def bench_stage(
@@ -112,7 +114,7 @@ def bench_stage(
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
-        "settings": options_key(section, without=tuple(options_key(Budget()))),  # it judges what is measured
+        "settings": options_key(section, without=_NOT_MEASURED),
         "models": {
             name: digest_source(model, depends=[recipe.folder / one for one in recipe.model.depends])
             for name, model in models.items()
