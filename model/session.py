@@ -16,9 +16,20 @@ SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 """Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""
 
 
+CORES = "QCOMPILE_CORES"
+"""Variable with the cores that a process may use, where it shares the machine, as a stage of a cluster."""
+
+
 def usable_cores() -> int:
     """Return the number of cores this process may use: what 0 threads stands for."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(there, granted_cores() or there)
+
+
+def granted_cores() -> int:
+    """Return the cores that who started this process has granted it; 0 where nobody has."""
+    text = os.environ.get(CORES, "")
+    return int(text) if text.isdecimal() and text.isascii() else 0
 
 
 def session_options(
@@ -47,7 +58,7 @@ def session_options(
     if not integers:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.log_severity_level = 4  # failures arrive as exceptions, and are presented once
-    if threads:
+    if threads := threads or granted_cores():
         options.intra_op_num_threads = threads
     return options
 

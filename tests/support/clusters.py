@@ -3,8 +3,9 @@
     with running_cluster(tmp_path, workers=4) as cluster:
         cluster.workers["w1"].kill()
 
-Each process writes to a log of its own in the folder. Whatever happens, all of them end, and what they
-started; where the block fails, the ends of the logs are printed, so that pytest shows them.
+Each process writes to a log of its own in the folder, and has its temporary files there. Whatever happens,
+all of them end, and what they started; where the block fails, the ends of the logs are printed, so that
+pytest shows them.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class Cluster:
         self.address = ""
         self.scheduler: Member | None = None
         self.workers: dict[str, Member] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(parents=True, exist_ok=True)
 
     def start_scheduler(self, *, prefix: Sequence[str] = ()) -> None:
         """Start it, again on the same port where it ran before, and wait until it listens."""
@@ -237,7 +239,7 @@ class Cluster:
 
     def _environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        own["DASK_TEMPORARY_DIRECTORY"] = str(self.folder / "dask")
+        own |= {"TMPDIR": str(self.temporary), "DASK_TEMPORARY_DIRECTORY": str(self.folder / "dask")}
         return {**os.environ, **own, **self._more, **(more or {})}
 
     def _tls(self, ca: str, cert: str, key: str) -> list[str]:
