@@ -32,6 +32,7 @@ _VERBS = {
     "report": "write one HTML file of results",
     "run": "run all stages of a recipe",
     "sweep": "build and measure a matrix of models, targets, precisions and shapes",
+    "worker": "carry out stages for a Dask scheduler",
     "migrate": "turn a trtexec or Polygraphy command line into a recipe",
     "package": "package an artifact for a server",
     "sign": "sign artifacts with a key",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from ..spec.cluster import LOCAL
 from ..spec.sweep import THIS_PROCESS, SweepCommand
 from ..untrusted.child import is_child
+from .scheduler import executor_of
 from .session import Session
 from .sweep_board import SHOWN, Board, cell_line, cells_table
 from .tables import add_row, make_table
@@ -20,7 +19,6 @@ from .verb import verb
 
 if TYPE_CHECKING:
     from ..bench.results.sweep_results import CellResult
-    from ..pipeline.executor import Executor
     from ..pipeline.recipe import Recipe
     from ..pipeline.sweep.cells import Member
     from ..pipeline.sweep.sweep import SweepReport
@@ -45,7 +43,9 @@ def sweep(session: Session, given: SweepCommand) -> int:
         return _show_preview(session, given, recipe)
     from ..pipeline.sweep.sweep import sweep as sweep_recipe
 
-    with _executor(session, given, recipe) as executor:
+    output = (given.output or recipe.folder / recipe.output).absolute()
+    scheduler = "" if given.scheduler == THIS_PROCESS else given.scheduler
+    with executor_of(session, replace(given, scheduler=scheduler), output) as executor:
         board = Board()
         with session.live(board.render) as is_live:
             listener = _Told(session, board, is_live=is_live)
@@ -61,18 +61,6 @@ def sweep(session: Session, given: SweepCommand) -> int:
             )
     _present(session, report, _page(session, report))
     return 1 if report.failed else 0
-
-
-@contextlib.contextmanager
-def _executor(session: Session, given: SweepCommand, recipe: Recipe) -> Iterator[Executor | None]:
-    """Where the stages are carried out; None for this process."""
-    if given.scheduler in (THIS_PROCESS, LOCAL):
-        yield None
-        return
-    from .scheduler import executor_of
-
-    with executor_of(session, given, given.output or recipe.folder / recipe.output) as executor:
-        yield executor
 
 
 def _page(session: Session, report: SweepReport) -> Path | None:

@@ -202,8 +202,8 @@ class SweepCommand(SchedulerOptions):
     scheduler: Annotated[
         str,
         option(
-            "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, local for processes "
-            "on this machine, or none for one stage after the other in this process.",
+            "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, local for "
+            "processes on this machine, or none for one stage after the other in this process.",
             metavar="ADDRESS",
         ),
     ] = LOCAL
