@@ -115,8 +115,8 @@ def summarize_sweep(swept: SweepResults) -> SweepSummary:
         Fact("Measurements", str(len(measurements)), "each of one model and shape"),
     ]
     reasons = [
-        "Artifacts of one model and shape were measured in the same interleaved rounds: speed-ups and verdicts "
-        "compare these with each other, and nothing else."
+        "Artifacts of one model and shape were measured in the same interleaved rounds: speed-ups and "
+        "verdicts compare these with each other, and nothing else."
     ]
     caveats = []
     if not swept.finished:
