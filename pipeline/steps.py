@@ -13,7 +13,8 @@ from typing import Literal
 
 from ..errors import EngineUnavailable
 from ..model.source import digest_source
-from .bench_stages import bench_stage, report_stage
+from .bench_stages import bench_stage, join_stage, report_stage
+from .kinds import named_artifact
 from .recipe import ArtifactSection, Recipe
 from .stages import (
     Made,
@@ -28,7 +29,9 @@ from .stages import (
 )
 from .store import FOLDER
 
-Kind = Literal["export", "simplify", "balance", "calibrate", "quantize", "build", "bench", "report", "trial", "rank"]
+Kind = Literal[
+    "export", "simplify", "balance", "calibrate", "quantize", "build", "bench", "report", "trial", "rank"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,8 @@ class Step:
         artifact: Name of the artifact, of "quantize" and "build".
         shard: "2/8" observes the second of eight parts of the data, of "calibrate"; empty for all of it.
         source_digest: Of the recipe's model, of "export", "build" and "bench".
-        files: What it is given: "model", "ranges", "graph", "results".
+        files: What it is given: "model", "ranges", "graph", "results"; of "bench", what each kind of machine
+            measured, to be put together.
         shards: The ranges of every part, of "calibrate": they are merged in place of observing again.
         built: Artifact name to its file, of "bench".
         why_not: Artifact name to why it was not built, of "bench".
@@ -107,14 +111,17 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return _build(recipe, step)
     if step.kind == "report":
         return report_stage(_given(step.files.get("results")), ranges, recipe.budget)
+    if step.files:
+        return join_stage(step.files, output)
     return bench_stage(
-        recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable
-    )
+        recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable,
+        step.machine,
+    )  # fmt: skip
 
 
 def artifact(recipe: Recipe, name: str) -> ArtifactSection:
     """Return the artifact of this name."""
-    return next(one for one in recipe.artifact if one.name == name)
+    return named_artifact(recipe, name)
 
 
 def takes_pytorch(one: ArtifactSection) -> bool:
