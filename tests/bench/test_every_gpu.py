@@ -17,9 +17,8 @@ from qcompile.engines.gpu import Gpu, find_gpus, parse_devices, why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
 
 without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
-A10, H200 = (
-    Gpu(f"Simulated {name}", sm, 24 << 30, "12.8") for name, sm in (("A10", "sm86"), ("H200", "sm90"))
-)
+A10 = Gpu("Simulated A10", "sm86", 24 << 30, "12.8")
+H200 = Gpu("Simulated H200", "sm90", 140 << 30, "12.8")
 
 
 class Bench:
