@@ -2,7 +2,7 @@
 
     STORE/lock       held while the worker runs: two workers never share a folder
          /content    files by digest (`content`)
-         /stages, /recipes, /given    see `stage_work`
+         /stages, /recipes, /given, /published    see `stage_work`
 
 Stages run in children, requests on threads of the Dask worker, which bring files, wait for their turn, and
 look several times a second whether the request is still wanted.
@@ -31,13 +31,15 @@ from .children import Children
 from .content import ContentStore
 from .facts import Found, facts_here
 from .messages import Facts, Request
-from .stage_work import GIVEN, RECIPES, STAGES, step_name
+from .parcel import forget_old as forget_recipes
+from .stage_work import GIVEN, PUBLISHED, RECIPES, STAGES, step_name
 from .transfer import handlers
 
 _TIDY_EVERY_S = 3600.0
 _KEPT_DAYS = 14.0
 _ENDED_RUNS = 1000
 _LOOK_S = 0.1
+_TELL_EVERY_S = 0.5
 Value = TypeVar("Value")
 
 
@@ -160,14 +162,15 @@ class StageService:
     def teller(self, request: Request) -> Progress:
         """Return a `Progress` that tells the client, by the scheduler, which keeps a few of them."""
         topic, step = f"qcompile-{request.run}", step_name(request.step)
-        last = {"text": "", "s": 0.0}
+        last_text, last_s = "", 0.0
 
         def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
+            nonlocal last_text, last_s
             now_s = time.monotonic()
-            if text == last["text"] and now_s - float(last["s"]) < 0.5:
+            if text == last_text and now_s - last_s < _TELL_EVERY_S:
                 return
-            last.update(text=text, s=now_s)
-            said = {"step": step, "text": text, "done": done, "total": total, "worker": self.name}
+            last_text, last_s = text, now_s
+            said = {"step": step, "text": text, "done": done, "total": total, "name": self.name}
             with contextlib.suppress(Exception):  # the connection is closing: nobody listens
                 self.worker.log_event(topic, said)
 
@@ -193,7 +196,8 @@ class StageService:
         stages = self.store / STAGES
         remove_stale(stages)
         Store(self.store, folder=stages).forget_old()
-        for folder in (self.store / RECIPES, self.store / GIVEN):
+        forget_recipes(self.store / RECIPES)
+        for folder in (self.store / PUBLISHED, self.store / GIVEN):
             remove_stale(folder)
             for one in folder.glob("[0-9a-f]*"):
                 with contextlib.suppress(OSError):

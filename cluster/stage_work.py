@@ -1,8 +1,8 @@
 """One request carried out in a child, with the files and the store of its worker.
 
     STORE/content/3f/3f9c…             every file, by its digest
-         /recipes/8a1b…/recipe.json    an unpacked parcel: the recipe and the files around it, as links
-                        /out           where its stages publish; its calibrations leave checkpoints here
+         /recipes/8a1b…/recipe.toml    an unpacked parcel: the recipe and the files around it, as links
+         /published/8a1b…/             what its stages publish; its calibrations leave checkpoints there
          /given/77c0…/model.onnx       a file of an earlier stage with what belongs to it, as links
          /stages/build-int8-3f9c…      finished stages, of all recipes
 
@@ -15,10 +15,13 @@ import contextlib
 import errno
 import hashlib
 import os
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..bench.worker import peak_memory_bytes
 from ..errors import InvalidOption, OutOfMemory, QCompileError, StorageError
@@ -26,16 +29,16 @@ from ..files import held_folder, open_lock, read_json
 from ..machine_memory import out_of_memory
 from ..model.pt2_archive import trusting
 from ..pipeline.executor import carry_out
-from ..pipeline.recipe import Recipe, read_recipe
+from ..pipeline.recipe import read_recipe
 from ..pipeline.stages import Made, Stage
 from ..pipeline.steps import Step, stage_of
 from ..pipeline.store import FOLDER, Store, Stored
-from ..progress import Progress
+from ..progress import Progress, silent
 from .content import ContentStore
-from .messages import FileRef, Given, Request, Result, StepText
+from .messages import OUTPUT, RECIPE, FileRef, Given, Request, Result, StepText
 from .parcel import unpack
 
-STAGES, RECIPES, GIVEN = "stages", "recipes", "given"
+STAGES, RECIPES, GIVEN, PUBLISHED = "stages", "recipes", "given", "published"
 _RECORD = "stage.json"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _contents: dict[Path, ContentStore] = {}
@@ -66,7 +69,7 @@ class Place:
 
     Attributes:
         recipe: The recipe's file.
-        files: The folder that holds it and what it reads.
+        files: The folder that holds it and what it reads, deeper or not.
         output: The folder that its stages publish to.
     """
 
@@ -84,38 +87,38 @@ def carry_out_job(job: Job, progress: Progress) -> Result | None:
     request, content = job.request, _content(job.store)
     place = _unpacked(content, request.parcel, job.store)
     # What the client's user trusts was decided there; here everything named lies within the parcel.
-    recipe = read_recipe(place.recipe, told=lambda text: None)
+    recipe = read_recipe(place.recipe, told=silent)
     step = as_step(request, content, job.store)
     if step.kind == "bench":
         _show(request, content, place.output)
-    with trusting(recipe.model.trust):
+    with trusting(recipe.model.trust), _naming(place):
         stage = stage_of(recipe, step, place.output)
         if stage is None:
             return Result("none", worker=job.worker, address=job.address)
-        return _kept_or_made(job, content, place, stage, recipe, progress)
+        return _kept_or_made(job, content, place, stage, progress)
 
 
 def _kept_or_made(
-    job: Job, content: ContentStore, place: Place, stage: Stage, recipe: Recipe, progress: Progress
+    job: Job, content: ContentStore, place: Place, stage: Stage, progress: Progress
 ) -> Result | None:
-    request = job.request
+    request, nothing = job.request, Result("none", worker=job.worker, address=job.address)
     store = Store(place.output, folder=job.store / STAGES)
     store.folder.mkdir(parents=True, exist_ok=True)
     key = {**stage.key, "file": stage.file}
     name = store.name(stage.name, key)
-    if name in request.known and not request.again:
-        return Result("known", name=name, key=key, was_done=True, worker=job.worker, address=job.address)
+    if not request.again:
+        if name in request.known:
+            return msgspec.structs.replace(nothing, outcome="known", name=name, key=key, was_done=True)
+        if name in request.elsewhere and store.find(stage.name, key) is None:
+            return msgspec.structs.replace(nothing, outcome="elsewhere", name=name, key=key, was_done=True)
     if job.find_only and (request.again or store.find(stage.name, key) is None):
         return None
     took: dict[str, float | None] = {"seconds": 0.0, "peak_bytes": None}
 
     def work(folder: Path) -> None:
-        import time
-
         _forget_peak()
         began = time.monotonic()
-        with _naming(place, recipe):
-            carry_out(stage, folder, place.output, progress)
+        carry_out(stage, folder, place.output, progress)
         took.update(seconds=round(time.monotonic() - began, 3), peak_bytes=peak_memory_bytes())
 
     with _one_at_a_time(store, name):
@@ -171,23 +174,23 @@ def as_step(request: Request, content: ContentStore, store: Path) -> Step:
             raise InvalidOption(f"step {text.kind}: the request says nothing of its file {digest[:19]}…")
         return Made(_given(given, content, store) / given.files[0].name, digest)
 
-    return Step(
-        kind=text.kind,  # type: ignore[arg-type]  # `stage_of` takes those that it knows
-        artifact=text.artifact,
-        shard=text.shard,
-        source_digest=text.source_digest,
+    return replace(
+        _plain_step(text),
         files={name: made(digest) for name, digest in text.files.items()},
         shards=tuple(made(digest) for digest in text.shards),
         built={name: made(digest) for name, digest in text.built.items()},
-        why_not=text.why_not,
-        unavailable=text.unavailable,
     )
 
 
 def step_name(text: StepText) -> str:
     """Return the name of the step's stage, for progress."""
-    part = text.shard.replace("/", "-of-") if text.shard else ""
-    return "-".join(filter(None, [text.kind, text.artifact, part]))
+    return _plain_step(text).name
+
+
+def _plain_step(text: StepText) -> Step:
+    """The step without its files."""
+    values = msgspec.structs.asdict(text)
+    return Step(**{name: value for name, value in values.items() if name not in ("files", "shards", "built")})
 
 
 def _given(given: Given, content: ContentStore, store: Path) -> Path:
@@ -205,26 +208,13 @@ def _given(given: Given, content: ContentStore, store: Path) -> Path:
 
 
 def _unpacked(content: ContentStore, parcel: FileRef, store: Path) -> Place:
-    """Where the files of a parcel lie; they are linked there once."""
-    name = content.place(parcel.digest).name[:32]
-    final = store / RECIPES / name
-    written = final / "recipe.json"
-    if not written.is_file():
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with held_folder(final.parent) as folder:
-            recipe = unpack(content, parcel, folder / "files")
-            (folder / "out" / FOLDER).mkdir(parents=True)
-            (folder / "recipe.json").write_bytes(_relative(recipe, folder / "files"))
-            _rename(folder, final)
-    os.utime(final)
-    files = final / "files"
-    return Place(files / str(read_json(written)), files, final / "out")
-
-
-def _relative(recipe: Path, folder: Path) -> bytes:
-    import json
-
-    return json.dumps(recipe.relative_to(folder).as_posix()).encode()
+    """Where the files of a parcel lie, and its stages publish."""
+    recipe = unpack(content, parcel, store / RECIPES)
+    name = recipe.relative_to(store / RECIPES).parts[0]
+    output = store / PUBLISHED / name
+    (output / FOLDER).mkdir(parents=True, exist_ok=True)
+    os.utime(output)
+    return Place(recipe, store / RECIPES / name, output)
 
 
 def _rename(folder: Path, final: Path) -> None:
@@ -264,15 +254,24 @@ def _one_at_a_time(store: Store, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _naming(place: Place, recipe: Recipe) -> Iterator[None]:
-    """Have errors name files as the client knows them, not where they lie on this worker."""
+def _naming(place: Place) -> Iterator[None]:
+    """Have errors say `OUTPUT` and `RECIPE` in place of folders of this worker; the client has its own."""
     try:
         yield
     except QCompileError as error:
-        for here, there in ((f"{place.output}", recipe.output), (f"{place.files}{os.sep}", "")):
-            error.message = error.message.replace(here, there)
-            error.hint = error.hint.replace(here, there)
+        error.message, error.hint = _named(error.message, place), _named(error.hint, place)
+        error.data = {
+            name: _named(str(value), place) if isinstance(value, str | Path) else value
+            for name, value in error.data.items()
+        }
         raise
+
+
+def _named(text: str, place: Place) -> str:
+    folder = place.recipe.parent
+    beside = Path(RECIPE, os.path.relpath(place.files, folder))
+    text = text.replace(str(place.output), OUTPUT).replace(str(folder), RECIPE)
+    return text.replace(str(place.files), str(beside))
 
 
 def _is_full(error: BaseException) -> bool:

@@ -18,7 +18,8 @@ from ..errors import ClusterError, QCompileError, first_line
 from ..progress import Progress
 from ..storage import storage_error
 from .facts import why_refused
-from .messages import FileRef, Parcel, Request, Result, encode
+from .messages import FileRef, Request, Result, encode
+from .parcel import read_parcel
 from .service import Cancelled, StageService, all_digests
 from .stage_work import Job, failed
 from .transfer import fetch
@@ -102,10 +103,13 @@ def _with_files(task: _Task) -> Result:
         if missing:
             job = task.job()
             return Result("missing", missing=tuple(missing), worker=job.worker, address=job.address)
-        if request.alone:  # what is done is told without disturbing anybody
-            found = _ask(task, "find", alone=True)
+        if request.alone or request.look:  # what is done is told without disturbing anybody
+            found = _ask(task, "find", alone=request.alone)
             if found is not None:
                 return found
+            if request.look:
+                job = task.job()
+                return Result("none", worker=job.worker, address=job.address)
         with turn(alone=request.alone, progress=task.progress, check=task.check) as waited_s:
             task.waited_s += waited_s
             result = _ask(task, "carry_out", alone=request.alone)
@@ -119,11 +123,7 @@ def _brought(task: _Task) -> list[str]:
     missing = _fetched(task, [request.parcel], request.parcel_holders)
     if missing:
         return missing
-    path = content.path(request.parcel.digest)
-    if path is None:
-        return [request.parcel.digest]
-    parcel = msgspec.json.decode(path.read_bytes(), type=Parcel)
-    missing = _fetched(task, parcel.files, request.parcel_holders)
+    missing = _fetched(task, read_parcel(content, request.parcel).files, request.parcel_holders)
     for given in request.given.values():
         missing += _fetched(task, given.files, given.holders)
     return list(dict.fromkeys(missing))
