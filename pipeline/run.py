@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
+from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
@@ -222,7 +223,7 @@ class _Run:
             why_not=reasons,
             unavailable=tuple(unavailable),
         )
-        measured = self._do(step)
+        measured = self._do(replace(step, shards=self._evaluated(step)))
         self.report.results = load_results(measured.path)
         if self.recipe.budget.limits:
             source = read_source(measured.path, budget=self.recipe.budget)
@@ -233,6 +234,15 @@ class _Run:
             self.report.page = self.store.output / page.name
         except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
             self.report.why_no_page = error.message
+
+    def _evaluated(self, bench: Step) -> tuple[Made, ...]:
+        """What a bench will find of the accuracy, in parts; none where it is to evaluate all itself."""
+        number = self.executor.shards
+        if number == 1 or (not self._is_asked(bench) and self._is_done(bench)):
+            return ()
+        steps = evaluation_steps(self.recipe, bench, number)
+        parts = self._each([functools.partial(self._do, step) for step in steps])
+        return tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
 
     def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
         """Do several things, as many at a time as the executor takes; one that fails yields its error."""
