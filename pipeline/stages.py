@@ -161,7 +161,7 @@ def calibrate_stage(
         from ..compiler.quantize.calibrate import calibrate, merge
 
         if parts:
-            return merge([part.path for part in parts], path, progress=progress)
+            return merge([part.path for part in parts], path, data, progress=progress)
         return calibrate(
             model.path,
             data,
