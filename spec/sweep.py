@@ -132,9 +132,8 @@ class SweepSection(Checked):
             seen: set[str] = set()
             for index, name in enumerate(names):
                 if name.casefold() in seen:
-                    raise Refused(
-                        f"{key}[{index}]", "another one is required: it is there already", value=name
-                    )
+                    where = f"{key}[{index}]" if index < len(getattr(self, key)) else "model"
+                    raise Refused(where, "another one is required: it is taken", value=name)
                 seen.add(name.casefold())
 
     def every_model(self) -> list[SweepModel]:
