@@ -68,14 +68,16 @@ class Stop(Exception):
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, waited for a while."""
-    try:
-        psutil.Process(pid).wait(30)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
+    """Whether a process has ended, waited for a while; who asks how may be nobody."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def test_a_stage_is_done_once_and_its_child_is_kept(children: Children, store: Path, asked: Asked) -> None:

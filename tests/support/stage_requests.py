@@ -88,14 +88,15 @@ class Asked:
 
     Args:
         folder: Of its own.
+        code: Of the function that gives samples.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, code: str = FUNCTIONS) -> None:
         folder.mkdir(parents=True)
         self.said = folder.parent / f"{folder.name}.said"
         """A file that its function writes to, outside of the recipe."""
         onnx.save(small_model(), folder / "residual.onnx")
-        (folder / "data.py").write_text(f"SAID = {str(self.said)!r}\n{FUNCTIONS}")
+        (folder / "data.py").write_text(f"SAID = {str(self.said)!r}\n{code}")
         (folder / "recipe.toml").write_text(RECIPE)
         self.recipe: Recipe = read_recipe(folder / "recipe.toml")
         self.packed: Packed = pack(self.recipe, folder=folder.parent / f"{folder.name}.packed")
