@@ -240,13 +240,13 @@ class _Run:
     def _evaluated(self, bench: Step) -> Step:
         """The bench with what it will find of the accuracy, where it need not evaluate all itself."""
         number = self.executor.shards
-        if number == 1 or (not self._is_asked(bench) and self._is_done(bench)):
+        asked = self._is_asked(bench)
+        if number == 1 or (not asked and self.executor.is_done(self.recipe, bench, self.store)):
             return bench
         steps = evaluation_steps(self.recipe, bench, number)
         parts = self._each([functools.partial(self._do, step) for step in steps])
-        return replace(
-            bench, shards=tuple(part for part in parts if isinstance(part, Made))
-        )  # bench says why
+        found = tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
+        return replace(bench, shards=found)
 
     def _measured(self, whole: Step) -> Made:
         """Results of all that was built, measured at once or on each kind of machine that it needs."""
