@@ -140,6 +140,14 @@ def test_an_error_is_the_clients_to_read(children: Children, store: Path, asked:
     assert str(store) not in str(result.error)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+def test_a_full_disk_is_told_as_that(children: Children, store: Path, asked: Asked) -> None:
+    asked.behave("fills")
+    result = carry_out(children, asked, store, again=True)
+    assert result.outcome == "full"
+    assert result.reason.startswith("worker w: ")
+
+
 def test_a_cancelled_stage_is_killed_with_all_that_it_started(
     children: Children, store: Path, asked: Asked
 ) -> None:

@@ -198,12 +198,6 @@ def test_progress_reaches_the_client(client: Any, asked: Asked) -> None:
     assert said[0][1]["name"] == "w1"
 
 
-def test_a_folder_serves_one_worker(cluster: Cluster) -> None:
-    second = cluster.start_worker("second", store=cluster.store("w1"))
-    assert second.process.wait(120) == 2
-    assert "another worker is using it" in second.said()
-
-
 def test_it_ends_at_sigterm_with_its_children(cluster: Cluster, client: Any, tmp_path: Path) -> None:
     member = cluster.start_worker("ending", arguments=["--resource", "rack=2", "--cores", "1"])
     cluster.wait("ending")

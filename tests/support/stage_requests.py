@@ -57,6 +57,10 @@ def aborts():
 def raises():
     raise ValueError("no samples in " + os.path.dirname(os.path.abspath(__file__)))
 
+def fills():
+    with open("/dev/full", "w") as file:
+        file.write("no room")
+
 def hangs():
     import subprocess
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
