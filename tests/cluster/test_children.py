@@ -68,14 +68,16 @@ class Stop(Exception):
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, waited for a while."""
-    try:
-        psutil.Process(pid).wait(30)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
+    """Whether a process has ended, waited for a while; who asks how may be nobody."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def test_a_stage_is_done_once_and_its_child_is_kept(children: Children, store: Path, asked: Asked) -> None:
@@ -136,6 +138,14 @@ def test_an_error_is_the_clients_to_read(children: Children, store: Path, asked:
     assert result.error["error"] == "ModelError"
     assert "ValueError: no samples in <recipe>" in str(result.error["message"])
     assert str(store) not in str(result.error)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+def test_a_full_disk_is_told_as_that(children: Children, store: Path, asked: Asked) -> None:
+    asked.behave("fills")
+    result = carry_out(children, asked, store, again=True)
+    assert result.outcome == "full"
+    assert result.reason.startswith("worker w: ")
 
 
 def test_a_cancelled_stage_is_killed_with_all_that_it_started(
