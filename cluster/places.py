@@ -21,11 +21,13 @@ class Place:
         recipe: The recipe's file.
         files: The folder that holds it and what it reads, deeper or not.
         output: The folder that its stages publish to.
+        base: The folder of the client that `files` stands for.
     """
 
     recipe: Path
     files: Path
     output: Path
+    base: str = ""
 
 
 @contextlib.contextmanager
