@@ -163,6 +163,32 @@ def test_a_cancelled_stage_is_killed_with_all_that_it_started(
     assert len(asked.pids()) == 2
 
 
+@pytest.mark.slow
+def test_a_killed_calibration_is_gone_on_with(children: Children, tmp_path: Path) -> None:
+    """Its checkpoint, of every ten seconds, lies in the worker's folder."""
+    asked = Asked(tmp_path / "recipe")
+    store = tmp_path / "store"
+    asked.put(store)
+    asked.behave("stops")
+
+    def check() -> None:
+        if asked.pids():
+            raise Stop
+
+    with pytest.raises(Stop):
+        carry_out(children, asked, store, check=check)
+    left = list(store.glob("published/*/.qcompile/calibrate.checkpoint"))
+    assert len(left) == 1
+    asked.behave("good")
+    told: list[str] = []
+    result = carry_out(children, asked, store, told=told)
+    assert result.outcome == "done"
+    assert not left[0].exists()
+    elsewhere = tmp_path / "elsewhere"
+    asked.put(elsewhere)
+    assert carry_out(children, asked, elsewhere).files == result.files
+
+
 def test_a_stage_that_takes_too_much_memory_is_ended(children: Children, store: Path, asked: Asked) -> None:
     asked.behave("takes_much")
     with pytest.raises(OutOfMemory, match=r"holds .* of memory; at most 500 MB are allowed"):

@@ -69,6 +69,14 @@ def hangs():
     os.replace(SAID + ".written", SAID + ".pids")
     time.sleep(600)
 
+def stops():
+    generator = np.random.default_rng(0)
+    for count in range(4):
+        if count == 3:
+            time.sleep(10.5)
+        yield {"x": generator.standard_normal((1, 4, 8, 8)).astype(np.float32)}
+    hangs()
+
 def takes_much():
     held = np.ones(1 << 29, np.uint8)
     time.sleep(600)
