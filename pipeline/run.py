@@ -238,7 +238,7 @@ class _Run:
     def _evaluated(self, bench: Step) -> tuple[Made, ...]:
         """What a bench will find of the accuracy, in parts; none where it is to evaluate all itself."""
         number = self.executor.shards
-        if number == 1 or (not self._is_asked(bench) and self._is_done(bench)):
+        if number == 1 or (not self._is_asked(bench) and self.executor.is_done(self.recipe, bench, self.store)):
             return ()
         steps = evaluation_steps(self.recipe, bench, number)
         parts = self._each([functools.partial(self._do, step) for step in steps])
