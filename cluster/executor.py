@@ -13,11 +13,13 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ClusterError, EngineUnavailable
 from ..pipeline.executor import Done, ThisProcess
+from ..pipeline.kinds import kind_of_others
 from ..pipeline.recipe import Recipe
 from ..pipeline.steps import Step
 from ..pipeline.store import Store
@@ -25,7 +27,7 @@ from ..progress import Progress, silent
 from .errand import Errand
 from .holders import Holders
 from .messages import Facts
-from .needs import needs_of, place
+from .needs import gpus_of, needs_of, place
 from .roster import Roster
 from .state import RunState
 
@@ -73,6 +75,12 @@ class ClusterExecutor:
         """Parts of a calibration: one for each worker that calibrates."""
         able = [facts for facts in self.workers.values() if facts.resources.get("onnxruntime")]
         return max(1, len(able))
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """GPUs of the workers by compute capability."""
+        names = {name for facts in self.workers.values() for name in gpus_of(facts)}
+        return sorted(name.removeprefix("gpu-") for name in names)
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """As `pipeline.executor.Executor.do`.
@@ -178,11 +186,11 @@ class ClusterExecutor:
         ready = self.roster.ready()
         if recipe.bench is None or not ready:
             return None
-        step = Step(kind="bench")
+        # Engines are measured on machines of their own kinds: this is the one for the others.
+        step = Step(kind="bench", machine=kind_of_others(recipe, self.kinds))
         needs = needs_of(recipe, step, store)
         targets = dict.fromkeys(one.target for one in recipe.artifact)
-        gpu = any(one.target.startswith("tensorrt") for one in recipe.artifact)
-        whole = type(needs)(preferred=(*targets, "pytorch"), gpu=gpu, alone=True)
+        whole = replace(needs, preferred=(*targets, "pytorch"))
         chosen = place(step, whole, ready).workers[0]
         return next(one for one in ready if one.address == chosen)
 

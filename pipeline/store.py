@@ -56,8 +56,8 @@ class Store:
         folder: Where stages are kept, for several output folders; in the output folder by default.
     """
 
-    def __init__(self, output: Path, *, folder: Path | None = None) -> None:
-        self.output, self.folder = output, folder or output / FOLDER
+    def __init__(self, output: Path, *, folder: Path | None = None, published: bool = True) -> None:
+        self.output, self.folder, self.published = output, folder or output / FOLDER, published
         self._used: set[Path] = set()
 
     @contextlib.contextmanager
@@ -146,7 +146,8 @@ class Store:
     def _handed_out(self, final: Path, files: Mapping[str, str], done: bool) -> Stored:
         os.utime(final / _RECORD)
         self._used.add(final)
-        self._publish(final, files)
+        if self.published:
+            self._publish(final, files)
         return Stored(final, files, done)
 
     def _place(self, stage: str, key: Mapping[str, Any]) -> Path:
