@@ -1,14 +1,14 @@
 """What a step needs of a worker, and which workers have it.
 
-| step              | must have                                        | better with                              |
-|-------------------|--------------------------------------------------|------------------------------------------|
-| export            | `export`, of a model that PyTorch exports        | `onnxruntime`, which checks it           |
-| simplify          |                                                  | onnxsim, `onnxruntime`                   |
-| balance, calibrate| `onnxruntime`                                    |                                          |
-| quantize          | the target                                       | `onnxruntime`                            |
-| build             | the target; a GPU, for TensorRT of this machine  | the kind of machine that measures        |
-| bench             | the kind of GPU that it is for                   | all targets, a GPU, `pytorch`            |
-| trial, rank       | `onnxruntime`, the target                        |                                          |
+| step               | must have                                       | better with                         |
+|--------------------|-------------------------------------------------|-------------------------------------|
+| export             | `export`, of a model that PyTorch exports       | `onnxruntime`, which checks it      |
+| simplify           |                                                 | onnxsim, `onnxruntime`              |
+| balance, calibrate | `onnxruntime`                                   |                                     |
+| quantize           | the target                                      | `onnxruntime`                       |
+| build              | the target; a GPU, for TensorRT of this machine | the kind of machine that measures   |
+| bench              | the kind of GPU that it is for                  | all targets, a GPU, `pytorch`       |
+| trial, rank        | `onnxruntime`, the target                       |                                     |
 
 Names are those of the resources that a worker announces to Dask (`cluster.facts`). Every step takes one of
 `slots`, a measurement all of them, and the `memory` that `pipeline.estimate` tells.
@@ -92,7 +92,8 @@ def needs_of(recipe: Recipe, step: Step, store: Store) -> Needs:
         one = artifact(recipe, step.artifact)
         return Needs((one.target, *_kind(step)), gpu=_needs_gpu(one), memory_bytes=memory)
     if step.kind in ("trial", "rank"):
-        return Needs(tuple(dict.fromkeys(("onnxruntime", trial_target(step.trial, step.artifact)))), memory_bytes=memory)
+        names = dict.fromkeys(("onnxruntime", trial_target(step.trial, step.artifact)))
+        return Needs(tuple(names), memory_bytes=memory)
     targets = dict.fromkeys(artifact(recipe, name).target for name in step.built)
     gpu = any(one.target.startswith("tensorrt") for one in recipe.artifact if one.name in step.built)
     return Needs(_kind(step), (*targets, "pytorch"), gpu=gpu, memory_bytes=memory, alone=True)
@@ -114,9 +115,8 @@ def place(
         EngineUnavailable: If none has what it needs.
     """
     everyone = sorted(workers, key=lambda one: (one.name, one.address))
-    able = [
-        one for one in everyone if _has(one, needs.required) and (not needs.gpu or needs.alone or gpus_of(one))
-    ]
+    anywhere = not needs.gpu or needs.alone
+    able = [one for one in everyone if _has(one, needs.required) and (anywhere or gpus_of(one))]
     if not able:
         raise _unavailable(step, needs, everyone)
     for wish in (*needs.preferred, *(["gpu"] if needs.gpu else [])):
@@ -224,7 +224,7 @@ def _unavailable(step: Step, needs: Needs, workers: Sequence[Facts]) -> EngineUn
     ]
     there = sorted({name for one in workers for name in one.resources} - {"slots", "memory"})
     return EngineUnavailable(
-        f"{step.name}: no worker has {words}; the {len(workers)} in use announce {', '.join(there) or 'nothing'}",
+        f"{step.name}: no worker has {words}; they announce {', '.join(there) or 'nothing'}",
         hint=f"start a worker that has it{f' ({reasons[0]})' if reasons else ''}",
         engine=needs.required[0] if needs.required else "",
         reason=reasons[0] if reasons else f"no worker has {words}",

@@ -21,6 +21,8 @@ from .trust import interpreters
 RESULTS = "results.json"
 REPORT = "report.html"
 INTERRUPTED = "results.interrupted.json"
+_NOT_MEASURED = (*options_key(Budget()), "metric", "models")
+"""Options that judge what is measured, or that the key has by their content: a spelling is none of it."""
 
 
 def bench_stage(
@@ -31,13 +33,15 @@ def bench_stage(
     output: Path,
     why_not: Mapping[str, str],
     unavailable: Collection[str] = (),
+    scores: Sequence[Made] = (),
     machine: str = "",
 ) -> Stage:
     """Measure what was built against the baseline; what was not built has a row that says why.
 
     Those in `unavailable` were not built because their engine cannot be used here: they count as not run. A
-    baseline that was not built, or not for this machine, is replaced by the MODEL itself. `machine` is the
-    kind of this one where others measure the other artifacts.
+    baseline that was not built, or not for this machine, is replaced by the MODEL itself. `scores` are what
+    `evaluate_stage` wrote of the parts of the data. It is what would be found here: the stage is the same
+    with and without them. `machine` is the kind of this one where others measure the other artifacts.
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
@@ -53,7 +57,7 @@ def bench_stage(
     artifacts = {BASELINE: original}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
     here = machine in ("", PROCESSOR) or bool(section.devices)  # models are measured once
-    models = _models(recipe, section.models if here else ())
+    models = measured_models(recipe, section.models if here else ())
     baseline = section.baseline if section.baseline in artifacts else BASELINE
     file = f"results.{machine}.json" if machine else RESULTS
 
@@ -83,6 +87,7 @@ def bench_stage(
                 artifacts,
                 baseline=baseline,
                 unbuilt=unbuilt,
+                scores=[one.path for one in scores],
                 output=path,
                 history=output / file,
                 batch_size=section.batch_size,
@@ -102,7 +107,7 @@ def bench_stage(
                 pythons=interpreters(section.python, recipe.folder),
                 timeout_s=section.timeout_s,
                 command=("qcompile", "run", _shown(recipe.path)),
-                recipe=recipe.path.read_text(encoding="utf-8"),
+                recipe=recipe.text_path.read_text(encoding="utf-8"),
                 progress=progress,
             )
         except BenchInterrupted as stopped:
@@ -116,7 +121,7 @@ def bench_stage(
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
-        "settings": options_key(section, without=tuple(options_key(Budget()))),  # it judges what is measured
+        "settings": options_key(section, without=_NOT_MEASURED),
         "models": {
             name: digest_source(model, depends=[recipe.folder / one for one in recipe.model.depends])
             for name, model in models.items()
@@ -169,8 +174,8 @@ def _in_order(recipe: Recipe, names: Collection[str]) -> list[ArtifactSection]:
     return [named_artifact(recipe, name) for name in ordered]
 
 
-def _models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:
-    """`NAME=MODEL` of the recipe, their paths relative to it."""
+def measured_models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:
+    """Return `NAME=MODEL` of the recipe, their paths relative to it."""
     pairs = (text.split("=", 1) for text in texts)
     return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
 

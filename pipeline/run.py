@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
+from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
-from .kinds import built_on, for_every_kind, measured_apart
+from .kinds import built_on, evaluated_apart, for_every_kind, measured_apart
 from .published import check_output
-from .recipe import ArtifactSection, Recipe, read_recipe
+from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
 from .scale import calibration_samples
 from .stages import Made, given_ranges
 from .steps import Step, source_digest, takes_pytorch
@@ -49,6 +50,7 @@ class RunReport:
         output: Folder of the artifacts.
         stages: Stage to "done", "skipped" or "failed", in order.
         artifacts: Artifact name to its file, of those that were built.
+        digests: Artifact name to the digest of that file.
         failures: Artifact name to why it was not; a later run tries it again.
         results: What was measured; None for a recipe without `[bench]`.
         page: The report of it.
@@ -61,6 +63,7 @@ class RunReport:
     output: Path
     stages: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
     failures: dict[str, QCompileError] = field(default_factory=dict)
     results: Results | None = None
     page: Path | None = None
@@ -77,6 +80,7 @@ def run(
     trust: bool = False,
     typed: Collection[str] = (),
     executor: Executor | None = None,
+    shared: Path | None = None,
     progress: Progress = silent,
     listener: StageListener | None = None,
 ) -> RunReport:
@@ -90,6 +94,7 @@ def run(
             files that run code.
         typed: Spellings of models and data that the user typed himself, which need no more trust.
         executor: Carries out the stages; this process by default.
+        shared: Folder of finished stages that several outputs share; by default one in the output folder.
         progress: Told of every step.
         listener: Told of every stage when it is over.
 
@@ -97,18 +102,20 @@ def run(
         What was done, what was skipped, and what failed: `failures` is empty where every artifact is built.
 
     Raises:
-        RecipeError: If the recipe is wrong, or names code outside of its folder without `trust`.
+        RecipeError: If the recipe is wrong, holds a matrix for `qcompile sweep`, or names code outside of its
+            folder without `trust`.
         InvalidOption: If a file that it reads would be overwritten.
         QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
+    refuse_matrix(recipe)
     given = Path(output) if output is not None else None
     executor = executor or ThisProcess()
     recipe = for_every_kind(trusted(recipe, trust=trust, output=given, typed=typed), executor.kinds)
     folder = given or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
-    store = Store(folder)
+    store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
         report = _Run(recipe, store, again, executor, progress, listener).drive()
         store.forget_old()
@@ -149,6 +156,7 @@ class _Run:
             else:
                 built[one.name] = outcome
                 self.report.artifacts[one.name] = self.store.output / outcome.path.name
+                self.report.digests[one.name] = outcome.digest
         if recipe.bench:
             self._bench(built, ranges)
         return self.report
@@ -233,14 +241,28 @@ class _Run:
         """Results of all that was built, measured at once or on each kind of machine that it needs."""
         steps = measured_apart(self.recipe, whole, self.executor.kinds)
         if steps == [whole]:
-            return self._do(whole)
-        parts = self._each([functools.partial(self._do, step) for step in steps])
+            return self._bench_of(whole)
+        parts = self._each([functools.partial(self._bench_of, step) for step in steps])
         for part in parts:
             if isinstance(part, QCompileError):
                 raise part
         pairs = zip(steps, parts, strict=True)
         files = {step.machine: part for step, part in pairs if isinstance(part, Made)}
         return self._do(Step(kind="bench", files=files), ThisProcess())
+
+    def _bench_of(self, step: Step) -> Made:
+        return self._do(replace(step, shards=self._evaluated(step)))
+
+    def _evaluated(self, bench: Step) -> tuple[Made, ...]:
+        """What a bench will find of the accuracy, in parts; none where it is to evaluate all itself."""
+        number = self.executor.shards
+        if number == 1 or not evaluated_apart(self.recipe, bench):
+            return ()
+        if not self._is_asked(bench) and self._is_done(bench):
+            return ()
+        steps = evaluation_steps(self.recipe, bench, number)
+        parts = self._each([functools.partial(self._do, step) for step in steps])
+        return tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
 
     def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
         """Do several things, as many at a time as the executor takes; one that fails yields its error."""
