@@ -30,9 +30,7 @@ class Budget:
         return random.Random(f"{self.seed} {sorted(mix)}").random() < self.share
 
 
-BUDGETS = st.builds(
-    Budget, st.integers(0, 10_000), st.floats(0, 1), st.booleans(), layers=st.integers(0, 12)
-)
+BUDGETS = st.builds(Budget, st.integers(0, 10_000), st.floats(0, 1), st.booleans(), layers=st.integers(0, 12))
 
 
 @given(budget=BUDGETS, most=st.integers(1, 9), tries=st.integers(0, 8))
@@ -94,8 +92,8 @@ def test_the_nearest_questions_of_both_branches_come_first() -> None:
 
 @pytest.mark.parametrize("most", [1, 5])
 def test_what_the_maker_of_trials_raises_ends_the_search(most: int) -> None:
-    def keeps(mix: Mix) -> bool:
+    def stopped(_: Mix) -> bool:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search_ahead(lambda: searching("ab"), keeps, lambda _: None, lambda _: None, most)
+        search_ahead(lambda: searching("ab"), stopped, lambda _: None, lambda _: None, most)
