@@ -17,6 +17,7 @@ from ..progress import Progress, silent
 from ..spec.artifacts import ArtifactSection
 from .bench_stages import bench_stage, report_stage
 from .estimate import Estimate, Scale, by_rule, measured
+from .kinds import for_every_kind
 from .published import check_output
 from .recipe import Recipe, read_recipe
 from .scale import read_scale
@@ -113,7 +114,7 @@ def plan(
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     given = Path(output) if output is not None else None
-    recipe = trusted(recipe, trust=trust, output=given)
+    recipe = for_every_kind(trusted(recipe, trust=trust, output=given), ())
     folder = given or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
     planner = _Planner(recipe, Store(folder), again)

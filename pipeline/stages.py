@@ -53,12 +53,14 @@ class Stage:
         file: Name of the file it writes.
         key: Everything its outcome depends on.
         work: Writes the file, given its path and where to tell progress.
+        published: Whether its files appear in the output folder; those of trials have the same names.
     """
 
     name: str
     file: str
     key: Mapping[str, Any]
     work: Callable[[Path, Progress], object]
+    published: bool = True
 
 
 def recipe_source(recipe: Recipe) -> Source:
@@ -249,7 +251,8 @@ def build_stage(
     from ..lowering import load_lowered
 
     tensorrt = one.target.startswith("tensorrt")
-    gpu = find_gpu(one.tensorrt.device) if tensorrt and not one.gpus else None
+    here = one.target == "tensorrt" or not one.gpus  # TensorRT-RTX builds for GPUs that need not be here
+    gpu = find_gpu(one.tensorrt.device) if tensorrt and here else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
     covers = tensorrt and not has_shapes(one)
     lowered = load_lowered(graph.path) if graph else None

@@ -13,8 +13,9 @@ from typing import Literal
 
 from ..errors import EngineUnavailable
 from ..model.source import digest_source
-from .bench_stages import bench_stage, report_stage
+from .bench_stages import bench_stage, join_stage, report_stage
 from .evaluation import evaluate_stage
+from .kinds import named_artifact
 from .recipe import ArtifactSection, Recipe
 from .stages import (
     Made,
@@ -28,6 +29,7 @@ from .stages import (
     simplify_stage,
 )
 from .store import FOLDER
+from .trial_stages import rank_stage, trial_stage
 
 Kind = Literal[
     "export",
@@ -54,7 +56,8 @@ class Step:
             "evaluate".
         shard: "2/8" is the second of eight parts of the data, of "calibrate" and "evaluate"; empty for all.
         source_digest: Of the recipe's model, of "export", "build", "evaluate" and "bench".
-        files: What it is given: "model", "ranges", "graph", "results".
+        files: What it is given: "model", "ranges", "graph", "results"; of "bench", what each kind of machine
+            measured, to be put together.
         shards: The ranges of every part, of "calibrate", or what every "evaluate" found, of "bench": they are
             merged in place of observing or evaluating again.
         built: Artifact name to its file, of "bench"; of the group of "evaluate".
@@ -120,12 +123,18 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return _lowering(recipe, artifact(recipe, step.artifact), _given(model), ranges)
     if step.kind == "build":
         return _build(recipe, step)
+    if step.kind == "trial":
+        return trial_stage(recipe, step.name, step.trial)
+    if step.kind == "rank":
+        return rank_stage(recipe, step.name, step.trial, step.artifact, step.shard)
     if step.kind == "report":
         return report_stage(_given(step.files.get("results")), ranges, recipe.budget)
     if step.kind == "evaluate":
         return evaluate_stage(
             recipe, recipe_source(recipe), step.source_digest, step.built, step.shard, step.name
         )
+    if step.files:
+        return join_stage(step.files, output)
     return bench_stage(
         recipe,
         recipe_source(recipe),
@@ -135,12 +144,13 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         step.why_not,
         step.unavailable,
         step.shards,
+        step.machine,
     )
 
 
 def artifact(recipe: Recipe, name: str) -> ArtifactSection:
     """Return the artifact of this name."""
-    return next(one for one in recipe.artifact if one.name == name)
+    return named_artifact(recipe, name)
 
 
 def takes_pytorch(one: ArtifactSection) -> bool:
