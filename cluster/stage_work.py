@@ -91,7 +91,7 @@ def _kept_or_made(
     job: Job, content: ContentStore, place: Place, stage: Stage, published: str, progress: Progress
 ) -> Result | None:
     request, nothing = job.request, Result("none", worker=job.worker, address=job.address)
-    store = Store(place.output, folder=job.store / STAGES)
+    store = Store(place.output, folder=job.store / STAGES, published=stage.published)
     store.folder.mkdir(parents=True, exist_ok=True)
     key = {**stage.key, "file": stage.file}
     name = store.name(stage.name, key)
