@@ -29,7 +29,6 @@ from .stages import (
     simplify_stage,
 )
 from .store import FOLDER
-from .trial_stages import rank_stage, trial_stage
 
 Kind = Literal[
     "export",
@@ -123,10 +122,6 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return _lowering(recipe, artifact(recipe, step.artifact), _given(model), ranges)
     if step.kind == "build":
         return _build(recipe, step)
-    if step.kind == "trial":
-        return trial_stage(recipe, step.name, step.trial)
-    if step.kind == "rank":
-        return rank_stage(recipe, step.name, step.trial, step.artifact, step.shard)
     if step.kind == "report":
         return report_stage(_given(step.files.get("results")), ranges, recipe.budget)
     if step.kind == "evaluate":
@@ -136,16 +131,9 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
     if step.files:
         return join_stage(step.files, output)
     return bench_stage(
-        recipe,
-        recipe_source(recipe),
-        step.source_digest,
-        step.built,
-        output,
-        step.why_not,
-        step.unavailable,
-        step.shards,
-        step.machine,
-    )
+        recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable,
+        step.machine, step.shards,
+    )  # fmt: skip
 
 
 def artifact(recipe: Recipe, name: str) -> ArtifactSection:
