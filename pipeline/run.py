@@ -24,7 +24,7 @@ from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
-from .scale import calibration_samples
+from .scale import calibration_samples, evaluation_batches
 from .stages import Made, given_ranges
 from .steps import Step, source_digest, takes_pytorch
 from .store import Store
@@ -237,8 +237,10 @@ class _Run:
 
     def _evaluated(self, bench: Step) -> tuple[Made, ...]:
         """What a bench will find of the accuracy, in parts; none where it is to evaluate all itself."""
-        number = self.executor.shards
-        if number == 1 or (not self._is_asked(bench) and self._is_done(bench)):
+        number = min(self.executor.shards, evaluation_batches(self.recipe) if self.executor.shards > 1 else 1)
+        if number < 2 or (
+            not self._is_asked(bench) and self.executor.is_done(self.recipe, bench, self.store)
+        ):
             return ()
         steps = evaluation_steps(self.recipe, bench, number)
         parts = self._each([functools.partial(self._do, step) for step in steps])
