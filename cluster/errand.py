@@ -101,7 +101,7 @@ class Errand:
     def _place(self) -> Place:
         executor, recipe, store = self.executor, self.state.recipe, self.store
         ready = executor.await_workers(self.state.excluded, _REJOIN_S)
-        home = executor.home(recipe, store) if self.step.kind == "build" else None
+        home = executor.home(recipe, store) if self.step.kind in ("build", "evaluate") else None
         return place(self.step, needs_of(recipe, self.step, store), ready, home, only=self._only)
 
     def _request(self, chosen: Place, *, look: bool) -> Request:
@@ -154,11 +154,11 @@ class Errand:
         if result.outcome == "done":
             return self._brought(result)
         if result.outcome == "known":
-            stored = self.store.take(result.name)
+            stored = self.store.take(result.name, publish=not self.step.shard)
             if stored is None:  # changed within the moment
                 raise _Again
             main = str(result.key.get("file", ""))
-            return Done(state.note(stored, main), True, result.worker)
+            return Done(state.note(stored, main), True)
         if result.outcome == "elsewhere":
             self._only, self._elsewhere = executor.roster.finished(self.step.name).get(result.name, ""), False
             raise _Again
@@ -183,7 +183,7 @@ class Errand:
         unknown = [digest for digest in result.missing if digest not in here]
         if unknown:
             raise ClusterError(
-                f"worker {result.worker}: asks for {unknown[0][:19]}…, which does not belong to {self.step.name}",
+                f"worker {result.worker}: asks for {unknown[0][:19]}…, which is no file of {self.step.name}",
                 address=result.address,
             )
         try:
@@ -208,7 +208,9 @@ class Errand:
 
         took = {"seconds": result.seconds, "peak_bytes": result.peak_bytes}
         try:
-            stored = self.store.run(self.step.name, result.key, pull, again=self.again, took=took)
+            stored = self.store.run(
+                self.step.name, result.key, pull, again=self.again, publish=not self.step.shard, took=took
+            )
         except (ClusterError, ArtifactError) as error:  # it is lost, or a file of it is damaged
             executor.roster.forget_finished(result.name)
             raise Lost from error

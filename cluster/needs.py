@@ -1,13 +1,14 @@
 """What a step needs of a worker, and which workers have it.
 
-| step              | must have                                        | better with                              |
-|-------------------|--------------------------------------------------|------------------------------------------|
-| export            | `export`, of a model that PyTorch exports        | `onnxruntime`, which checks it           |
-| simplify          |                                                  | onnxsim, `onnxruntime`                   |
-| balance, calibrate| `onnxruntime`                                    |                                          |
-| quantize          | the target                                       | `onnxruntime`                            |
-| build             | the target; a GPU, for TensorRT of this machine  | the kind of machine that measures        |
-| bench             |                                                  | all targets, a GPU, `pytorch`            |
+| step               | must have                                       | better with                         |
+|--------------------|-------------------------------------------------|-------------------------------------|
+| export             | `export`, of a model that PyTorch exports       | `onnxruntime`, which checks it      |
+| simplify           |                                                 | onnxsim, `onnxruntime`              |
+| balance, calibrate | `onnxruntime`                                   |                                     |
+| quantize           | the target                                      | `onnxruntime`                       |
+| build              | the target; a GPU, for TensorRT of this machine | the kind of machine that measures   |
+| evaluate           | the targets, `pytorch` or `onnxruntime`; a GPU  | the kind of machine that measures   |
+| bench              |                                                 | all targets, a GPU, `pytorch`       |
 
 Names are those of the resources that a worker announces to Dask (`cluster.facts`). Every step takes one of
 `slots`, a measurement all of them, and the `memory` that `pipeline.estimate` tells.
@@ -88,6 +89,9 @@ def needs_of(recipe: Recipe, step: Step, store: Store) -> Needs:
         return Needs((one.target,), gpu=_needs_gpu(one), memory_bytes=memory)
     targets = dict.fromkeys(artifact(recipe, name).target for name in step.built)
     gpu = any(one.target.startswith("tensorrt") for one in recipe.artifact if one.name in step.built)
+    if step.kind == "evaluate":
+        own = "onnxruntime" if recipe_source(recipe).kind == "onnx" else "pytorch"
+        return Needs(tuple(dict.fromkeys((*targets, own))), gpu=gpu, memory_bytes=memory)
     return Needs((), (*targets, "pytorch"), gpu=gpu, memory_bytes=memory, alone=True)
 
 
@@ -100,7 +104,7 @@ def place(
         step: What is done.
         needs: What it needs.
         workers: Those that may be asked.
-        home: The worker that will measure what is built.
+        home: The worker that will measure what is built: another processor may run it otherwise.
         only: Address of the only one that is meant.
 
     Raises:
@@ -114,7 +118,7 @@ def place(
         raise _unavailable(step, needs, everyone)
     for wish in (*needs.preferred, *(["gpu"] if needs.gpu else [])):
         able = [one for one in able if _grants(one, wish)] or able
-    if home is not None and step.kind == "build" and set(needs.required) & set(_LIKE_MACHINES):
+    if home is not None and step.kind in ("build", "evaluate") and set(needs.required) & set(_LIKE_MACHINES):
         able = [one for one in able if kind_of_machine(one) == kind_of_machine(home)] or able
     able, memory, warning = _with_memory(step, able, needs.memory_bytes)
     if needs.alone:
@@ -210,7 +214,7 @@ def _unavailable(step: Step, needs: Needs, workers: Sequence[Facts]) -> EngineUn
     ]
     there = sorted({name for one in workers for name in one.resources} - {"slots", "memory"})
     return EngineUnavailable(
-        f"{step.name}: no worker has {words}; the {len(workers)} in use announce {', '.join(there) or 'nothing'}",
+        f"{step.name}: no worker has {words}; they announce {', '.join(there) or 'nothing'}",
         hint=f"start a worker that has it{f' ({reasons[0]})' if reasons else ''}",
         engine=needs.required[0] if needs.required else "",
         reason=reasons[0] if reasons else f"no worker has {words}",

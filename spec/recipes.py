@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from .artifacts import PLAIN_NAME, ArtifactSection
+from .cluster import SchedulerOptions
 from .decode import Checked, Refused
 from .measure import BenchSection
 from .models import CalibrateSection, ModelSection
@@ -151,7 +152,7 @@ def _describe(table: dict[str, Any], kind: type) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCommand(Checked):
+class RunCommand(SchedulerOptions):
     """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
 
     recipe: Annotated[Path | None, argument("TOML file.")] = None
