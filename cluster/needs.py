@@ -141,6 +141,8 @@ def memory_bytes(recipe: Recipe, step: Step, store: Store) -> int:
             return last.peak_bytes
     weights = _weight_bytes(recipe, step)
     scale = Scale(weights, None, 1, 0, 0, max(1, len(step.built) + 1), 0.0)
+    if step.kind == "evaluate":  # it runs what a bench runs
+        return max(_LEAST_BYTES, by_rule("bench", scale).peak_bytes or 0)
     chosen = artifact(recipe, step.artifact) if step.artifact else None
     return max(_LEAST_BYTES, by_rule(step.name, scale, chosen).peak_bytes or 0)
 
