@@ -41,8 +41,18 @@ target = "onnxruntime"
 precision = "int8"
 [bench]
 baseline = "pytorch"
+metric = "own.py:right"
 threads = 1
 max_time_s = 0.1
+"""
+
+METRIC = """
+from pathlib import Path
+
+def right(outputs, labels):
+    with Path(__file__).with_name("calls").open("a") as file:
+        file.write("call\\n")
+    return (outputs["y"].argmax(1) == labels).astype(float)
 """
 
 
@@ -63,6 +73,7 @@ class InParts(ThisProcess):
 def recipe(tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path) -> Path:
     tiny_file("residual")
     samples("residual", 45).rename(tmp_path / "data.npz")
+    (tmp_path / "own.py").write_text(METRIC)
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE)
     return path
@@ -78,7 +89,7 @@ def evaluated_here(artifacts: dict[str, Path], data: Path) -> list[dict[str, Any
         recorder = Recorder([row_of(one) for one in runnables], runnables[0].name)
         io = runnables[0].io
         assert io is not None
-        measure_quality(workers, recorder, io, str(data), read_metric("top1"))
+        measure_quality(workers, recorder, io, str(data), read_metric(f"{data.with_name('own.py')}:right"))
     return [figures(row_json(row)) for row in recorder.rows]
 
 
@@ -95,6 +106,8 @@ def test_a_bench_finds_in_parts_what_one_process_finds(recipe: Path, tmp_path: P
     ]
     rows = json.loads((tmp_path / "out" / "results.json").read_text())["artifacts"]
     assert [row["accuracy"]["samples"] for row in rows] == [45, 45]
+    calls = (tmp_path / "calls").read_text().count("call")
+    assert calls == 3 + 2 * 6 + 1  # first batch of each part, 6 batches of both, first batch of the bench
     artifacts = {"pytorch": tmp_path / "residual.onnx", "int8": report.artifacts["int8"]}
     assert [figures(row) for row in rows] == evaluated_here(artifacts, tmp_path / "data.npz")
     assert not [text for row in rows for text in row["warnings"] if "accuracy" in text]
