@@ -97,7 +97,5 @@ def test_every_part_splits_by_the_first_batch_of_the_data(tmp_path: Path, *, mix
 def test_an_interrupted_shard_goes_on_without_what_is_done(tmp_path: Path) -> None:
     inputs = read_weightless(model(tmp_path, "rows apart")).io.inputs
     data = Data(data_of(tmp_path, "npz", [12]), inputs, batch_size=1)
-    held = [
-        unit for unit, _ in numbered_units(data, Rows(mixed=False), lambda unit: unit > 4 and unit % 2 == 1)
-    ]
+    units = numbered_units(data, Rows(mixed=False), lambda unit: unit > 4 and unit % 2 == 1)
     assert [unit for unit, _ in units] == [5, 7, 9, 11]
