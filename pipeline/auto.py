@@ -27,6 +27,7 @@ from ..reporting.recommendation import Recommendation, recommend
 from ..spec.decode import key as options_key
 from ..spec.first_use import AutoCommand
 from .bench_stages import RESULTS
+from .executor import Executor
 from .propose import init
 from .propose.model_facts import plain_name
 from .recipe import read_recipe
@@ -89,6 +90,7 @@ def auto(
     max_time_s: float | None = None,
     trust: bool = False,
     force: bool = False,
+    executor: Executor | None = None,
     progress: Progress = silent,
     listener: StageListener | None = None,
 ) -> AutoResult:
@@ -104,6 +106,7 @@ def auto(
         inputs, weights, download, targets, gpus, metric, max_time_s: As `init`.
         trust: As `init`; code that an edited recipe names elsewhere is run too.
         force: Write the recipe anew, also over one of another request.
+        executor: Carries out the stages, and the trials of tuning; this process by default.
         progress: Told of every step.
         listener: Told of every stage when it is over.
 
@@ -124,13 +127,24 @@ def auto(
             hint="give `data`, or `evaluation` and `calibration`",
             option="data",
         )
-    return _Auto(asked, progress, listener).drive()
+    return _Auto(asked, executor, progress, listener).drive()
+
+
+def folder_of(model: str, output: Path | None) -> Path:
+    """Return the folder that is written where this one was given."""
+    return output or Path(f"auto-{plain_name(parse_source(model))}")
 
 
 class _Auto:
-    def __init__(self, asked: AutoCommand, progress: Progress, listener: StageListener | None) -> None:
-        self.asked, self.progress, self.listener = asked, progress, listener
-        self.folder = asked.output or Path(f"auto-{plain_name(parse_source(asked.model))}")
+    def __init__(
+        self,
+        asked: AutoCommand,
+        executor: Executor | None,
+        progress: Progress,
+        listener: StageListener | None,
+    ) -> None:
+        self.asked, self.executor, self.progress, self.listener = asked, executor, progress, listener
+        self.folder = folder_of(asked.model, asked.output)
         self.recipe = self.folder / RECIPE
         self.stages: dict[str, str] = {}
         self.notes: list[str] = []
@@ -188,6 +202,7 @@ class _Auto:
             read_recipe(self.recipe),
             trust=asked.trust,
             typed=(asked.model, asked.data, asked.calibration, asked.evaluation, asked.metric),
+            executor=self.executor,
             progress=self.progress,
             listener=self.listener,
         )
@@ -209,6 +224,7 @@ class _Auto:
             targets,
             max_drop=self.asked.max_drop,
             known=self._state().get("tuned"),
+            executor=self.executor,
             progress=lambda text, done=0, total=None, /: self.progress(f"tune: {text}", done, total),
         )
         self._save({**self._state(), "tuned": found.as_json()})

@@ -237,32 +237,31 @@ class _Run:
         except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
             self.report.why_no_page = error.message
 
+    def _evaluated(self, bench: Step) -> Step:
+        """The bench with what it will find of the accuracy, where it need not evaluate all itself."""
+        number = self.executor.shards
+        asked = self._is_asked(bench)
+        if number == 1 or not evaluated_apart(self.recipe, bench):
+            return bench
+        if not asked and self.executor.is_done(self.recipe, bench, self.store):
+            return bench
+        steps = evaluation_steps(self.recipe, bench, number)
+        parts = self._each([functools.partial(self._do, step) for step in steps])
+        found = tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
+        return replace(bench, shards=found)
+
     def _measured(self, whole: Step) -> Made:
         """Results of all that was built, measured at once or on each kind of machine that it needs."""
         steps = measured_apart(self.recipe, whole, self.executor.kinds)
         if steps == [whole]:
-            return self._bench_of(whole)
-        parts = self._each([functools.partial(self._bench_of, step) for step in steps])
+            return self._do(self._evaluated(whole))
+        parts = self._each([functools.partial(self._do, self._evaluated(step)) for step in steps])
         for part in parts:
             if isinstance(part, QCompileError):
                 raise part
         pairs = zip(steps, parts, strict=True)
         files = {step.machine: part for step, part in pairs if isinstance(part, Made)}
         return self._do(Step(kind="bench", files=files), ThisProcess())
-
-    def _bench_of(self, step: Step) -> Made:
-        return self._do(replace(step, shards=self._evaluated(step)))
-
-    def _evaluated(self, bench: Step) -> tuple[Made, ...]:
-        """What a bench will find of the accuracy, in parts; none where it is to evaluate all itself."""
-        number = self.executor.shards
-        if number == 1 or not evaluated_apart(self.recipe, bench):
-            return ()
-        if not self._is_asked(bench) and self._is_done(bench):
-            return ()
-        steps = evaluation_steps(self.recipe, bench, number)
-        parts = self._each([functools.partial(self._do, step) for step in steps])
-        return tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
 
     def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
         """Do several things, as many at a time as the executor takes; one that fails yields its error."""

@@ -163,7 +163,7 @@ def calibrate_stage(
         from ..compiler.quantize.calibrate import calibrate, merge
 
         if parts:
-            return merge([part.path for part in parts], path, progress=progress)
+            return merge([part.path for part in parts], path, data, progress=progress)
         return calibrate(
             model.path,
             data,
@@ -288,7 +288,7 @@ def build_stage(
 
 
 def _build_options(recipe: Recipe, one: ArtifactSection) -> dict[str, object]:
-    """The options of a build: plugins by their content; of a timing cache, which saves time, that it is one."""
+    """The options of a build: plugins by their content; of a timing cache only whether there is one."""
     tensorrt = one.tensorrt
     options = options_key(replace(one, tensorrt=replace(tensorrt, plugins=(), timing_cache=AUTO)))
     del options["name"]

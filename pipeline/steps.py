@@ -136,16 +136,9 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
     if step.files:
         return join_stage(step.files, output)
     return bench_stage(
-        recipe,
-        recipe_source(recipe),
-        step.source_digest,
-        step.built,
-        output,
-        step.why_not,
-        step.unavailable,
-        step.shards,
-        step.machine,
-    )
+        recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable,
+        step.machine, step.shards,
+    )  # fmt: skip
 
 
 def artifact(recipe: Recipe, name: str) -> ArtifactSection:
