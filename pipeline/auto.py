@@ -24,8 +24,10 @@ from ..files import write_json, write_text
 from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..reporting.recommendation import Recommendation, recommend
+from ..spec.cluster import SchedulerOptions
 from ..spec.decode import key as options_key
 from ..spec.first_use import AutoCommand
+from ..spec.option import fields_of
 from .bench_stages import RESULTS
 from .executor import Executor
 from .propose import init
@@ -239,7 +241,8 @@ class _Auto:
     def _request(self) -> dict[str, Any]:
         """What was asked for, as JSON has it."""
         bare = dataclasses.replace(self.asked, output=None, force=False)
-        request: dict[str, Any] = json.loads(json.dumps(options_key(bare)))
+        where = tuple(one.name for one in fields_of(SchedulerOptions))  # the answer does not depend on it
+        request: dict[str, Any] = json.loads(json.dumps(options_key(bare, without=where)))
         return request
 
     @property

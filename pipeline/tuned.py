@@ -15,8 +15,8 @@ from ..errors import QCompileError
 from ..files import digest_files
 from ..progress import Progress
 from ..spec.words import CPU_TARGETS, CpuTarget
-from .published import BALANCED, SIMPLIFIED
 from .executor import Executor
+from .published import BALANCED, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .run import RunReport
 from .stages import located
