@@ -8,6 +8,7 @@
 | quantize           | the target                                      | `onnxruntime`                       |
 | build              | the target; a GPU, for TensorRT of this machine | the kind of machine that measures   |
 | bench              | the kind of GPU that it is for                  | all targets, a GPU, `pytorch`       |
+| evaluate           | the target, of TensorRT                         | its targets, `pytorch`              |
 | trial, rank        | `onnxruntime`, the target                       |                                     |
 
 Names are those of the resources that a worker announces to Dask (`cluster.facts`). Every step takes one of
@@ -32,10 +33,8 @@ from ..pipeline.store import Store
 from ..pipeline.trial_stages import trial_target
 from .messages import Facts
 
-_LIKE_MACHINES = ("onnxruntime", "openvino", "torchscript", "pytorch")
-"""Targets whose artifacts belong to the processor that they are built on."""
 _LEAST_BYTES = 300_000_000
-_RULES = {"trial": "bench", "rank": "calibrate"}
+_RULES = {"trial": "bench", "rank": "calibrate", "evaluate": "bench"}
 """Steps without a rule of their own to those that they take as much memory as."""
 
 
@@ -95,6 +94,10 @@ def needs_of(recipe: Recipe, step: Step, store: Store) -> Needs:
         names = dict.fromkeys(("onnxruntime", trial_target(step.trial, step.artifact)))
         return Needs(tuple(names), memory_bytes=memory)
     targets = dict.fromkeys(artifact(recipe, name).target for name in step.built)
+    if step.kind == "evaluate":
+        engines = (step.artifact,) if step.artifact else ()
+        required = (*engines, *_kind(step))
+        return Needs(required, (*targets, "pytorch"), gpu=bool(engines), memory_bytes=memory)
     gpu = any(one.target.startswith("tensorrt") for one in recipe.artifact if one.name in step.built)
     return Needs(_kind(step), (*targets, "pytorch"), gpu=gpu, memory_bytes=memory, alone=True)
 
@@ -108,7 +111,7 @@ def place(
         step: What is done.
         needs: What it needs.
         workers: Those that may be asked.
-        home: The worker that will measure what is built.
+        home: The worker that will measure what is built: another processor may run it otherwise.
         only: Address of the only one that is meant.
 
     Raises:
@@ -121,13 +124,13 @@ def place(
         raise _unavailable(step, needs, everyone)
     for wish in (*needs.preferred, *(["gpu"] if needs.gpu else [])):
         able = [one for one in able if _grants(one, wish)] or able
-    if home is not None and step.kind == "build" and set(needs.required) & set(_LIKE_MACHINES):
+    if only:
+        able = [one for one in able if one.address == only] or able
+    if home is not None and step.kind in ("build", "evaluate") and not needs.gpu:
         able = [one for one in able if kind_of_machine(one) == kind_of_machine(home)] or able
     able, memory, warning = _with_memory(step, able, needs.memory_bytes)
     if needs.alone:
         able = able[:1]
-    if only:
-        able = [one for one in able if one.address == only] or able
     return Place(tuple(one.address for one in able), _resources(needs, able, memory), needs.alone, warning)
 
 

@@ -76,6 +76,10 @@ async def push(rpc: Any, files: Mapping[str, Path], *, progress: Progress = sile
         try:
             if mine:
                 await _send(rpc, mine, spans, sent, progress)
+        except ArtifactError as error:
+            path = mine.get(str(error.data.get("digest")), "a file")
+            hint = "leave it as it is while it is used, and run it again"
+            raise ArtifactError(f"{path}: was changed after it was read", hint=hint, file=path) from error
         finally:
             for digest in mine:
                 del _pushing[keys[digest]]
