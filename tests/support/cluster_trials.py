@@ -1,7 +1,7 @@
 """A small recipe on a cluster where something goes wrong, and what must hold afterwards.
 
-The recipe's data is a function that takes its time, so that a fault can strike in the middle of a calibration.
-What was carried out is counted from outside, in the workers' stores.
+The data is a function that takes its time, so that a fault can strike in the middle of a calibration. What
+was carried out is counted from outside, in the stores of the workers.
 """
 
 from __future__ import annotations
