@@ -228,8 +228,8 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 def main() -> None:
     """Serve on the standard streams; whatever libraries print goes to standard error."""
-    _die_with_caller()
-    _leave_ending_to_caller()
+    die_with_caller()
+    leave_ending_to_caller()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, answers)
@@ -264,7 +264,7 @@ def _wants_to_run() -> bool:
     return False
 
 
-def _leave_ending_to_caller() -> None:
+def leave_ending_to_caller() -> None:
     """Let SIGTERM and SIGHUP pass: Slurm sends them to all processes, and the caller ends this one.
 
     A function, not SIG_IGN, which processes that are started here would inherit.
@@ -276,7 +276,7 @@ def _leave_ending_to_caller() -> None:
             signal.signal(getattr(signal, name), lambda *_: None)
 
 
-def _die_with_caller() -> None:
+def die_with_caller() -> None:
     """Be killed when the caller dies, even if it is killed itself and this process hangs (Linux)."""
     if sys.platform != "linux":
         return

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..artifact import Artifact, commit, tool_versions
 from ..data.batches import Data
+from ..data.readers import Batch
 from ..errors import CalibrationError, InvalidOption, QCompileError
 from ..files import check_output, writing
 from ..model.weightless import WeightlessModel, read_weightless
 from ..progress import Progress, silent
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .manifest import ranges_manifest
-from .one_by_one import one_by_one
+from .one_by_one import numbered_units, one_by_one
 from .ranges import Portion, Ranges
 from .ranges_file import save_ranges
 from .taps import choose_taps
@@ -172,9 +173,7 @@ def _run(data: Data, shard: Shard, workers: Workers, keeper: _Keeper, start: int
     if start:
         progress(f"continue after {workers.samples} samples", workers.samples, total)
     try:
-        for unit, batch in enumerate(one_by_one(data, workers.run)):
-            if unit < start or not shard.holds(unit):
-                continue
+        for unit, batch in _units(data, shard, workers, start):
             workers.submit(batch)
             progress("calibrate", workers.samples, total)
             keeper.save_now_and_then(unit + 1)
@@ -183,6 +182,13 @@ def _run(data: Data, shard: Shard, workers: Workers, keeper: _Keeper, start: int
         raise
     workers.drain()
     progress("calibrate", workers.samples, total)
+
+
+def _units(data: Data, shard: Shard, workers: Workers, start: int) -> Iterator[tuple[int, Batch]]:
+    """The units of a shard from `start` on; what is not among them is not decoded, where the data allows."""
+    if shard.shards == 1 and not start:
+        return enumerate(one_by_one(data, workers.run))
+    return numbered_units(data, workers.run, lambda unit: unit >= start and shard.holds(unit))
 
 
 def _samples_of(shard: Shard, total: int, unit: int) -> int:

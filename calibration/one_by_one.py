@@ -5,6 +5,7 @@ A first axis need not be one of samples. It may be time, or a model may mix its 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,6 +42,43 @@ def one_by_one(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch
             samples += part.samples
             if limit is not None and samples >= limit:
                 return
+
+
+def numbered_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterator[tuple[int, Batch]]:
+    """Yield what `one_by_one` yields and `holds` says, each with its number from 0.
+
+    Data whose shapes are known is not decoded where no unit of a batch is held, but for the first batch that
+    can be split: it decides, for every part of the data alike, whether batches are.
+
+    Args:
+        data: The samples.
+        run: As of `one_by_one`.
+        holds: Whether a unit of a number is asked for.
+    """
+    extents = data.extents()
+    if extents is None:
+        yield from ((unit, batch) for unit, batch in enumerate(one_by_one(data, run)) if holds(unit))
+        return
+    if not _is_separable(data, extents, run):
+        extents = [1] * len(extents)
+    starts = list(itertools.accumulate(extents, initial=0))
+
+    def units(batch: int) -> range:
+        return range(starts[batch], starts[batch + 1])
+
+    held = [number for number in range(len(extents)) if any(map(holds, units(number)))]
+    for number, batch in zip(held, data.at(frozenset(held).__contains__), strict=True):
+        parts = batch.split() if extents[number] > 1 else iter([batch])
+        yield from (pair for pair in zip(units(number), parts, strict=True) if holds(pair[0]))
+
+
+def _is_separable(data: Data, extents: Sequence[int], run: Run) -> bool:
+    """Whether batches are split into samples."""
+    first = next((number for number, extent in enumerate(extents) if extent > 1), None)
+    if data.is_fixed or first is None:
+        return False
+    batch = next(data.at(first.__eq__))
+    return batch.can_be_split() and gives_the_same_one_by_one(batch, run)
 
 
 def gives_the_same_one_by_one(batch: Batch, run: Run) -> bool:

@@ -9,17 +9,21 @@ from typing import Any, Literal
 
 import msgspec
 
-Outcome = Literal["done", "known", "none", "missing", "refused", "full", "failed"]
+Outcome = Literal["done", "known", "elsewhere", "none", "missing", "refused", "full", "failed"]
 """How a request ends.
 
-| done    | the stage is done, by this request or an earlier one; the worker holds its files       |
-| known   | the client holds it already: `Result.name` is one of `Request.known`                   |
-| none    | the step means no stage, as a graph that stays in float                                |
-| missing | a file cannot be had from any holder: the client brings `Result.missing` to the worker |
-| refused | the worker has other versions; nothing was tried                                       |
-| full    | the worker's disk is full; the step goes elsewhere                                     |
-| failed  | the step failed: `Result.error`                                                        |
+| done      | the stage is done, by this request or an earlier one; the worker holds its files       |
+| known     | the client holds it already: `Result.name` is one of `Request.known`                   |
+| elsewhere | another worker holds it: `Result.name` is one of `Request.elsewhere`; nothing was done |
+| none      | the step means no stage, as a graph that stays in float; or it is not done (`look`)    |
+| missing   | a file cannot be had from any holder: the client brings `Result.missing` to the worker |
+| refused   | the worker has other versions; nothing was tried                                       |
+| full      | the worker's disk is full; the step goes elsewhere                                     |
+| failed    | the step failed: `Result.error`, where `OUTPUT` and `RECIPE` stand for folders         |
 """
+
+OUTPUT, RECIPE = "<output>", "<recipe>"
+"""What stands in an error's words for the worker's folders: the client puts its own there."""
 
 
 class FileRef(msgspec.Struct, frozen=True):
@@ -72,6 +76,8 @@ class StepText(msgspec.Struct, frozen=True):
     built: dict[str, str] = {}
     why_not: dict[str, str] = {}
     unavailable: tuple[str, ...] = ()
+    machine: str = ""
+    trial: str = ""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -84,6 +90,8 @@ class Request(msgspec.Struct, frozen=True):
         parcel_holders: Addresses of workers that hold it and its files.
         given: Digest of a main file to all that belongs to it, of every file of the step.
         known: Names of the finished stages of this step that the client holds ("build-int8-3f9c…").
+        elsewhere: Names of the finished stages of this step that other workers hold.
+        look: Only say whether it is done.
         again: Carry it out even if it is done.
         versions: Package to version that the worker must have, where it has the package at all.
         alone: Whether nothing else may run on the worker's host meanwhile, as for a measurement.
@@ -96,6 +104,8 @@ class Request(msgspec.Struct, frozen=True):
     parcel_holders: tuple[str, ...] = ()
     given: dict[str, Given] = {}
     known: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    look: bool = False
     again: bool = False
     versions: dict[str, str] = {}
     alone: bool = False

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+
+_PASSED_BYTES = 1 << 20  # at a time, of rows that are passed over
 
 
 def load_arrays(path: Path, *, only: str = "") -> dict[str, NDArray[Any]]:
@@ -53,11 +56,14 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise _unreadable(path, error) from error
 
 
-def read_rows(path: Path, rows: int) -> Iterator[dict[str, NDArray[Any]]]:
+def read_rows(
+    path: Path, rows: int, holds: Callable[[int], bool] = lambda _: True
+) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield all arrays of an .npz, `rows` of the first axis at a time.
 
     All arrays must have the same first extent, as `read_shapes` tells. One that is stored column by column
-    is read whole.
+    is read whole. Parts whose number, from 0, `holds` refuses are passed over: no array is made of them, but
+    their bytes go by, as the archive's checksum is that of a whole array.
 
     Raises:
         DataError: If the file is damaged or holds pickled objects.
@@ -72,14 +78,20 @@ def read_rows(path: Path, rows: int) -> Iterator[dict[str, NDArray[Any]]]:
             }
         except Exception as error:  # as above; a damaged header is even a SyntaxError
             raise _unreadable(path, error) from error
-        while True:
+        number = 0
+        while members and all(member.left for member in members.values()):
+            part = None
             try:
-                part = {name: member.read(rows) for name, member in members.items()}
+                if holds(number):
+                    part = {name: member.read(rows) for name, member in members.items()}
+                else:
+                    for member in members.values():
+                        member.skip(rows)
             except damages as error:
                 raise _unreadable(path, error) from error
-            if not part or not all(len(array) for array in part.values()):
-                return
-            yield part
+            if part is not None:
+                yield part
+            number += 1
 
 
 class _Member:
@@ -92,16 +104,17 @@ class _Member:
             raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
         if not self._shape:
             raise ValueError("it is a scalar, which has no first axis")
-        self._left = self._shape[0]
+        self.left = self._shape[0]
+        """Rows that are not read yet."""
         self._whole: NDArray[Any] | None = None
         if by_column:
             self._whole = np.frombuffer(file.read(), self._dtype).reshape(self._shape, order="F")
 
     def read(self, rows: int) -> NDArray[Any]:
         """Return the next rows, fewer at the end."""
-        rows = min(rows, self._left)
-        start = self._shape[0] - self._left
-        self._left -= rows
+        rows = min(rows, self.left)
+        start = self._shape[0] - self.left
+        self.left -= rows
         if self._whole is not None:
             return np.ascontiguousarray(self._whole[start : start + rows])
         part = np.empty((rows, *self._shape[1:]), self._dtype)
@@ -113,9 +126,26 @@ class _Member:
                 raise EOFError("it ends early")
             flat[done : done + len(content)] = np.frombuffer(content, np.uint8)
             done += len(content)
-        if not self._left and self._file.read(1):
-            raise ValueError("it is longer than its header says")  # reading on also checks the sum
+        self._check_end()
         return part
+
+    def skip(self, rows: int) -> None:
+        """Pass over the next rows."""
+        rows = min(rows, self.left)
+        self.left -= rows
+        if self._whole is not None:
+            return
+        size_bytes = rows * self._dtype.itemsize * math.prod(self._shape[1:])
+        while size_bytes:
+            content = self._file.read(min(size_bytes, _PASSED_BYTES))
+            if not content:
+                raise EOFError("it ends early")
+            size_bytes -= len(content)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        if not self.left and self._file.read(1):
+            raise ValueError("it is longer than its header says")  # reading on also checks the sum
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import DataError, InvalidOption
 from ..model.source import Source, digest_source, parse_source
@@ -21,13 +23,15 @@ from ..tensors import TensorInfo, check_feeds
 from .kinds import find_kind, open_set
 from .ordered import in_order
 from .query import read_query
-from .readers import Batch, read_function
+from .readers import Batch, Holds, Shapes, every, extent_of, read_function, samples_of
 from .sample_set import Reader, SampleSet, digest_texts
 from .selection import select
 from .spelling import FUNCTION, Spelling, parse_spelling
-from .streams import only, open_stream
+from .streams import Group, group_samples, open_stream, read_groups
 
 DEFAULT_BATCH = 8
+
+Value = TypeVar("Value")
 
 
 class Data:
@@ -84,29 +88,106 @@ class Data:
         if self._is_streamed:
             yield from self._in_stream()
             return
-        reader = self._reader
+        yield from self._from_set(self._groups)
+
+    def at(self, holds: Holds) -> Iterator[Batch]:
+        """Yield the batches whose number, from 0, `holds` says, as `__iter__` has them.
+
+        No other is decoded; but a function is iterated, and a JSON file of Polygraphy decoded as a whole.
+
+        Raises:
+            DataError: As `__iter__`, of these batches.
+        """
+        if self._function is not None or not self.extents():
+            yield from (batch for number, batch in enumerate(self) if holds(number))
+        elif self._stream is None:
+            yield from self._from_set([group for number, group in enumerate(self._groups) if holds(number)])
+        else:
+            kept = [one for number, one in enumerate(self._stored) if holds(number)]
+            numbers = frozenset(one.number for one in kept)
+            for one, batch in zip(kept, self._unlimited(numbers.__contains__), strict=self.limit is None):
+                yield self._checked(batch if one.head is None else batch.head(one.head))
+
+    def extents(self) -> Sequence[int] | None:
+        """Return into how many samples each batch can be split, which are not read for it.
+
+        Returns:
+            None where only reading tells: of a function, and of what is empty.
+
+        Raises:
+            DataError: If a file is damaged, or the data does not fit.
+        """
+        if self._function is not None:
+            return None
+        if self._stream is None:
+            return [len(group) for group in self._groups]
+        return [one.extent for one in self._stored] or None
+
+    @functools.cached_property
+    def _stored(self) -> Sequence[_Stored]:
+        """The batches of stored arrays that `_in_stream` yields."""
+        assert self._stream is not None
+        if self._is_drawn:
+            batches: Iterable[Shapes] = (group.shapes for group in self._drawn)
+        else:
+            batches = map(self._ordered, self._stream.shapes(self.inputs, self.batch_size))
+        found: list[_Stored] = []
+        seen = 0
+        for number, shapes in enumerate(batches):
+            extent, samples = extent_of(shapes), samples_of(shapes)
+            head = None
+            if self.is_fixed and samples:
+                samples = self.batch_size
+            if self.limit is not None and seen + samples > self.limit:
+                if self.is_fixed or extent == 1:
+                    break
+                head = extent = samples = self.limit - seen
+            seen += samples
+            if samples:
+                found.append(_Stored(number, extent, head))
+            if self.limit is not None and seen >= self.limit:
+                break
+        return found
+
+    @functools.cached_property
+    def _groups(self) -> list[list[int]]:
+        """The indices of each batch of a set of samples."""
         if not self._order:
             raise DataError(
                 f"{self.spec}: holds no samples; at least one is required",
                 hint="check the path, or what the keys leave out",
             )
-        groups = reader.arrange(self._order, self.batch_size)
+        groups = self._reader.arrange(self._order, self.batch_size)
         if self.is_fixed:
             groups = [group for group in groups if len(group) == self.batch_size]
         if not groups:
             raise self._too_few(len(self._order))
+        return groups
+
+    @functools.cached_property
+    def _drawn(self) -> Sequence[Group]:
+        """The batches of what keys choose among stored arrays."""
+        assert self._stream is not None
+        shapes = map(self._ordered, self._stream.shapes(self.inputs, self.batch_size))
+        return group_samples(shapes, frozenset(self._order), self.batch_size)
+
+    def _from_set(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        reader = self._reader
         samples = in_order(
             reader.read, (index for group in groups for index in group), threads=reader.threads
         )
         for group in groups:
-            batch = self._in_order(reader.join([next(samples) for _ in group]))
-            check_feeds(self.inputs, batch.feeds, batch.where)
-            yield batch
+            yield self._checked(reader.join([next(samples) for _ in group]))
+
+    def _checked(self, unordered: Batch) -> Batch:
+        batch = Batch(self._ordered(unordered.feeds), unordered.labels, unordered.where)
+        check_feeds(self.inputs, batch.feeds, batch.where)
+        return batch
 
     def _in_stream(self) -> Iterator[Batch]:
         seen = 0
         for unordered in self._unlimited():
-            batch = self._in_order(unordered)
+            batch = Batch(self._ordered(unordered.feeds), unordered.labels, unordered.where)
             # Where one input has an axis of samples of a fixed extent, another's first axis is time.
             samples = self.batch_size if self.is_fixed and batch.samples else batch.samples
             if self.limit is not None and seen + samples > self.limit:
@@ -214,18 +295,28 @@ class Data:
             )
         return order
 
-    def _in_order(self, batch: Batch) -> Batch:
-        """The batch with its feeds in the order of the model's inputs: the first of them counts samples."""
-        names = [tensor.name for tensor in self.inputs if tensor.name in batch.feeds]
-        feeds = {name: batch.feeds[name] for name in (*names, *batch.feeds)}
-        return Batch(feeds, batch.labels, batch.where)
+    def _ordered(self, of_inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """By name, in the order of the model's inputs: the first of them counts samples."""
+        names = [tensor.name for tensor in self.inputs if tensor.name in of_inputs]
+        return {name: of_inputs[name] for name in (*names, *of_inputs)}
 
-    def _unlimited(self) -> Iterator[Batch]:
+    def _unlimited(self, holds: Holds = every) -> Iterator[Batch]:
         if self._function is not None:
             return read_function(self._function, self.inputs)
         assert self._stream is not None
-        batches = self._stream.batches(self.inputs, self.batch_size)
-        return only(batches, frozenset(self._order), self.batch_size) if self._is_drawn else batches
+        if self._is_drawn:
+            groups = [group for number, group in enumerate(self._drawn) if holds(number)]
+            return read_groups(self._stream, self.inputs, self.batch_size, groups)
+        return self._stream.batches(self.inputs, self.batch_size, holds)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A batch of stored arrays: its number, into how many samples it can be split, and where it is cut."""
+
+    number: int
+    extent: int
+    head: int | None
 
 
 def located(spec: str, base: Path) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from ..model.session import granted_cores
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 MOST_THREADS = 8
@@ -17,7 +19,7 @@ AHEAD = 2
 
 def threads_for_reading() -> int:
     """Return how many threads decode."""
-    return max(1, min(MOST_THREADS, os.cpu_count() or 1))
+    return max(1, min(MOST_THREADS, granted_cores() or os.cpu_count() or 1))
 
 
 def in_order(

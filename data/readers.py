@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,17 @@ from ..tensors import Feeds, TensorInfo, samples_in
 from .archive import load_arrays, read_rows, read_shapes
 
 LABELS = "labels"
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Input name to the shape of a batch."""
+
+Holds = Callable[[int], bool]
+"""Whether the batch of a number, counted from 0, is to be read; no other is decoded."""
+
+
+def every(_: int) -> bool:
+    """Hold every batch."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,7 @@ class Batch:
 
     def can_be_split(self) -> bool:
         """Whether there are several samples, which are the first axis of every input."""
-        extents = {array.shape[0] if array.ndim else 0 for array in self.feeds.values()}
-        return self.samples > 1 and extents == {self.samples}
+        return extent_of({name: array.shape for name, array in self.feeds.items()}) > 1
 
     def head(self, samples: int) -> Batch:
         """Return the first samples of a batch that can be split."""
@@ -57,8 +68,20 @@ class Batch:
         return Batch(feeds, None if self.labels is None else self.labels[part], where)
 
 
-def read_npz(path: Path, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Batch]:
-    """Yield the rows of an `.npz`, so many at a time.
+def extent_of(shapes: Shapes) -> int:
+    """Return into how many samples a batch can be split: 1 unless they are the first axis of every input."""
+    extents = [shape[0] if shape else 0 for shape in shapes.values()]
+    return extents[0] if len(set(extents)) == 1 and extents[0] > 1 else 1
+
+
+def samples_of(shapes: Shapes) -> int:
+    """Return the extent of the first axis of the first input (1 for a scalar), as `Batch.samples` has it."""
+    first = next(iter(shapes.values()), ())
+    return first[0] if first else 1
+
+
+def npz_shapes(path: Path, inputs: Sequence[TensorInfo]) -> Shapes:
+    """Return the shapes of all arrays of an `.npz`.
 
     Raises:
         DataError: If it is damaged, lacks an input, or its arrays differ in their number of samples.
@@ -69,32 +92,69 @@ def read_npz(path: Path, inputs: Sequence[TensorInfo], batch_size: int) -> Itera
     if len(set(extents.values())) > 1:
         counts = ", ".join(f"{name} {extent}" for name, extent in extents.items())
         raise DataError(f"{path}: arrays differ in their number of samples ({counts})")
-    start = 0
-    for arrays in read_rows(path, batch_size):
+    return shapes
+
+
+def read_npz(
+    path: Path, inputs: Sequence[TensorInfo], batch_size: int, holds: Holds = every
+) -> Iterator[Batch]:
+    """Yield the rows of an `.npz`, so many at a time.
+
+    Raises:
+        DataError: As `npz_shapes`.
+    """
+    npz_shapes(path, inputs)
+    for arrays, number in zip(
+        read_rows(path, batch_size, holds), filter(holds, itertools.count()), strict=False
+    ):
+        start = number * batch_size
         labels = arrays.pop(LABELS, None)
         yield Batch(arrays, labels, f"{path.name}[{start}:{start + batch_size}]")
-        start += batch_size
 
 
-def read_folder(folder: Path, inputs: Sequence[TensorInfo]) -> Iterator[Batch]:
+def read_folder(folder: Path, inputs: Sequence[TensorInfo], holds: Holds = every) -> Iterator[Batch]:
     """Yield one batch per file of a folder, in the order of their names.
 
     Raises:
         DataError: If a file is damaged or lacks an input.
     """
-    for path in sample_files(folder):
+    for number, path in enumerate(sample_files(folder)):
+        if not holds(number):
+            continue
         arrays = load_arrays(path)
         labels = arrays.pop(LABELS, None)
-        if path.suffix == ".npy":
-            if len(inputs) != 1:
-                raise DataError(
-                    f"{path}: a .npy file has no input names, and the model takes {len(inputs)} inputs",
-                    hint="save .npz files keyed by input name",
-                )
-            arrays = {inputs[0].name: next(iter(arrays.values()))}
-        _require_inputs(arrays, inputs, str(path))
-        feeds = {t.name: _with_batch_axis(arrays[t.name], t) for t in inputs}
+        arrays = _by_input(path, arrays, inputs)
+        feeds = {
+            t.name: arrays[t.name][None] if _lacks_batch_axis(arrays[t.name].ndim, t) else arrays[t.name]
+            for t in inputs
+        }
         yield Batch(feeds, labels, f"{folder.name}/{path.name}")
+
+
+def shapes_in_file(path: Path, inputs: Sequence[TensorInfo]) -> Shapes:
+    """Return the shapes of the batch that a file of a folder holds, without reading it.
+
+    Raises:
+        DataError: As `read_folder`.
+    """
+    shapes = _by_input(path, read_shapes(path), inputs)
+    return {
+        t.name: (1, *shapes[t.name]) if _lacks_batch_axis(len(shapes[t.name]), t) else shapes[t.name]
+        for t in inputs
+    }
+
+
+def _by_input(path: Path, values: dict[str, Any], inputs: Sequence[TensorInfo]) -> dict[str, Any]:
+    """The values of a file by input name: a `.npy` file has no names."""
+    if path.suffix == ".npy":
+        if len(inputs) != 1:
+            raise DataError(
+                f"{path}: a .npy file has no input names, and the model takes {len(inputs)} inputs",
+                hint="save .npz files keyed by input name",
+            )
+        values = {inputs[0].name: next(iter(values.values()))}
+    _require_inputs(values, inputs, str(path))
+    return values
 
 
 def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batch]:
@@ -185,9 +245,9 @@ def samples_in_file(path: Path, inputs: Sequence[TensorInfo]) -> int:
     return first[0] if first and has_batch_axis else 1
 
 
-def _with_batch_axis(array: NDArray[Any], tensor: TensorInfo) -> NDArray[Any]:
+def _lacks_batch_axis(axes: int, tensor: TensorInfo) -> bool:
     """A file holds one sample or a batch; a single sample gets the first axis."""
-    return array[None] if array.ndim == len(tensor.shape) - 1 else array
+    return axes == len(tensor.shape) - 1
 
 
 def _array(value: Any, where: str) -> NDArray[Any]:

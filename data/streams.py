@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,39 @@ from ..files import digest_files
 from ..tensors import TensorInfo
 from .archive import load_arrays, read_shapes
 from .polygraphy_json import load_polygraphy, read_polygraphy
-from .readers import LABELS, Batch, read_folder, read_npz, sample_files, samples_in_file
+from .readers import (
+    LABELS,
+    Batch,
+    Holds,
+    Shapes,
+    every,
+    extent_of,
+    npz_shapes,
+    read_folder,
+    read_npz,
+    sample_files,
+    samples_in_file,
+    shapes_in_file,
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Samples that make a batch.
+
+    Attributes:
+        row: The shapes of one of them.
+        members: Of each, the number of a stored batch, and the row in it.
+    """
+
+    row: Shapes
+    members: list[tuple[int, int]]
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of the batch."""
+        count = len(self.members)
+        return {name: (shape[0] * count, *shape[1:]) if shape else () for name, shape in self.row.items()}
 
 
 class Stream(ABC):
@@ -28,8 +61,15 @@ class Stream(ABC):
         self.path = path
 
     @abstractmethod
-    def batches(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Batch]:
-        """Yield the samples; files decide over the size where they hold whole batches."""
+    def batches(self, inputs: Sequence[TensorInfo], batch_size: int, holds: Holds = every) -> Iterator[Batch]:
+        """Yield the samples in batches, but for those whose number `holds` refuses.
+
+        Files decide over the size where they hold whole batches.
+        """
+
+    @abstractmethod
+    def shapes(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Shapes]:
+        """Yield the shapes of all batches without reading them."""
 
     @abstractmethod
     def count(self, inputs: Sequence[TensorInfo]) -> int:
@@ -45,8 +85,12 @@ class Stream(ABC):
 
 
 class _Npz(Stream):
-    def batches(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Batch]:
-        return read_npz(self.path, inputs, batch_size)
+    def batches(self, inputs: Sequence[TensorInfo], batch_size: int, holds: Holds = every) -> Iterator[Batch]:
+        return read_npz(self.path, inputs, batch_size, holds)
+
+    def shapes(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Shapes]:
+        shapes = {name: one for name, one in npz_shapes(self.path, inputs).items() if name != LABELS}
+        return _of_rows(shapes, batch_size)
 
     def count(self, inputs: Sequence[TensorInfo]) -> int:
         return samples_in_file(self.path, inputs)
@@ -56,9 +100,13 @@ class _Npz(Stream):
 
 
 class _Folder(Stream):
-    def batches(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Batch]:
+    def batches(self, inputs: Sequence[TensorInfo], batch_size: int, holds: Holds = every) -> Iterator[Batch]:
         del batch_size
-        return read_folder(self.path, inputs)
+        return read_folder(self.path, inputs, holds)
+
+    def shapes(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Shapes]:
+        del batch_size
+        return (shapes_in_file(path, inputs) for path in sample_files(self.path))
 
     def count(self, inputs: Sequence[TensorInfo]) -> int:
         return sum(samples_in_file(path, inputs) for path in sample_files(self.path))
@@ -73,7 +121,7 @@ class _Folder(Stream):
 
 
 class _Npy(Stream):
-    def batches(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Batch]:
+    def batches(self, inputs: Sequence[TensorInfo], batch_size: int, holds: Holds = every) -> Iterator[Batch]:
         if len(inputs) != 1:
             raise DataError(
                 f"{self.path}: a .npy file has no input names, and the model takes {len(inputs)} inputs",
@@ -84,9 +132,15 @@ class _Npy(Stream):
             rows = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{self.path}: cannot be read as numpy data ({error})", file=self.path) from error
-        for start in range(0, self.count(inputs), batch_size):
-            part = np.array(rows[start : start + batch_size])
-            yield Batch({inputs[0].name: part}, None, f"{self.path.name}[{start}:{start + batch_size}]")
+        for number, start in enumerate(range(0, self.count(inputs), batch_size)):
+            if holds(number):
+                part = np.array(rows[start : start + batch_size])
+                yield Batch({inputs[0].name: part}, None, f"{self.path.name}[{start}:{start + batch_size}]")
+
+    def shapes(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Shapes]:
+        self.count(inputs)  # says what is wrong with a scalar
+        [shape] = read_shapes(self.path).values()
+        return _of_rows({inputs[0].name: shape}, batch_size)
 
     def count(self, inputs: Sequence[TensorInfo]) -> int:
         del inputs
@@ -97,17 +151,20 @@ class _Npy(Stream):
 
 
 class _Polygraphy(Stream):
-    def batches(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Batch]:
+    def batches(self, inputs: Sequence[TensorInfo], batch_size: int, holds: Holds = every) -> Iterator[Batch]:
         del inputs, batch_size
-        return read_polygraphy(self.path)
+        # One JSON text: it is decoded as a whole.
+        return (batch for number, batch in enumerate(read_polygraphy(self.path)) if holds(number))
+
+    def shapes(self, inputs: Sequence[TensorInfo], batch_size: int) -> Iterator[Shapes]:
+        del batch_size
+        names = [one.name for one in inputs]
+        for feeds in load_polygraphy(self.path):
+            yield {name: feeds[name].shape for name in (*names, *feeds) if name in feeds and name != LABELS}
 
     def count(self, inputs: Sequence[TensorInfo]) -> int:
-        names = [one.name for one in inputs]
-        total = 0
-        for feeds in load_polygraphy(self.path):
-            ordered = {name: feeds[name] for name in (*names, *feeds) if name in feeds and name != LABELS}
-            total += Batch(ordered, None, "").samples if ordered else 0
-        return total
+        shapes = (next(iter(one.values())) for one in self.shapes(inputs, 1) if one)
+        return sum(shape[0] if shape else 1 for shape in shapes)
 
 
 def open_stream(kind: str, path: Path) -> Stream | None:
@@ -121,30 +178,48 @@ def open_stream(kind: str, path: Path) -> Stream | None:
     return kinds[kind](path) if kind in kinds else None
 
 
-def only(batches: Iterator[Batch], numbers: Collection[int], batch_size: int) -> Iterator[Batch]:
-    """Yield the samples with these numbers, in batches of a size.
+def group_samples(shapes: Iterable[Shapes], numbers: Collection[int], batch_size: int) -> list[Group]:
+    """Return the batches, of a size, of the samples with these numbers.
 
     Samples of other shapes than those before them begin a batch of their own.
     """
-    kept: list[Batch] = []
+    groups: list[Group] = []
     seen = 0
-    for batch in batches:
-        parts = batch.split() if batch.can_be_split() else iter([batch])
-        for part in parts:
-            chosen = seen in numbers
+    for number, batch in enumerate(shapes):
+        extent = extent_of(batch)
+        row = {name: (1, *shape[1:]) for name, shape in batch.items()} if extent > 1 else dict(batch)
+        for index in range(extent):
+            if seen in numbers:
+                if not groups or groups[-1].row != row or len(groups[-1].members) == batch_size:
+                    groups.append(Group(row, []))
+                groups[-1].members.append((number, index))
             seen += 1
-            if not chosen:
-                continue
-            if kept and (len(kept) == batch_size or _shapes(kept[-1]) != _shapes(part)):
-                yield _joined(kept)
-                kept = []
-            kept.append(part)
-    if kept:
+    return groups
+
+
+def read_groups(
+    stream: Stream, inputs: Sequence[TensorInfo], batch_size: int, groups: Sequence[Group]
+) -> Iterator[Batch]:
+    """Yield the batches of `group_samples`, which are in the order of the samples."""
+    numbers = sorted({number for group in groups for number, _ in group.members})
+    held = frozenset(numbers)
+    stored = zip(numbers, stream.batches(inputs, batch_size, held.__contains__), strict=False)
+    at, parts = -1, list[Batch]()
+    for group in groups:
+        kept = []
+        for number, row in group.members:
+            if number != at:
+                at, batch = next(stored)
+                parts = list(batch.split()) if batch.can_be_split() else [batch]
+            kept.append(parts[row])
         yield _joined(kept)
 
 
-def _shapes(batch: Batch) -> dict[str, Any]:
-    return {name: array.shape for name, array in batch.feeds.items()}
+def _of_rows(shapes: Shapes, batch_size: int) -> Iterator[Shapes]:
+    """The shapes of batches of so many rows."""
+    count = min((shape[0] if shape else 0 for shape in shapes.values()), default=0)
+    for start in range(0, count, batch_size):
+        yield {name: (min(batch_size, count - start), *shape[1:]) for name, shape in shapes.items()}
 
 
 def _joined(parts: Sequence[Batch]) -> Batch:

@@ -10,14 +10,26 @@ from typing import Any
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..tensors import Feeds, format_shape
 from .tensor_sizes import require_tensor_sizes
+from .zero_padded_pools import optimizers_that_lose_zeros
 
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 """Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""
 
 
+CORES = "QCOMPILE_CORES"
+"""Variable with the cores that a process may use, where it shares the machine with others: a cluster's stages."""
+
+
 def usable_cores() -> int:
     """Return the number of cores this process may use: what 0 threads stands for."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(there, granted_cores() or there)
+
+
+def granted_cores() -> int:
+    """Return the cores that who started this process has granted it; 0 where nobody has."""
+    text = os.environ.get(CORES, "")
+    return int(text) if text.isdecimal() and text.isascii() else 0
 
 
 def session_options(
@@ -46,7 +58,7 @@ def session_options(
     if not integers:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.log_severity_level = 4  # failures arrive as exceptions, and are presented once
-    if threads:
+    if threads := threads or granted_cores():
         options.intra_op_num_threads = threads
     return options
 
@@ -66,7 +78,7 @@ def make_session(
         path: The ONNX file.
         options: From `session_options`.
         content: What to read in place of the file, which then only names it.
-        without: Names of optimizers that are left out.
+        without: Names of optimizers that are left out, besides those that would change what is computed.
         providers: As `InferenceSession` takes them, the first choice first.
         error: Type to raise when ONNX Runtime refuses the file.
 
@@ -78,11 +90,12 @@ def make_session(
     onnxruntime = _import_onnxruntime()
     require_tensor_sizes(path)
     unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    left_out = [*without, *optimizers_that_lose_zeros(path)]
     source = str(path) if content is None else content
 
     def open_session() -> Any:
         return onnxruntime.InferenceSession(
-            source, options, providers=list(providers), disabled_optimizers=list(without)
+            source, options, providers=list(providers), disabled_optimizers=left_out
         )
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,10 +37,12 @@ class Executor(Protocol):
     Attributes:
         parallel: Steps of one run that may be asked for at a time, each from a thread of its own.
         shards: Parts that a calibration is cut into; 1 keeps it whole.
+        kinds: GPUs of the cluster by compute capability ("sm86"), each once, sorted; none without a cluster.
     """
 
     parallel: int
     shards: int
+    kinds: Sequence[str]
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """Carry out a step unless it is done, and publish its files; None where it means no stage.
@@ -61,6 +64,7 @@ class ThisProcess:
 
     parallel = 1
     shards = 1
+    kinds: Sequence[str] = ()
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """As `Executor.do`."""

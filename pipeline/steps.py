@@ -28,7 +28,9 @@ from .stages import (
 )
 from .store import FOLDER
 
-Kind = Literal["export", "simplify", "balance", "calibrate", "quantize", "build", "bench", "report"]
+Kind = Literal[
+    "export", "simplify", "balance", "calibrate", "quantize", "build", "bench", "report", "trial", "rank"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class Step:
         built: Artifact name to its file, of "bench".
         why_not: Artifact name to why it was not built, of "bench".
         unavailable: Those of them whose engine cannot be used.
+        machine: Kind of machine that it must run on, such as "sm90" for one with that GPU; empty for any.
+        trial: What `tune` asks for, as JSON, of "trial" and "rank".
     """
 
     kind: Kind
@@ -56,12 +60,15 @@ class Step:
     built: Mapping[str, Made] = field(default_factory=dict)
     why_not: Mapping[str, str] = field(default_factory=dict)
     unavailable: tuple[str, ...] = ()
+    machine: str = ""
+    trial: str = ""
 
     @property
     def name(self) -> str:
         """Name of the stage: "export", "build-int8", "calibrate-2-of-8"."""
         part = self.shard.replace("/", "-of-") if self.shard else ""
-        return "-".join(filter(None, [self.kind, self.artifact, part]))
+        machine = self.machine if self.kind == "bench" else ""
+        return "-".join(filter(None, [self.kind, self.artifact, part, machine]))
 
     def given(self) -> list[Made]:
         """Return all files that it reads, but for the recipe's own."""

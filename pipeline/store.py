@@ -53,10 +53,11 @@ class Store:
 
     Args:
         output: The folder that artifacts are published to.
+        folder: Where stages are kept, for several output folders; in the output folder by default.
     """
 
-    def __init__(self, output: Path) -> None:
-        self.output, self.folder = output, output / FOLDER
+    def __init__(self, output: Path, *, folder: Path | None = None) -> None:
+        self.output, self.folder = output, folder or output / FOLDER
         self._used: set[Path] = set()
 
     @contextlib.contextmanager
@@ -106,6 +107,10 @@ class Store:
             shutil.rmtree(final, ignore_errors=True)
             files = self._make(final, key, work, took)
         return self._handed_out(final, files, done)
+
+    def name(self, stage: str, key: Mapping[str, Any]) -> str:
+        """Return the name that a stage of this key has, or would have, in `kept`."""
+        return self._place(stage, key).name
 
     def kept(self, stage: str) -> list[str]:
         """Return the names of the finished stages of this name that are whole: "build-int8-3f9c…"."""

@@ -57,7 +57,7 @@ ALLOWED = {
     "building": BUILT | {"lowering"},
     "tuning": BUILT | {"bench", "lowering", "building"},
     "pipeline": BUILT | {"bench", "reporting", "lowering", "building", "tuning"},
-    "cluster": BUILT | {"bench", "lowering", "building", "tuning", "pipeline", "temporary"},
+    "cluster": BUILT | {"bench", "lowering", "building", "tuning", "pipeline", "temporary", "untrusted"},
     "cli": BUILT
     | {
         "cluster",

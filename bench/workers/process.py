@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -33,13 +33,22 @@ class Worker:
         threads: Threads of the runtime, set before any library is loaded.
         python: Interpreter to run it with, or a script that runs one.
         timeout_s: Longest wait for one answer.
+        module: What the process runs.
+        variables: Of its environment, besides those of this process.
 
     Raises:
         InvalidOption: If the interpreter cannot be run.
     """
 
     def __init__(
-        self, name: str, *, threads: int, python: str = "", timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        name: str,
+        *,
+        threads: int,
+        python: str = "",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        module: str = "qcompile.bench.worker",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self._timeout_s = name, min(timeout_s, threading.TIMEOUT_MAX)
         self._frozen = False
@@ -47,11 +56,11 @@ class Worker:
         self._began = time.perf_counter()
         try:
             self._process = subprocess.Popen(
-                worker_command("qcompile.bench.worker", python=python),
+                worker_command(module, python=python),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=_environment(threads),
+                env=_environment(threads) | dict(variables or {}),
                 # Ctrl-C reaches the caller alone, which then ends its workers in order.
                 start_new_session=True,
             )

@@ -1,4 +1,4 @@
-"""Rewrite a DFT of fixed length as a product with its table, for runtimes without DFT.
+"""Rewrite a DFT as a product with its table, for runtimes without DFT.
 
 For a signal x of N values, each real (c = 1) or a pair of real and imaginary part (c = 2), and L points:
 
@@ -10,7 +10,7 @@ For a signal x of N values, each real (c = 1) or a pair of real and imaginary pa
 
 The inverse takes exp(+2 pi i k n / L) / L; of a onesided spectrum it gives L real numbers, for which every
 value stands for two, but the first and, where L is even, the last. Values beyond L are cut off; missing ones
-are 0 (ONNX, DFT).
+are 0 (ONNX, DFT). A length that only a run tells has a table that the graph computes (`dft_of_any_length`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ...model.graph import attribute, constant_tensor, infer_shapes, infer_types, tensor_values
 from ...model.graph_edits import set_nodes, store
 from ...model.onnx_file import opset
+from .dft_of_any_length import products_of_any_length
 
 if TYPE_CHECKING:
     import onnx
@@ -33,9 +34,9 @@ _LARGEST_TABLE = 1 << 22
 
 
 def dft_to_products(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each DFT of a known length, and return the names of those nodes.
+    """Rewrite each DFT, and return the names of those nodes.
 
-    One of unknown or great length stays.
+    One of great length stays, and so does one whose points are not as many as its values at run time.
 
     Args:
         model: Of any opset that has DFT, 17 or newer; it is changed.
@@ -75,8 +76,16 @@ class _Rewriter:
         axis, length = self._axis(node, len(shape)), self._length(node, shape)
         onesided, inverse = (attribute(node, name, 0) for name in ("onesided", "inverse"))
         dtype = self.types.get(node.input[0], "")
-        if axis is None or length is None or dtype not in ("float32", "float16"):
+        if axis is None or dtype not in ("float32", "float16") or shape[-1] not in (1, 2):
             return None
+        if length is None:
+            whole = len(node.input) < 2 or not node.input[1]
+            if not whole or isinstance(shape[axis], int) or (onesided and inverse):
+                return None
+            parts = 1 if shape[-1] == 1 else 2
+            return products_of_any_length(
+                self.graph, node, axis=axis, rank=len(shape), parts=parts, dtype=dtype
+            )
         count, parts, rank = shape[axis], shape[-1], len(shape)
         assert isinstance(count, int)
         assert isinstance(parts, int)

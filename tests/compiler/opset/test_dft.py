@@ -76,10 +76,39 @@ def test_the_product_computes_what_the_operator_does(name: str, tmp_path: Path) 
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
-def test_a_transform_of_unknown_or_great_length_stays() -> None:
-    for shape, length in (("n,m,1", None), ("n,4096,2", np.array(4096))):
-        body = OPSET_17 if length is not None else OPSET_17.replace(", length", "")
-        model = transformed(body, shape, 17, **({} if length is None else {"length": length}))
+ANY_LENGTH = {
+    "real": ("y = DFT<axis = 1>(x)", 17),
+    "onesided": ("y = DFT<axis = 1, onesided = 1>(x)", 17),
+    "pairs": ("y = DFT<axis = 1>(x)", 17),
+    "inverse": ("y = DFT<axis = 1, inverse = 1>(x)", 17),
+    "opset 20": ("y = DFT(x, , axis)", 20),
+}
+
+
+@pytest.mark.parametrize("length", [1, 7, 16])
+@pytest.mark.parametrize("name", ANY_LENGTH)
+def test_a_length_of_run_time_is_computed_in_the_graph(name: str, length: int, tmp_path: Path) -> None:
+    """Against numpy, along an axis that is not the last one of the signal."""
+    body, opset = ANY_LENGTH[name]
+    parts = 1 if name in ("real", "onesided") else 2
+    stored = {"axis": np.array(1)} if opset == 20 else {}
+    model = transformed(body, f"n,m,3,{parts}", opset, **stored)
+    assert len(dft_to_products(model)) == 1
+    onnx.checker.check_model(model, full_check=True)
+    assert "DFT" not in {node.op_type for node in model.graph.node}
+    onnx.save(model, tmp_path / "product.onnx")
+    x = np.random.default_rng(0).standard_normal((2, length, 3, parts)).astype(np.float32)
+    with engine("onnxruntime").open(str(tmp_path / "product.onnx")) as runner:
+        found = runner.infer({"x": x})["y"]
+    signal = x[..., 0] if parts == 1 else x @ np.array([1, 1j])
+    function = {"inverse": np.fft.ifft, "onesided": np.fft.rfft}.get(name, np.fft.fft)
+    expected = function(signal, axis=1)
+    np.testing.assert_allclose(found @ np.array([1, 1j]), expected, atol=1e-4)
+
+
+def test_a_transform_of_great_length_or_of_other_points_stays() -> None:
+    for shape, length in (("n,m,1", np.array(16)), ("n,4096,2", np.array(4096))):
+        model = transformed(OPSET_17, shape, 17, length=length)
         assert dft_to_products(model) == []
         assert "DFT" in {node.op_type for node in model.graph.node}
 
@@ -93,3 +122,16 @@ def test_runtimes_without_it_build_the_product(target: str, tmp_path: Path) -> N
         options = {"gpus": ["sm86"]} | {f"{kind}_shapes": {"x": (2, 16, 1)} for kind in ("min", "opt", "max")}
     built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b", target=target, **options)  # type: ignore[arg-type]
     assert built.manifest.proof["reached_in_precision"] == 1
+
+
+def test_rtx_builds_a_length_of_run_time(tmp_path: Path) -> None:
+    onnx.save(transformed("y = DFT<axis = 1>(x)", "n,m,2", 17), tmp_path / "m.onnx")
+    shapes = {
+        "min_shapes": {"x": (1, 4, 2)},
+        "opt_shapes": {"x": (2, 16, 2)},
+        "max_shapes": {"x": (2, 32, 2)},
+    }
+    built = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "b.engine", target="tensorrt-rtx", gpus=["sm86"], **shapes
+    )
+    assert built.manifest.proof["reached_in_precision"] == 2
