@@ -58,6 +58,12 @@ class Executor(Protocol):
             QCompileError: If the step fails; what was done before stays done.
         """
 
+    def is_done(self, recipe: Recipe, step: Step, store: Store) -> bool:
+        """Whether an earlier run did a step, so that `do` would carry nothing out."""
+
+    def cancel(self) -> None:
+        """End what is carried out: `do` raises soon, in whatever thread it is."""
+
 
 class ThisProcess:
     """Carries out one step after the other, here."""
@@ -78,6 +84,14 @@ class ThisProcess:
             again=again,
         )
         return Done(Made(stored.folder / stage.file, stored.files[stage.file]), stored.was_done)
+
+    def is_done(self, recipe: Recipe, step: Step, store: Store) -> bool:
+        """As `Executor.is_done`, by the tools of this machine."""
+        stage = stage_of(recipe, step, store.output)
+        return stage is not None and store.find(stage.name, {**stage.key, "file": stage.file}) is not None
+
+    def cancel(self) -> None:
+        """Nothing runs in other threads."""
 
 
 def carry_out(stage: Stage, folder: Path, output: Path, progress: Progress) -> None:

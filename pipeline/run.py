@@ -23,8 +23,9 @@ from ..progress import Progress, silent
 from .executor import Executor, ThisProcess
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe
+from .scale import calibration_samples
 from .stages import Made, given_ranges
-from .steps import Step, source_digest, stage_of, takes_pytorch
+from .steps import Step, source_digest, takes_pytorch
 from .store import Store
 from .trust import trusted
 
@@ -170,8 +171,12 @@ class _Run:
     def _calibrated(self, model: Made) -> Made:
         """Ranges of all samples, observed at once or in parts that are merged."""
         whole = Step(kind="calibrate", files={"model": model})
-        number = self.executor.shards
-        if number == 1 or (not self._is_asked(whole) and self._is_done(whole)):
+        number = min(
+            self.executor.shards, calibration_samples(self.recipe) if self.executor.shards > 1 else 1
+        )
+        if number < 2 or (
+            not self._is_asked(whole) and self.executor.is_done(self.recipe, whole, self.store)
+        ):
             return self._do(whole)
         steps = [replace(whole, shard=f"{part}/{number}") for part in range(1, number + 1)]
         parts = self._each([functools.partial(self._do, step) for step in steps])
@@ -179,13 +184,6 @@ class _Run:
             if isinstance(part, QCompileError):
                 raise part
         return self._do(replace(whole, shards=tuple(part for part in parts if isinstance(part, Made))))
-
-    def _is_done(self, step: Step) -> bool:
-        """Whether an earlier run did a step, by the tools of this machine."""
-        stage = stage_of(self.recipe, step, self.store.output)
-        return (
-            stage is not None and self.store.find(stage.name, {**stage.key, "file": stage.file}) is not None
-        )
 
     def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
         if takes_pytorch(one):
@@ -241,7 +239,11 @@ class _Run:
         if self.executor.parallel == 1 or len(tasks) < 2:
             return [outcome(task) for task in tasks]
         with ThreadPoolExecutor(min(self.executor.parallel, len(tasks)), "qcompile-run") as threads:
-            return list(threads.map(outcome, tasks))
+            try:
+                return list(threads.map(outcome, tasks))
+            except KeyboardInterrupt:  # the threads are waited for, so what they wait for ends
+                self.executor.cancel()
+                raise
 
     def _do(self, step: Step) -> Made:
         """Carry out a step, unless it is done already."""

@@ -26,16 +26,21 @@ def read_scale(recipe: Recipe, model: Made | None, *, needed: bool, progress: Pr
     weights, work = _model_sizes(recipe, model, progress) if needed else (None, None)
     bench = recipe.bench
     rows = 1 + sum(not one.target.startswith("tensorrt") for one in recipe.artifact)
-    calibrated = _samples(recipe, recipe.data.calibration)
     return Scale(
         weights,
         work,
         usable_cores(),
-        min(calibrated, recipe.calibrate.samples or calibrated),
+        calibration_samples(recipe),
         _samples(recipe, recipe.data.evaluation),
         rows,
         bench.max_time_s if bench else 0.0,
     )
+
+
+def calibration_samples(recipe: Recipe) -> int:
+    """Return how many samples are calibrated on, as far as that is known without reading them all."""
+    total = _samples(recipe, recipe.data.calibration)
+    return min(total, recipe.calibrate.samples or total)
 
 
 def _model_sizes(recipe: Recipe, model: Made | None, progress: Progress) -> tuple[int | None, int | None]:

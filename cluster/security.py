@@ -1,0 +1,175 @@
+"""Which addresses are spoken to: by TLS any, without it this machine alone.
+
+A scheduler runs what it is told to by whoever reaches it, and so do its workers. Without TLS another host is
+refused unless the user names it twice: `--insecure HOST --insecure HOST`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ClusterError, InvalidOption, MissingFile, first_line
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+_ENCRYPTED = ("tls", "wss")
+_PLAIN = ("tcp", "ws")
+_INSIDE = ("inproc",)
+_PROTOCOLS = (*_ENCRYPTED, *_PLAIN, *_INSIDE)
+_MOST_BYTES = 1 << 20
+_TWICE = 2
+
+
+def split_address(address: str) -> tuple[str, str, int | None]:
+    """Return protocol, host and port of an address; "tcp" where it names no protocol.
+
+    Raises:
+        InvalidOption: If it is none.
+    """
+    protocol, separator, rest = address.strip().partition("://")
+    if not separator:
+        protocol, rest = "tcp", protocol
+    protocol = protocol.lower()
+    if protocol not in _PROTOCOLS:
+        raise _wrong(address, f"has the protocol {protocol!r}; one of {', '.join(_PROTOCOLS)} is required")
+    if protocol in _INSIDE:
+        return protocol, rest.partition("/")[0], None
+    rest = rest.partition("/")[0] if protocol in ("ws", "wss") else rest
+    host, port = _host_and_port(address, rest)
+    if not host or any(letter in host for letter in "/@?# \t\n\0[]"):
+        raise _wrong(address, "names no host; PROTOCOL://HOST:PORT is required")
+    return protocol, host, port
+
+
+def check_address(address: str, insecure: Sequence[str] = (), *, what: str = "scheduler") -> None:
+    """Refuse an address of another host without TLS that the user did not name twice.
+
+    Args:
+        address: As Dask spells it, such as tls://10.0.0.1:8786.
+        insecure: Hosts that the user named; those he named twice are spoken to.
+        what: Whose address it is, for the message.
+
+    Raises:
+        InvalidOption: If it is no address.
+        ClusterError: If it is refused.
+    """
+    protocol, host, _ = split_address(address)
+    if protocol in (*_ENCRYPTED, *_INSIDE) or is_this_machine(host):
+        return
+    times = sum(one.strip().strip("[]").lower() == host.lower() for one in insecure)
+    if times >= _TWICE:
+        return
+    hint = f"use tls:// with `tls_ca`, `tls_cert` and `tls_key`; or give `insecure` {host} twice"
+    if times == 1:
+        hint = f"give `insecure` {host} once more: whoever is on that network can run code on the cluster"
+    raise ClusterError(
+        f"{what} {address}: is another host without TLS; TLS or an address of this machine is required",
+        hint=hint,
+        address=address,
+    )
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host is an address of the loopback device, or the name that all systems give it."""
+    if host.lower().rstrip(".") in ("localhost", "ip6-localhost", "localhost.localdomain"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a name: who answers for it is another's to say
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def read_scheduler(text: str) -> str:
+    """Return the address of a scheduler that is given as an address, or as the file that Dask writes of it.
+
+    Raises:
+        MissingFile: If it is neither.
+        InvalidOption: If the file holds no address.
+    """
+    path = Path(text)
+    if "://" in text or not (path.suffix == ".json" or path.is_file()):
+        return text
+    if not path.is_file():
+        raise MissingFile(f"scheduler file {path}: does not exist", hint="give tls://HOST:PORT", file=path)
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError("too large")
+        address = json.loads(path.read_bytes())["address"]
+        if not isinstance(address, str):
+            raise TypeError("no text")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = f"scheduler file {path}: holds no address; what `dask scheduler --scheduler-file` writes is"
+        raise InvalidOption(f"{problem} required", option="scheduler", file=path) from error
+    return address
+
+
+def security(ca: Path | None, cert: Path | None, key: Path | None) -> Security | None:
+    """Return what Dask needs for TLS; None without it.
+
+    Raises:
+        MissingFile: If a file is not there.
+        InvalidOption: If one is missing, or none of its kind.
+    """
+    given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+    if not any(given.values()):
+        return None
+    for option, path in given.items():
+        if path is None:
+            there = next(name for name, one in given.items() if one)
+            raise InvalidOption(f"`{option}` is missing; it is required with `{there}`", option=option)
+        if not path.is_file():
+            raise MissingFile(f"`{option}` {path}: does not exist; a file is required", file=path)
+    from distributed import Security
+
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(ca))
+    except (OSError, ValueError) as error:
+        problem = f"`tls_ca` {ca}: holds no certificate ({first_line(error)})"
+        raise InvalidOption(f"{problem}; a PEM file is required", option="tls_ca") from error
+    try:
+        context.load_cert_chain(str(cert), str(key), password=_no_password)
+    except (OSError, ValueError) as error:
+        problem = f"`tls_cert` {cert} and `tls_key` {key}: do not fit together ({first_line(error)})"
+        hint = "give the certificate and its unencrypted private key, both as PEM"
+        raise InvalidOption(problem, hint=hint, option="tls_cert") from error
+    return Security(
+        require_encryption=True,
+        tls_ca_file=str(ca),
+        **{f"tls_{role}_cert": str(cert) for role in ("client", "scheduler", "worker")},
+        **{f"tls_{role}_key": str(key) for role in ("client", "scheduler", "worker")},
+    )
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _host_and_port(address: str, rest: str) -> tuple[str, int | None]:
+    """Host and port of "host:port", "[::1]:port" and "host"."""
+    if rest.startswith("["):
+        host, closed, port = rest[1:].partition("]")
+        if not closed or (port and not port.startswith(":")):
+            raise _wrong(address, "has no ] after its host; [HOST]:PORT is required")
+        port = port[1:]
+    elif rest.count(":") > 1:  # an address of IPv6 without brackets, which Dask does not take either
+        raise _wrong(address, "has more than one colon; [HOST]:PORT is required")
+    else:
+        host, _, port = rest.partition(":")
+    if not port:
+        return host, None
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise _wrong(address, f"has the port {port!r}; a number below 65536 is required")
+    return host, int(port)
+
+
+def _wrong(address: str, problem: str) -> InvalidOption:
+    hint = "tls://HOST:PORT, or the file that `dask scheduler --scheduler-file` writes"
+    return InvalidOption(f"`scheduler` {address!r}: {problem}", hint=hint, option="scheduler")
