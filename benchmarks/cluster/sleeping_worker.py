@@ -2,8 +2,8 @@
 
     dask worker ADDRESS --preload benchmarks/cluster/sleeping_worker.py
 
-A stage takes 10 ms and makes one file of 64 bytes that no other stage makes. The request, its files, the turn, the
-answer and the way back to the client stay as they are. `QCOMPILE_SLEEP_S` sets another time.
+A stage takes 10 ms and makes one file of 64 bytes that no other stage makes. The request, its way and that of
+the file to the client stay as they are. `QCOMPILE_SLEEP_S` sets another time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLEEP_S = float(os.environ.get("QCOMPILE_SLEEP_S", "0.01"))
 STORE = Path(os.environ.get("QCOMPILE_SLEEPING_STORE", tempfile.mkdtemp(prefix="qcompile-sleeping-")))
 
 
-def sleep(service: Any, request: Request, key: str) -> Result:
+def sleep(service: Any, request: Request, _: str) -> Result:
     """Answer a request after a sleep, with a file of its own."""
     name = step_name(request.step)
     if request.step.kind in ("quantize", "simplify", "balance"):

@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/cluster/sweep_memory.py --cells 10000 --workers 2
 
 The scheduler, the workers, the client's executor and the driver of a recipe are the real ones. Each cell is a
-recipe of its own with one artifact, in a folder of its own, so that a cell has two tasks (export, build). Only
-the work of a stage is another: it sleeps for 10 ms (`sleeping_worker.py`). Two hundred times the resident
-memory of the scheduler and of the client is read from /proc; the rule of benchmarks/reliability/process_use.py
-says *flat*, *growing* or *undecided*. The overhead of a task is
+recipe of its own with one artifact, in a folder of its own, so that a cell has two tasks (export, build).
+Only the work of a stage is another: it sleeps for 10 ms (`sleeping_worker.py`). Two hundred times the
+resident memory of the scheduler and of the client is read from /proc; the rule of
+benchmarks/reliability/process_use.py says *flat*, *growing* or *undecided*. The overhead of a task is
 
     elapsed time x slots / tasks - 10 ms
 
