@@ -16,8 +16,8 @@ from ..storage import storing
 
 _READ_BYTES = 1 << 20
 _SYNCED_BYTES = 1 << 20
-"""Smaller files are not flushed one by one, which takes hours for a million: a power cut that empties one shows
-in its size, see `content`."""
+"""Smaller files are not flushed one by one, which takes hours for a million: a power cut that empties one
+shows in its size, see `content`."""
 
 
 class Writer:
@@ -47,7 +47,7 @@ class Writer:
         final: Path,
         temporary: Callable[[], Path],
         name: Callable[[Path], None],
-        over: Callable[[Writer], None] = lambda writer: None,
+        over: Callable[[Writer], None] | None = None,
     ) -> None:
         if size_bytes < 0:
             raise InvalidOption(f"{digest}: size {size_bytes}; at least 0 is required", digest=digest)
@@ -152,7 +152,8 @@ class Writer:
         self._file = -1
         self._name(self._path)
         self.is_whole = self.is_over = True
-        self._told(self)
+        if self._told is not None:
+            self._told(self)
 
     def _discard(self) -> None:
         self.is_over = True
@@ -162,7 +163,8 @@ class Writer:
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
-        self._told(self)
+        if self._told is not None:
+            self._told(self)
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -88,7 +88,7 @@ class StageProcess(Worker):
                 looked = time.monotonic()
                 self._require_memory(do, memory_bytes)
             with contextlib.suppress(queue.Empty):
-                answer = self._understood(do, self._answers.get(timeout=_LOOK_S))
+                answer = self._understood(self._answers.get(timeout=_LOOK_S))
                 if "progress" not in answer:
                     return answer
                 progress(answer.get("text", ""), answer["progress"], answer.get("total"))
@@ -104,16 +104,23 @@ class StageProcess(Worker):
         """Whether it can take another request."""
         return self._process.poll() is None
 
-    def _understood(self, do: str, line: bytes) -> dict[str, Any]:
+    def _understood(self, line: bytes) -> dict[str, Any]:
         if not line:
-            raise self._died(do, self._cause())
+            raise self._died(self._cause())
         answer = read_answer(line)
-        if answer is None or answer.get("ok") is False:
-            said = f"answered {line[:200]!r}" if answer is None else f"{answer['type']}: {answer['message']}"
-            raise self._died(do, said)
+        if answer is None:
+            raise self._died(f"it answered {line[:80]!r}")
+        if answer.get("ok") is False:
+            problem = f"{answer['type']}: {answer['message']}".rstrip(": ")
+            raise ClusterError(
+                f"worker {self.name}: the stage failed ({problem})",
+                hint="this is a defect of qcompile; data has its last output",
+                worker=self.name,
+                output=self.last_output(),
+            )
         return answer
 
-    def _died(self, do: str, cause: str) -> ClusterError:
+    def _died(self, cause: str) -> ClusterError:
         said = self.last_output()
         shown = "; it said:\n    " + said.replace("\n", "\n    ") if said else ""
         return ClusterError(

@@ -1,14 +1,14 @@
 """What this machine has, as a worker announces it, and why a worker may not take part in a run.
 
-| resource                              | stands for                                             | quantity       |
-|---------------------------------------|--------------------------------------------------------|----------------|
-| `slots`                               | stages at a time                                       | `--slots`      |
-| `memory`                              | bytes that they may use together                       | of the machine |
-| `onnxruntime`, `openvino`, ...        | an engine that works here, by `engines/registry.py`    | 1000           |
-| `tensorrt-10`                         | the same, of one major version                         | 1000           |
-| `export`                              | PyTorch models become ONNX here: torch and onnxscript  | 1000           |
-| `cpu-vnni`, `cpu-bf16`, `cpu-amx`, ...| instruction sets                                       | 1000           |
-| `gpu-sm90`                            | GPUs of this compute capability                        | of them        |
+| resource                             | stands for                                            | quantity   |
+|--------------------------------------|-------------------------------------------------------|------------|
+| `slots`                              | stages at a time                                      | of them    |
+| `memory`                             | bytes that they may use together                      | of them    |
+| `onnxruntime`, `openvino`, ...       | an engine that works here, by `engines/registry.py`   | 1000       |
+| `tensorrt-10`                        | the same, of one major version                        | 1000       |
+| `export`                             | PyTorch models become ONNX here: torch and onnxscript | 1000       |
+| `cpu-vnni`, `cpu-bf16`, `cpu-amx` ...| instruction sets                                      | 1000       |
+| `gpu-sm90`                           | GPUs of this compute capability                       | of them    |
 
 A step takes one of each that it needs, so 1000 is more than a worker has steps at a time.
 """

@@ -43,10 +43,11 @@ def local(
     Raises:
         InvalidOption: If another worker uses the folder.
     """
-    from distributed import Client, LocalCluster
+    from distributed import Client, Security, SpecCluster
 
     from .connection import executing, quiet_dask, warn
     from .plugin import StagePlugin
+    from .portless import PortlessScheduler, PortlessWorker
 
     cores = usable_cores()
     slots = slots or max(1, cores // 2)
@@ -57,16 +58,19 @@ def local(
         plugin = StagePlugin(
             folder, slots=slots, cores=cores, memory_bytes=memory_bytes or machine_bytes() or 0
         )
+        scheduler = {"protocol": "inproc://", "dashboard": False}
+        worker = {
+            "nthreads": slots,
+            "memory_limit": 0,  # the stages' memory is their children's, which are watched
+            "local_directory": str(folder / "dask"),
+            "plugins": (plugin,),
+        }
         cluster = stack.enter_context(
-            LocalCluster(
-                n_workers=1,
-                threads_per_worker=slots,
-                processes=False,
-                dashboard_address=None,
-                memory_limit=0,
-                local_directory=str(folder / "dask"),
+            SpecCluster(
+                scheduler={"cls": PortlessScheduler, "options": scheduler},
+                workers={NAME: {"cls": PortlessWorker, "options": worker}},
+                security=Security(require_encryption=False),
                 name=NAME,
-                plugins=(plugin,),
             )
         )
         client = stack.enter_context(Client(cluster, set_as_default=False))

@@ -38,6 +38,7 @@ _TIDY_EVERY_S = 3600.0
 _KEPT_DAYS = 14.0
 _ENDED_RUNS = 1000
 _LOOK_S = 0.1
+_TELL_EVERY_S = 0.5
 Value = TypeVar("Value")
 
 
@@ -160,14 +161,15 @@ class StageService:
     def teller(self, request: Request) -> Progress:
         """Return a `Progress` that tells the client, by the scheduler, which keeps a few of them."""
         topic, step = f"qcompile-{request.run}", step_name(request.step)
-        last = {"text": "", "s": 0.0}
+        last_text, last_s = "", 0.0
 
         def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
+            nonlocal last_text, last_s
             now_s = time.monotonic()
-            if text == last["text"] and now_s - float(last["s"]) < 0.5:
+            if text == last_text and now_s - last_s < _TELL_EVERY_S:
                 return
-            last.update(text=text, s=now_s)
-            said = {"step": step, "text": text, "done": done, "total": total, "worker": self.name}
+            last_text, last_s = text, now_s
+            said = {"step": step, "text": text, "done": done, "total": total, "name": self.name}
             with contextlib.suppress(Exception):  # the connection is closing: nobody listens
                 self.worker.log_event(topic, said)
 

@@ -1,11 +1,12 @@
 """What a worker does with files for others: Dask RPC handlers that know files by their digests alone.
 
-| handler            | is told                                   | answers                                      |
-|--------------------|-------------------------------------------|----------------------------------------------|
-| `qcompile_missing` | digests                                   | those that are not here, and spans of begun ones |
-| `qcompile_write`   | [digest, size, offset, length]…, bytes    | nothing                                      |
-| `qcompile_read`    | [digest, offset, length]…                 | their bytes, and which files are not here    |
-| `qcompile_moved`   |                                           | bytes and files that came and went           |
+| handler            | is told                                | answers                             |
+|--------------------|----------------------------------------|-------------------------------------|
+| `qcompile_missing` | digests                                | those that are not here; of begun   |
+|                    |                                        | ones the spans that are missing     |
+| `qcompile_write`   | [digest, size, offset, length]…, bytes | nothing                             |
+| `qcompile_read`    | [digest, offset, length]…              | their bytes, which are not here     |
+| `qcompile_moved`   |                                        | bytes and files that came and went  |
 
 No message names a path. What goes wrong is answered as `error`, not raised: an exception would be pickled.
 """

@@ -4,11 +4,12 @@ One JSON object per line in, one out. What a stage prints goes to standard error
 standard input is empty, so it cannot disturb them. When the worker dies, so does this process (Linux), and
 elsewhere its input ends.
 
-| request                                                       | answer                                       |
-|---------------------------------------------------------------|----------------------------------------------|
-| `{"do": "look"}`                                              | `{"found"}`, a `facts.Found`                 |
-| `{"do": "find" or "carry_out", "request", "store", "worker",  | `{"result"}`, a `messages.Result`, null      |
-|   "address"}`                                                 |   where `find` finds that it is not done     |
+| request                                                   | answer                                     |
+|-----------------------------------------------------------|--------------------------------------------|
+| `{"do": "look"}`                                          | `{"found"}`, a `facts.Found`               |
+| `{"do": "carry_out", "request", "store", "worker",        | `{"result"}`, a `messages.Result`          |
+|   "address"}`                                             |                                            |
+| `{"do": "find"}`, and the same                            | the same; null where it is not done        |
 
 An answer has `"ok": true`, the memory that the process holds, and whether it ran code of the recipe; or
 `"ok": false` with `type` and `message` for a defect of this program. In front of it come lines

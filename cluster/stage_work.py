@@ -14,11 +14,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..bench.worker import peak_memory_bytes
 from ..errors import InvalidOption, OutOfMemory, QCompileError, StorageError
@@ -26,13 +30,13 @@ from ..files import held_folder, open_lock, read_json
 from ..machine_memory import out_of_memory
 from ..model.pt2_archive import trusting
 from ..pipeline.executor import carry_out
-from ..pipeline.recipe import Recipe, read_recipe
+from ..pipeline.recipe import read_recipe
 from ..pipeline.stages import Made, Stage
 from ..pipeline.steps import Step, stage_of
 from ..pipeline.store import FOLDER, Store, Stored
-from ..progress import Progress
+from ..progress import Progress, silent
 from .content import ContentStore
-from .messages import FileRef, Given, Request, Result, StepText
+from .messages import OUTPUT, RECIPE, FileRef, Given, Request, Result, StepText
 from .parcel import unpack
 
 STAGES, RECIPES, GIVEN = "stages", "recipes", "given"
@@ -84,38 +88,38 @@ def carry_out_job(job: Job, progress: Progress) -> Result | None:
     request, content = job.request, _content(job.store)
     place = _unpacked(content, request.parcel, job.store)
     # What the client's user trusts was decided there; here everything named lies within the parcel.
-    recipe = read_recipe(place.recipe, told=lambda text: None)
+    recipe = read_recipe(place.recipe, told=silent)
     step = as_step(request, content, job.store)
     if step.kind == "bench":
         _show(request, content, place.output)
-    with trusting(recipe.model.trust):
+    with trusting(recipe.model.trust), _naming(place):
         stage = stage_of(recipe, step, place.output)
         if stage is None:
             return Result("none", worker=job.worker, address=job.address)
-        return _kept_or_made(job, content, place, stage, recipe, progress)
+        return _kept_or_made(job, content, place, stage, progress)
 
 
 def _kept_or_made(
-    job: Job, content: ContentStore, place: Place, stage: Stage, recipe: Recipe, progress: Progress
+    job: Job, content: ContentStore, place: Place, stage: Stage, progress: Progress
 ) -> Result | None:
-    request = job.request
+    request, nothing = job.request, Result("none", worker=job.worker, address=job.address)
     store = Store(place.output, folder=job.store / STAGES)
     store.folder.mkdir(parents=True, exist_ok=True)
     key = {**stage.key, "file": stage.file}
     name = store.name(stage.name, key)
-    if name in request.known and not request.again:
-        return Result("known", name=name, key=key, was_done=True, worker=job.worker, address=job.address)
+    if not request.again:
+        if name in request.known:
+            return msgspec.structs.replace(nothing, outcome="known", name=name, key=key, was_done=True)
+        if name in request.elsewhere and store.find(stage.name, key) is None:
+            return msgspec.structs.replace(nothing, outcome="elsewhere", name=name, key=key, was_done=True)
     if job.find_only and (request.again or store.find(stage.name, key) is None):
         return None
     took: dict[str, float | None] = {"seconds": 0.0, "peak_bytes": None}
 
     def work(folder: Path) -> None:
-        import time
-
         _forget_peak()
         began = time.monotonic()
-        with _naming(place, recipe):
-            carry_out(stage, folder, place.output, progress)
+        carry_out(stage, folder, place.output, progress)
         took.update(seconds=round(time.monotonic() - began, 3), peak_bytes=peak_memory_bytes())
 
     with _one_at_a_time(store, name):
@@ -171,23 +175,23 @@ def as_step(request: Request, content: ContentStore, store: Path) -> Step:
             raise InvalidOption(f"step {text.kind}: the request says nothing of its file {digest[:19]}…")
         return Made(_given(given, content, store) / given.files[0].name, digest)
 
-    return Step(
-        kind=text.kind,  # type: ignore[arg-type]  # `stage_of` takes those that it knows
-        artifact=text.artifact,
-        shard=text.shard,
-        source_digest=text.source_digest,
+    return replace(
+        _plain_step(text),
         files={name: made(digest) for name, digest in text.files.items()},
         shards=tuple(made(digest) for digest in text.shards),
         built={name: made(digest) for name, digest in text.built.items()},
-        why_not=text.why_not,
-        unavailable=text.unavailable,
     )
 
 
 def step_name(text: StepText) -> str:
     """Return the name of the step's stage, for progress."""
-    part = text.shard.replace("/", "-of-") if text.shard else ""
-    return "-".join(filter(None, [text.kind, text.artifact, part]))
+    return _plain_step(text).name
+
+
+def _plain_step(text: StepText) -> Step:
+    """The step without its files."""
+    values = msgspec.structs.asdict(text)
+    return Step(**{name: value for name, value in values.items() if name not in ("files", "shards", "built")})
 
 
 def _given(given: Given, content: ContentStore, store: Path) -> Path:
@@ -222,8 +226,6 @@ def _unpacked(content: ContentStore, parcel: FileRef, store: Path) -> Place:
 
 
 def _relative(recipe: Path, folder: Path) -> bytes:
-    import json
-
     return json.dumps(recipe.relative_to(folder).as_posix()).encode()
 
 
@@ -264,15 +266,21 @@ def _one_at_a_time(store: Store, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _naming(place: Place, recipe: Recipe) -> Iterator[None]:
-    """Have errors name files as the client knows them, not where they lie on this worker."""
+def _naming(place: Place) -> Iterator[None]:
+    """Have errors say `OUTPUT` and `RECIPE` in place of folders of this worker; the client has its own."""
     try:
         yield
     except QCompileError as error:
-        for here, there in ((f"{place.output}", recipe.output), (f"{place.files}{os.sep}", "")):
-            error.message = error.message.replace(here, there)
-            error.hint = error.hint.replace(here, there)
+        error.message, error.hint = _named(error.message, place), _named(error.hint, place)
+        error.data = {
+            name: _named(str(value), place) if isinstance(value, str | Path) else value
+            for name, value in error.data.items()
+        }
         raise
+
+
+def _named(text: str, place: Place) -> str:
+    return text.replace(str(place.output), OUTPUT).replace(str(place.files), RECIPE)
 
 
 def _is_full(error: BaseException) -> bool:

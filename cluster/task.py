@@ -102,10 +102,13 @@ def _with_files(task: _Task) -> Result:
         if missing:
             job = task.job()
             return Result("missing", missing=tuple(missing), worker=job.worker, address=job.address)
-        if request.alone:  # what is done is told without disturbing anybody
-            found = _ask(task, "find", alone=True)
+        if request.alone or request.look:  # what is done is told without disturbing anybody
+            found = _ask(task, "find", alone=request.alone)
             if found is not None:
                 return found
+            if request.look:
+                job = task.job()
+                return Result("none", worker=job.worker, address=job.address)
         with turn(alone=request.alone, progress=task.progress, check=task.check) as waited_s:
             task.waited_s += waited_s
             result = _ask(task, "carry_out", alone=request.alone)

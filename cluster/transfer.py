@@ -335,7 +335,7 @@ def _sizes(files: Mapping[str, Path]) -> dict[str, int]:
 
 
 def _writers(files: Mapping[str, tuple[Path, int]], stack: contextlib.ExitStack) -> dict[str, Writer]:
-    """What takes files that get a name here, outside of a content store; the stack removes what is not whole."""
+    """What takes files that get a name here, not in a content store; the stack removes what is not whole."""
     folders: dict[Path, Path] = {}
     lock = threading.Lock()
 

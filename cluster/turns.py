@@ -1,4 +1,4 @@
-"""Turns of the stages on one machine: a measurement waits until nothing else runs, and nothing runs beside it.
+"""Turns of the stages on one machine: a measurement waits for the others, and nothing runs beside it.
 
 All workers of a host and of one user meet at two files in the temporary folder:
 

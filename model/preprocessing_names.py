@@ -9,7 +9,7 @@ from ..errors import InvalidOption
 from ..files import digest_files, read_json, require_file
 from .preprocessing import Preprocessing, preprocessing_of, read_preprocessing
 from .preprocessing_presets import PRESETS
-from .source import NAMED, digest_source, parse_source
+from .source import NAMED, digest_source, parse_source, source_files
 
 
 def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
@@ -46,6 +46,15 @@ def digest_preprocessing(name: str, *, base: Path | None = None) -> str:
         path = require_file((base or Path.cwd()) / Path(name).expanduser(), what="preprocessing")
         return digest_files([path])
     return name
+
+
+def preprocessing_files(name: str, *, base: Path | None = None) -> list[Path]:
+    """Return the files that a name stands for: none for a preset, or for a model by its name."""
+    if _is_model(name):
+        return source_files(parse_source(name, base=base))
+    if name.endswith(".json"):
+        return [require_file((base or Path.cwd()) / Path(name).expanduser(), what="preprocessing")]
+    return []
 
 
 def _is_model(name: str) -> bool:

@@ -17,7 +17,7 @@ SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 
 
 CORES = "QCOMPILE_CORES"
-"""Variable with the cores that a process may use, where it shares the machine with others: a cluster's stages."""
+"""Variable with the cores that a process may use, where it shares the machine, as a stage of a cluster."""
 
 
 def usable_cores() -> int:

@@ -220,30 +220,42 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
         MissingFile: If a file of `depends` is not there.
         ArtifactError: If a model file is not what the manifest beside it says.
     """
+    files = source_files(source, depends=depends)
+    if source.is_named:
+        return _digest_named(source, files)
+    if source.kind == "module":
+        version = hashlib.sha256(_package_version(source.module).encode()).hexdigest()
+        name = f"{source.module}:{source.function}"
+        return f"{digest_files(files)}:{_digest_names(files)}:{version[:16]}:{name}"
+    if source.kind in ("file", "savedmodel"):
+        return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
+    return digest_files(files)
+
+
+def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
+    """Return the files that the digest of a source is of, in its order.
+
+    Raises:
+        MissingFile, ArtifactError: As `digest_source`.
+    """
     files: list[Path] = [require_file(path, what="depends: file") for path in depends]
     if source.options.file:
         files.append(require_file(Path(source.options.file), what="weights"))
     if source.is_named:
-        return _digest_named(source, files)
+        return [*files, *(sorted(_folder_files(source.path)) if source.path else [])]
     if source.kind == "module":
         spec = importlib.util.find_spec(source.module.split(".")[0])
         origin = Path(spec.origin) if spec and spec.origin else None
-        version = hashlib.sha256(_package_version(source.module).encode()).hexdigest()
-        files += _keyed_files(origin.parent) if origin and not _installed(origin) else []
-        name = f"{source.module}:{source.function}"
-        return f"{digest_files(files)}:{_digest_names(files)}:{version[:16]}:{name}"
+        return [*files, *(_keyed_files(origin.parent) if origin and not _installed(origin) else [])]
     if source.kind == "file":
-        files += _keyed_files(source.file.parent)
-        return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
+        return [*files, *_keyed_files(source.file.parent)]
     if source.kind == "savedmodel":
-        files += sorted(path for path in source.file.rglob("*") if path.is_file())
-        return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
-    return digest_files([checked_input(source.file, what="model"), *files])
+        return [*files, *sorted(path for path in source.file.rglob("*") if path.is_file())]
+    return [checked_input(source.file, what="model"), *files]
 
 
 def _digest_named(source: Source, files: list[Path]) -> str:
     """The package's version says what a name is, and which file its own weights lie in."""
-    files = [*files, *(sorted(_folder_files(source.path)) if source.path else [])]
     packages = {"hf": "transformers"}.get(source.kind, source.kind)
     options = replace(source.options, weights="file" if source.options.file else source.options.weights)
     options = replace(options, download=False)

@@ -1,0 +1,206 @@
+"""A recipe with the files that it reads, as one list by digest: packed by the client, laid out on a worker.
+
+    recipes/3f9c…/home/ann/recipe.toml     the folder is named by the digest of the list
+                 /data/images/cat/1.jpg    hard links into the content store
+
+The list names files relative to the folder that all of them lie in, so that relative paths lead where they
+led. `pipeline.recipe_files` says which files, and which are not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from ..errors import ArtifactError
+from ..files import digest_files, write_text
+from ..pipeline.portable import portable_text
+from ..pipeline.recipe import Recipe
+from ..pipeline.recipe_files import recipe_files
+from ..pipeline.store import FOLDER
+from ..progress import Progress, silent
+from ..storage import storing
+from ..temporary import held_folder, remove_stale
+from .content import ContentStore
+from .digests import Digests
+from .messages import FileRef, Parcel, encode
+
+_KEPT_DAYS = 14.0
+_making = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A parcel, and where its files lie on this machine.
+
+    Attributes:
+        parcel: The list.
+        ref: The file that holds it.
+        paths: Digest to path, of every file and of the list's own.
+    """
+
+    parcel: Parcel
+    ref: FileRef
+    paths: dict[str, Path]
+
+
+def pack(recipe: Recipe, *, folder: Path | None = None, progress: Progress = silent) -> Packed:
+    """List the files of a recipe, with their digests.
+
+    Args:
+        recipe: The recipe; it need not be what its file says.
+        folder: Where the list and known digests are kept; by default `.qcompile` in the recipe's output.
+        progress: Told of files.
+
+    Raises:
+        MissingFile, InvalidOption: If it names a file that is not there.
+        StorageError: If a file cannot be read, or the list not be written.
+        ClusterError: If a file's name is no text.
+    """
+    folder = folder or recipe.folder / recipe.output / FOLDER
+    own = recipe.path.resolve()
+    digests = Digests(folder)
+    found: dict[Path, tuple[str, int]] = {}
+    for path, digest, size_bytes in digests.of(_once(recipe_files(recipe), without=own)):
+        found[path] = digest, size_bytes
+        if len(found) % 1000 == 0:
+            progress("read files", len(found))
+    digests.save()
+    text = _kept(folder, portable_text(recipe))
+    base = Path(os.path.commonpath([own.parent, *(path.parent for path in found)]))
+    refs = [_ref(own.relative_to(base).as_posix(), text)]
+    refs += [FileRef(path.relative_to(base).as_posix(), *said) for path, said in found.items()]
+    parcel = Parcel(refs[0].name, tuple(sorted(refs, key=lambda ref: ref.name)))
+    listed = _kept(folder, encode(parcel))
+    paths = {digest: path for path, (digest, _) in found.items()}
+    ref = _ref("parcel.json", listed)
+    return Packed(parcel, ref, {**paths, refs[0].digest: text, ref.digest: listed})
+
+
+def read_parcel(content: ContentStore, ref: FileRef) -> Parcel:
+    """Return the list that a file holds.
+
+    Raises:
+        ArtifactError: If the file is not here, or is no list of files below one folder.
+    """
+    path = content.path(ref.digest)
+    if path is None:
+        raise ArtifactError(f"{ref.digest}: the list of a recipe's files is not on this worker")
+    try:
+        parcel = msgspec.json.decode(path.read_bytes(), type=Parcel)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ArtifactError(f"{ref.digest}: is no list of a recipe's files ({error})") from error
+    seen: set[str] = set()
+    for one in parcel.files:
+        content.place(one.digest)
+        if not _is_inside(one.name) or one.name in seen:
+            raise ArtifactError(f"{ref.digest}: names {one.name[:80]!r}; a name below its folder is required")
+        seen.add(one.name)
+    if parcel.recipe not in seen:
+        raise ArtifactError(f"{ref.digest}: lists no file {parcel.recipe[:80]!r}, which is to be the recipe")
+    return parcel
+
+
+def unpack(content: ContentStore, ref: FileRef, folder: Path) -> Path:
+    """Lay a recipe's files out; those that are there are kept.
+
+    Tasks of the same recipe share the folder. Files in it are read-only links into the content store; one
+    that was changed is put back.
+
+    Args:
+        content: It has the list and all of its files.
+        ref: The list.
+        folder: That the folders of recipes lie in.
+
+    Returns:
+        Path of the recipe.
+
+    Raises:
+        ArtifactError: If a file is not in the content store, or the list names one outside of its folder.
+        StorageError: If the disk is full.
+    """
+    parcel = read_parcel(content, ref)
+    final = folder / ref.digest.removeprefix("sha256:")
+    with _making, storing(final):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not final.is_dir():
+            _lay_out(content, parcel, final)
+        else:
+            _mend(content, parcel, final)
+        os.utime(final)
+    return final / parcel.recipe
+
+
+def forget_old(folder: Path) -> None:
+    """Remove the folders of recipes that were not used for two weeks, and what killed processes left."""
+    remove_stale(folder)
+    oldest = time.time() - _KEPT_DAYS * 86400
+    for one in folder.glob("[0-9a-f]" * 64):
+        with contextlib.suppress(OSError):
+            if one.stat().st_mtime < oldest:
+                shutil.rmtree(one, ignore_errors=True)
+
+
+def _lay_out(content: ContentStore, parcel: Parcel, final: Path) -> None:
+    with held_folder(final.parent) as temporary:
+        for one in parcel.files:
+            content.link(one.digest, temporary / one.name)
+        try:
+            os.replace(temporary, final)
+        except OSError:
+            if not final.is_dir():  # another process was first
+                raise
+
+
+def _mend(content: ContentStore, parcel: Parcel, final: Path) -> None:
+    """Put back what is gone or was changed: a file that is no link into the store has its size at least."""
+    for one in parcel.files:
+        path, kept = final / one.name, content.path(one.digest)
+        if kept is None:
+            raise ArtifactError(f"{one.digest}: is not on this worker; it must be brought first")
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            same = os.path.samestat(status, kept.stat())
+            if same or (status.st_nlink == 1 and status.st_size == one.size_bytes):
+                continue
+        beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+        beside.unlink(missing_ok=True)
+        content.link(one.digest, beside)
+        os.replace(beside, path)
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name leads to a file below a folder, wherever that lies."""
+    parts = name.split("/")
+    plain = all(part not in ("", ".", "..") for part in parts) and not set(name) & {"\\", "\0"}
+    return plain and not PurePosixPath(name).is_absolute()
+
+
+def _once(paths: Iterator[Path], *, without: Path) -> Iterator[Path]:
+    seen = {without}
+    for path in paths:
+        if path not in seen:
+            seen.add(path)
+            yield path
+
+
+def _kept(folder: Path, text: bytes) -> Path:
+    """A text in a file that is named by it."""
+    import hashlib
+
+    path = folder / "parcels" / hashlib.sha256(text).hexdigest()
+    if not path.is_file():
+        write_text(path, text.decode())
+    return path
+
+
+def _ref(name: str, path: Path) -> FileRef:
+    return FileRef(name, digest_files([path]), path.stat().st_size)
