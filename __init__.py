@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .bench.benchmark import benchmark
     from .building import build, refit
     from .calibration.ranges import Ranges
+    from .cluster.connection import connect
     from .comparison.diff import diff
     from .compiler.export import export
     from .compiler.quantize.balance.balance import balance
@@ -55,6 +56,7 @@ _HOME = {
     "report": "reporting",
     "Ranges": "calibration.ranges",
     "calibrate": "compiler.quantize.calibrate",
+    "connect": "cluster.connection",
     "export": "compiler.export",
     "quantize": "compiler.quantize.quantize",
     "simplify": "compiler.simplify.simplify",
@@ -81,9 +83,9 @@ _HOME = {
 
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
-    "balance", "benchmark", "build", "calibrate", "diff", "doctor", "export", "init", "inspect", "load",
-    "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe", "refit",
-    "report", "run", "run_untrusted", "sign", "simplify", "tune", "verify",
+    "balance", "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "init", "inspect",
+    "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe",
+    "refit", "report", "run", "run_untrusted", "sign", "simplify", "tune", "verify",
 ]  # fmt: skip
 
 

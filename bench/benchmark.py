@@ -17,6 +17,7 @@ from ..model.session import usable_cores
 from ..progress import Progress, silent
 from ..spec.words import AUTO
 from ..tensors import format_shape, samples_in
+from .evaluate import known_evaluations
 from .measuring.environment import environment, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
 from .measuring.noise import Effort, noise
@@ -67,6 +68,7 @@ def benchmark(
     command: Sequence[str] = (),
     recipe: str | None = None,
     unbuilt: Sequence[Row] = (),
+    scores: Sequence[Path] = (),
     progress: Progress = silent,
 ) -> Results:
     """Measure artifacts against a baseline.
@@ -100,6 +102,8 @@ def benchmark(
         command: Words that repeat this run, for the results.
         recipe: Text of the recipe it belongs to, for the results.
         unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
+        scores: Files that `bench.evaluate` wrote of all parts of `evaluation`; what they hold of these
+            artifacts is not evaluated again.
         progress: Told of every step.
 
     Returns:
@@ -155,7 +159,8 @@ def benchmark(
             workers = pool.workers
             if (evaluation or data) is not None and recorder.is_measured(base):
                 progress("compare outputs")
-                measure_quality(workers, recorder, io, str(evaluation or data), quality)
+                known = known_evaluations(scores, runnables, recorder, io, quality, progress)
+                measure_quality(workers, recorder, io, str(evaluation or data), quality, known)
             measure_gpu_latencies(workers, recorder)
             measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from ..pipeline.migrate.flags import Tool, dashed, flags_of
+from ..pipeline.sweep.sweep_results import sweep_schema
 from ..spec.option import Option, fields_of, options_of
 from ..spec.recipes import RecipeFile, recipe_schema
 from .main import group
@@ -48,6 +49,7 @@ def pages() -> dict[str, str]:
         "reference/recipe.md": "\n".join(_recipe()) + "\n",
         "reference/migrate.md": "\n".join(_migration()) + "\n",
         "recipe.schema.json": json.dumps(recipe_schema(), indent=2) + "\n",
+        "sweep.schema.json": json.dumps(sweep_schema(), indent=2) + "\n",
     }
 
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import InvalidOption
 from ..spec.recipes import RunCommand, recipe_schema
 from ..untrusted.child import is_child
 from .present import present_results
+from .scheduler import executor_of, listener_of
 from .session import Session
 from .tables import DASH, add_row, bytes_text, make_table
 from .untrusted import refuse_trust
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     "qcompile run examples/digits/recipe.toml",
     "qcompile run recipe.toml -o /tmp/out --again bench",
     "qcompile run recipe.toml --dry-run",
+    "qcompile run recipe.toml --scheduler tcp://127.0.0.1:8786",
     "qcompile run --schema > recipe.schema.json",
 )
 def run(session: Session, given: RunCommand) -> int:
@@ -42,18 +45,16 @@ def run(session: Session, given: RunCommand) -> int:
         return _show_plan(session, given, recipe)
     from ..pipeline.run import run as run_recipe
 
-    def listener(stage: str, state: str, seconds: float, /) -> None:
-        if state != "skipped" or session.verbose:
-            session.note(f"{state:>7}  {stage}  {seconds:.1f} s")
-
-    report = run_recipe(
-        recipe,
-        output=given.output,
-        again=given.again,
-        trust=given.trust,
-        progress=session.progress,
-        listener=listener,
-    )
+    with executor_of(session, given, given.output or recipe.folder / recipe.output) as executor:
+        report = run_recipe(
+            recipe,
+            output=given.output,
+            again=given.again,
+            trust=given.trust,
+            executor=executor,
+            progress=session.progress,
+            listener=listener_of(session, executor),
+        )
     results = report.results
     session.json(
         {
@@ -64,6 +65,7 @@ def run(session: Session, given: RunCommand) -> int:
             "results": results.as_json() if results else None,
             "report": str(report.page) if report.page else None,
             "budget": report.budget,
+            "where": report.where,
         }
     )
     if results:
@@ -96,8 +98,19 @@ def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
 
 
 def _show_plan(session: Session, given: RunCommand, recipe: Recipe) -> int:
-    """Print what a run would do."""
+    """Print what a run would do.
+
+    Raises:
+        InvalidOption: With a scheduler: what a stage depends on is known on the worker that carries it out.
+    """
     from ..pipeline.plan import plan
+
+    if given.scheduler:
+        raise InvalidOption(
+            "`dry_run` tells what this machine would do; it is required without `scheduler`",
+            hint="leave one of them out",
+            option="dry_run",
+        )
 
     planned = plan(
         recipe,

@@ -31,7 +31,7 @@ def connect(
     store: str | Path | None = None,
     told: Callable[[str], None] | None = None,
 ) -> Iterator[ClusterExecutor]:
-    """Connect to a Dask scheduler; `qcompile.run(recipe, executor=...)` then carries out stages on its workers.
+    """Connect to a Dask scheduler: `qcompile.run(recipe, executor=...)` then has its workers do the stages.
 
     Args:
         scheduler: Its address (tls://HOST:PORT), its file, "local" for processes on this machine, or a
@@ -65,9 +65,12 @@ def connect(
     address = read_scheduler(scheduler)
     check_address(address, insecure)
     ca, cert, key = (None if path is None else Path(path) for path in (tls_ca, tls_cert, tls_key))
-    with quiet_dask(), opened(address, security(ca, cert, key)) as client:
-        with executing(client, insecure, told) as executor:
-            yield executor
+    with (
+        quiet_dask(),
+        opened(address, security(ca, cert, key)) as client,
+        executing(client, insecure, told) as executor,
+    ):
+        yield executor
 
 
 @contextlib.contextmanager
@@ -117,7 +120,7 @@ def opened(address: str, secured: Any) -> Iterator[Any]:
 def quiet_dask() -> Iterator[None]:
     """Keep what Dask logs off the terminal: what matters is told in our own words."""
 
-    def drop(record: logging.LogRecord) -> bool:
+    def drop(_: logging.LogRecord) -> bool:
         return False
 
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _LOGGERS]

@@ -274,23 +274,23 @@ class ContentStore:
                 self._temporary = self._held.enter_context(held_folder(self.folder))
             return self._temporary
 
-    def _new_writer(self, digest: str, size_bytes: int) -> Writer:
+    def _new_writer(self, digest: str, size_bytes: int, *, counted: bool = True) -> Writer:
         return Writer(
             digest,
             size_bytes,
             final=self.place(digest),
             temporary=self.temporary,
-            name=lambda written: self._take(written, digest),
+            name=lambda written: self._take(written, digest, counted=counted),
             over=self._forget_writer,
         )
 
-    def _take(self, written: Path, digest: str) -> None:
+    def _take(self, written: Path, digest: str, *, counted: bool) -> None:
         """Give a whole, verified file its name; its time becomes the one that its digest asks for."""
         place = self.place(digest)
         with storing(place):
-            if self.path(digest) is not None:
-                self.moved.files_again += 1
-            self.moved.files_in += 1
+            if counted:
+                self.moved.files_in += 1
+                self.moved.files_again += self.path(digest) is not None
             place.parent.mkdir(exist_ok=True)
             os.chmod(written, _READ_ONLY)
             os.utime(written, ns=(time.time_ns(), _time_of(digest, written.stat().st_size)))
@@ -315,7 +315,7 @@ class ContentStore:
         return self.temporary() / f"{threading.get_ident()}-{time.monotonic_ns()}"
 
     def _copy_in(self, source: Path, digest: str) -> None:
-        writer = self._new_writer(digest, source.stat().st_size)
+        writer = self._new_writer(digest, source.stat().st_size, counted=False)
         with source.open("rb") as file:
             while chunk := file.read(1 << 20):
                 writer.write(file.tell() - len(chunk), chunk)

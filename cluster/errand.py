@@ -158,7 +158,7 @@ class Errand:
             if stored is None:  # changed within the moment
                 raise _Again
             main = str(result.key.get("file", ""))
-            return Done(state.note(stored, main), True, result.worker)
+            return Done(state.note(stored, main), True)
         if result.outcome == "elsewhere":
             self._only, self._elsewhere = executor.roster.finished(self.step.name).get(result.name, ""), False
             raise _Again
@@ -183,7 +183,7 @@ class Errand:
         unknown = [digest for digest in result.missing if digest not in here]
         if unknown:
             raise ClusterError(
-                f"worker {result.worker}: asks for {unknown[0][:19]}…, which does not belong to {self.step.name}",
+                f"worker {result.worker}: asks for {unknown[0][:19]}…, which is no file of {self.step.name}",
                 address=result.address,
             )
         try:

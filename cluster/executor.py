@@ -40,12 +40,16 @@ class ClusterExecutor:
         client: A synchronous `distributed.Client`.
         roster: Its workers.
         told: Of what the user should know: workers that are refused, full or too small.
+
+    Attributes:
+        did: Step to the worker that did it last, for a line on the terminal.
     """
 
     def __init__(self, client: Any, roster: Roster, told: Callable[[str], None]) -> None:
         self.client, self.roster, self._told = client, roster, told
         self.holders = Holders(client)
         self.stopped = threading.Event()
+        self.did: dict[str, str] = {}
         self._states: weakref.WeakKeyDictionary[Store, RunState] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._in_flight = threading.BoundedSemaphore(_IN_FLIGHT)
@@ -69,6 +73,14 @@ class ClusterExecutor:
         return max(1, min(slots, _MOST_AT_A_TIME))
 
     @property
+    def kinds(self) -> list[str]:
+        """The GPUs of the cluster by compute capability, each once: "sm86"."""
+        names = {
+            name for facts in self.workers.values() for name, number in facts.resources.items() if number
+        }
+        return sorted(name.removeprefix("gpu-") for name in names if name.startswith("gpu-"))
+
+    @property
     def shards(self) -> int:
         """Parts of a calibration: one for each worker that calibrates."""
         able = [facts for facts in self.workers.values() if facts.resources.get("onnxruntime")]
@@ -85,11 +97,13 @@ class ClusterExecutor:
             return self._here.do(recipe, step, store, again=again, progress=progress)
         try:
             with self._in_flight:
-                return Errand(self, self._state(recipe, store), store, step, again, progress).run()
+                done = Errand(self, self._state(recipe, store), store, step, again, progress).run()
         except EngineUnavailable:
             if step.kind == "quantize":  # the build then says so
                 return None
             raise
+        self.did[step.name] = done.where if done is not None else ""
+        return done
 
     def is_done(self, recipe: Recipe, step: Step, store: Store) -> bool:
         """As `pipeline.executor.Executor.is_done`; another worker may have done it, too."""

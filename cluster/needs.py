@@ -1,13 +1,13 @@
 """What a step needs of a worker, and which workers have it.
 
-| step              | must have                                        | better with                              |
-|-------------------|--------------------------------------------------|------------------------------------------|
-| export            | `export`, of a model that PyTorch exports        | `onnxruntime`, which checks it           |
-| simplify          |                                                  | onnxsim, `onnxruntime`                   |
-| balance, calibrate| `onnxruntime`                                    |                                          |
-| quantize          | the target                                       | `onnxruntime`                            |
-| build             | the target; a GPU, for TensorRT of this machine  | the kind of machine that measures        |
-| bench             |                                                  | all targets, a GPU, `pytorch`            |
+| step               | must have                                       | better with                         |
+|--------------------|-------------------------------------------------|-------------------------------------|
+| export             | `export`, of a model that PyTorch exports       | `onnxruntime`, which checks it      |
+| simplify           |                                                 | onnxsim, `onnxruntime`              |
+| balance, calibrate | `onnxruntime`                                   |                                     |
+| quantize           | the target                                      | `onnxruntime`                       |
+| build              | the target; a GPU, for TensorRT of this machine | the kind of machine that measures   |
+| bench              |                                                 | all targets, a GPU, `pytorch`       |
 
 Names are those of the resources that a worker announces to Dask (`cluster.facts`). Every step takes one of
 `slots`, a measurement all of them, and the `memory` that `pipeline.estimate` tells.
@@ -210,7 +210,7 @@ def _unavailable(step: Step, needs: Needs, workers: Sequence[Facts]) -> EngineUn
     ]
     there = sorted({name for one in workers for name in one.resources} - {"slots", "memory"})
     return EngineUnavailable(
-        f"{step.name}: no worker has {words}; the {len(workers)} in use announce {', '.join(there) or 'nothing'}",
+        f"{step.name}: no worker has {words}; they announce {', '.join(there) or 'nothing'}",
         hint=f"start a worker that has it{f' ({reasons[0]})' if reasons else ''}",
         engine=needs.required[0] if needs.required else "",
         reason=reasons[0] if reasons else f"no worker has {words}",

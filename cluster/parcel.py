@@ -99,11 +99,18 @@ def read_parcel(content: ContentStore, ref: FileRef) -> Parcel:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ArtifactError(f"{ref.digest}: is no list of a recipe's files ({error})") from error
     seen: set[str] = set()
+    folders: set[str] = set()
     for one in parcel.files:
         content.place(one.digest)
         if not _is_inside(one.name) or one.name in seen:
             raise ArtifactError(f"{ref.digest}: names {one.name[:80]!r}; a name below its folder is required")
         seen.add(one.name)
+        folder = one.name.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    if both := seen & folders:
+        raise ArtifactError(f"{ref.digest}: names {min(both)[:80]!r} as a file and as a folder")
     if parcel.recipe not in seen:
         raise ArtifactError(f"{ref.digest}: lists no file {parcel.recipe[:80]!r}, which is to be the recipe")
     return parcel

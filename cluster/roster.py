@@ -1,4 +1,4 @@
-"""The workers of a cluster: who takes part, who is refused and why. Those that join later are looked at too."""
+"""The workers of a cluster: who takes part, and who is refused and why; those that join later, too."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def read_scheduler(text: str) -> str:
         if not isinstance(address, str):
             raise TypeError("no text")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        problem = f"scheduler file {path}: holds no address; what `dask scheduler --scheduler-file` writes is"
+        problem = f"scheduler file {path}: holds no address; what `dask scheduler` writes is"
         raise InvalidOption(f"{problem} required", option="scheduler", file=path) from error
     return address
 
@@ -171,5 +171,5 @@ def _host_and_port(address: str, rest: str) -> tuple[str, int | None]:
 
 
 def _wrong(address: str, problem: str) -> InvalidOption:
-    hint = "tls://HOST:PORT, or the file that `dask scheduler --scheduler-file` writes"
+    hint = "tls://HOST:PORT, or the file that `dask scheduler` writes"
     return InvalidOption(f"`scheduler` {address!r}: {problem}", hint=hint, option="scheduler")

@@ -2,7 +2,7 @@
 
     STORE/lock       held while the worker runs: two workers never share a folder
          /content    files by digest (`content`)
-         /stages, /recipes, /given    see `stage_work`
+         /stages, /recipes, /given, /published    see `stage_work`
 
 Stages run in children, requests on threads of the Dask worker, which bring files, wait for their turn, and
 look several times a second whether the request is still wanted.
@@ -31,7 +31,8 @@ from .children import Children
 from .content import ContentStore
 from .facts import Found, facts_here
 from .messages import Facts, Request
-from .stage_work import GIVEN, RECIPES, STAGES, step_name
+from .parcel import forget_old as forget_recipes
+from .stage_work import GIVEN, PUBLISHED, RECIPES, STAGES, step_name
 from .transfer import handlers
 
 _TIDY_EVERY_S = 3600.0
@@ -195,7 +196,8 @@ class StageService:
         stages = self.store / STAGES
         remove_stale(stages)
         Store(self.store, folder=stages).forget_old()
-        for folder in (self.store / RECIPES, self.store / GIVEN):
+        forget_recipes(self.store / RECIPES)
+        for folder in (self.store / PUBLISHED, self.store / GIVEN):
             remove_stale(folder)
             for one in folder.glob("[0-9a-f]*"):
                 with contextlib.suppress(OSError):

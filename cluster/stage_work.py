@@ -1,8 +1,8 @@
 """One request carried out in a child, with the files and the store of its worker.
 
     STORE/content/3f/3f9c…             every file, by its digest
-         /recipes/8a1b…/recipe.json    an unpacked parcel: the recipe and the files around it, as links
-                        /out           where its stages publish; its calibrations leave checkpoints here
+         /recipes/8a1b…/recipe.toml    an unpacked parcel: the recipe and the files around it, as links
+         /published/8a1b…/             what its stages publish; its calibrations leave checkpoints there
          /given/77c0…/model.onnx       a file of an earlier stage with what belongs to it, as links
          /stages/build-int8-3f9c…      finished stages, of all recipes
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -39,7 +38,7 @@ from .content import ContentStore
 from .messages import OUTPUT, RECIPE, FileRef, Given, Request, Result, StepText
 from .parcel import unpack
 
-STAGES, RECIPES, GIVEN = "stages", "recipes", "given"
+STAGES, RECIPES, GIVEN, PUBLISHED = "stages", "recipes", "given", "published"
 _RECORD = "stage.json"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _contents: dict[Path, ContentStore] = {}
@@ -70,7 +69,7 @@ class Place:
 
     Attributes:
         recipe: The recipe's file.
-        files: The folder that holds it and what it reads.
+        files: The folder that holds it and what it reads, deeper or not.
         output: The folder that its stages publish to.
     """
 
@@ -209,24 +208,13 @@ def _given(given: Given, content: ContentStore, store: Path) -> Path:
 
 
 def _unpacked(content: ContentStore, parcel: FileRef, store: Path) -> Place:
-    """Where the files of a parcel lie; they are linked there once."""
-    name = content.place(parcel.digest).name[:32]
-    final = store / RECIPES / name
-    written = final / "recipe.json"
-    if not written.is_file():
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with held_folder(final.parent) as folder:
-            recipe = unpack(content, parcel, folder / "files")
-            (folder / "out" / FOLDER).mkdir(parents=True)
-            (folder / "recipe.json").write_bytes(_relative(recipe, folder / "files"))
-            _rename(folder, final)
-    os.utime(final)
-    files = final / "files"
-    return Place(files / str(read_json(written)), files, final / "out")
-
-
-def _relative(recipe: Path, folder: Path) -> bytes:
-    return json.dumps(recipe.relative_to(folder).as_posix()).encode()
+    """Where the files of a parcel lie, and its stages publish."""
+    recipe = unpack(content, parcel, store / RECIPES)
+    name = recipe.relative_to(store / RECIPES).parts[0]
+    output = store / PUBLISHED / name
+    (output / FOLDER).mkdir(parents=True, exist_ok=True)
+    os.utime(output)
+    return Place(recipe, store / RECIPES / name, output)
 
 
 def _rename(folder: Path, final: Path) -> None:
@@ -280,7 +268,10 @@ def _naming(place: Place) -> Iterator[None]:
 
 
 def _named(text: str, place: Place) -> str:
-    return text.replace(str(place.output), OUTPUT).replace(str(place.files), RECIPE)
+    folder = place.recipe.parent
+    beside = Path(RECIPE, os.path.relpath(place.files, folder))
+    text = text.replace(str(place.output), OUTPUT).replace(str(folder), RECIPE)
+    return text.replace(str(place.files), str(beside))
 
 
 def _is_full(error: BaseException) -> bool:

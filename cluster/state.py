@@ -78,8 +78,10 @@ def as_text(step: Step) -> StepText:
     )
 
 
-def with_paths(
-    state: RunState, given: Sequence[Made]
-) -> Mapping[str, tuple[tuple[FileRef, ...], dict[str, Path]]]:
+Group = tuple[tuple[FileRef, ...], dict[str, Path]]
+"""The files that belong together, and digest to where each lies."""
+
+
+def with_paths(state: RunState, given: Sequence[Made]) -> Mapping[str, Group]:
     """Return the digest of every file of a step to all that belongs to it."""
     return {made.digest: state.files_of(made) for made in given}

@@ -18,7 +18,8 @@ from ..errors import ClusterError, QCompileError, first_line
 from ..progress import Progress
 from ..storage import storage_error
 from .facts import why_refused
-from .messages import FileRef, Parcel, Request, Result, encode
+from .messages import FileRef, Request, Result, encode
+from .parcel import read_parcel
 from .service import Cancelled, StageService, all_digests
 from .stage_work import Job, failed
 from .transfer import fetch
@@ -122,11 +123,7 @@ def _brought(task: _Task) -> list[str]:
     missing = _fetched(task, [request.parcel], request.parcel_holders)
     if missing:
         return missing
-    path = content.path(request.parcel.digest)
-    if path is None:
-        return [request.parcel.digest]
-    parcel = msgspec.json.decode(path.read_bytes(), type=Parcel)
-    missing = _fetched(task, parcel.files, request.parcel_holders)
+    missing = _fetched(task, read_parcel(content, request.parcel).files, request.parcel_holders)
     for given in request.given.values():
         missing += _fetched(task, given.files, given.holders)
     return list(dict.fromkeys(missing))

@@ -98,6 +98,27 @@ class RowAgreement:
         with np.errstate(invalid="ignore"):
             self.cosines += float(np.sum(np.sum(x * y, axis=-1) / np.where(scale > 0, scale, 1.0)))
 
+    def include(self, other: RowAgreement) -> None:
+        """Add the rows of another batch of the same output."""
+        self.same, self.rows = self.same + other.same, self.rows + other.rows
+        self.cosines += other.cosines
+        self._whole |= other._whole
+        self._two_axes &= other._two_axes
+        self._unit &= other._unit
+        self._one_hot &= other._one_hot
+        self._several &= other._several
+
+    def figures(self) -> tuple[float, ...]:
+        """Return all that is kept of the rows, as numbers: counts, the sum of cosines, and truths."""
+        truths = (self._whole, self._two_axes, self._unit, self._one_hot, self._several)
+        return (self.same, self.rows, self.cosines, *truths)
+
+    @staticmethod
+    def of_figures(name: str, figures: Sequence[float]) -> RowAgreement:
+        """Return the rows of an output, from `figures`."""
+        same, rows, cosines, *truths = figures
+        return RowAgreement(name, None, int(same), int(rows), float(cosines), *map(bool, truths))
+
     @property
     def rule(self) -> Rule:
         """What the output is taken for, see the module's table."""

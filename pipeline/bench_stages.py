@@ -20,6 +20,8 @@ from .trust import interpreters
 RESULTS = "results.json"
 REPORT = "report.html"
 INTERRUPTED = "results.interrupted.json"
+_NOT_MEASURED = (*options_key(Budget()), "metric", "models")
+"""Options that judge what is measured, or that the key has by their content: a spelling is none of it."""
 
 
 def bench_stage(
@@ -30,11 +32,13 @@ def bench_stage(
     output: Path,
     why_not: Mapping[str, str],
     unavailable: Collection[str] = (),
+    scores: Sequence[Made] = (),
 ) -> Stage:
     """Measure what was built against the baseline; what was not built has a row that says why.
 
     Those in `unavailable` were not built because their engine cannot be used here: they count as not run. A
-    baseline that was not built is replaced by the MODEL itself.
+    baseline that was not built is replaced by the MODEL itself. `scores` are what `evaluate_stage` wrote of
+    the parts of the data. It is what would be found here: the stage is the same with and without them.
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, parse_devices
@@ -49,7 +53,7 @@ def bench_stage(
     original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
     artifacts = {BASELINE: original}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
-    models = _models(recipe, section.models)
+    models = measured_models(recipe, section.models)
     baseline = BASELINE if section.baseline in why_not else section.baseline
 
     def work(path: Path, progress: Progress) -> object:
@@ -79,6 +83,7 @@ def bench_stage(
                 artifacts,
                 baseline=baseline,
                 unbuilt=unbuilt,
+                scores=[one.path for one in scores],
                 output=path,
                 history=output / RESULTS,
                 batch_size=section.batch_size,
@@ -98,7 +103,7 @@ def bench_stage(
                 pythons=interpreters(section.python, recipe.folder),
                 timeout_s=section.timeout_s,
                 command=("qcompile", "run", _shown(recipe.path)),
-                recipe=recipe.path.read_text(encoding="utf-8"),
+                recipe=recipe.text_path.read_text(encoding="utf-8"),
                 progress=progress,
             )
         except BenchInterrupted as stopped:
@@ -112,7 +117,7 @@ def bench_stage(
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
-        "settings": options_key(section, without=tuple(options_key(Budget()))),  # it judges what is measured
+        "settings": options_key(section, without=_NOT_MEASURED),
         "models": {
             name: digest_source(model, depends=[recipe.folder / one for one in recipe.model.depends])
             for name, model in models.items()
@@ -141,8 +146,8 @@ def report_stage(results: Made, ranges: Made | None, budget: Budget) -> Stage:
     return Stage("report", REPORT, key, work)
 
 
-def _models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:
-    """`NAME=MODEL` of the recipe, their paths relative to it."""
+def measured_models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:
+    """Return `NAME=MODEL` of the recipe, their paths relative to it."""
     pairs = (text.split("=", 1) for text in texts)
     return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
 

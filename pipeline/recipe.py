@@ -34,9 +34,20 @@ __all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RecipeFile):
-    """A whole recipe; `path` is the file it was read from, or would be written to."""
+    """A whole recipe.
+
+    Attributes:
+        path: The file it was read from, or would be written to: its folder is what paths are relative to.
+        written: File that holds its text, where `path` does not: a recipe of a sweep.
+    """
 
     path: Path = Path("recipe.toml")
+    written: Path | None = None
+
+    @property
+    def text_path(self) -> Path:
+        """The file that holds its text."""
+        return self.written or self.path
 
     @property
     def folder(self) -> Path:
@@ -96,15 +107,35 @@ def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) 
     try:
         recipe = Recipe(**vars(_decoded(values, told)), path=path)
         check_names(recipe)
-        _require_scales(recipe)
+        if recipe.sweep is None:
+            require_scales(recipe)
         return recipe
     except Refused as error:
         message = f"{path}: key '{error.key}' {error.sentence}"
         raise RecipeError(message, hint=error.hint, file=path, key=error.key) from error
 
 
-def _require_scales(recipe: Recipe) -> None:
-    """Without ranges, an ONNX file must hold the scales of static INT8 and FP8 itself, as Q/DQ."""
+def refuse_matrix(recipe: Recipe) -> None:
+    """Refuse a recipe that stands for many.
+
+    Raises:
+        RecipeError: If it has `[sweep]`.
+    """
+    if recipe.sweep is not None:
+        raise RecipeError(
+            f"{recipe.path}: key 'sweep' makes many recipes of one; one without it is required here",
+            hint=f"qcompile sweep {recipe.path}",
+            file=recipe.path,
+            key="sweep",
+        )
+
+
+def require_scales(recipe: Recipe) -> None:
+    """Without ranges, an ONNX file must hold the scales of static INT8 and FP8 itself, as Q/DQ.
+
+    Raises:
+        Refused: If it does not.
+    """
     needing = [one.name for one in recipe.artifact if one.needs_ranges]
     if not needing or recipe.has_ranges:
         return
@@ -129,7 +160,7 @@ def _decoded(values: dict[str, Any], told: Told) -> RecipeFile:
             problem = error.message.removeprefix("`devices` ")
             raise Refused("bench.devices", f"holds {problem}", hint=error.hint) from error
     contradiction = find_contradiction(recipe.model, recipe.artifact, recipe.bench)
-    if contradiction:
+    if contradiction and recipe.sweep is None:  # of a matrix, the cells say it
         key, problem, hint = contradiction
         raise Refused(key, problem, hint=hint)
     return recipe

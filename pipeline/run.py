@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
+from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
 from .published import check_output
-from .recipe import ArtifactSection, Recipe, read_recipe
+from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
 from .scale import calibration_samples
 from .stages import Made, given_ranges
 from .steps import Step, source_digest, takes_pytorch
@@ -48,6 +49,7 @@ class RunReport:
         output: Folder of the artifacts.
         stages: Stage to "done", "skipped" or "failed", in order.
         artifacts: Artifact name to its file, of those that were built.
+        digests: Artifact name to the digest of that file.
         failures: Artifact name to why it was not; a later run tries it again.
         results: What was measured; None for a recipe without `[bench]`.
         page: The report of it.
@@ -60,6 +62,7 @@ class RunReport:
     output: Path
     stages: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
     failures: dict[str, QCompileError] = field(default_factory=dict)
     results: Results | None = None
     page: Path | None = None
@@ -76,6 +79,7 @@ def run(
     trust: bool = False,
     typed: Collection[str] = (),
     executor: Executor | None = None,
+    shared: Path | None = None,
     progress: Progress = silent,
     listener: StageListener | None = None,
 ) -> RunReport:
@@ -89,6 +93,7 @@ def run(
             files that run code.
         typed: Spellings of models and data that the user typed himself, which need no more trust.
         executor: Carries out the stages; this process by default.
+        shared: Folder of finished stages that several outputs share; by default one in the output folder.
         progress: Told of every step.
         listener: Told of every stage when it is over.
 
@@ -96,17 +101,19 @@ def run(
         What was done, what was skipped, and what failed: `failures` is empty where every artifact is built.
 
     Raises:
-        RecipeError: If the recipe is wrong, or names code outside of its folder without `trust`.
+        RecipeError: If the recipe is wrong, holds a matrix for `qcompile sweep`, or names code outside of its
+            folder without `trust`.
         InvalidOption: If a file that it reads would be overwritten.
         QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
+    refuse_matrix(recipe)
     given = Path(output) if output is not None else None
     recipe = trusted(recipe, trust=trust, output=given, typed=typed)
     folder = given or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
-    store = Store(folder)
+    store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
         report = _Run(recipe, store, again, executor or ThisProcess(), progress, listener).drive()
         store.forget_old()
@@ -147,6 +154,7 @@ class _Run:
             else:
                 built[one.name] = outcome
                 self.report.artifacts[one.name] = self.store.output / outcome.path.name
+                self.report.digests[one.name] = outcome.digest
         if recipe.bench:
             self._bench(built, ranges)
         return self.report
@@ -215,7 +223,7 @@ class _Run:
             why_not=reasons,
             unavailable=tuple(unavailable),
         )
-        measured = self._do(step)
+        measured = self._do(replace(step, shards=self._evaluated(step)))
         self.report.results = load_results(measured.path)
         if self.recipe.budget.limits:
             source = read_source(measured.path, budget=self.recipe.budget)
@@ -226,6 +234,15 @@ class _Run:
             self.report.page = self.store.output / page.name
         except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
             self.report.why_no_page = error.message
+
+    def _evaluated(self, bench: Step) -> tuple[Made, ...]:
+        """What a bench will find of the accuracy, in parts; none where it is to evaluate all itself."""
+        number = self.executor.shards
+        if number == 1 or (not self._is_asked(bench) and self._is_done(bench)):
+            return ()
+        steps = evaluation_steps(self.recipe, bench, number)
+        parts = self._each([functools.partial(self._do, step) for step in steps])
+        return tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
 
     def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
         """Do several things, as many at a time as the executor takes; one that fails yields its error."""

@@ -272,7 +272,7 @@ def build_stage(
     key = {
         "model": digest,
         "graph": (graph.digest, lowered.as_json()) if graph and lowered else (),
-        "options": options_key(one, without=("name",)),
+        "options": _build_options(recipe, one),
         "ranges": ranges.digest if ranges else "",
         "data": data.digest() if one.calibrates_itself else "",
         "batches": measured_batches(recipe.bench) if covers else {},
@@ -282,6 +282,16 @@ def build_stage(
         "tools": tool_versions("torch", "openvino", "tensorrt", "tensorrt-rtx", *ONNX_TOOLS),
     }
     return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
+
+
+def _build_options(recipe: Recipe, one: ArtifactSection) -> dict[str, object]:
+    """The options of a build: plugins by their content; of a timing cache, which saves time, that it is one."""
+    tensorrt = one.tensorrt
+    options = options_key(replace(one, tensorrt=replace(tensorrt, plugins=(), timing_cache=AUTO)))
+    del options["name"]
+    plugins = [recipe.folder / name for name in tensorrt.plugins]
+    digests = [known_digest([path]) if path.is_file() else str(path) for path in plugins]
+    return {**options, "plugins": digests, "timing_cache": tensorrt.timing_cache != OFF}
 
 
 def _spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpec:

@@ -14,6 +14,7 @@ from typing import Literal
 from ..errors import EngineUnavailable
 from ..model.source import digest_source
 from .bench_stages import bench_stage, report_stage
+from .evaluation import evaluate_stage
 from .recipe import ArtifactSection, Recipe
 from .stages import (
     Made,
@@ -29,7 +30,17 @@ from .stages import (
 from .store import FOLDER
 
 Kind = Literal[
-    "export", "simplify", "balance", "calibrate", "quantize", "build", "bench", "report", "trial", "rank"
+    "export",
+    "simplify",
+    "balance",
+    "calibrate",
+    "quantize",
+    "build",
+    "evaluate",
+    "bench",
+    "report",
+    "trial",
+    "rank",
 ]
 
 
@@ -39,12 +50,14 @@ class Step:
 
     Attributes:
         kind: What is done.
-        artifact: Name of the artifact, of "quantize" and "build".
-        shard: "2/8" observes the second of eight parts of the data, of "calibrate"; empty for all of it.
-        source_digest: Of the recipe's model, of "export", "build" and "bench".
+        artifact: Name of the artifact, of "quantize" and "build"; what a group of artifacts needs, of
+            "evaluate".
+        shard: "2/8" is the second of eight parts of the data, of "calibrate" and "evaluate"; empty for all.
+        source_digest: Of the recipe's model, of "export", "build", "evaluate" and "bench".
         files: What it is given: "model", "ranges", "graph", "results".
-        shards: The ranges of every part, of "calibrate": they are merged in place of observing again.
-        built: Artifact name to its file, of "bench".
+        shards: The ranges of every part, of "calibrate", or what every "evaluate" found, of "bench": they are
+            merged in place of observing or evaluating again.
+        built: Artifact name to its file, of "bench"; of the group of "evaluate".
         why_not: Artifact name to why it was not built, of "bench".
         unavailable: Those of them whose engine cannot be used.
         machine: Kind of machine that it must run on, such as "sm90" for one with that GPU; empty for any.
@@ -67,7 +80,7 @@ class Step:
     def name(self) -> str:
         """Name of the stage: "export", "build-int8", "calibrate-2-of-8"."""
         part = self.shard.replace("/", "-of-") if self.shard else ""
-        machine = self.machine if self.kind == "bench" else ""
+        machine = self.machine if self.kind in ("evaluate", "bench") else ""
         return "-".join(filter(None, [self.kind, self.artifact, part, machine]))
 
     def given(self) -> list[Made]:
@@ -109,8 +122,19 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return _build(recipe, step)
     if step.kind == "report":
         return report_stage(_given(step.files.get("results")), ranges, recipe.budget)
+    if step.kind == "evaluate":
+        return evaluate_stage(
+            recipe, recipe_source(recipe), step.source_digest, step.built, step.shard, step.name
+        )
     return bench_stage(
-        recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable
+        recipe,
+        recipe_source(recipe),
+        step.source_digest,
+        step.built,
+        output,
+        step.why_not,
+        step.unavailable,
+        step.shards,
     )
 
 

@@ -53,11 +53,13 @@ class Store:
 
     Args:
         output: The folder that artifacts are published to.
-        folder: Where stages are kept, for several output folders; in the output folder by default.
+        folder: Where stages are kept, for several output folders; in the output folder by default. One at a
+            time may carry out a stage in it.
     """
 
     def __init__(self, output: Path, *, folder: Path | None = None) -> None:
-        self.output, self.folder = output, folder or output / FOLDER
+        self.output, self.own = output, output / FOLDER
+        self.folder = folder or self.own
         self._used: set[Path] = set()
 
     @contextlib.contextmanager
@@ -68,10 +70,11 @@ class Store:
             InvalidOption: If it cannot be made, or another run holds it.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if self.folder.is_symlink():  # stages would be written, and old ones removed, elsewhere
-                raise OSError(errno.ELOOP, "is a link; a folder is required", str(self.folder))
-            held = open_lock(self.folder / "lock")
+            for folder in (self.folder, self.own):
+                folder.mkdir(parents=True, exist_ok=True)
+                if folder.is_symlink():  # stages would be written, and old ones removed, elsewhere
+                    raise OSError(errno.ELOOP, "is a link; a folder is required", str(folder))
+            held = open_lock(self.own / "lock")
         except OSError as error:
             raise InvalidOption(
                 f"output {self.output}: {error.strerror} ({error.filename})", file=self.output

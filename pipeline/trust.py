@@ -6,7 +6,8 @@ otherwise with `trust`. A recipe cannot say so itself.
 
 | key                                        | names                                                        |
 |--------------------------------------------|--------------------------------------------------------------|
-| `model.source`, `bench.models`             | a function, or, with `model.trust`, a file that holds code   |
+| `model.source`, `sweep.models`,            |                                                              |
+| `bench.models`                             | a function, or, with `model.trust`, a file that holds code   |
 | `data.calibration`, `data.evaluation`      | a function                                                   |
 | `bench.metric`                             | a function                                                   |
 | `model.python`, `bench.python`             | an interpreter                                               |
@@ -90,7 +91,10 @@ def named(recipe: Recipe, *, output: Path | None) -> Iterator[Named]:
     folder, model = recipe.folder, recipe.model
     if output is None:
         yield Named("output", _WRITES, recipe.output, folder / recipe.output)
-    yield from _model("model.source", model.source, recipe)
+    if model.source:
+        yield from _model("model.source", model.source, recipe)
+    for _, text in recipe.sweep.named_models() if recipe.sweep else ():
+        yield from _model("sweep.models", text, recipe)
     for key in ("calibration", "evaluation"):
         text = getattr(recipe.data, key)
         if text and parse_spelling(text).kind == FUNCTION:

@@ -86,9 +86,10 @@ class ModelSection(ExportOptions):
         str,
         option(
             "MODEL: torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, "
-            "package.module:function, .pt2, TorchScript, .onnx, a SavedModel folder, .keras or .h5."
+            "package.module:function, .pt2, TorchScript, .onnx, a SavedModel folder, .keras or .h5; "
+            "required without `sweep.models`."
         ),
-    ]
+    ] = ""
     depends: Annotated[
         tuple[str, ...],
         option("Files outside the model's folder that it reads; a change triggers a new export."),

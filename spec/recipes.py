@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from .artifacts import PLAIN_NAME, ArtifactSection
+from .cluster import SchedulerOptions
 from .decode import Checked, Refused
 from .measure import BenchSection
 from .models import CalibrateSection, ModelSection
 from .option import COMMA, argument, fields_of, option
+from .sweep import SweepSection
 from .words import AUTO, BASELINE, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
 
 RECIPE_VERSION = 1
@@ -34,11 +36,16 @@ class RecipeFile(Checked):
 
     version: Annotated[Literal[1], option("Version of the format.")]
     name: Annotated[str, option("Name of the ONNX files.", metavar="a plain file name", pattern=PLAIN_NAME)]
-    model: Annotated[ModelSection, option("The source and how it is exported.")]
+    model: Annotated[ModelSection, option("The source and how it is exported.")] = field(
+        default_factory=ModelSection
+    )
     artifact: Annotated[
         tuple[ArtifactSection, ...],
-        option("Artifacts to build, one table each.", metavar="[[artifact]]", min_length=1),
-    ]
+        option(
+            "Artifacts to build, one table each; with `[sweep]`, beside those of its matrix.",
+            metavar="[[artifact]]",
+        ),
+    ] = ()
     data: Annotated[DataSection, option("Samples for calibration and for accuracy.")] = field(
         default_factory=DataSection
     )
@@ -48,31 +55,57 @@ class RecipeFile(Checked):
     bench: Annotated[
         BenchSection | None, option("How the artifacts are measured; without it, nothing is measured.")
     ] = None
+    sweep: Annotated[SweepSection | None, option("A matrix of artifacts, for `qcompile sweep`.")] = None
     output: Annotated[str, option("Folder of the artifacts.")] = "out"
 
     def check(self) -> None:
         """Refuse sections that contradict each other."""
-        taken = {self.name, BASELINE}
-        for index, one in enumerate(self.artifact):
-            if one.name in taken:
-                raise Refused(
-                    f"artifact[{index}].name", "another name is required: it is taken", value=one.name
-                )
-            taken.add(one.name)
-            if one.needs_ranges and not (self.has_ranges or self.may_be_quantized):
-                raise Refused("data.calibration", f"is missing; {one.name!r} is static INT8")
-            if one.calibrates_itself and not self.data.calibration:
-                raise Refused("data.calibration", f"is missing; TensorRT calibrates {one.name!r} on it")
+        self._check_presence()
+        self._check_artifacts()
         if self.calibrate.ranges and (self.calibrate.balance or self.model.simplify):
             key = "calibrate.balance" if self.calibrate.balance else "model.simplify"
             problem = "must be false: `calibrate.ranges` belong to the very file they were made with"
             raise Refused(key, problem, value=True)
         if self.calibrate.balance and not self.data.calibration:
             raise Refused("data.calibration", "is missing; calibrate.balance needs it")
-        names = (BASELINE, *sorted(one.name for one in self.artifact))
-        if self.bench and self.bench.baseline not in names:
-            problem = f"one of {', '.join(names)} is required"
+        names = {one.name for one in self.artifact}
+        if self.sweep is not None:
+            names |= {one.name for one in self.sweep.combinations()}
+        if self.bench and self.bench.baseline not in (BASELINE, *names):
+            problem = f"one of {', '.join((BASELINE, *sorted(names)))} is required"
             raise Refused("bench.baseline", problem, value=self.bench.baseline)
+
+    def _check_presence(self) -> None:
+        """Require a model and an artifact, here or in the matrix."""
+        matrix = self.sweep or SweepSection()
+        if matrix.models and self.model.source:
+            problem = "is given, and `sweep.models` too; one of them is required"
+            raise Refused("model.source", problem, hint="write it as NAME=MODEL in sweep.models")
+        if not (matrix.models or self.model.source):
+            raise Refused("model.source", "is missing")
+        if not (matrix.targets or self.artifact):
+            raise Refused("artifact", "is missing; at least one [[artifact]] is required")
+
+    def _check_artifacts(self) -> None:
+        """Require names of their own, and data; of a matrix, each cell says what it lacks."""
+        taken = {BASELINE}
+        if self.sweep is None:
+            taken.add(self.name)
+        else:
+            taken |= {name for name, _ in self.sweep.named_models()}
+            taken |= {one.name for one in self.sweep.combinations()}
+        for index, one in enumerate(self.artifact):
+            if one.name in taken:
+                raise Refused(
+                    f"artifact[{index}].name", "another name is required: it is taken", value=one.name
+                )
+            taken.add(one.name)
+            if self.sweep is not None:
+                continue
+            if one.needs_ranges and not (self.has_ranges or self.may_be_quantized):
+                raise Refused("data.calibration", f"is missing; {one.name!r} is static INT8")
+            if one.calibrates_itself and not self.data.calibration:
+                raise Refused("data.calibration", f"is missing; TensorRT calibrates {one.name!r} on it")
 
     @property
     def has_ranges(self) -> bool:
@@ -119,7 +152,7 @@ def _describe(table: dict[str, Any], kind: type) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCommand(Checked):
+class RunCommand(SchedulerOptions):
     """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
 
     recipe: Annotated[Path | None, argument("TOML file.")] = None

@@ -7,8 +7,8 @@ counts. It is in points (hundredths of a share) for shares, and in the metric's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,58 +46,93 @@ def top_k(outputs: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]], k: in
     return sums.value()
 
 
+@dataclass
+class Tally:
+    """What is summed up of one artifact's answers, in whole numbers: its order does not matter.
+
+    Attributes:
+        samples: How many were answered.
+        same, predictions: Predictions that are the baseline's, of so many.
+        by_class: See `Scored.by_class`.
+    """
+
+    samples: int = 0
+    same: int = 0
+    predictions: int = 0
+    by_class: NDArray[np.float64] | None = None
+
+    def include(self, other: Tally) -> None:
+        """Add what another one has summed up."""
+        self.samples += other.samples
+        self.same += other.same
+        self.predictions += other.predictions
+        if other.by_class is not None:
+            self.by_class = _added(self.by_class, other.by_class)
+
+
 class ScoreSums:
-    """What is kept of one artifact's answers while the data goes by: numbers or a record of each sample."""
+    """What is kept of one artifact's answers while the data goes by: numbers or a record of each sample.
+
+    Attributes:
+        scored: Of each batch, in the order of the data.
+        tally: Of all batches.
+    """
 
     def __init__(self, metric: Metric) -> None:
-        self.metric, self.samples = metric, 0
-        self._scored: list[Scored] = []
+        self.metric = metric
+        self.scored: list[Scored] = []
+        self.tally = Tally()
         self._values: Values | None = None
-        self._by_class: NDArray[np.float64] | None = None
-        self._same, self._predictions = 0, 0
+
+    @property
+    def samples(self) -> int:
+        """How many were answered."""
+        return self.tally.samples
 
     def add(self, scored: Scored, baseline: Scored, samples: int) -> None:
         """Add a batch, and the baseline's score of it."""
-        self.samples += samples
-        self._scored.append(replace(scored, predictions=None, by_class=None))
-        self._values = None
-        if scored.by_class is not None:
-            self._by_class = _added(self._by_class, scored.by_class)
+        tally = Tally(samples, by_class=scored.by_class)
         mine, theirs = scored.predictions, baseline.predictions
         if mine is not None and theirs is not None and mine.shape == theirs.shape:
-            self._same += int((mine == theirs).sum())
-            self._predictions += mine.size
+            tally.same, tally.predictions = int((mine == theirs).sum()), mine.size
+        self.include([replace(scored, predictions=None, by_class=None)], tally)
+
+    def include(self, scored: Iterable[Scored], tally: Tally) -> None:
+        """Add batches that were looked at before, which follow those that are here."""
+        self.scored.extend(scored)
+        self.tally.include(tally)
+        self._values = None
 
     @property
     def units(self) -> int:
         """What is drawn again and again: samples, or batches."""
-        return sum(part.units for part in self._scored)
+        return sum(part.units for part in self.scored)
 
     @property
     def statistics(self) -> NDArray[np.float64]:
         """Of all units; classes that a batch had not met are zero there."""
-        return joined(self._scored)
+        return joined(self.scored)
 
     @property
     def by_class(self) -> dict[int, tuple[float, int]]:
         """Value and number of samples of each class that occurs in the labels."""
-        if self._by_class is None:
-            return self.metric.classes(self._scored)
+        if self.tally.by_class is None:
+            return self.metric.classes(self.scored)
         return {
             label: (float(part / whole), int(samples))
-            for label, (part, whole, samples) in enumerate(self._by_class)
+            for label, (part, whole, samples) in enumerate(self.tally.by_class)
             if samples
         }
 
     @property
     def agreement(self) -> float | None:
         """Share of predictions that are the baseline's; None where nothing is predicted."""
-        return self._same / self._predictions if self._predictions else None
+        return self.tally.same / self.tally.predictions if self.tally.predictions else None
 
     def values(self) -> Values:
         """Return the metric as a function of the weights of the units; made once."""
         if self._values is None:
-            self._values = self.metric.values(self._scored)
+            self._values = self.metric.values(self.scored)
         return self._values
 
     def value(self) -> float:
@@ -106,7 +141,7 @@ class ScoreSums:
         Raises:
             DataError: If nothing counted, or it is infinite.
         """
-        value = float(self.values()(np.ones((1, self.units)))[0]) if self._scored else np.nan
+        value = float(self.values()(np.ones((1, self.units)))[0]) if self.scored else np.nan
         if np.isnan(value):
             raise DataError(f"{self.metric.name}: {self.metric.undefined}")
         if np.isinf(value):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...tensors import TensorInfo
-from .coco import AREAS, IOU_THRESHOLDS, AveragePrecision, match_image
+from .coco import AREAS, IOU_THRESHOLDS, AveragePrecision, MatchedImage, match_image
 from .detector_outputs import DetectorInput, detector_form, detector_input
 from .metric import Outputs, RecordMetric, Scored, Truth, Values, require_numbers
 
@@ -54,6 +55,14 @@ class MeanAveragePrecision(RecordMetric):
             for found, labelled in zip(images, boxes, strict=True)
         ]
         return Scored(records=records)
+
+    def arrays_of(self, record: MatchedImage) -> tuple[NDArray[Any], ...]:
+        """See `RecordMetric.arrays_of`."""
+        return record.classes, record.scores, record.matched, record.ignored, record.positives
+
+    def record_of(self, arrays: Sequence[NDArray[Any]]) -> MatchedImage:
+        """See `RecordMetric.record_of`."""
+        return MatchedImage(*arrays)
 
     def values(self, scored: Sequence[Scored]) -> Values:
         """See `Metric.values`."""

@@ -53,7 +53,8 @@ class Scored:
         predictions: What is predicted of each sample, position or pixel, such as a class; None where nothing
             is predicted.
         by_class: [classes, 3], float64: numerator and denominator of each class's value, and the samples
-            it occurs in; None where there are no classes.
+            it occurs in, all counts, so that sums do not depend on their order; None where there are no
+            classes.
         records: One per sample, in place of statistics, of metrics that are no functions of sums.
     """
 
@@ -143,6 +144,15 @@ class RecordMetric(Metric):
     @abstractmethod
     def values(self, scored: Sequence[Scored]) -> Values:
         """See `Metric.values`."""
+
+    def arrays_of(self, record: Any) -> tuple[NDArray[Any], ...]:
+        """Return a record as arrays, each with a first axis; as many, and of equal other axes, every time."""
+        return (record,)
+
+    def record_of(self, arrays: Sequence[NDArray[Any]]) -> Any:
+        """Return the record of these arrays."""
+        [record] = arrays
+        return record
 
     def value(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
         """Records have no sums."""

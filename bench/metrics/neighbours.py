@@ -48,6 +48,15 @@ class Neighbours(RecordMetric):
         theirs, mine = (one[name].astype(np.float32, copy=False) for one in (reference, outputs))
         return Scored(records=list(zip(theirs, mine, strict=True)))
 
+    def arrays_of(self, record: tuple[Floats, Floats]) -> tuple[Floats, ...]:
+        """See `RecordMetric.arrays_of`."""
+        return record
+
+    def record_of(self, arrays: Sequence[Floats]) -> tuple[Floats, Floats]:
+        """See `RecordMetric.record_of`."""
+        theirs, mine = arrays
+        return theirs, mine
+
     def values(self, scored: Sequence[Scored]) -> Values:
         """See `Metric.values`.
 

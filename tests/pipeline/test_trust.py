@@ -207,8 +207,8 @@ def test_with_trust_the_code_runs(places: tuple[Path, Path]) -> None:
 
 
 RUNS_CODE = {
-    "model.source", "bench.models", "data.calibration", "data.evaluation", "bench.metric", "model.python",
-    "bench.python", "artifact.tensorrt.plugins",
+    "model.source", "sweep.models", "bench.models", "data.calibration", "data.evaluation", "bench.metric",
+    "model.python", "bench.python", "artifact.tensorrt.plugins",
 }  # fmt: skip
 WRITES = {"output", "artifact.tensorrt.timing_cache", "name", "artifact.name"}
 READS = {"model.weights", "model.preprocessing", "model.depends", "data.depends", "calibrate.ranges"}
@@ -218,7 +218,7 @@ WORDS = {
     "artifact.max_shapes",
     "artifact.tensorrt.profiles", "artifact.tensorrt.workspace", "artifact.tensorrt.memory_pools",
     "artifact.tensorrt.io_formats", "artifact.tensorrt.tactic_sources", "artifact.tensorrt.ignore_faults",
-    "calibrate.method", "bench.devices", "bench.baseline",
+    "calibrate.method", "bench.devices", "bench.baseline", "sweep.shapes", "sweep.gpus", "sweep.exclude",
 }  # fmt: skip
 
 
