@@ -1,9 +1,9 @@
 """Keeps a Dask scheduler from remembering every task of a long session.
 
 Dask puts tasks of one name into a `TaskGroup`, and groups into a `Span`. Both are to be looked at afterwards:
-when the last task of a group is forgotten, the next one begins a new group, and the former stays with its span
-for as long as the scheduler lives (distributed 2026.8, `spans.py`), some kilobytes each. One task that does
-nothing and is not forgotten keeps its group, so there is one group for each kind of step.
+when the last task of a group is forgotten, the next one begins a new group, and the former stays with its
+span for as long as the scheduler lives (distributed 2026.8, `spans.py`), some kilobytes each. One task that
+does nothing and is not forgotten keeps its group, so there is one group for each kind of step.
 """
 
 from __future__ import annotations
