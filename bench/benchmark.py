@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..engines.gpu import parse_device, parse_devices
+from ..engines.gpu import is_every_gpu, parse_device, parse_devices
 from ..errors import InvalidOption
 from ..files import temporary_folder
 from ..model.pt2_archive import trusting
@@ -18,6 +18,7 @@ from ..progress import Progress, silent
 from ..spec.words import AUTO
 from ..tensors import format_shape, samples_in
 from .evaluate import known_evaluations
+from .every_gpu import measure_every_gpu
 from .measuring.environment import environment, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
 from .measuring.noise import Effort, noise
@@ -96,6 +97,7 @@ def benchmark(
         models: Name to a PyTorch MODEL that is measured as it is, such as one that torch.ao has quantized.
         devices: Where PyTorch and ONNX Runtime run: "cpu", "cuda", "cuda:1". With both, each is measured on
             both. The processor by default; TensorRT's engines run on the GPU named here, or on the first.
+            "all" measures every GPU of the machine for itself, one after the other.
         pythons: `ENGINE=INTERPRETER` for engines whose workers run elsewhere.
         timeout_s: Give a worker up that does not answer for so long.
         trust: Run files that are not what their manifests say, and engines without one, all the same.
@@ -113,6 +115,8 @@ def benchmark(
         QCompileError: If the baseline cannot be loaded, or the data does not fit.
         BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
     """
+    if is_every_gpu(devices):
+        return measure_every_gpu(benchmark, locals())
     scored = read_metric(metric)  # a wrong one is refused even where nothing is evaluated
     quality = scored if evaluation is not None else None
     if not 0 < precision_target < 1 or max_time_s <= 0 or timeout_s <= 0:

@@ -13,12 +13,20 @@ from .manifest import ranges_manifest
 from .ranges_file import load_ranges, save_ranges
 
 
-def merge_files(files: Sequence[Path], output: Path, *, progress: Progress = silent) -> Artifact:
+def merge_files(
+    files: Sequence[Path],
+    output: Path,
+    *,
+    all_of: Sequence[str] | None = None,
+    progress: Progress = silent,
+) -> Artifact:
     """Merge ranges files; all shards of one calibration give the file that one whole run gives.
 
     Args:
         files: Ranges files of one model, each sample in one of them.
         output: Ranges file to write; may be one of the files.
+        all_of: What is to know of the data, where the files are all parts of one calibration: the manifest
+            is the one of a whole run, too.
         progress: Told of every file.
 
     Raises:
@@ -43,5 +51,10 @@ def merge_files(files: Sequence[Path], output: Path, *, progress: Progress = sil
     assert total is not None
     with writing(output) as path:
         save_ranges(total, path)
-        manifest = commit(path, ranges_manifest(total, "merge"))
+        made = (
+            ranges_manifest(total, "merge")
+            if all_of is None
+            else ranges_manifest(total, "calibrate", all_of, shard="1/1")
+        )
+        manifest = commit(path, made)
     return Artifact(output, manifest)

@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import msgspec
 
+from ..bench.results.sweep_results import sweep_schema
 from ..pipeline.migrate.flags import Tool, dashed, flags_of
-from ..pipeline.sweep.sweep_results import sweep_schema
 from ..spec.option import Option, fields_of, options_of
 from ..spec.recipes import RecipeFile, recipe_schema
 from .main import group

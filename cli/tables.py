@@ -69,6 +69,7 @@ def results_table(results: Results, *, width: int) -> Table:
         f"{shapes} · {settings['threads']} threads · {machine['processor']} · speed-up against "
         f"{results.baseline} with its {interval_words(results.confidence)}",
         "artifact",
+        *(["machine"] if results.machines else []),
         "runs on",
         "latency ms: median, p90, p99" if wide else "latency ms\np90  p99",
         "samples/s",
@@ -82,8 +83,10 @@ def results_table(results: Results, *, width: int) -> Table:
 
         table.box, table.show_lines = box.SIMPLE_HEAD, False
     for row in results.rows:
-        below = f"{' ' if wide else chr(10)}(baseline)" if row.name == results.baseline else ""
-        add_row(table, row.name, *_cells(row, results.baseline, wide=wide), below=below)
+        base = results.baseline_of(row)
+        below = f"{' ' if wide else chr(10)}(baseline)" if row.name == base else ""
+        machine = [row.machine] if results.machines else []
+        add_row(table, row.name, *machine, *_cells(row, base, wide=wide), below=below)
     return table
 
 
@@ -141,15 +144,15 @@ def gpu_table(results: Results) -> Table | None:
 
     The ratio is of medians of 50 calls, without an interval: the verdict is that of the latencies.
     """
-    rows = [(row.name, row.gpu_latency) for row in results.rows if row.gpu_latency is not None]
+    rows = [(row, row.gpu_latency) for row in results.rows if row.gpu_latency is not None]
     if not rows:
         return None
-    base = results.row(results.baseline).gpu_latency
     table = make_table("by the GPU's clock", "artifact", "compute ms", "ratio", "+ copies ms", "enqueue ms")
-    for name, latency in rows:
+    for row, latency in rows:
+        base = results.row(results.baseline_of(row)).gpu_latency
         ratio = times(base.compute_ms / latency.compute_ms) if base and latency.compute_ms else DASH
         cells = map(figure, (latency.with_transfers_ms, latency.enqueue_ms))
-        add_row(table, name, figure(latency.compute_ms), ratio, *cells)
+        add_row(table, row.name, figure(latency.compute_ms), ratio, *cells)
     return table
 
 

@@ -22,6 +22,7 @@ from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import Option, options_of
 from ..spec.recipes import MigrateCommand, RunCommand
+from ..spec.sweep import SweepCommand
 from .completions import completer
 from .session import Session, examples, session_options
 
@@ -187,7 +188,7 @@ def _table_of(one: Option, values: dict[str, Any]) -> dict[str, Any]:
 
 def spelled(text: str, spec: type) -> str:
     """Spell the options between backticks as they are typed; the keys of a recipe are their fields."""
-    known = () if spec in (RunCommand, MigrateCommand) else _NEXT_STEPS
+    known = () if spec in (RunCommand, MigrateCommand, SweepCommand) else _NEXT_STEPS
     flags: dict[str, str] = {}
     for one in (one for kind in (spec, *known) for one in options_of(kind)):
         flag = one.name.upper() if one.spelling.argument else one.flag

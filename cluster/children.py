@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import threading
 import time
@@ -30,6 +31,7 @@ from ..untrusted.tree import Tree, available
 _MODULE = "qcompile.cluster.stage_process"
 _LOOK_S = 0.1
 _MEMORY_EVERY_S = 0.5
+_LAST_LINES, _LAST_BYTES = 5, 1 << 16
 _KEPT_BYTES = 1 << 30
 """Memory after a stage that costs nothing to keep: the runtimes that were imported."""
 
@@ -51,6 +53,7 @@ class StageProcess(Worker):
         self.run = ""
         """The run that its stage belongs to; empty between stages."""
         self._tree = Tree(self.pid) if available() else None
+        self._said_before = 0
 
     def carry_out(
         self,
@@ -76,6 +79,7 @@ class StageProcess(Worker):
             QCompileError: What went wrong in it.
         """
         assert self._process.stdin is not None
+        self._said_before = os.fstat(self._log.fileno()).st_size
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
@@ -98,6 +102,18 @@ class StageProcess(Worker):
         if self._tree is not None:
             self._tree.kill()
         super().kill()
+
+    def last_output(self) -> str:
+        """Return the last lines that its stage wrote to its standard streams."""
+        if self._log.closed:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        begin = max(self._said_before, size - _LAST_BYTES)
+        # The child writes where this handle stands: reading must not move it.
+        lines = (
+            os.pread(self._log.fileno(), size - begin, begin).decode(errors="replace").strip().splitlines()
+        )
+        return "\n".join(lines[-_LAST_LINES:])
 
     @property
     def lives(self) -> bool:

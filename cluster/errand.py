@@ -155,7 +155,7 @@ class Errand:
         if result.outcome == "done":
             return self._brought(result)
         if result.outcome == "known":
-            stored = self.store.take(result.name)
+            stored = self.store.take(result.name, publish=not self.step.shard)
             if stored is None:  # changed within the moment
                 raise _Again
             main = str(result.key.get("file", ""))
@@ -209,7 +209,9 @@ class Errand:
 
         took = {"seconds": result.seconds, "peak_bytes": result.peak_bytes}
         try:
-            stored = self.store.run(self.step.name, result.key, pull, again=self.again, took=took)
+            stored = self.store.run(
+                self.step.name, result.key, pull, again=self.again, publish=not self.step.shard, took=took
+            )
         except (ClusterError, ArtifactError) as error:  # it is lost, or a file of it is damaged
             executor.roster.forget_finished(result.name)
             raise Lost from error

@@ -179,7 +179,7 @@ class ClusterExecutor:
         progress = self._heard.get((str(said.get("run")), str(said.get("step"))))
         if progress is not None:
             total = said.get("total")
-            text = f"{said.get('text')} (worker {said.get('worker')})"
+            text = f"{said.get('text')} (worker {said.get('name')})"
             progress(text, int(said.get("done") or 0), None if total is None else int(total))
 
     def tell_once(self, text: str) -> None:

@@ -45,7 +45,7 @@ def local(
     """
     from distributed import Client, Security, SpecCluster
 
-    from .connection import executing, quiet_dask, warn
+    from .connection import executing, mute, quiet_dask, warn
     from .plugin import StagePlugin
     from .portless import PortlessScheduler, PortlessWorker
 
@@ -74,4 +74,5 @@ def local(
             )
         )
         client = stack.enter_context(Client(cluster, set_as_default=False))
+        mute(client)
         yield stack.enter_context(executing(client, (), told or warn))

@@ -161,7 +161,8 @@ class StageService:
 
     def teller(self, request: Request) -> Progress:
         """Return a `Progress` that tells the client, by the scheduler, which keeps a few of them."""
-        topic, step = f"qcompile-{request.run}", step_name(request.step)
+        # One topic for all runs of a client: the scheduler never forgets a topic.
+        topic, step = f"qcompile-{request.run.partition('.')[0]}", step_name(request.step)
         last_text, last_s = "", 0.0
 
         def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
@@ -170,7 +171,14 @@ class StageService:
             if text == last_text and now_s - last_s < _TELL_EVERY_S:
                 return
             last_text, last_s = text, now_s
-            said = {"step": step, "text": text, "done": done, "total": total, "name": self.name}
+            said = {
+                "run": request.run,
+                "step": step,
+                "text": text,
+                "done": done,
+                "total": total,
+                "name": self.name,
+            }
             with contextlib.suppress(Exception):  # the connection is closing: nobody listens
                 self.worker.log_event(topic, said)
 

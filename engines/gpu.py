@@ -13,6 +13,9 @@ from ..errors import InvalidOption
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
 _BUS_ID_BYTES = 32
+_MOST = 64
+ALL = "all"
+"""In place of devices: every GPU of the machine."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +52,32 @@ def parse_device(text: str) -> int | None:
     """
     match = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
     if match is None:
-        raise InvalidOption(f"`devices` {text!r}: cpu, cuda or cuda:NUMBER is required", option="devices")
+        required = "cpu, cuda or cuda:NUMBER, or all alone, is required"
+        raise InvalidOption(f"`devices` {text!r}: {required}", option="devices")
     return None if text == "cpu" else int(match[1] or 0)
 
 
 def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
-    """Return the number of each GPU, None for the processor, in the order given.
+    """Return the number of each GPU, None for the processor, in the order given; the first for all.
 
     Raises:
         InvalidOption: If one is spelled otherwise, is there twice, or is a second GPU.
     """
+    if is_every_gpu(texts):
+        return (0,)
     numbers = tuple(parse_device(text) for text in texts)
     if len(set(numbers)) < len(numbers) or len([n for n in numbers if n is not None]) > 1:
         raise InvalidOption(
             f"`devices` {', '.join(texts)}: the processor and one GPU, each once, are allowed",
-            hint="measure each GPU for itself: its clocks and its memory are recorded",
+            hint="give `devices` all to measure each GPU for itself",
             option="devices",
         )
     return numbers
+
+
+def is_every_gpu(texts: Sequence[str]) -> bool:
+    """Whether devices are every GPU of the machine, each measured for itself."""
+    return tuple(texts) == (ALL,)
 
 
 def device_text(number: int | None) -> str:
@@ -105,6 +116,14 @@ def find_gpu(index: int = 0) -> Gpu | None:
     major, minor = (_attribute(driver, kind, device) for kind in (_MAJOR, _MINOR))
     cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
     return Gpu(name.value.decode(errors="replace"), f"sm{major}{minor}", total.value, cuda)
+
+
+def find_gpus() -> list[Gpu]:
+    """Return every device, in CUDA's order."""
+    found: list[Gpu] = []
+    while len(found) < _MOST and (gpu := find_gpu(len(found))):
+        found.append(gpu)
+    return found
 
 
 def bus_id(index: int) -> str:

@@ -13,6 +13,7 @@ from ..progress import Progress
 from ..spec.decode import key as options_key
 from ..spec.measure import Budget
 from ..spec.words import is_own_metric
+from .kinds import PROCESSOR, named_artifact
 from .recipe import BASELINE, ArtifactSection, Recipe
 from .stages import ONNX_TOOLS, Made, Stage, located
 from .trust import interpreters
@@ -32,16 +33,18 @@ def bench_stage(
     output: Path,
     why_not: Mapping[str, str],
     unavailable: Collection[str] = (),
+    machine: str = "",
     scores: Sequence[Made] = (),
 ) -> Stage:
     """Measure what was built against the baseline; what was not built has a row that says why.
 
     Those in `unavailable` were not built because their engine cannot be used here: they count as not run. A
-    baseline that was not built is replaced by the MODEL itself. `scores` are what `evaluate_stage` wrote of
+    baseline that was not built, or not for this machine, is replaced by the MODEL itself. `machine` is the
+    kind of this one where others measure the other artifacts. `scores` are what `evaluate_stage` wrote of
     the parts of the data. It is what would be found here: the stage is the same with and without them.
     """
     from ..data.batches import Data
-    from ..engines.gpu import find_gpu, parse_devices
+    from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
     from ..engines.processor import processor
 
     section = recipe.bench
@@ -53,8 +56,10 @@ def bench_stage(
     original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
     artifacts = {BASELINE: original}
     artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
-    models = measured_models(recipe, section.models)
-    baseline = BASELINE if section.baseline in why_not else section.baseline
+    here = machine in ("", PROCESSOR) or bool(section.devices)  # models are measured once
+    models = measured_models(recipe, section.models if here else ())
+    baseline = section.baseline if section.baseline in artifacts else BASELINE
+    file = f"results.{machine}.json" if machine else RESULTS
 
     def work(path: Path, progress: Progress) -> object:
         from ..bench.benchmark import benchmark
@@ -71,10 +76,9 @@ def bench_stage(
                 status="not run" if one.name in unavailable else "failed",
                 reason=why_not[one.name],
             )
-            for one in recipe.artifact
-            if one.name in why_not
+            for one in _in_order(recipe, why_not)
         ]
-        if baseline != section.baseline:
+        if baseline != section.baseline and unbuilt:
             warning = f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
             unbuilt[0] = replace(unbuilt[0], warnings=(warning,))
 
@@ -85,7 +89,7 @@ def bench_stage(
                 unbuilt=unbuilt,
                 scores=[one.path for one in scores],
                 output=path,
-                history=output / RESULTS,
+                history=output / file,
                 batch_size=section.batch_size,
                 threads=section.threads,
                 data=evaluation,
@@ -123,9 +127,26 @@ def bench_stage(
             for name, model in models.items()
         },
         "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
+        **({"gpus": [one.as_json() for one in find_gpus()]} if is_every_gpu(section.devices) else {}),
+        **({"kind": machine} if machine else {}),
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }
-    return Stage("bench", RESULTS, key, work)
+    return Stage(f"bench-{machine}" if machine else "bench", file, key, work)
+
+
+def join_stage(parts: Mapping[str, Made], output: Path) -> Stage:
+    """What several kinds of machines measured becomes one file of results."""
+
+    def work(path: Path, progress: Progress) -> object:
+        from ..bench.results.history import earlier_runs
+        from ..bench.results.join import join_results
+        from ..bench.results.results import load_results, save_results
+
+        progress("put together")
+        results = {machine: load_results(part.path) for machine, part in parts.items()}
+        return save_results(join_results(results, history=earlier_runs(output / RESULTS)), path)
+
+    return Stage("bench", RESULTS, {"parts": {name: part.digest for name, part in parts.items()}}, work)
 
 
 def report_stage(results: Made, ranges: Made | None, budget: Budget) -> Stage:
@@ -144,6 +165,13 @@ def report_stage(results: Made, ranges: Made | None, budget: Budget) -> Stage:
         "tools": tool_versions("matplotlib", "jinja2"),
     }
     return Stage("report", REPORT, key, work)
+
+
+def _in_order(recipe: Recipe, names: Collection[str]) -> list[ArtifactSection]:
+    """The artifacts of these names in the recipe's order; last those of a kind, which it does not name."""
+    order = {one.name: at for at, one in enumerate(recipe.artifact)}
+    ordered = sorted(names, key=lambda name: order.get(name, len(order)))
+    return [named_artifact(recipe, name) for name in ordered]
 
 
 def measured_models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:

@@ -82,6 +82,7 @@ class ThisProcess:
             {**stage.key, "file": stage.file},
             lambda folder: carry_out(stage, folder, store.output, progress),
             again=again,
+            publish=not step.shard,
         )
         return Done(Made(stored.folder / stage.file, stored.files[stage.file]), stored.was_done)
 

@@ -17,8 +17,9 @@ from ..progress import Progress, silent
 from ..spec.artifacts import ArtifactSection
 from .bench_stages import bench_stage, report_stage
 from .estimate import Estimate, Scale, by_rule, measured
+from .kinds import for_every_kind
 from .published import check_output
-from .recipe import Recipe, read_recipe
+from .recipe import Recipe, read_recipe, refuse_matrix
 from .scale import read_scale
 from .stages import (
     Made,
@@ -112,8 +113,9 @@ def plan(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
+    refuse_matrix(recipe)
     given = Path(output) if output is not None else None
-    recipe = trusted(recipe, trust=trust, output=given)
+    recipe = for_every_kind(trusted(recipe, trust=trust, output=given), ())
     folder = given or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
     planner = _Planner(recipe, Store(folder), again)
@@ -121,6 +123,29 @@ def plan(
     pending = any(state != "done" for _, state, _, _ in planner.found)
     scale = read_scale(recipe, planner.model, needed=pending, progress=progress)
     return Plan(folder, tuple(planner.estimated(scale)))
+
+
+def stage_states(
+    recipe: Recipe,
+    *,
+    output: Path,
+    shared: Path | None = None,
+    again: tuple[str, ...] = (),
+    trust: bool = False,
+) -> dict[str, State]:
+    """Return each stage of a run to whether it is done, without an estimate of the others.
+
+    Args:
+        recipe, output, shared, again, trust: As `run`.
+
+    Raises:
+        RecipeError, InvalidOption, MissingFile: As `run` would at once.
+    """
+    recipe = trusted(recipe, trust=trust, output=output)
+    check_output(recipe, recipe.folder, output)
+    planner = _Planner(recipe, Store(output, folder=shared), again)
+    planner.drive()
+    return {name: state for name, state, _, _ in planner.found}
 
 
 class _Planner:

@@ -92,7 +92,7 @@ def relative(text: str, folder: Path) -> str:
 def written(recipe: Recipe) -> bytes:
     """Return a recipe as TOML, every option in it."""
     values = dataclasses.asdict(recipe)
-    del values["path"]
+    del values["path"], values["written"]
     lines = ["# Written by qcompile for another machine, with every option."]
     lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
     return ("\n".join(lines) + "\n").encode()

@@ -22,6 +22,7 @@ from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
 from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
+from .kinds import built_on, for_every_kind, measured_apart
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
 from .scale import calibration_samples
@@ -110,12 +111,13 @@ def run(
         recipe = read_recipe(recipe)
     refuse_matrix(recipe)
     given = Path(output) if output is not None else None
-    recipe = trusted(recipe, trust=trust, output=given, typed=typed)
+    executor = executor or ThisProcess()
+    recipe = for_every_kind(trusted(recipe, trust=trust, output=given, typed=typed), executor.kinds)
     folder = given or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
     store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
-        report = _Run(recipe, store, again, executor or ThisProcess(), progress, listener).drive()
+        report = _Run(recipe, store, again, executor, progress, listener).drive()
         store.forget_old()
     return report
 
@@ -202,7 +204,7 @@ class _Run:
         graph = self._look(Step(kind="quantize", artifact=one.name, files=files))
         if graph is not None:
             files["graph"] = graph
-        return self._do(Step(kind="build", artifact=one.name, files=files))
+        return self._do(Step(kind="build", artifact=one.name, files=files, machine=built_on(one)))
 
     def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
         from ..bench.results.results import load_results
@@ -223,7 +225,7 @@ class _Run:
             why_not=reasons,
             unavailable=tuple(unavailable),
         )
-        measured = self._do(replace(step, shards=self._evaluated(step)))
+        measured = self._measured(step)
         self.report.results = load_results(measured.path)
         if self.recipe.budget.limits:
             source = read_source(measured.path, budget=self.recipe.budget)
@@ -235,14 +237,29 @@ class _Run:
         except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
             self.report.why_no_page = error.message
 
-    def _evaluated(self, bench: Step) -> tuple[Made, ...]:
-        """What a bench will find of the accuracy, in parts; none where it is to evaluate all itself."""
+    def _evaluated(self, bench: Step) -> Step:
+        """The bench with what it will find of the accuracy, where it need not evaluate all itself."""
         number = self.executor.shards
-        if number == 1 or (not self._is_asked(bench) and self._is_done(bench)):
-            return ()
+        asked = self._is_asked(bench)
+        if number == 1 or (not asked and self.executor.is_done(self.recipe, bench, self.store)):
+            return bench
         steps = evaluation_steps(self.recipe, bench, number)
         parts = self._each([functools.partial(self._do, step) for step in steps])
-        return tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
+        found = tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
+        return replace(bench, shards=found)
+
+    def _measured(self, whole: Step) -> Made:
+        """Results of all that was built, measured at once or on each kind of machine that it needs."""
+        steps = measured_apart(self.recipe, whole, self.executor.kinds)
+        if steps == [whole]:
+            return self._do(self._evaluated(whole))
+        parts = self._each([functools.partial(self._do, self._evaluated(step)) for step in steps])
+        for part in parts:
+            if isinstance(part, QCompileError):
+                raise part
+        pairs = zip(steps, parts, strict=True)
+        files = {step.machine: part for step, part in pairs if isinstance(part, Made)}
+        return self._do(Step(kind="bench", files=files), ThisProcess())
 
     def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
         """Do several things, as many at a time as the executor takes; one that fails yields its error."""
@@ -262,21 +279,23 @@ class _Run:
                 self.executor.cancel()
                 raise
 
-    def _do(self, step: Step) -> Made:
+    def _do(self, step: Step, executor: Executor | None = None) -> Made:
         """Carry out a step, unless it is done already."""
-        made = self._look(step)
+        made = self._look(step, executor)
         assert made is not None, "only a graph may stay as it is"
         return made
 
-    def _look(self, step: Step) -> Made | None:
-        """Carry out a step, unless it is done already or means no stage."""
+    def _look(self, step: Step, executor: Executor | None = None) -> Made | None:
+        """Carry out a step, unless it is done already or means no stage; `executor` in place of the run's."""
         start = time.monotonic()
 
         def told(text: str, done: int = 0, total: int | None = None, /) -> None:
             self.progress(f"{step.name}: {text}", done, total)
 
         try:
-            done = self.executor.do(self.recipe, step, self.store, again=self._is_asked(step), progress=told)
+            done = (executor or self.executor).do(
+                self.recipe, step, self.store, again=self._is_asked(step), progress=told
+            )
         except QCompileError:
             self._note(step, "failed", start)
             raise

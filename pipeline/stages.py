@@ -161,7 +161,7 @@ def calibrate_stage(
         from ..compiler.quantize.calibrate import calibrate, merge
 
         if parts:
-            return merge([part.path for part in parts], path, progress=progress)
+            return merge([part.path for part in parts], path, data, progress=progress)
         return calibrate(
             model.path,
             data,
@@ -249,7 +249,8 @@ def build_stage(
     from ..lowering import load_lowered
 
     tensorrt = one.target.startswith("tensorrt")
-    gpu = find_gpu(one.tensorrt.device) if tensorrt and not one.gpus else None
+    here = one.target == "tensorrt" or not one.gpus  # TensorRT-RTX builds for GPUs that need not be here
+    gpu = find_gpu(one.tensorrt.device) if tensorrt and here else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
     covers = tensorrt and not has_shapes(one)
     lowered = load_lowered(graph.path) if graph else None
@@ -285,7 +286,7 @@ def build_stage(
 
 
 def _build_options(recipe: Recipe, one: ArtifactSection) -> dict[str, object]:
-    """The options of a build: plugins by their content; of a timing cache, which saves time, that it is one."""
+    """The options of a build: plugins by their content; of a timing cache only whether there is one."""
     tensorrt = one.tensorrt
     options = options_key(replace(one, tensorrt=replace(tensorrt, plugins=(), timing_cache=AUTO)))
     del options["name"]

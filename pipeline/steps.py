@@ -13,8 +13,9 @@ from typing import Literal
 
 from ..errors import EngineUnavailable
 from ..model.source import digest_source
-from .bench_stages import bench_stage, report_stage
+from .bench_stages import bench_stage, join_stage, report_stage
 from .evaluation import evaluate_stage
+from .kinds import named_artifact
 from .recipe import ArtifactSection, Recipe
 from .stages import (
     Made,
@@ -54,7 +55,8 @@ class Step:
             "evaluate".
         shard: "2/8" is the second of eight parts of the data, of "calibrate" and "evaluate"; empty for all.
         source_digest: Of the recipe's model, of "export", "build", "evaluate" and "bench".
-        files: What it is given: "model", "ranges", "graph", "results".
+        files: What it is given: "model", "ranges", "graph", "results"; of "bench", what each kind of machine
+            measured, to be put together.
         shards: The ranges of every part, of "calibrate", or what every "evaluate" found, of "bench": they are
             merged in place of observing or evaluating again.
         built: Artifact name to its file, of "bench"; of the group of "evaluate".
@@ -126,21 +128,17 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return evaluate_stage(
             recipe, recipe_source(recipe), step.source_digest, step.built, step.shard, step.name
         )
+    if step.files:
+        return join_stage(step.files, output)
     return bench_stage(
-        recipe,
-        recipe_source(recipe),
-        step.source_digest,
-        step.built,
-        output,
-        step.why_not,
-        step.unavailable,
-        step.shards,
-    )
+        recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable,
+        step.machine, step.shards,
+    )  # fmt: skip
 
 
 def artifact(recipe: Recipe, name: str) -> ArtifactSection:
     """Return the artifact of this name."""
-    return next(one for one in recipe.artifact if one.name == name)
+    return named_artifact(recipe, name)
 
 
 def takes_pytorch(one: ArtifactSection) -> bool:

@@ -92,6 +92,7 @@ class Store:
         work: Callable[[Path], object],
         *,
         again: bool = False,
+        publish: bool = True,
         took: Mapping[str, float | None] | None = None,
     ) -> Stored:
         """Return the stage of this key, carrying out `work` in a fresh folder if it is not there.
@@ -101,6 +102,7 @@ class Store:
             key: Everything its outcome depends on.
             work: Writes the stage's files into the folder it is given.
             again: Carry it out even if it is there.
+            publish: Give its files their names in the output folder.
             took: Its `seconds` and `peak_bytes` where it was carried out elsewhere: `work` brings the files.
         """
         final = self._place(stage, key)
@@ -109,7 +111,7 @@ class Store:
         if files is None:
             shutil.rmtree(final, ignore_errors=True)
             files = self._make(final, key, work, took)
-        return self._handed_out(final, files, done)
+        return self._handed_out(final, files, done, publish)
 
     def name(self, stage: str, key: Mapping[str, Any]) -> str:
         """Return the name that a stage of this key has, or would have, in `kept`."""
@@ -119,11 +121,11 @@ class Store:
         """Return the names of the finished stages of this name that are whole: "build-int8-3f9c…"."""
         return [path.name for path in self._places(stage) if self._intact(path) is not None]
 
-    def take(self, name: str) -> Stored | None:
+    def take(self, name: str, *, publish: bool = True) -> Stored | None:
         """Return a finished stage by its name from `kept`, published; None if it is gone or changed."""
         final = self.folder / name
         files = self._intact(final)
-        return None if files is None else self._handed_out(final, files, done=True)
+        return None if files is None else self._handed_out(final, files, True, publish)
 
     def find(self, stage: str, key: Mapping[str, Any]) -> Stored | None:
         """Return the finished stage of this key, if it is there; nothing is written."""
@@ -146,10 +148,11 @@ class Store:
             if re.fullmatch(r"[0-9a-f]{16}", path.parent.name.removeprefix(f"{stage}-")):
                 yield path.parent
 
-    def _handed_out(self, final: Path, files: Mapping[str, str], done: bool) -> Stored:
+    def _handed_out(self, final: Path, files: Mapping[str, str], done: bool, publish: bool) -> Stored:
         os.utime(final / _RECORD)
         self._used.add(final)
-        self._publish(final, files)
+        if publish:
+            self._publish(final, files)
         return Stored(final, files, done)
 
     def _place(self, stage: str, key: Mapping[str, Any]) -> Path:

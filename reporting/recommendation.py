@@ -98,7 +98,7 @@ def _described(one: ReportedArtifact) -> str:
 def _gains(
     source: Source, chosen: ReportedArtifact, onnx: ReportedArtifact | None, over_onnx: Speedup | None
 ) -> str:
-    base = source.baseline
+    base = source.baseline_of(chosen)
     assert base is not None, "the chosen was compared with it"
     assert chosen.speedup is not None, "the chosen is faster than the baseline"
     parts = [f"{' '.join(speedup_text(chosen.speedup))} as fast as {base.label}"]

@@ -222,7 +222,7 @@ def history_section(source: Source) -> Section:
 
 def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[Cell]:
     row, text = subject.row, subject.text
-    about = f"{text.runtime} · {row.precision} · {row.runs_on}"
+    about = f"{text.runtime} · {row.precision} · {row.runs_on}" + (f" · {row.machine}" if row.machine else "")
     if subject.is_baseline:
         about = f"baseline · {about}"
     name = Cell(subject.label, about, subject, tone="chosen" if subject is chosen else "")

@@ -46,7 +46,7 @@ class ReportedArtifact:
     Attributes:
         number: 1, 2, ...: what charts call it.
         row: Everything the results say of it.
-        is_baseline: Whether the others are compared with it.
+        is_baseline: Whether the others, of its machine, are compared with it.
     """
 
     number: int
@@ -147,6 +147,11 @@ class Source:
         """What the others are compared with."""
         return next((subject for subject in self.subjects if subject.is_baseline), None)
 
+    def baseline_of(self, subject: ReportedArtifact) -> ReportedArtifact | None:
+        """What one is compared with: the baseline that was measured on its machine."""
+        name = self.results.baseline_of(subject.row)
+        return next((one for one in self.subjects if one.name == name), None)
+
 
 def read_source(
     results_path: Path,
@@ -164,7 +169,9 @@ def read_source(
     """
     results = read_results(clean(load_results(results_path).as_json()))
     ordered = sorted(results.rows, key=lambda row: row.name != results.baseline)
-    subjects = [ReportedArtifact(at, row, row.name == results.baseline) for at, row in enumerate(ordered, 1)]
+    subjects = [
+        ReportedArtifact(at, row, row.name == results.baseline_of(row)) for at, row in enumerate(ordered, 1)
+    ]
     text = results.settings.get("recipe")
     if recipe is not None:
         text = clean(require_file(recipe, what="recipe").read_text(encoding="utf-8", errors="replace"))

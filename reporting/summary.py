@@ -132,6 +132,8 @@ def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> st
 
 def faster(one: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
     """Return how many times faster `one` is, round by round; None where that cannot be said."""
+    if one.row.machine != other.row.machine:
+        return None
     try:
         return speedup(other.row.launches_ms, one.row.launches_ms)
     except InvalidOption:  # too few rounds, or a worker that failed on the way: no verdict
@@ -190,7 +192,7 @@ def _budget(source: Source) -> str:
 
 
 def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
-    base = source.baseline
+    base = source.baseline_of(chosen)
     facts = []
     latency = f"{figure(chosen.latency_ms)} ms a call"
     if chosen.speedup and base:
@@ -276,6 +278,9 @@ def _caveats(source: Source, chosen: ReportedArtifact | None) -> list[str]:
         cautions.append("Measuring was interrupted: this is what there was until then.")
     if noise.get("noisy"):
         cautions += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
+    if machines := source.results.machines:
+        said = "each row is compared with the baseline of its own"
+        cautions.append(f"Measured on several machines ({listed(list(machines))}): {said}.")
     cautions += _slow_int8(source.measured)
     if chosen is not None:
         cautions += _weak_accuracy(chosen, source.max_drop)

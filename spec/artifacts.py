@@ -16,6 +16,7 @@ from .option import COMMA, SHAPES, argument, fields_of, option
 from .tensorrt import TensorRTOptions
 from .words import (
     CALIBRATED,
+    CLUSTER,
     METHOD,
     METHOD_PATTERN,
     TENSORRT_TARGETS,
@@ -137,7 +138,8 @@ class ArtifactOptions(QuantizeOptions):
     gpus: Annotated[
         tuple[str, ...],
         option(
-            "Compute capability to build for, such as sm86; default: this machine's GPU.",
+            "Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each "
+            "of the cluster's GPUs; default: this machine's GPU.",
             flag="--gpu",
             metavar="SM",
             split=COMMA,
@@ -201,6 +203,8 @@ class ArtifactOptions(QuantizeOptions):
                 raise Refused(f"{one.name}{inner}", problem, hint="leave it out")
         for kind in _SHAPE_KINDS:
             self.shapes(kind)
+        if CLUSTER in self.gpus and self.gpus != (CLUSTER,):
+            raise Refused("gpus", f"{CLUSTER!r} stands for all of them; give it alone")
         if self.gpus and self.tensorrt.device:
             raise Refused(
                 "tensorrt.device", "excludes `gpus`: what is built ahead of time needs none of here"
@@ -316,6 +320,8 @@ class BuildSpec(ArtifactOptions):
     def check(self) -> None:
         """Refuse files that the calibrator has no use for, and require those that it needs."""
         super().check()
+        if CLUSTER in self.gpus:
+            raise Refused("gpus", f"{CLUSTER!r} is for recipes that `run` carries out on a cluster")
         if self.calibration_cache is not None and not self.calibrates_itself:
             raise Refused("calibration_cache", "is for `calibrator` native, entropy or minmax")
         if self.calibrates_itself and (self.data is None or self.ranges is not None):

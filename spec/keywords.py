@@ -44,7 +44,8 @@ class BuildKeywords(TypedDict, total=False):
     precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8", "best"]
     """Precision that the layers must reach, or the build fails."""
     gpus: Sequence[str]
-    """Compute capability to build for, such as sm86; default: this machine's GPU."""
+    """Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each of the
+    cluster's GPUs; default: this machine's GPU."""
     min_shapes: Sequence[str] | Mapping[str, object]
     """Smallest shape of an input."""
     opt_shapes: Sequence[str] | Mapping[str, object]

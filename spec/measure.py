@@ -127,7 +127,8 @@ class BenchOptions(Checked):
     devices: Annotated[
         tuple[str, ...],
         option(
-            "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.",
+            "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1; all measures every GPU of "
+            "the machine for itself.",
             flag="--device",
             metavar="DEVICE",
         ),

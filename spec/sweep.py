@@ -11,13 +11,15 @@ from typing import Annotated
 from ..errors import UsageError
 from ..tensors import parse_shapes
 from .artifacts import PLAIN_NAME
-from .cluster import SchedulerOptions
+from .cluster import LOCAL, SchedulerOptions
 from .decode import Checked, Refused
 from .option import COMMA, SHAPES, argument, option
 from .words import TENSORRT_TARGETS, BuildPrecision, NamedModel, Target
 
 EACH_GPU = "each"
 """In `sweep.gpus`: every kind of GPU that the workers have."""
+THIS_PROCESS = "none"
+"""In place of a scheduler's address: no processes but this one."""
 _LABEL = re.compile(r"([\w][\w.+-]*)=(.+)")
 _BATCH = re.compile(r"[0-9]{1,9}")
 
@@ -197,6 +199,14 @@ class SweepCommand(SchedulerOptions):
     """
 
     recipe: Annotated[Path, argument("TOML file.")]
+    scheduler: Annotated[
+        str,
+        option(
+            "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, local for "
+            "processes on this machine, or none for one stage after the other in this process.",
+            metavar="ADDRESS",
+        ),
+    ] = LOCAL
     output: Annotated[
         Path | None,
         option("Folder of the results, instead of the recipe's.", short="-o", metavar="FOLDER"),

@@ -110,5 +110,7 @@ METRIC_PATTERN = (
 
 Count = Annotated[int, Meta(ge=1)]
 
+CLUSTER = "cluster"
+"""In place of GPUs: every kind that the cluster has."""
 BASELINE = "pytorch"
 """Name of the row that is the model itself."""

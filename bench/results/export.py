@@ -50,7 +50,7 @@ def markdown(results: Results) -> str:
     settings = results.settings
     shapes = ", ".join(f"{name}:{shape}" for name, shape in (settings.get("inputs") or {}).items())
     about = (
-        f"{machine_text(results.environment)}, {settings.get('threads')} threads, input {shapes}; "
+        f"{_machines(results)}, {settings.get('threads')} threads, input {shapes}; "
         f"speed-up against {results.baseline} with its {interval_words(results.confidence)}"
     )
     if any(row.accuracy for row in results.rows):
@@ -65,8 +65,17 @@ def markdown_table(results: Results) -> str:
     """Return the table alone."""
     rows = sorted(results.rows, key=lambda row: row.name != results.baseline)
     lines: list[Sequence[str]] = [HEADER, ["---"] + ["---:"] * (len(HEADER) - 1)]
-    lines += [_cells(render(row, results.baseline)) for row in rows]
+    lines += [_cells(render(row, results.baseline_of(row))) for row in rows]
+    if results.machines:  # in the second column
+        machines = ["machine", "---", *(plain(row.machine).translate(_MARKUP) for row in rows)]
+        lines = [[line[0], text, *line[1:]] for line, text in zip(lines, machines, strict=True)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _machines(results: Results) -> str:
+    """The machine, or each by its name."""
+    named = [f"{name}: {machine_text(one.environment)}" for name, one in results.machines.items()]
+    return "; ".join(named) or machine_text(results.environment)
 
 
 def _cells(text: RowText) -> list[str]:

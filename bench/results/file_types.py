@@ -139,6 +139,7 @@ class Artifact(_Part, frozen=True, kw_only=True):
     mode: str | None = None
     device: str | None = None
     interpreter: str | None = None
+    machine: str | None = None
     status: Status = "measured"
     reason: str | None = None
     output_tail: str | None = None
@@ -179,6 +180,13 @@ class Run(_Part, frozen=True, kw_only=True):
     artifacts: dict[str, dict[str, Figure]] = {}
 
 
+class Measured(_Part, frozen=True, kw_only=True):
+    """One machine of several."""
+
+    baseline: str
+    environment: Environment
+
+
 class ResultsFile(_Part, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -189,6 +197,7 @@ class ResultsFile(_Part, frozen=True, kw_only=True):
     created: str = ""
     interrupted: bool = False
     history: tuple[Run, ...] = ()
+    machines: dict[str, Measured] = {}
 
 
 def kind_and_version(value: object) -> tuple[str, int]:

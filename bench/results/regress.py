@@ -128,7 +128,7 @@ def compare_results(
         InvalidOption: If machines or settings differ, so that a comparison would mean nothing.
     """
     machines = machine_text(old.environment), machine_text(new.environment)
-    same = machine_of(old.environment) == machine_of(new.environment)
+    same = _machines(old) == _machines(new)
     if not same and not across_machines:
         raise InvalidOption(
             f"results of different machines: {machines[0]}; {machines[1]}",
@@ -205,8 +205,9 @@ def _change(
         gain=after.accuracy.gain_on(before.accuracy) if before.accuracy and after.accuracy else None,
         unit=after.accuracy.unit if after.accuracy else "points",
     )
-    if before.device != after.device:
-        reason = f"ran on {before.device}, and now on {after.device}"
+    places = [" ".join(filter(None, (row.machine, row.device))) for row in (before, after)]
+    if places[0] != places[1]:
+        reason = f"ran on {places[0]}, and now on {places[1]}"
         return replace(change, reason=reason, broken=(reason,) if limits else ())
     if not verdict:
         return change
@@ -221,12 +222,18 @@ def _change(
 def _launches(results: Results, row: Row, relative: bool) -> Launches:
     if not relative:
         return row.launches_ms
-    base = results.row(results.baseline).launches_ms
+    base = results.row(results.baseline_of(row)).launches_ms
     # A smaller ratio is a faster artifact, as with latencies. An interrupted round has some of them.
     return [
         [own / first for own, first in zip(*launch, strict=False)]
         for launch in zip(row.launches_ms, base, strict=False)
     ]
+
+
+def _machines(results: Results) -> list[dict[str, Any]]:
+    """What each machine has, in the order of the results."""
+    measured = [one.environment for one in results.machines.values()]
+    return [machine_of(environment) for environment in measured or [results.environment]]
 
 
 def _breaks(change: Change, limit: Limit) -> bool:

@@ -35,7 +35,7 @@ _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follow
 _SINGLE = (
     "name", "artifact", "engine", "mode", "precision", "runs_on", "device", "status", "reason", "size_bytes",
     "size_ratio", "throughput_per_s", "load_ms", "peak_memory_bytes", "gpu_memory_bytes", "contains",
-    "parameters", "weights_bytes", "memory_ratio",
+    "parameters", "weights_bytes", "memory_ratio", "machine",
 )  # fmt: skip
 _GROUPS = {
     "latency_ms": ("min", "median", "p90", "p99", "max", "calls"),
@@ -162,7 +162,7 @@ def csv_columns() -> list[str]:
 def csv_row(row: Row) -> dict[str, Any]:
     """Return column to number or word; None where nothing was measured."""
     value = row_json(row)
-    cells = {name: value[name] for name in _SINGLE}
+    cells = {name: value.get(name) for name in _SINGLE}
     for group, parts in _GROUPS.items():
         figures = value[group] or {}
         cells |= {_column(group, part): figures.get(part) for part in parts}

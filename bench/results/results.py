@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,16 @@ _OLDER_CONFIDENCE = 0.95  # of speed-ups in files that do not say it
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What one machine's part of several is compared with, and what it ran on."""
+
+    baseline: str
+    environment: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Results:
-    """What one `bench` measured.
+    """What one `bench` measured, or several on machines of their own.
 
     Attributes:
         baseline: Name of the row that the others are compared with.
@@ -35,6 +43,7 @@ class Results:
         created: When, ISO 8601 in UTC; empty in files of version 1.
         history: Summaries of earlier runs that were written to the same file, oldest first.
         interrupted: Whether it was ended by hand, and holds what there was until then.
+        machines: Machine to what was measured there, where there are several: `Row.machine` names them.
     """
 
     baseline: str
@@ -44,6 +53,12 @@ class Results:
     created: str = ""
     history: Sequence[Mapping[str, Any]] = ()
     interrupted: bool = False
+    machines: Mapping[str, Measured] = field(default_factory=dict)
+
+    def baseline_of(self, row: Row) -> str:
+        """Return the name of the row that a row is compared with: the one of its machine."""
+        measured = self.machines.get(row.machine)
+        return measured.baseline if measured else self.baseline
 
     def row(self, name: str) -> Row:
         """Return the row of an artifact.
@@ -73,6 +88,7 @@ class Results:
             "environment": dict(self.environment),
             "artifacts": [row_json(row) for row in self.rows],
             "history": [dict(run) for run in self.history],
+            **({"machines": _machines_json(self.machines)} if self.machines else {}),
         }
 
 
@@ -150,4 +166,15 @@ def read_results(value: Mapping[str, Any]) -> Results:
         created=value.get("created", ""),
         history=value.get("history", []),
         interrupted=value.get("interrupted", False),
+        machines={
+            name: Measured(one["baseline"], dict(one["environment"]))
+            for name, one in value.get("machines", {}).items()
+        },
     )
+
+
+def _machines_json(machines: Mapping[str, Measured]) -> dict[str, Any]:
+    return {
+        name: {"baseline": one.baseline, "environment": dict(one.environment)}
+        for name, one in machines.items()
+    }

@@ -231,6 +231,7 @@ class Row:
         batches, concurrency, in_flight: Curves over batch sizes, numbers of clients, and numbers of
             inferences in flight.
         contains: What a latency contains.
+        machine: Where it was measured, where there are several: `Results.machines`.
         packages: Versions of what the worker had loaded.
         layers_by_precision: From the manifest's proof.
         warnings: What the user should know.
@@ -268,6 +269,7 @@ class Row:
     concurrency: tuple[CurvePoint, ...] = ()
     in_flight: tuple[CurvePoint, ...] = ()
     contains: str = ""
+    machine: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
     layers_by_precision: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()

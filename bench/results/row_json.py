@@ -42,6 +42,7 @@ _TEXTS = (
     "reason",
     "output_tail",
     "contains",
+    "machine",
 )
 
 
@@ -99,6 +100,7 @@ def row_json(row: Row) -> dict[str, Any]:
         "parameters": row.parameters,
         "weights_bytes": row.weights_bytes,
         "memory_ratio": row.memory_ratio,
+        "machine": row.machine,
     }  # fmt: skip
 
 

@@ -68,10 +68,16 @@ def calibrate(
     )
 
 
-def merge(files: Sequence[Path], output: Path, *, progress: Progress = silent) -> Artifact:
-    """Merge the ranges of all shards of one calibration into the file that one whole run gives.
+def merge(files: Sequence[Path], output: Path, data: Data, *, progress: Progress = silent) -> Artifact:
+    """Merge the ranges of all shards of one calibration into the files that one whole run gives.
+
+    Args:
+        files: The ranges of every shard.
+        output: Ranges file to write.
+        data: What they were observed on.
+        progress: Told of every file.
 
     Raises:
         CalibrationError, ArtifactError: As `calibration.merge.merge_files`.
     """
-    return merge_files(files, output, progress=progress)
+    return merge_files(files, output, all_of=data.notes(), progress=progress)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ..gpu import Gpu, find_gpu
+from ..gpu import find_gpus
 from .gpu_types import GpuTypes, gpu_types
-
-_MOST = 64
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,7 @@ class GpuState:
 
 def gpus_here() -> list[GpuState]:
     """Return the GPUs of this machine."""
-    found: list[Gpu] = []
-    for index in range(_MOST):
-        gpu = find_gpu(index)
-        if gpu is None:
-            break
-        found.append(gpu)
+    found = find_gpus()
     driver = driver_version() if found else ""
     return [
         GpuState(index, gpu.name, gpu.memory_bytes, gpu.cuda, driver, gpu_types(gpu.architecture))

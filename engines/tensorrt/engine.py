@@ -106,7 +106,7 @@ class TensorRT(Engine):
         from .runner.engine_share import EngineUse
         from .verify import verified
 
-        options = request.spec.tensorrt
+        request, options = self._for_gpu_here(request), request.spec.tensorrt
         outcome = build_plan(load_adapter(self.name).typed(options.typing), request)
         if request.spec.gpus:
             return outcome  # for GPUs that need not be here
@@ -122,7 +122,15 @@ class TensorRT(Engine):
     def plan(self, request: BuildRequest) -> dict[str, object]:
         from .builder.builder import dry_run
 
+        request = self._for_gpu_here(request)
         return dry_run(load_adapter(self.name).typed(request.spec.tensorrt.typing), request)
+
+    def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
+        """Leave `gpus` out where TensorRT builds for the GPU in the machine, and it is the one asked for."""
+        spec, here = request.spec, find_gpu(request.spec.tensorrt.device)
+        if load_adapter(self.name).builds_ahead_of_time or not here or spec.gpus != (here.architecture,):
+            return request
+        return replace(request, spec=replace(spec, gpus=()))
 
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
         return self.open_on_gpu(artifact, DeviceRun())

@@ -16,8 +16,8 @@ from types import TracebackType
 
 import msgspec
 
+from ...bench.results.sweep_results import RESULTS, CellResult, head, load_sweep, write_results
 from ...errors import ArtifactError
-from .sweep_results import RESULTS, CellResult, head, load_sweep, write_results
 
 JOURNAL = "sweep.journal"
 _SHARE = 0.02

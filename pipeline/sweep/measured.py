@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...bench.results.sweep_results import CellAccuracy, CellLatency, CellResult, CellSpeedup
 from ...errors import QCompileError
 from ...files import side_files
 from .cells import Cell, Member
-from .sweep_results import CellAccuracy, CellLatency, CellResult, CellSpeedup
 
 if TYPE_CHECKING:
     from ...bench.results.results import Results

@@ -46,9 +46,11 @@ class Once:
 
     def cancel(self) -> None:
         """End what is carried out elsewhere."""
-        cancel = getattr(self.executor, "cancel", None)
-        if cancel is not None:
-            cancel()
+        self.executor.cancel()
+
+    def is_done(self, recipe: Recipe, step: Step, store: Store) -> bool:
+        """As `Executor.is_done`."""
+        return self.executor.is_done(recipe, step, store)
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """As `Executor.do`."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from ...plain_text import plain_toml
 from ...spec.option import fields_of
 from ...spec.recipes import RecipeFile
+from ..propose.recipe_text import toml
 from ..recipe import Recipe
 
 
@@ -41,14 +41,4 @@ def _values(values: Any, kind: type) -> Iterator[str]:
     for one in fields_of(kind):
         value = getattr(values, one.name)
         if one.table is None and value is not None and (one.required or value != one.default):
-            yield f"{one.name} = {_toml(value)}"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return plain_toml(value)
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(_toml, value))}]"
-    return repr(value)
+            yield f"{one.name} = {toml(value)}"

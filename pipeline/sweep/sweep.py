@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ...bench.results.sweep_results import RESULTS, CellResult
 from ...errors import ClusterError
 from ...files import write_text
 from ...progress import Progress, silent
@@ -29,13 +30,15 @@ from .journal import Journal, earlier_cells
 from .measured import cells_of, sentence, without_run
 from .once import Once
 from .recipe_text import recipe_text
-from .sweep_results import RESULTS, CellResult
 
 _RECIPE = "recipe.toml"
 
 
 class SweepListener(Protocol):
     """Told of a sweep; its methods may be called from several threads."""
+
+    def planned(self, cells: int, /) -> None:
+        """So many cells are to be looked at."""
 
     def began(self, member: Member, /) -> None:
         """A model with a shape is taken up."""
@@ -45,6 +48,9 @@ class SweepListener(Protocol):
 
     def finished(self, cell: CellResult, /, *, changed: bool) -> None:
         """A cell is over; without `changed` an earlier run had done all of it."""
+
+    def left(self, member: Member, /) -> None:
+        """All cells of a model with a shape are over."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,8 @@ def sweep(
         with Journal(folder, store.own, name=recipe.name, planned=planned) as journal:
             for cell in others:
                 journal.add(cell)
+            if listener:
+                listener.planned(planned - len(others))
             work = _Sweep(folder, journal, again, trust, Once(executor), progress, listener)
             work.drive(members(recipe, gpus_there=gpus_there, only=only))
     return SweepReport(folder, folder / RESULTS, planned, journal.counts, work.unchanged)
@@ -190,6 +198,8 @@ class _Sweep:
             report = RunReport(self.folder / member.place)
         for cell, result in zip(member.cells, results, strict=True):
             self._note(result, changed=_was_worked_on(cell, report))
+        if self.listener:
+            self.listener.left(member)
 
     def _run(self, member: Member) -> RunReport:
         assert member.recipe is not None, "the caller looks first"

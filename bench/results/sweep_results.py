@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from ...errors import ArtifactError
 from ...files import read_bytes, writing
+from ..statistics.speedup import Verdict
 
 RESULTS = "sweep.json"
 KIND = "qcompile.sweep"
@@ -26,7 +27,6 @@ State = Literal["done", "failed", "impossible"]
 | failed     | it was not built, or not measured: a later run tries again   |
 | impossible | the options forbid it, or the machines lack what it needs    |
 """
-Verdict = Literal["faster", "slower", "no difference"]
 Ratio = Annotated[float, Meta(gt=0)]
 Milliseconds = Annotated[float, Meta(gt=0)]
 Bytes = Annotated[int, Meta(ge=0)]

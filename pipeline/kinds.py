@@ -1,0 +1,163 @@
+"""Kinds of machines: an artifact for every GPU of a cluster, and where each is built and measured.
+
+A kind is a compute capability ("sm90"): machines with such a GPU. The empty kind is any machine.
+
+    gpus = ["cluster"]   NAME ─▶ NAME-sm86, NAME-sm90      on a cluster with GPUs of these kinds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import RecipeError
+from ..spec.artifacts import ArtifactSection
+from ..spec.decode import Refused
+from ..spec.words import CLUSTER, TENSORRT_TARGETS
+from .published import check_names
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from .steps import Step
+
+ANY = ""
+PROCESSOR = "cpu"
+"""Name of the measurement without a GPU where there are others."""
+
+
+def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
+    """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs.
+
+    Args:
+        recipe: The recipe.
+        kinds: GPUs of the cluster by compute capability; none without a cluster.
+
+    Raises:
+        RecipeError: If an artifact is for the cluster's GPUs and there are none, or a name is taken.
+    """
+    if not any(is_for_cluster(one) for one in recipe.artifact):
+        return recipe
+    index, first = next((at, one) for at, one in enumerate(recipe.artifact) if is_for_cluster(one))
+    key = f"artifact[{index}].gpus"
+    if not kinds:
+        raise RecipeError(
+            f"{recipe.path}: key '{key}' is {CLUSTER!r}; there is no cluster with a GPU for {first.name!r}",
+            hint="run it with `scheduler`, or name compute capabilities, such as sm86",
+            file=recipe.path,
+            key=key,
+        )
+    try:
+        expanded = replace(recipe, artifact=tuple(_expanded(recipe.artifact, kinds)))
+        check_names(expanded)
+    except Refused as error:
+        raise RecipeError(
+            f"{recipe.path}: with artifacts for {', '.join(kinds)}, key '{error.key}' {error.sentence}",
+            hint=error.hint,
+            file=recipe.path,
+            key=error.key,
+        ) from error
+    return expanded
+
+
+def is_for_cluster(one: ArtifactSection) -> bool:
+    """Whether an artifact is for every kind of GPU in the cluster."""
+    return one.gpus == (CLUSTER,)
+
+
+def for_kind(one: ArtifactSection, kind: str) -> ArtifactSection:
+    """Return the artifact of one kind: "NAME-sm86"."""
+    return replace(one, name=f"{one.name}-{kind}", gpus=(kind,))
+
+
+def named_artifact(recipe: Recipe, name: str) -> ArtifactSection:
+    """Return the artifact of a name, also of one that is for the cluster's GPUs and of this kind.
+
+    So a worker reads the recipe as it was written, whatever the cluster has.
+    """
+    for one in recipe.artifact:
+        if one.name == name:
+            return one
+    for one in recipe.artifact:
+        kind = name.removeprefix(f"{one.name}-")
+        if is_for_cluster(one) and kind != name:
+            return for_kind(one, kind)
+    raise KeyError(name)
+
+
+def built_on(one: ArtifactSection) -> str:
+    """Return the kind of machine that an artifact must be built on: TensorRT builds for the GPU it finds."""
+    return one.gpus[0] if one.target == "tensorrt" and len(one.gpus) == 1 else ANY
+
+
+def measured_on(
+    recipe: Recipe, built_for: Mapping[str, Sequence[str]], kinds: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return kind of machine to the artifacts that are measured there, beside the baseline.
+
+    An engine goes to each kind that it was built for and that is there; where none is, it stays with the
+    others, where its row says why it does not run. The rest goes where no GPU is needed; where
+    `bench.devices` names a GPU, to the machines with the first kind.
+
+    Args:
+        recipe: The recipe.
+        built_for: Artifact that was built to the GPUs it is for; empty for one without a GPU.
+        kinds: GPUs of the cluster; without any, all is measured together.
+
+    Returns:
+        The kinds in order, the one without a GPU first; one alone where nothing differs.
+    """
+    section = recipe.bench
+    assert section is not None, "the caller looks first"
+    rest = kinds[0] if kinds and any(device != "cpu" for device in section.devices) else ANY
+    groups: dict[str, list[str]] = {}
+    for name, gpus in built_for.items():
+        for kind in [kind for kind in kinds if kind in gpus] or [rest]:
+            groups.setdefault(kind, []).append(name)
+    if not groups or (section.models and rest not in groups):
+        groups[rest] = []
+    return {kind: groups[kind] for kind in sorted(groups)}
+
+
+def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[Step]:
+    """Return the step that measures all, or one for each kind of machine, that of the processor first.
+
+    The first of them has the rows of what was not built.
+    """
+    targets = {name: named_artifact(recipe, name).target for name in whole.built}
+    built_for = {
+        name: gpus_of(made.path) if targets[name] in TENSORRT_TARGETS else ()
+        for name, made in whole.built.items()
+    }
+    groups = measured_on(recipe, built_for, kinds)
+    if list(groups) == [ANY]:
+        return [whole]
+    assert recipe.bench is not None, "the caller looks first"
+    steps, baseline = [], recipe.bench.baseline
+    for kind, names in groups.items():
+        beside = {baseline} if kind in built_for.get(baseline, ()) or not built_for.get(baseline) else set()
+        step = replace(
+            whole,
+            machine=kind or PROCESSOR,
+            built={name: made for name, made in whole.built.items() if name in {*names, *beside}},
+        )
+        steps.append(replace(step, why_not={}, unavailable=()) if steps else step)
+    return steps
+
+
+def gpus_of(path: Path) -> tuple[str, ...]:
+    """Return the GPUs that an artifact was built for, as its manifest says."""
+    from ..artifact import read_manifest
+
+    manifest = read_manifest(path)
+    listed = manifest.device.get("gpus") if manifest else None
+    return tuple(str(one) for one in listed) if isinstance(listed, list) else ()
+
+
+def _expanded(artifacts: Sequence[ArtifactSection], kinds: Sequence[str]) -> Iterator[ArtifactSection]:
+    for one in artifacts:
+        if is_for_cluster(one):
+            yield from (for_kind(one, kind) for kind in kinds)
+        else:
+            yield one

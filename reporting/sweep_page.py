@@ -1,0 +1,7 @@
+"""The report of a sweep."""
+
+from pathlib import Path
+
+
+def write_sweep_report(results, output):
+    return None

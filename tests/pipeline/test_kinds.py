@@ -1,0 +1,203 @@
+"""Kinds of machines: an artifact for each GPU of a cluster, and what is measured where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_machine import install
+
+import qcompile
+from qcompile.artifact import read_manifest
+from qcompile.bench.results.results import Results, save_results
+from qcompile.bench.results.row import Latency, Row
+from qcompile.errors import InvalidOption, RecipeError
+from qcompile.files import digest_files
+from qcompile.pipeline.executor import Done, ThisProcess
+from qcompile.pipeline.kinds import built_on, for_every_kind, measured_on, named_artifact
+from qcompile.pipeline.recipe import Recipe, make_recipe, read_recipe
+from qcompile.pipeline.run import run
+from qcompile.pipeline.stages import Made
+from qcompile.pipeline.steps import Step, stage_of
+from qcompile.pipeline.store import Store
+from qcompile.progress import Progress
+
+ENGINE = {"name": "engine", "target": "tensorrt-rtx", "gpus": ["cluster"]}
+FLOAT = {"name": "float", "target": "onnxruntime"}
+KINDS = ("sm86", "sm89", "sm90")
+TEXT = """
+version = 1
+name = "tiny"
+[model]
+source = "residual.onnx"
+simplify = false
+[[artifact]]
+name = "float"
+target = "onnxruntime"
+[[artifact]]
+name = "engine"
+target = "tensorrt-rtx"
+gpus = ["cluster"]
+"""
+
+
+def recipe_of(*artifacts: dict[str, object], **sections: object) -> Recipe:
+    values = {"version": 1, "name": "net", "model": {"source": "net.onnx"}, "artifact": list(artifacts)}
+    return make_recipe({**values, **sections}, Path("recipe.toml"))
+
+
+class OnKinds(ThisProcess):
+    """This process, as if it were a cluster with these GPUs; every benchmark is made up."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds: Sequence[str] = kinds
+        self.asked: list[Step] = []
+
+    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
+        self.asked.append(step)
+        if step.kind != "bench":
+            return super().do(recipe, step, store, again=again, progress=progress)
+        stage = stage_of(recipe, step, store.output)
+        assert stage is not None
+
+        def work(folder: Path) -> None:
+            rows = [Row(name, name, "pytorch", latency=Latency(1.0)) for name in ("pytorch", *step.built)]
+            settings = {"threads": 1, "inputs": {}}
+            save_results(Results("pytorch", rows, {"processor": step.machine, "before": {}}, settings),
+                         folder / stage.file)  # fmt: skip
+
+        stored = store.run(stage.name, {**stage.key, "file": stage.file}, work, again=again)
+        return Done(Made(stored.folder / stage.file, stored.files[stage.file]), stored.was_done)
+
+
+def test_an_artifact_for_the_cluster_becomes_one_for_each_kind() -> None:
+    recipe = for_every_kind(recipe_of(FLOAT, ENGINE), KINDS[:2])
+    assert [(one.name, one.gpus) for one in recipe.artifact] == [
+        ("float", ()), ("engine-sm86", ("sm86",)), ("engine-sm89", ("sm89",)),
+    ]  # fmt: skip
+    assert for_every_kind(recipe, KINDS) is recipe
+    written = recipe_of(FLOAT, ENGINE)  # a worker knows no kinds
+    for one in recipe.artifact:
+        assert named_artifact(written, one.name) == one
+    with pytest.raises(KeyError):
+        named_artifact(written, "other-sm86")
+
+
+@pytest.mark.parametrize(
+    ("artifacts", "kinds", "said"),
+    [
+        (
+            [ENGINE],
+            (),
+            "artifact\\[0\\].gpus' is 'cluster'; there is no cluster with a GPU for 'engine'",
+        ),
+        ([ENGINE, {**FLOAT, "name": "engine-sm86"}], KINDS, "with artifacts for sm86, sm89, sm90, key"),
+    ],
+)
+def test_what_cannot_be_expanded_is_refused(
+    artifacts: list[dict[str, object]], kinds: Sequence[str], said: str
+) -> None:
+    with pytest.raises(RecipeError, match=said):
+        for_every_kind(recipe_of(*artifacts), kinds)
+
+
+def test_the_word_stands_alone_and_is_for_recipes() -> None:
+    with pytest.raises(RecipeError, match="give it alone"):
+        recipe_of({**ENGINE, "gpus": ["cluster", "sm86"]})
+    with pytest.raises(InvalidOption, match="is for recipes"):
+        qcompile.build("net.onnx", "net.engine", target="tensorrt-rtx", gpus=["cluster"])
+    with pytest.raises(RecipeError, match="one of pytorch, engine-sm86 is required"):
+        for_every_kind(recipe_of(ENGINE, bench={"baseline": "engine"}), ["sm86"])
+
+
+def test_tensorrt_is_built_where_that_gpu_is_and_rtx_anywhere() -> None:
+    recipe = for_every_kind(recipe_of(ENGINE, {**ENGINE, "name": "trt", "target": "tensorrt"}), ["sm90"])
+    assert {one.name: built_on(one) for one in recipe.artifact} == {"engine-sm90": "", "trt-sm90": "sm90"}
+
+
+def test_tensorrt_takes_the_kind_of_its_own_gpu(
+    tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the stand-in, whose GPU is sm86."""
+    machine = install(monkeypatch, tmp_path, "10.16")
+    model = tiny_file("residual", batch=1)
+    named, plain = machine.build(model, name="a", gpus=["sm86"]), machine.build(model, name="b")
+    assert named.manifest.device == plain.manifest.device
+    assert named.manifest.device["gpus"] == ["sm86"]
+    with pytest.raises(InvalidOption, match="builds only for the GPU in this machine"):
+        machine.build(model, name="c", gpus=["sm90"])
+
+
+@given(
+    built_for=st.dictionaries(
+        st.sampled_from("abcdef"), st.lists(st.sampled_from(KINDS), unique=True, max_size=3)
+    ),
+    kinds=st.lists(st.sampled_from(KINDS), unique=True).map(sorted),
+    device=st.sampled_from([[], ["cpu"], ["cuda"], ["all"]]),
+)
+def test_every_artifact_is_measured_once_for_each_kind_that_it_is_for(
+    built_for: dict[str, list[str]], kinds: list[str], device: list[str]
+) -> None:
+    artifacts = [{**FLOAT, "name": name} for name in "abcdef"]
+    groups = measured_on(recipe_of(*artifacts, bench={"devices": device}), built_for, kinds)
+    on_gpu = bool(kinds) and device in (["cuda"], ["all"])
+    for name, gpus in built_for.items():
+        there = [kind for kind in kinds if kind in gpus]
+        expected = there or ([kinds[0]] if on_gpu else [""])
+        assert [kind for kind, names in groups.items() if name in names] == expected
+    assert groups  # the baseline is measured anyhow
+    if not kinds:
+        assert list(groups) == [""]
+
+
+@pytest.fixture
+def recipe(tiny_file: Callable[..., Path], tmp_path: Path) -> Path:
+    tiny_file("residual", batch=1)
+    path = tmp_path / "recipe.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_engines_are_built_for_every_kind_and_measured_apart(recipe: Path, tmp_path: Path) -> None:
+    recipe.write_text(TEXT + "[bench]\n")
+    executor = OnKinds("sm86", "sm89")
+    report = run(recipe, output=tmp_path / "out", executor=executor)
+    assert not report.failures
+    for kind in executor.kinds:
+        manifest = read_manifest(report.artifacts[f"engine-{kind}"])
+        assert manifest is not None
+        assert manifest.device["gpus"] == [kind]
+    benches = {step.name: list(step.built) for step in executor.asked if step.kind == "bench"}
+    assert benches == {
+        "bench-cpu": ["float"], "bench-sm86": ["engine-sm86"], "bench-sm89": ["engine-sm89"],
+    }  # fmt: skip
+    assert report.results is not None
+    assert [(row.name, row.machine) for row in report.results.rows] == [
+        ("pytorch", "cpu"), ("float", "cpu"), ("pytorch (sm86)", "sm86"), ("engine-sm86", "sm86"),
+        ("pytorch (sm89)", "sm89"), ("engine-sm89", "sm89"),
+    ]  # fmt: skip
+    again = run(recipe, output=tmp_path / "out", executor=OnKinds("sm86", "sm89"))
+    assert set(again.stages.values()) == {"skipped"}
+
+
+def test_one_machine_measures_as_it_did(recipe: Path, tmp_path: Path) -> None:
+    recipe.write_text(TEXT.replace('"cluster"', '"sm86"') + "[bench]\n")
+    executor = OnKinds()
+    report = run(recipe, output=tmp_path / "out", executor=executor)
+    (step,) = [step for step in executor.asked if step.kind == "bench"]
+    assert (step.name, step.machine, list(step.built)) == ("bench", "", ["float", "engine"])
+    assert report.results is not None
+    assert not report.results.machines
+    plain = run(recipe, output=tmp_path / "plain", executor=OnKinds())
+    assert digest_files([report.artifacts["engine"]]) == digest_files([plain.artifacts["engine"]])
+
+
+def test_without_a_cluster_it_is_said_before_anything_runs(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no cluster") as caught:
+        qcompile.run(recipe, output=tmp_path / "out")
+    assert "`scheduler`" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+    assert read_recipe(recipe).artifact[1].gpus == ("cluster",)
