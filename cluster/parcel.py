@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -34,7 +34,10 @@ from .digests import Digests
 from .messages import FileRef, Parcel, encode
 
 _KEPT_DAYS = 14.0
+_LOOKED_AT = 10_000
+_MENDED_S = 600.0
 _making = threading.Lock()
+_mended: dict[Path, float] = {}
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def pack(recipe: Recipe, *, folder: Path | None = None, progress: Progress = sil
     base = Path(os.path.commonpath([own.parent, *(path.parent for path in found)]))
     refs = [_ref(own.relative_to(base).as_posix(), text)]
     refs += [FileRef(path.relative_to(base).as_posix(), *said) for path, said in found.items()]
-    parcel = Parcel(refs[0].name, tuple(sorted(refs, key=lambda ref: ref.name)))
+    parcel = Parcel(refs[0].name, tuple(sorted(refs, key=lambda ref: ref.name)), str(base))
     listed = _kept(folder, encode(parcel))
     paths = {digest: path for path, (digest, _) in found.items()}
     ref = _ref("parcel.json", listed)
@@ -116,19 +119,36 @@ def read_parcel(content: ContentStore, ref: FileRef) -> Parcel:
     return parcel
 
 
+@dataclass(frozen=True)
+class Laid:
+    """A parcel laid out on this machine.
+
+    Attributes:
+        recipe: The recipe's file.
+        folder: That holds all files.
+        base: The folder of the client that it stands for.
+    """
+
+    recipe: Path
+    folder: Path
+    base: str
+
+
 def unpack(content: ContentStore, ref: FileRef, folder: Path) -> Path:
+    """Lay a recipe's files out as `lay_out`, and return the path of the recipe."""
+    return lay_out(content, ref, folder).recipe
+
+
+def lay_out(content: ContentStore, ref: FileRef, folder: Path) -> Laid:
     """Lay a recipe's files out; those that are there are kept.
 
     Tasks of the same recipe share the folder. Files in it are read-only links into the content store; one
-    that was changed is put back.
+    that was changed is put back. Of more than 10,000 files that is looked for every ten minutes only.
 
     Args:
         content: It has the list and all of its files.
         ref: The list.
         folder: That the folders of recipes lie in.
-
-    Returns:
-        Path of the recipe.
 
     Raises:
         ArtifactError: If a file is not in the content store, or the list names one outside of its folder.
@@ -139,11 +159,12 @@ def unpack(content: ContentStore, ref: FileRef, folder: Path) -> Path:
     with _making, storing(final):
         folder.mkdir(parents=True, exist_ok=True)
         if not final.is_dir():
-            _lay_out(content, parcel, final)
-        else:
-            _mend(content, parcel, final)
+            _make(content, parcel, final)
+        elif len(parcel.files) <= _LOOKED_AT or time.monotonic() > _mended.get(final, -_MENDED_S) + _MENDED_S:
+            mend(content, parcel.files, final)
+        _mended[final] = time.monotonic()
         os.utime(final)
-    return final / parcel.recipe
+    return Laid(final / parcel.recipe, final, parcel.base)
 
 
 def forget_old(folder: Path) -> None:
@@ -156,7 +177,7 @@ def forget_old(folder: Path) -> None:
                 shutil.rmtree(one, ignore_errors=True)
 
 
-def _lay_out(content: ContentStore, parcel: Parcel, final: Path) -> None:
+def _make(content: ContentStore, parcel: Parcel, final: Path) -> None:
     with held_folder(final.parent) as temporary:
         for one in parcel.files:
             content.link(one.digest, temporary / one.name)
@@ -167,9 +188,14 @@ def _lay_out(content: ContentStore, parcel: Parcel, final: Path) -> None:
                 raise
 
 
-def _mend(content: ContentStore, parcel: Parcel, final: Path) -> None:
-    """Put back what is gone or was changed: a file that is no link into the store has its size at least."""
-    for one in parcel.files:
+def mend(content: ContentStore, files: Iterable[FileRef], final: Path) -> None:
+    """Put back what is gone or was changed: a file that is no link into the store has its size at least.
+
+    Raises:
+        ArtifactError: If a file is not in the content store.
+        StorageError: If the disk is full.
+    """
+    for one in files:
         path, kept = final / one.name, content.path(one.digest)
         if kept is None:
             raise ArtifactError(f"{one.digest}: is not on this worker; it must be brought first")

@@ -27,6 +27,7 @@ from ..bench.worker import peak_memory_bytes
 from ..errors import InvalidOption, OutOfMemory, QCompileError, StorageError
 from ..files import held_folder, open_lock, read_json
 from ..machine_memory import out_of_memory
+from ..model.moved import moved
 from ..model.pt2_archive import trusting
 from ..pipeline.executor import carry_out
 from ..pipeline.recipe import read_recipe
@@ -36,7 +37,7 @@ from ..pipeline.store import FOLDER, Store, Stored
 from ..progress import Progress, silent
 from .content import ContentStore
 from .messages import OUTPUT, RECIPE, FileRef, Given, Request, Result, StepText
-from .parcel import unpack
+from .parcel import lay_out, mend
 
 STAGES, RECIPES, GIVEN, PUBLISHED = "stages", "recipes", "given", "published"
 _RECORD = "stage.json"
@@ -71,11 +72,13 @@ class Place:
         recipe: The recipe's file.
         files: The folder that holds it and what it reads, deeper or not.
         output: The folder that its stages publish to.
+        base: The folder of the client that `files` stands for.
     """
 
     recipe: Path
     files: Path
     output: Path
+    base: str = ""
 
 
 def carry_out_job(job: Job, progress: Progress) -> Result | None:
@@ -91,7 +94,7 @@ def carry_out_job(job: Job, progress: Progress) -> Result | None:
     step = as_step(request, content, job.store)
     if step.kind == "bench":
         _show(request, content, place.output)
-    with trusting(recipe.model.trust), _naming(place):
+    with trusting(recipe.model.trust), _naming(place), moved(place.base, place.files):
         stage = stage_of(recipe, step, place.output)
         if stage is None:
             return Result("none", worker=job.worker, address=job.address)
@@ -203,18 +206,19 @@ def _given(given: Given, content: ContentStore, store: Path) -> Path:
             for one in given.files:
                 content.link(one.digest, folder / _plain(one.name))
             _rename(folder, final)
+    else:
+        mend(content, given.files, final)
     os.utime(final)
     return final
 
 
 def _unpacked(content: ContentStore, parcel: FileRef, store: Path) -> Place:
     """Where the files of a parcel lie, and its stages publish."""
-    recipe = unpack(content, parcel, store / RECIPES)
-    name = recipe.relative_to(store / RECIPES).parts[0]
-    output = store / PUBLISHED / name
+    laid = lay_out(content, parcel, store / RECIPES)
+    output = store / PUBLISHED / laid.folder.name
     (output / FOLDER).mkdir(parents=True, exist_ok=True)
     os.utime(output)
-    return Place(recipe, store / RECIPES / name, output)
+    return Place(laid.recipe, laid.folder, output, laid.base)
 
 
 def _rename(folder: Path, final: Path) -> None:
