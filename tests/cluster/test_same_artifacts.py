@@ -43,6 +43,7 @@ def test_four_workers_make_the_artifacts_of_one_process(tmp_path: Path) -> None:
             assert differing(tmp_path / folder, expected) == []
         assert finished(tmp_path / "out") >= finished(tmp_path / "one")  # the same keys, and the parts
         times = watch.times()
-        assert {name for name in times if name.startswith("calibrate-")} > {"calibrate"}, "in parts"
+        parts = {name.rpartition("-")[0] for name in times if "-of-" in name}
+        assert parts == {f"calibrate-{part}-of-4" for part in (1, 2, 3, 4)}
         assert set(times.values()) == {1}, "nothing is done twice"
         assert wrong_files(cluster, tmp_path / "out", tmp_path / "again") == []
