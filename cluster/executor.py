@@ -13,19 +13,22 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ClusterError, EngineUnavailable
 from ..pipeline.executor import Done, ThisProcess
+from ..pipeline.kinds import kind_of_others
 from ..pipeline.recipe import Recipe
 from ..pipeline.steps import Step
 from ..pipeline.store import Store
 from ..progress import Progress, silent
 from .errand import Errand
+from .groups import Groups
 from .holders import Holders
 from .messages import Facts
-from .needs import needs_of, place
+from .needs import gpus_of, needs_of, place
 from .roster import Roster
 from .state import RunState
 
@@ -48,6 +51,7 @@ class ClusterExecutor:
     def __init__(self, client: Any, roster: Roster, told: Callable[[str], None]) -> None:
         self.client, self.roster, self._told = client, roster, told
         self.holders = Holders(client)
+        self.groups = Groups(client)
         self.stopped = threading.Event()
         self.did: dict[str, str] = {}
         self._states: weakref.WeakKeyDictionary[Store, RunState] = weakref.WeakKeyDictionary()
@@ -73,12 +77,10 @@ class ClusterExecutor:
         return max(1, min(slots, _MOST_AT_A_TIME))
 
     @property
-    def kinds(self) -> list[str]:
+    def kinds(self) -> Sequence[str]:
         """The GPUs of the cluster by compute capability, each once: "sm86"."""
-        names = {
-            name for facts in self.workers.values() for name, number in facts.resources.items() if number
-        }
-        return sorted(name.removeprefix("gpu-") for name in names if name.startswith("gpu-"))
+        names = {name for facts in self.workers.values() for name in gpus_of(facts)}
+        return sorted(name.removeprefix("gpu-") for name in names)
 
     @property
     def shards(self) -> int:
@@ -119,6 +121,7 @@ class ClusterExecutor:
     def close(self) -> None:
         """End what workers do for this client."""
         self.cancel()
+        self.groups.close()
         with contextlib.suppress(Exception):  # the scheduler is gone
             self.client.unsubscribe_topic(f"qcompile-{self._session}")
 
@@ -192,11 +195,11 @@ class ClusterExecutor:
         ready = self.roster.ready()
         if recipe.bench is None or not ready:
             return None
-        step = Step(kind="bench")
+        # Engines are measured on machines of their own kinds: this is the one for the others.
+        step = Step(kind="bench", machine=kind_of_others(recipe, self.kinds))
         needs = needs_of(recipe, step, store)
         targets = dict.fromkeys(one.target for one in recipe.artifact)
-        gpu = any(one.target.startswith("tensorrt") for one in recipe.artifact)
-        whole = type(needs)(preferred=(*targets, "pytorch"), gpu=gpu, alone=True)
+        whole = replace(needs, preferred=(*targets, "pytorch"))
         chosen = place(step, whole, ready).workers[0]
         return next(one for one in ready if one.address == chosen)
 
