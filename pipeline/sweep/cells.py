@@ -110,7 +110,7 @@ def _product(recipe: Recipe, gpus_there: Sequence[str]) -> tuple[list[_Base], li
             key="sweep",
         )
     wanted = list(_wanted(recipe, matrix, gpus_there))
-    shapes = matrix.read_shapes() or [None]
+    shapes: list[SweepShape | None] = [*matrix.read_shapes()] or [None]
     bases = [
         _Base(recipe, matrix, model, shape)
         for model in matrix.every_model() or [SweepModel(name=recipe.name, source=recipe.model.source)]
@@ -279,7 +279,7 @@ def _fixed(text: str, shape: SweepShape) -> str:
     return f"{tensor.name}:[{','.join(axes)}]:{tensor.dtype}"
 
 
-def _engine_shapes(shape: SweepShape) -> dict[str, tuple[str, ...]]:
+def _engine_shapes(shape: SweepShape) -> dict[str, Any]:
     """The least, the measured and the largest shape of each input; nothing for a batch alone."""
     kinds = ("min_shapes", "opt_shapes", "max_shapes")
     return {
