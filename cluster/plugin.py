@@ -60,7 +60,7 @@ class StagePlugin(WorkerPlugin):
 
     async def teardown(self, worker: Any) -> None:
         """End with the worker."""
-        if worker.status.name in ("running", "paused", "init"):
+        if worker.status.name in ("running", "paused", "init", "closing_gracefully"):
             return  # it is replaced, or one client unregisters it
         service = _services.pop(worker, None)
         if service is not None:
