@@ -32,7 +32,6 @@ _MODULE = "qcompile.cluster.stage_process"
 _LOOK_S = 0.1
 _MEMORY_EVERY_S = 0.5
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_LAST_LINES, _LAST_BYTES = 5, 1 << 16
 _KEPT_BYTES = 1 << 30
 """Memory after a stage that costs nothing to keep: the runtimes that were imported."""
 
@@ -54,7 +53,6 @@ class StageProcess(Worker):
         self.run = ""
         """The run that its stage belongs to; empty between stages."""
         self._tree = Tree(self.pid) if available() else None
-        self._said_before = 0
 
     def carry_out(
         self,
@@ -80,7 +78,7 @@ class StageProcess(Worker):
             QCompileError: What went wrong in it.
         """
         assert self._process.stdin is not None
-        self._said_before = os.fstat(self._log.fileno()).st_size
+        self._forget_output()
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
@@ -104,17 +102,11 @@ class StageProcess(Worker):
             self._tree.kill()
         super().kill()
 
-    def last_output(self) -> str:
-        """Return the last lines that its stage wrote to its standard streams."""
-        if self._log.closed:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        begin = max(self._said_before, size - _LAST_BYTES)
-        # The child writes where this handle stands: reading must not move it.
-        lines = (
-            os.pread(self._log.fileno(), size - begin, begin).decode(errors="replace").strip().splitlines()
-        )
-        return "\n".join(lines[-_LAST_LINES:])
+    def _forget_output(self) -> None:
+        """Begin its log anew: what a stage prints must not fill the disk over weeks."""
+        number = self._log.fileno()
+        os.ftruncate(number, 0)
+        os.lseek(number, 0, os.SEEK_SET)  # of the child too: it has the same handle
 
     @property
     def lives(self) -> bool:
