@@ -208,6 +208,8 @@ class StageService:
         stages = self.store / STAGES
         remove_stale(stages)
         Store(self.store, folder=stages).forget_old()
+        for one in stages.glob(".*.lock"):  # nothing is being made now
+            one.unlink(missing_ok=True)
         forget_recipes(self.store / RECIPES)
         for folder in (self.store / PUBLISHED, self.store / GIVEN):
             remove_stale(folder)
