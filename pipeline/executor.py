@@ -40,9 +40,14 @@ class Executor(Protocol):
         kinds: GPUs of the cluster by compute capability ("sm86"), each once, sorted; none without a cluster.
     """
 
-    parallel: int
-    shards: int
-    kinds: Sequence[str]
+    @property
+    def parallel(self) -> int: ...
+
+    @property
+    def shards(self) -> int: ...
+
+    @property
+    def kinds(self) -> Sequence[str]: ...
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """Carry out a step unless it is done, and publish its files; None where it means no stage.
