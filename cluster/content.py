@@ -34,6 +34,8 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SEAL = ".seal"
 _READ_ONLY = 0o444
 _KEPT_DAYS = 14.0
+_USED_NS = 3600 * 10**9
+"""A use is noted once in this time."""
 
 
 @dataclass
@@ -93,10 +95,11 @@ class ContentStore:
             status = path.stat(follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
                 return None
-            if [status.st_size, status.st_mtime_ns] != self._sealed(path, digest, status.st_size):
+            if not self._is_sealed(path, digest, status):
                 return self._read_again(path, digest)
-            with contextlib.suppress(PermissionError):  # of another user, on a shared folder
-                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
+            if abs(time.time_ns() - status.st_atime_ns) > _USED_NS:
+                with contextlib.suppress(PermissionError):  # of another user, on a shared folder
+                    os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
         except FileNotFoundError:
             return None
         return path
@@ -322,15 +325,15 @@ class ContentStore:
         if not writer.is_whole:  # an empty file
             writer.write(0, b"")
 
-    def _sealed(self, path: Path, digest: str, size_bytes: int) -> list[int]:
-        """The size and time that the file must have."""
+    def _is_sealed(self, path: Path, digest: str, status: os.stat_result) -> bool:
+        """Whether a file has the time that it must have, or the recorded size and time."""
+        if status.st_mtime_ns == _time_of(digest, status.st_size):
+            return True
         try:
             size, changed = path.with_name(path.name + _SEAL).read_text().split()
-            return [int(size), int(changed)]
-        except FileNotFoundError:
-            return [size_bytes, _time_of(digest, size_bytes)]
-        except ValueError:
-            return []
+            return (int(size), int(changed)) == (status.st_size, status.st_mtime_ns)
+        except (FileNotFoundError, ValueError):
+            return False
 
     def _read_again(self, path: Path, digest: str) -> Path | None:
         """The file if it has its digest, sealed anew; else it is removed."""
@@ -338,7 +341,7 @@ class ContentStore:
             path.unlink(missing_ok=True)
             return None
         status = path.stat()
-        if [status.st_size, status.st_mtime_ns] != self._sealed(path, digest, status.st_size):
+        if not self._is_sealed(path, digest, status):
             self._seal(path, path)
         return path
 

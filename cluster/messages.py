@@ -46,10 +46,12 @@ class Parcel(msgspec.Struct, frozen=True):
     Attributes:
         recipe: Path of the recipe in the parcel's folder.
         files: All files, the recipe's among them. A holder of the parcel's file holds all of these.
+        base: The folder that they lie in on the client, which files of stages may name.
     """
 
     recipe: str
     files: tuple[FileRef, ...]
+    base: str = ""
 
 
 class Given(msgspec.Struct, frozen=True):

@@ -111,7 +111,7 @@ def place(
         step: What is done.
         needs: What it needs.
         workers: Those that may be asked.
-        home: The worker that will measure what is built.
+        home: The worker that will measure what is built: another processor may run it otherwise.
         only: Address of the only one that is meant.
 
     Raises:

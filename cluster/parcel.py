@@ -10,18 +10,19 @@ led. `pipeline.recipe_files` says which files, and which are not found.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from ..errors import ArtifactError
-from ..files import digest_files, write_text
+from ..files import digest_files, writing
 from ..pipeline.portable import portable_text
 from ..pipeline.recipe import Recipe
 from ..pipeline.recipe_files import recipe_files
@@ -34,7 +35,11 @@ from .digests import Digests
 from .messages import FileRef, Parcel, encode
 
 _KEPT_DAYS = 14.0
+_LOOKED_AT = 10_000
+_LOOKED_S = 600.0
 _making = threading.Lock()
+_laid: dict[Path, tuple[Laid, float]] = {}
+"""Of many files, and when they were looked at."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Packed:
 
     parcel: Parcel
     ref: FileRef
-    paths: dict[str, Path]
+    paths: Mapping[str, Path]
 
 
 def pack(recipe: Recipe, *, folder: Path | None = None, progress: Progress = silent) -> Packed:
@@ -68,21 +73,49 @@ def pack(recipe: Recipe, *, folder: Path | None = None, progress: Progress = sil
     folder = folder or recipe.folder / recipe.output / FOLDER
     own = recipe.path.resolve()
     digests = Digests(folder)
-    found: dict[Path, tuple[str, int]] = {}
+    base = str(own.parent)
+    found: list[FileRef] = []
     for path, digest, size_bytes in digests.of(_once(recipe_files(recipe), without=own)):
-        found[path] = digest, size_bytes
+        base = _common(base, str(path))
+        found.append(FileRef(str(path), digest, size_bytes))
         if len(found) % 1000 == 0:
             progress("read files", len(found))
     digests.save()
     text = _kept(folder, portable_text(recipe))
-    base = Path(os.path.commonpath([own.parent, *(path.parent for path in found)]))
-    refs = [_ref(own.relative_to(base).as_posix(), text)]
-    refs += [FileRef(path.relative_to(base).as_posix(), *said) for path, said in found.items()]
-    parcel = Parcel(refs[0].name, tuple(sorted(refs, key=lambda ref: ref.name)))
+    start = len(base.rstrip("/")) + 1
+    for index, one in enumerate(found):
+        found[index] = FileRef(one.name[start:], one.digest, one.size_bytes)
+    recipe_ref = _ref(str(own)[start:], text)
+    parcel = Parcel(recipe_ref.name, tuple(sorted([*found, recipe_ref], key=lambda one: one.name)), base)
     listed = _kept(folder, encode(parcel))
-    paths = {digest: path for path, (digest, _) in found.items()}
     ref = _ref("parcel.json", listed)
-    return Packed(parcel, ref, {**paths, refs[0].digest: text, ref.digest: listed})
+    paths = _Paths(Path(base), found, {recipe_ref.digest: text, ref.digest: listed})
+    return Packed(parcel, ref, paths)
+
+
+class _Paths(Mapping[str, Path]):
+    """Digest to path; a path is made where it is asked for: there may be a million."""
+
+    def __init__(self, base: Path, files: Iterable[FileRef], texts: Mapping[str, Path]) -> None:
+        self._base, self._texts = base, texts
+        self._names = {one.digest: one.name for one in files} | dict.fromkeys(texts, "")
+
+    def __getitem__(self, digest: str) -> Path:
+        name = self._names[digest]
+        return self._base / name if name else self._texts[digest]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _common(folder: str, path: str) -> str:
+    """The folder that both lie in."""
+    while not path.startswith(folder.rstrip("/") + "/"):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def read_parcel(content: ContentStore, ref: FileRef) -> Parcel:
@@ -116,34 +149,55 @@ def read_parcel(content: ContentStore, ref: FileRef) -> Parcel:
     return parcel
 
 
+@dataclass(frozen=True)
+class Laid:
+    """A parcel laid out on this machine.
+
+    Attributes:
+        recipe: The recipe's file.
+        folder: That holds all files.
+        base: The folder of the client that it stands for.
+    """
+
+    recipe: Path
+    folder: Path
+    base: str
+
+
 def unpack(content: ContentStore, ref: FileRef, folder: Path) -> Path:
+    """Lay a recipe's files out as `lay_out`, and return the path of the recipe."""
+    return lay_out(content, ref, folder).recipe
+
+
+def lay_out(content: ContentStore, ref: FileRef, folder: Path) -> Laid:
     """Lay a recipe's files out; those that are there are kept.
 
     Tasks of the same recipe share the folder. Files in it are read-only links into the content store; one
-    that was changed is put back.
+    that was changed is put back. Of more than 10,000 files that is looked for every ten minutes only.
 
     Args:
         content: It has the list and all of its files.
         ref: The list.
         folder: That the folders of recipes lie in.
 
-    Returns:
-        Path of the recipe.
-
     Raises:
         ArtifactError: If a file is not in the content store, or the list names one outside of its folder.
         StorageError: If the disk is full.
     """
-    parcel = read_parcel(content, ref)
-    final = folder / ref.digest.removeprefix("sha256:")
+    final = folder / content.place(ref.digest).name
     with _making, storing(final):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not final.is_dir():
-            _lay_out(content, parcel, final)
-        else:
-            _mend(content, parcel, final)
+        laid, looked_s = _laid.get(final, (None, 0.0))
+        if laid is None or not final.is_dir() or time.monotonic() > looked_s + _LOOKED_S:
+            parcel = read_parcel(content, ref)
+            folder.mkdir(parents=True, exist_ok=True)
+            if not final.is_dir():
+                _make(content, parcel, final)
+            mend(content, parcel.files, final)
+            laid = Laid(final / parcel.recipe, final, parcel.base)
+            if len(parcel.files) > _LOOKED_AT:
+                _laid[final] = laid, time.monotonic()
         os.utime(final)
-    return final / parcel.recipe
+    return laid
 
 
 def forget_old(folder: Path) -> None:
@@ -156,7 +210,7 @@ def forget_old(folder: Path) -> None:
                 shutil.rmtree(one, ignore_errors=True)
 
 
-def _lay_out(content: ContentStore, parcel: Parcel, final: Path) -> None:
+def _make(content: ContentStore, parcel: Parcel, final: Path) -> None:
     with held_folder(final.parent) as temporary:
         for one in parcel.files:
             content.link(one.digest, temporary / one.name)
@@ -167,9 +221,14 @@ def _lay_out(content: ContentStore, parcel: Parcel, final: Path) -> None:
                 raise
 
 
-def _mend(content: ContentStore, parcel: Parcel, final: Path) -> None:
-    """Put back what is gone or was changed: a file that is no link into the store has its size at least."""
-    for one in parcel.files:
+def mend(content: ContentStore, files: Iterable[FileRef], final: Path) -> None:
+    """Put back what is gone or was changed: a file that is no link into the store has its size at least.
+
+    Raises:
+        ArtifactError: If a file is not in the content store.
+        StorageError: If the disk is full.
+    """
+    for one in files:
         path, kept = final / one.name, content.path(one.digest)
         if kept is None:
             raise ArtifactError(f"{one.digest}: is not on this worker; it must be brought first")
@@ -192,20 +251,20 @@ def _is_inside(name: str) -> bool:
 
 
 def _once(paths: Iterator[Path], *, without: Path) -> Iterator[Path]:
-    seen = {without}
+    seen = {str(without)}
     for path in paths:
-        if path not in seen:
-            seen.add(path)
+        name = str(path)
+        if name not in seen:
+            seen.add(name)
             yield path
 
 
 def _kept(folder: Path, text: bytes) -> Path:
     """A text in a file that is named by it."""
-    import hashlib
-
     path = folder / "parcels" / hashlib.sha256(text).hexdigest()
     if not path.is_file():
-        write_text(path, text.decode())
+        with writing(path) as temporary:
+            temporary.write_bytes(text)
     return path
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, first_line
+from ...model.moved import path_here
 from ...model.preprocessing import AudioPreprocessing
 from ...progress import quiet
 from ...tensors import TensorInfo
@@ -111,6 +112,7 @@ def load_extractor(name: str) -> Any:
     require_package("transformers", "transformers", "makes features of recordings")
     from transformers import AutoFeatureExtractor
 
+    name = path_here(name)
     try:
         with quiet():
             return AutoFeatureExtractor.from_pretrained(name, local_files_only=True, trust_remote_code=False)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, first_line
+from ...model.moved import path_here
 from ...model.preprocessing import TextPreprocessing
 from ...progress import quiet
 from ...tensors import TensorInfo
@@ -46,6 +47,7 @@ def load_tokenizer(name: str) -> Any:
     require_package("transformers", "transformers", "tokenizes texts")
     from transformers import AutoTokenizer
 
+    name = path_here(name)
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)

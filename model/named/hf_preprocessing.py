@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...progress import quiet
+from ..moved import path_there
 from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing
 from ..preprocessing_fit import scaled_resize
 from ..source import Source
@@ -120,7 +121,7 @@ def text_preprocessing(
         source=_spelled(source),
         task=cast("Task", choice.head.task),
         classes=classes(config),
-        tokenizer=str(folder.resolve()),
+        tokenizer=path_there(folder.resolve()),
         inputs=tuple(tokenizer.model_input_names),
         max_length=min(limits),
     )
@@ -142,7 +143,7 @@ def audio_preprocessing(
         task=cast("Task", choice.head.task),
         classes=classes(config) if choice.head.classifies else (),
         inputs=(main,),
-        extractor="" if waveform else str(folder.resolve()),
+        extractor="" if waveform else path_there(folder.resolve()),
         rate_hz=int(said.get("sampling_rate", 16000)),
         normalize=bool(said.get("do_normalize", True)),
         vocabulary=vocabulary,
