@@ -7,14 +7,9 @@
 | balance, calibrate | `onnxruntime`                                   |                                     |
 | quantize           | the target                                      | `onnxruntime`                       |
 | build              | the target; a GPU, for TensorRT of this machine | the kind of machine that measures   |
-<<<<<<< HEAD
-| evaluate           | the targets, `pytorch` or `onnxruntime`; a GPU  | the kind of machine that measures   |
-| bench              |                                                 | all targets, a GPU, `pytorch`       |
-=======
 | bench              | the kind of GPU that it is for                  | all targets, a GPU, `pytorch`       |
 | evaluate           | the target, of TensorRT                         | its targets, `pytorch`              |
 | trial, rank        | `onnxruntime`, the target                       |                                     |
->>>>>>> main
 
 Names are those of the resources that a worker announces to Dask (`cluster.facts`). Every step takes one of
 `slots`, a measurement all of them, and the `memory` that `pipeline.estimate` tells.
@@ -104,14 +99,7 @@ def needs_of(recipe: Recipe, step: Step, store: Store) -> Needs:
         required = (*engines, *_kind(step))
         return Needs(required, (*targets, "pytorch"), gpu=bool(engines), memory_bytes=memory)
     gpu = any(one.target.startswith("tensorrt") for one in recipe.artifact if one.name in step.built)
-<<<<<<< HEAD
-    if step.kind == "evaluate":
-        own = "onnxruntime" if recipe_source(recipe).kind == "onnx" else "pytorch"
-        return Needs(tuple(dict.fromkeys((*targets, own))), gpu=gpu, memory_bytes=memory)
-    return Needs((), (*targets, "pytorch"), gpu=gpu, memory_bytes=memory, alone=True)
-=======
     return Needs(_kind(step), (*targets, "pytorch"), gpu=gpu, memory_bytes=memory, alone=True)
->>>>>>> main
 
 
 def place(
@@ -136,13 +124,9 @@ def place(
         raise _unavailable(step, needs, everyone)
     for wish in (*needs.preferred, *(["gpu"] if needs.gpu else [])):
         able = [one for one in able if _grants(one, wish)] or able
-<<<<<<< HEAD
-    if home is not None and step.kind in ("build", "evaluate") and set(needs.required) & set(_LIKE_MACHINES):
-=======
     if only:
         able = [one for one in able if one.address == only] or able
     if home is not None and step.kind in ("build", "evaluate") and not needs.gpu:
->>>>>>> main
         able = [one for one in able if kind_of_machine(one) == kind_of_machine(home)] or able
     able, memory, warning = _with_memory(step, able, needs.memory_bytes)
     if needs.alone:
@@ -163,16 +147,9 @@ def memory_bytes(recipe: Recipe, step: Step, store: Store) -> int:
             return last.peak_bytes
     weights = _weight_bytes(recipe, step)
     scale = Scale(weights, None, 1, 0, 0, max(1, len(step.built) + 1), 0.0)
-<<<<<<< HEAD
-    if step.kind == "evaluate":  # it runs what a bench runs
-        return max(_LEAST_BYTES, by_rule("bench", scale).peak_bytes or 0)
-    chosen = artifact(recipe, step.artifact) if step.artifact else None
-    return max(_LEAST_BYTES, by_rule(step.name, scale, chosen).peak_bytes or 0)
-=======
     rule = _RULES.get(step.kind, step.name)
     chosen = artifact(recipe, step.artifact) if step.artifact and rule == step.name else None
     return max(_LEAST_BYTES, by_rule(rule, scale, chosen).peak_bytes or 0)
->>>>>>> main
 
 
 def _weight_bytes(recipe: Recipe, step: Step) -> int | None:
