@@ -140,7 +140,8 @@ def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[St
     if list(groups) == [ANY]:
         return [whole]
     assert recipe.bench is not None, "the caller looks first"
-    steps, baseline = [], recipe.bench.baseline
+    steps: list[Step] = []
+    baseline = recipe.bench.baseline
     for kind, names in groups.items():
         beside = {baseline} if kind in built_for.get(baseline, ()) or not built_for.get(baseline) else set()
         step = replace(

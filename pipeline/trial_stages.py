@@ -71,7 +71,8 @@ def rank_stage(recipe: Recipe, name: str, trial: str, target: str, shard: str) -
 
         setting = _setting(recipe, json.loads(trial))
         ranked = rank_part(setting, cast(Target, target), part, parts, progress=progress)
-        return write_json(path, {"layers": [dict(vars(one)) for one in ranked]})
+        write_json(path, {"layers": [dict(vars(one)) for one in ranked]})
+        return path
 
     key = {**_key(recipe, json.loads(trial), target), "shard": shard}
     return Stage(name, f"{name}.json", key, work, published=False)

@@ -104,5 +104,6 @@ def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
         "calibrate": {"ranges": str(setting.ranges.resolve())},
         "artifact": [{"name": "float", "target": "onnxruntime"}],
         "bench": {"metric": own},
+        "output": FOLDER,
     }
     return make_recipe(values, folder / RECIPE)

@@ -224,7 +224,7 @@ class MigrateCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneCommand(Checked):
+class TuneCommand(SchedulerOptions):
     """Rank the layers of MODEL by INT8 error, and find the fastest mix of INT8 and float in a budget."""
 
     model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,10 +179,9 @@ class TrialRunner:
 
     def settle(self) -> None:
         """Give up what was begun and not asked for; wait for what cannot be given up."""
-        futures = [*self._begun.values(), *(part for parts in self._ranks.values() for part in parts)]
-        running = [future for future in futures if not future.cancel()]
-        for future in running:
-            future.exception()
+        futures: list[Future[Any]] = list(self._begun.values())
+        futures += [part for parts in self._ranks.values() for part in parts]
+        wait([future for future in futures if not future.cancel()])
         self._begun.clear()
         self._ranks.clear()
 

@@ -70,6 +70,33 @@ def test_one_command_builds_an_engine_for_each_kind(
     assert digest_files([alone]) == digest_files([report.artifacts["engine-sm86"]])
 
 
+def test_each_kind_is_measured_on_its_machine(
+    cluster: Cluster, tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """No GPU is here: the engines' rows say so, and what the processor runs is measured once, on any."""
+    tiny_file("residual", batch=1)
+    path = tmp_path / "recipe.toml"
+    plain = '[[artifact]]\nname = "float"\ntarget = "onnxruntime"\n[bench]\nthreads = 1\nmax_time_s = 0.2\n'
+    path.write_text(RECIPE + plain)
+    with connect(cluster.address) as executor:
+        report = qcompile.run(path, output=tmp_path / "out", executor=executor)
+        again = qcompile.run(path, output=tmp_path / "out", executor=executor)
+    assert report.results is not None
+    assert [(row.name, row.machine, row.status) for row in report.results.rows] == [
+        ("pytorch", "cpu", "measured"),
+        ("float", "cpu", "measured"),
+        ("pytorch (sm86)", "sm86", "measured"),
+        ("engine-sm86", "sm86", "not run"),
+        ("pytorch (sm89)", "sm89", "measured"),
+        ("engine-sm89", "sm89", "not run"),
+    ]
+    assert {kind: report.where[f"bench-{kind}"] for kind in ("sm86", "sm89")} == {
+        "sm86": "sm86",
+        "sm89": "sm89",
+    }
+    assert set(again.stages.values()) == {"skipped"}
+
+
 def given_latencies(artifacts: Mapping[str, str], *, baseline: str, **_: Any) -> Results:
     """In place of `benchmark`: INT8 is faster, whatever this machine does meanwhile."""
     rows = [Row(name, path, "onnxruntime", latency=Latency(1.0 + ("fp32" in name)))
