@@ -22,7 +22,7 @@ from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
 from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
-from .kinds import built_on, for_every_kind, measured_apart
+from .kinds import built_on, evaluated_apart, for_every_kind, measured_apart
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
 from .scale import calibration_samples, evaluation_batches
