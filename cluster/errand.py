@@ -89,6 +89,7 @@ class Errand:
         if chosen.warning:
             self.executor.tell_once(chosen.warning)
         request = self._request(chosen, look=look)
+        self.executor.groups.keep(self.step.kind)
         with self.executor.hearing(self.state, self.step, self.progress):
             return carry_out_there(self.executor.client, request, chosen, lambda: self._is_there(chosen))
 

@@ -25,6 +25,7 @@ from ..pipeline.steps import Step
 from ..pipeline.store import Store
 from ..progress import Progress, silent
 from .errand import Errand
+from .groups import Groups
 from .holders import Holders
 from .messages import Facts
 from .needs import gpus_of, needs_of, place
@@ -50,6 +51,7 @@ class ClusterExecutor:
     def __init__(self, client: Any, roster: Roster, told: Callable[[str], None]) -> None:
         self.client, self.roster, self._told = client, roster, told
         self.holders = Holders(client)
+        self.groups = Groups(client)
         self.stopped = threading.Event()
         self.did: dict[str, str] = {}
         self._states: weakref.WeakKeyDictionary[Store, RunState] = weakref.WeakKeyDictionary()
@@ -119,6 +121,7 @@ class ClusterExecutor:
     def close(self) -> None:
         """End what workers do for this client."""
         self.cancel()
+        self.groups.close()
         with contextlib.suppress(Exception):  # the scheduler is gone
             self.client.unsubscribe_topic(f"qcompile-{self._session}")
 

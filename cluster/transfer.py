@@ -27,7 +27,7 @@ from ..temporary import held_folder
 from .arriving import Writer
 from .content import ContentStore, Moved
 from .messages import FileRef
-from .serving import ARRIVING, CHUNK_BYTES, HANDLERS, handlers, take_parts, write_parts
+from .serving import ARRIVING, CHUNK_BYTES, HANDLERS, handlers, take_parts, uncopied, write_parts
 
 __all__ = ["CHUNK_BYTES", "HANDLERS", "fetch", "handlers", "pull", "push"]
 
@@ -234,14 +234,12 @@ async def _receive(
 async def _send(
     rpc: Any, files: Mapping[str, Path], spans: Mapping[str, Spans], sent: Moved, progress: Progress
 ) -> None:
-    from distributed.protocol import to_serialize
-
     sizes = await asyncio.to_thread(_sizes, files)
     total = sum(sizes.values())
 
     async def one(parts: Sequence[Part]) -> None:
         data = await asyncio.to_thread(_read_parts, files, parts)
-        await _ask(rpc, "qcompile_write", parts=parts, data=to_serialize(data))
+        await _ask(rpc, "qcompile_write", parts=parts, data=uncopied(data))
         sent.bytes_out += len(data)
         progress("send files", sent.bytes_out, total)
 

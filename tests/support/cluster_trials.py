@@ -1,13 +1,14 @@
 """A small recipe on a cluster where something goes wrong, and what must hold afterwards.
 
-The recipe's data is a function that takes its time, so that a fault can strike in the middle of a calibration.
-What was carried out is counted from outside, in the workers' stores.
+The data is a function that takes its time, so that a fault can strike in the middle of a calibration. What
+was carried out is counted from outside, in the stores of the workers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -34,6 +35,7 @@ version = 1
 name = "small"
 [model]
 source = "model.onnx"
+simplify = false
 [data]
 calibration = "data.py:calibration"
 [[artifact]]
@@ -61,7 +63,6 @@ def calibration():
         time.sleep({pause_s})
         yield {{"x": rng.standard_normal((1, 4, 16, 16)).astype(np.float32)}}
 """
-STAGES = {"export", "simplify", "calibrate", "quantize-cpu-int8", "build-cpu", "build-cpu-int8"}
 
 
 def write_recipe(
@@ -260,8 +261,9 @@ def wrong_files(cluster: Cluster, *outputs: Path) -> list[str]:
 
 
 def differing(made: Path, expected: dict[str, str]) -> list[str]:
-    """Return the names of the artifacts that are not those of one process."""
-    found = contents(made)
+    """Return the names of the artifacts that are not those of one process; parts of ranges it has none of."""
+    parts = re.compile(r"-of-\d+\.ranges$")
+    found = {name: digest for name, digest in contents(made).items() if not parts.search(name)}
     return sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
 
 

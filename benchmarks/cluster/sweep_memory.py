@@ -1,0 +1,155 @@
+"""Run a sweep of many cells whose stages are sleeps, and see whether memory grows and what a task costs.
+
+    OMP_NUM_THREADS=1 python benchmarks/cluster/sweep_memory.py --cells 10000 --workers 2
+
+The scheduler, the workers, the client's executor and the driver of a recipe are the real ones. Each cell is a
+recipe of its own with one artifact, in a folder of its own, so that a cell has two tasks (export, build).
+Only the work of a stage is another: it sleeps for 10 ms (`sleeping_worker.py`). Two hundred times the
+resident memory of the scheduler and of the client is read from /proc; the rule of
+benchmarks/reliability/process_use.py says *flat*, *growing* or *undecided*. The overhead of a task is
+
+    elapsed time x slots / tasks - 10 ms
+
+while all slots are in use; it holds everything: the recipe's reading and packing, the client's threads, Dask,
+digests, the files' way back, the synced store of each cell. Prints a table as Markdown. Exit code 1: a memory
+grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "benchmarks/reliability")]
+
+import onnx  # noqa: E402
+from clusters import Cluster  # noqa: E402
+from process_use import Sample, growth_of, sample  # noqa: E402
+from small_road import model  # noqa: E402
+
+from qcompile.cluster.connection import connect  # noqa: E402
+from qcompile.pipeline.run import run  # noqa: E402
+
+SLEEP_S = 0.01
+_SAMPLES = 200
+_RECIPE = """
+version = 1
+name = "cell-{number}"
+[model]
+source = "model.onnx"
+simplify = false
+[[artifact]]
+name = "cpu"
+target = "onnxruntime"
+"""
+# Dask keeps an hour of its own figures; a shorter campaign would see them come and call it growth.
+_SETTINGS = {"DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__LOG_LENGTH": "20"}
+
+
+class Sweep:
+    """A cluster of sleeping workers, and cells that are run on it.
+
+    Args:
+        work: Folder for everything.
+        workers: How many.
+        slots: Of each.
+    """
+
+    def __init__(self, work: Path, workers: int, slots: int) -> None:
+        self.work, self.slots = work, workers * slots
+        (work / "recipes").mkdir()
+        onnx.save(model(), str(work / "recipes/model.onnx"))
+        self.cluster = Cluster(work / "cluster", plain=True, environment=_SETTINGS)
+        self.cluster.start_scheduler()
+        for number in range(workers):
+            preload = ["--preload", str(Path(__file__).with_name("sleeping_worker.py"))]
+            store = {"QCOMPILE_SLEEPING_STORE": str(work / f"sleeping-{number}")}
+            self.cluster.start_worker(f"w{number}", slots=slots, arguments=preload, environment=store)
+        self.cluster.wait()
+        self._lock, self._done = threading.Lock(), 0
+        self.seen: list[tuple[Sample, Sample]] = []
+
+    def cells(self, count: int) -> dict[str, Any]:
+        """Run cells, as many at a time as there are slots, and return what was seen."""
+        every = max(1, count // _SAMPLES)
+        with connect(self.cluster.address) as executor:
+            self._cell(executor, -1, 1 << 60)
+            self._done = 0
+            began = time.monotonic()
+            with ThreadPoolExecutor(self.slots) as threads:
+                for _ in threads.map(lambda number: self._cell(executor, number, every), range(count)):
+                    pass
+            seconds = time.monotonic() - began
+        tasks = 2 * count
+        growths = [growth_of([both[index] for both in self.seen]) for index in (0, 1)]
+        return {
+            "cells": count,
+            "tasks": tasks,
+            "seconds": round(seconds, 1),
+            "overhead_ms": round((seconds * self.slots / tasks - SLEEP_S) * 1000, 1),
+            "growth": dict(zip(("scheduler", "client"), growths, strict=True)),
+            "rss_bytes": [[one.rss_bytes for one in both] for both in self.seen],
+        }
+
+    def _cell(self, executor: Any, number: int, every: int) -> None:
+        """Run one cell and remove it: what grows with the folder of a sweep is not looked at here."""
+        recipe = self.work / f"recipes/{number}.toml"
+        recipe.write_text(_RECIPE.format(number=number))
+        output = self.work / f"cells/{number}"
+        run(recipe, output=output, executor=executor)
+        shutil.rmtree(output)
+        recipe.unlink()
+        with self._lock:
+            self._done += 1
+            if self._done % every == 0:
+                assert self.cluster.scheduler is not None
+                pids = (self.cluster.scheduler.pid, os.getpid())
+                scheduler, client = (sample(self._done, [pid], self.cluster.temporary) for pid in pids)
+                self.seen.append((scheduler, client))
+
+
+def main() -> int:
+    """Print what was seen; 1 where a memory grows."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cells", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=2, help="of each worker")
+    parser.add_argument("--output", type=Path, help="file for all samples, as JSON")
+    given = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="qcompile-sweep-"))
+    sweep = None
+    try:
+        sweep = Sweep(work, given.workers, given.slots)
+        seen = sweep.cells(given.cells)
+    finally:
+        if sweep is not None:
+            sweep.cluster.close()
+        shutil.rmtree(work, ignore_errors=True)
+    print(
+        f"{seen['cells']:,} cells, {seen['tasks']:,} tasks in {seen['seconds']:,} s; overhead of a task "
+        f"{seen['overhead_ms']} ms with {given.workers} x {given.slots} slots\n"
+    )
+    print("| process | memory at the end | growth [99% interval] | memory |\n|---|---:|---:|---|")
+    for index, (name, growth) in enumerate(seen["growth"].items()):
+        kib = [f"{value / 1024:+.0f}" for value in (growth.middle, growth.low, growth.high)]
+        end = seen["rss_bytes"][-1][index] / 2**20
+        print(f"| {name} | {end:.1f} MiB | {kib[0]} KiB [{kib[1]}, {kib[2]}] | {growth.verdict} |")
+    if given.output:
+        given.output.write_text(json.dumps({**seen, "growth": str(seen["growth"])}))
+    return int(any(growth.verdict == "growing" for growth in seen["growth"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
