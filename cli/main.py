@@ -31,7 +31,7 @@ _VERBS = {
     "diff": "compare outputs with Polygraphy",
     "report": "write one HTML file of results",
     "run": "run all stages of a recipe",
-    "sweep": "build and measure a matrix of models, targets, precisions and shapes",
+    "sweep": "build and measure a matrix of artifacts",
     "worker": "carry out stages for a Dask scheduler",
     "migrate": "turn a trtexec or Polygraphy command line into a recipe",
     "package": "package an artifact for a server",

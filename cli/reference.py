@@ -103,7 +103,8 @@ def _recipe() -> Iterator[str]:
         )
         for nested in inner:
             if nested.table is not None:
-                yield from ("", f"## `[{one.name}.{nested.name}]`", "")
+                path = f"{one.name}.{nested.name}"
+                yield from ("", f"## `[[{path}]]`" if nested.repeated else f"## `[{path}]`", "")
                 yield from (
                     (nested.table.__doc__ or "").partition("\n")[0],
                     "",

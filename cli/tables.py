@@ -85,8 +85,8 @@ def results_table(results: Results, *, width: int) -> Table:
     for row in results.rows:
         base = results.baseline_of(row)
         below = f"{' ' if wide else chr(10)}(baseline)" if row.name == base else ""
-        machine = [row.machine] if results.machines else []
-        add_row(table, row.name, *machine, *_cells(row, base, wide=wide), below=below)
+        where = [row.machine] if results.machines else []
+        add_row(table, row.name, *where, *_cells(row, base, wide=wide), below=below)
     return table
 
 

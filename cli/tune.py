@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..spec.recipes import TuneCommand
+from .scheduler import executor_of
 from .session import Session
 from .tables import add_row, bytes_text, make_table
 from .verb import verb
@@ -22,30 +23,34 @@ _SHOWN = 10
     "qcompile tune model.py:build --data data.py:evaluation --calibration data.py:calibration "
     "--max-drop 0.5 --target openvino -o tuned",
     "qcompile tune model.onnx --data data.npz --metric cosine --max-drop 0.1 -o tuned",
+    "qcompile tune model.onnx --data data.npz --max-drop 0.5 -o tuned --scheduler tls://head:8786",
 )
 def tune(session: Session, given: TuneCommand) -> None:
     """Print the layers by their error, the trials, and the best model."""
     from ..bench.results.row import unit_of
     from ..figures import accuracy_text
+    from ..pipeline.trial_steps import on_executor
     from ..tuning import tune as tune_model
 
-    tuned = tune_model(
-        given.model,
-        given.data,
-        given.output,
-        max_drop=given.max_drop,
-        metric=given.metric,
-        calibration=given.calibration,
-        targets=given.targets,
-        inputs=given.inputs,
-        method=given.method or None,
-        exclude=given.exclude,
-        samples=given.samples,
-        batch_size=given.batch_size,
-        threads=given.threads,
-        max_time_s=given.max_time_s,
-        progress=session.progress,
-    )
+    with executor_of(session, given, given.output) as executor:
+        tuned = tune_model(
+            given.model,
+            given.data,
+            given.output,
+            max_drop=given.max_drop,
+            metric=given.metric,
+            calibration=given.calibration,
+            targets=given.targets,
+            inputs=given.inputs,
+            method=given.method or None,
+            exclude=given.exclude,
+            samples=given.samples,
+            batch_size=given.batch_size,
+            threads=given.threads,
+            max_time_s=given.max_time_s,
+            elsewhere=on_executor(executor, given.output, progress=session.progress) if executor else None,
+            progress=session.progress,
+        )
     picture = _picture(session, tuned, given.output, given.max_drop)
     session.json(tuned.as_json())
     session.warn(tuned.notes)

@@ -26,7 +26,13 @@ def worker(session: Session, given: WorkerCommand) -> None:
     """Print what the worker announces, and work until a signal ends it."""
     from ..cluster.worker import serve
 
+    joined: list[str] = []
+
     def announced(facts: Facts) -> None:
+        joined.append(facts.address)
+        if len(joined) > 1:
+            session.note(f"joined again, at {facts.address}")
+            return
         session.json(msgspec.to_builtins(facts))
         session.say(f"worker {facts.name} at {facts.address}, store {given.store}")
         session.say(f"  {facts.cores} cores, {bytes_text(facts.memory_bytes)} of memory")

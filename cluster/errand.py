@@ -102,7 +102,7 @@ class Errand:
     def _place(self) -> Place:
         executor, recipe, store = self.executor, self.state.recipe, self.store
         ready = executor.await_workers(self.state.excluded, _REJOIN_S)
-        home = executor.home(recipe, store) if self.step.kind == "build" else None
+        home = executor.home(recipe, store) if self.step.kind in ("build", "evaluate") else None
         return place(self.step, needs_of(recipe, self.step, store), ready, home, only=self._only)
 
     def _request(self, chosen: Place, *, look: bool) -> Request:

@@ -13,11 +13,13 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ClusterError, EngineUnavailable
 from ..pipeline.executor import Done, ThisProcess
+from ..pipeline.kinds import kind_of_others
 from ..pipeline.recipe import Recipe
 from ..pipeline.steps import Step
 from ..pipeline.store import Store
@@ -26,7 +28,7 @@ from .errand import Errand
 from .groups import Groups
 from .holders import Holders
 from .messages import Facts
-from .needs import needs_of, place
+from .needs import gpus_of, needs_of, place
 from .roster import Roster
 from .state import RunState
 
@@ -75,12 +77,10 @@ class ClusterExecutor:
         return max(1, min(slots, _MOST_AT_A_TIME))
 
     @property
-    def kinds(self) -> list[str]:
+    def kinds(self) -> Sequence[str]:
         """The GPUs of the cluster by compute capability, each once: "sm86"."""
-        names = {
-            name for facts in self.workers.values() for name, number in facts.resources.items() if number
-        }
-        return sorted(name.removeprefix("gpu-") for name in names if name.startswith("gpu-"))
+        names = {name for facts in self.workers.values() for name in gpus_of(facts)}
+        return sorted(name.removeprefix("gpu-") for name in names)
 
     @property
     def shards(self) -> int:
@@ -195,11 +195,11 @@ class ClusterExecutor:
         ready = self.roster.ready()
         if recipe.bench is None or not ready:
             return None
-        step = Step(kind="bench")
+        # Engines are measured on machines of their own kinds: this is the one for the others.
+        step = Step(kind="bench", machine=kind_of_others(recipe, self.kinds))
         needs = needs_of(recipe, step, store)
         targets = dict.fromkeys(one.target for one in recipe.artifact)
-        gpu = any(one.target.startswith("tensorrt") for one in recipe.artifact)
-        whole = type(needs)(preferred=(*targets, "pytorch"), gpu=gpu, alone=True)
+        whole = replace(needs, preferred=(*targets, "pytorch"))
         chosen = place(step, whole, ready).workers[0]
         return next(one for one in ready if one.address == chosen)
 

@@ -7,7 +7,9 @@
 | balance, calibrate | `onnxruntime`                                   |                                     |
 | quantize           | the target                                      | `onnxruntime`                       |
 | build              | the target; a GPU, for TensorRT of this machine | the kind of machine that measures   |
-| bench              |                                                 | all targets, a GPU, `pytorch`       |
+| bench              | the kind of GPU that it is for                  | all targets, a GPU, `pytorch`       |
+| evaluate           | the target, of TensorRT                         | its targets, `pytorch`              |
+| trial, rank        | `onnxruntime`, the target                       |                                     |
 
 Names are those of the resources that a worker announces to Dask (`cluster.facts`). Every step takes one of
 `slots`, a measurement all of them, and the `memory` that `pipeline.estimate` tells.
@@ -23,15 +25,17 @@ from ..errors import EngineUnavailable
 from ..files import side_files
 from ..model.source import TENSORFLOW_KINDS
 from ..pipeline.estimate import Scale, by_rule, measured
+from ..pipeline.kinds import ANY, PROCESSOR
 from ..pipeline.recipe import ArtifactSection, Recipe
 from ..pipeline.stages import recipe_source
 from ..pipeline.steps import Step, artifact
 from ..pipeline.store import Store
+from ..pipeline.trial_stages import trial_target
 from .messages import Facts
 
-_LIKE_MACHINES = ("onnxruntime", "openvino", "torchscript", "pytorch")
-"""Targets whose artifacts belong to the processor that they are built on."""
 _LEAST_BYTES = 300_000_000
+_RULES = {"trial": "bench", "rank": "calibrate", "evaluate": "bench"}
+"""Steps without a rule of their own to those that they take as much memory as."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,17 @@ def needs_of(recipe: Recipe, step: Step, store: Store) -> Needs:
         return Needs((artifact(recipe, step.artifact).target,), ("onnxruntime",), memory_bytes=memory)
     if step.kind == "build":
         one = artifact(recipe, step.artifact)
-        return Needs((one.target,), gpu=_needs_gpu(one), memory_bytes=memory)
+        return Needs((one.target, *_kind(step)), gpu=_needs_gpu(one), memory_bytes=memory)
+    if step.kind in ("trial", "rank"):
+        names = dict.fromkeys(("onnxruntime", trial_target(step.trial, step.artifact)))
+        return Needs(tuple(names), memory_bytes=memory)
     targets = dict.fromkeys(artifact(recipe, name).target for name in step.built)
+    if step.kind == "evaluate":
+        engines = (step.artifact,) if step.artifact else ()
+        required = (*engines, *_kind(step))
+        return Needs(required, (*targets, "pytorch"), gpu=bool(engines), memory_bytes=memory)
     gpu = any(one.target.startswith("tensorrt") for one in recipe.artifact if one.name in step.built)
-    return Needs((), (*targets, "pytorch"), gpu=gpu, memory_bytes=memory, alone=True)
+    return Needs(_kind(step), (*targets, "pytorch"), gpu=gpu, memory_bytes=memory, alone=True)
 
 
 def place(
@@ -100,27 +111,26 @@ def place(
         step: What is done.
         needs: What it needs.
         workers: Those that may be asked.
-        home: The worker that will measure what is built.
+        home: The worker that will measure what is built: another processor may run it otherwise.
         only: Address of the only one that is meant.
 
     Raises:
         EngineUnavailable: If none has what it needs.
     """
     everyone = sorted(workers, key=lambda one: (one.name, one.address))
-    able = [
-        one for one in everyone if _has(one, needs.required) and (not needs.gpu or needs.alone or _gpus(one))
-    ]
+    anywhere = not needs.gpu or needs.alone
+    able = [one for one in everyone if _has(one, needs.required) and (anywhere or gpus_of(one))]
     if not able:
         raise _unavailable(step, needs, everyone)
     for wish in (*needs.preferred, *(["gpu"] if needs.gpu else [])):
         able = [one for one in able if _grants(one, wish)] or able
-    if home is not None and step.kind == "build" and set(needs.required) & set(_LIKE_MACHINES):
+    if only:
+        able = [one for one in able if one.address == only] or able
+    if home is not None and step.kind in ("build", "evaluate") and not needs.gpu:
         able = [one for one in able if kind_of_machine(one) == kind_of_machine(home)] or able
     able, memory, warning = _with_memory(step, able, needs.memory_bytes)
     if needs.alone:
         able = able[:1]
-    if only:
-        able = [one for one in able if one.address == only] or able
     return Place(tuple(one.address for one in able), _resources(needs, able, memory), needs.alone, warning)
 
 
@@ -137,8 +147,9 @@ def memory_bytes(recipe: Recipe, step: Step, store: Store) -> int:
             return last.peak_bytes
     weights = _weight_bytes(recipe, step)
     scale = Scale(weights, None, 1, 0, 0, max(1, len(step.built) + 1), 0.0)
-    chosen = artifact(recipe, step.artifact) if step.artifact else None
-    return max(_LEAST_BYTES, by_rule(step.name, scale, chosen).peak_bytes or 0)
+    rule = _RULES.get(step.kind, step.name)
+    chosen = artifact(recipe, step.artifact) if step.artifact and rule == step.name else None
+    return max(_LEAST_BYTES, by_rule(rule, scale, chosen).peak_bytes or 0)
 
 
 def _weight_bytes(recipe: Recipe, step: Step) -> int | None:
@@ -162,16 +173,22 @@ def _needs_gpu(one: ArtifactSection) -> bool:
     return one.target.startswith("tensorrt") and not one.gpus
 
 
+def _kind(step: Step) -> tuple[str, ...]:
+    """The GPU of the machines that a step is for."""
+    return () if step.machine in (ANY, PROCESSOR) else (f"gpu-{step.machine}",)
+
+
 def _has(facts: Facts, names: Sequence[str]) -> bool:
     return all(facts.resources.get(name, 0) >= 1 for name in names)
 
 
-def _gpus(facts: Facts) -> list[str]:
+def gpus_of(facts: Facts) -> list[str]:
+    """Return the resources of a worker's GPUs: "gpu-sm90"."""
     return sorted(name for name, number in facts.resources.items() if name.startswith("gpu-") and number >= 1)
 
 
 def _grants(facts: Facts, wish: str) -> bool:
-    return bool(_gpus(facts)) if wish == "gpu" else _has(facts, [wish]) or wish in facts.versions
+    return bool(gpus_of(facts)) if wish == "gpu" else _has(facts, [wish]) or wish in facts.versions
 
 
 def _with_memory(step: Step, able: list[Facts], needed: int) -> tuple[list[Facts], int, str]:
@@ -194,7 +211,7 @@ def _resources(needs: Needs, able: Sequence[Facts], memory: int) -> dict[str, fl
     if memory:
         taken["memory"] = float(memory)
     if needs.gpu and not needs.alone:
-        shared = set.intersection(*(set(_gpus(one)) for one in able))
+        shared = set.intersection(*(set(gpus_of(one)) for one in able))
         if shared:  # else each has another kind, and Dask cannot count "any of them"
             taken[min(shared)] = 1.0
     return taken

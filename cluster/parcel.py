@@ -10,18 +10,19 @@ led. `pipeline.recipe_files` says which files, and which are not found.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from ..errors import ArtifactError
-from ..files import digest_files, write_text
+from ..files import digest_files, writing
 from ..pipeline.portable import portable_text
 from ..pipeline.recipe import Recipe
 from ..pipeline.recipe_files import recipe_files
@@ -35,9 +36,10 @@ from .messages import FileRef, Parcel, encode
 
 _KEPT_DAYS = 14.0
 _LOOKED_AT = 10_000
-_MENDED_S = 600.0
+_LOOKED_S = 600.0
 _making = threading.Lock()
-_mended: dict[Path, float] = {}
+_laid: dict[Path, tuple[Laid, float]] = {}
+"""Of many files, and when they were looked at."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Packed:
 
     parcel: Parcel
     ref: FileRef
-    paths: dict[str, Path]
+    paths: Mapping[str, Path]
 
 
 def pack(recipe: Recipe, *, folder: Path | None = None, progress: Progress = silent) -> Packed:
@@ -71,21 +73,49 @@ def pack(recipe: Recipe, *, folder: Path | None = None, progress: Progress = sil
     folder = folder or recipe.folder / recipe.output / FOLDER
     own = recipe.path.resolve()
     digests = Digests(folder)
-    found: dict[Path, tuple[str, int]] = {}
+    base = str(own.parent)
+    found: list[FileRef] = []
     for path, digest, size_bytes in digests.of(_once(recipe_files(recipe), without=own)):
-        found[path] = digest, size_bytes
+        base = _common(base, str(path))
+        found.append(FileRef(str(path), digest, size_bytes))
         if len(found) % 1000 == 0:
             progress("read files", len(found))
     digests.save()
     text = _kept(folder, portable_text(recipe))
-    base = Path(os.path.commonpath([own.parent, *(path.parent for path in found)]))
-    refs = [_ref(own.relative_to(base).as_posix(), text)]
-    refs += [FileRef(path.relative_to(base).as_posix(), *said) for path, said in found.items()]
-    parcel = Parcel(refs[0].name, tuple(sorted(refs, key=lambda ref: ref.name)), str(base))
+    start = len(base.rstrip("/")) + 1
+    for index, one in enumerate(found):
+        found[index] = FileRef(one.name[start:], one.digest, one.size_bytes)
+    recipe_ref = _ref(str(own)[start:], text)
+    parcel = Parcel(recipe_ref.name, tuple(sorted([*found, recipe_ref], key=lambda one: one.name)), base)
     listed = _kept(folder, encode(parcel))
-    paths = {digest: path for path, (digest, _) in found.items()}
     ref = _ref("parcel.json", listed)
-    return Packed(parcel, ref, {**paths, refs[0].digest: text, ref.digest: listed})
+    paths = _Paths(Path(base), found, {recipe_ref.digest: text, ref.digest: listed})
+    return Packed(parcel, ref, paths)
+
+
+class _Paths(Mapping[str, Path]):
+    """Digest to path; a path is made where it is asked for: there may be a million."""
+
+    def __init__(self, base: Path, files: Iterable[FileRef], texts: Mapping[str, Path]) -> None:
+        self._base, self._texts = base, texts
+        self._names = {one.digest: one.name for one in files} | dict.fromkeys(texts, "")
+
+    def __getitem__(self, digest: str) -> Path:
+        name = self._names[digest]
+        return self._base / name if name else self._texts[digest]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _common(folder: str, path: str) -> str:
+    """The folder that both lie in."""
+    while not path.startswith(folder.rstrip("/") + "/"):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def read_parcel(content: ContentStore, ref: FileRef) -> Parcel:
@@ -154,17 +184,20 @@ def lay_out(content: ContentStore, ref: FileRef, folder: Path) -> Laid:
         ArtifactError: If a file is not in the content store, or the list names one outside of its folder.
         StorageError: If the disk is full.
     """
-    parcel = read_parcel(content, ref)
-    final = folder / ref.digest.removeprefix("sha256:")
+    final = folder / content.place(ref.digest).name
     with _making, storing(final):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not final.is_dir():
-            _make(content, parcel, final)
-        elif len(parcel.files) <= _LOOKED_AT or time.monotonic() > _mended.get(final, -_MENDED_S) + _MENDED_S:
+        laid, looked_s = _laid.get(final, (None, 0.0))
+        if laid is None or not final.is_dir() or time.monotonic() > looked_s + _LOOKED_S:
+            parcel = read_parcel(content, ref)
+            folder.mkdir(parents=True, exist_ok=True)
+            if not final.is_dir():
+                _make(content, parcel, final)
             mend(content, parcel.files, final)
-        _mended[final] = time.monotonic()
+            laid = Laid(final / parcel.recipe, final, parcel.base)
+            if len(parcel.files) > _LOOKED_AT:
+                _laid[final] = laid, time.monotonic()
         os.utime(final)
-    return Laid(final / parcel.recipe, final, parcel.base)
+    return laid
 
 
 def forget_old(folder: Path) -> None:
@@ -218,20 +251,20 @@ def _is_inside(name: str) -> bool:
 
 
 def _once(paths: Iterator[Path], *, without: Path) -> Iterator[Path]:
-    seen = {without}
+    seen = {str(without)}
     for path in paths:
-        if path not in seen:
-            seen.add(path)
+        name = str(path)
+        if name not in seen:
+            seen.add(name)
             yield path
 
 
 def _kept(folder: Path, text: bytes) -> Path:
     """A text in a file that is named by it."""
-    import hashlib
-
     path = folder / "parcels" / hashlib.sha256(text).hexdigest()
     if not path.is_file():
-        write_text(path, text.decode())
+        with writing(path) as temporary:
+            temporary.write_bytes(text)
     return path
 
 

@@ -17,7 +17,7 @@ class ReasonedWorker(Worker):
 
     reason = ""
 
-    async def close(
+    async def close(  # type: ignore[override]  # as Dask's own does
         self,
         timeout: float = 30,
         executor_wait: bool = True,

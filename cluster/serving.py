@@ -57,12 +57,18 @@ async def write(content: ContentStore, *, parts: Sequence[Sequence[Any]], data: 
 
 async def read(content: ContentStore, *, parts: Sequence[Sequence[Any]]) -> Answer:
     """Give bytes of files, one after the other; those of absent files are left out."""
-    from distributed.protocol import to_serialize
-
     _require_few(parts)
     data, absent = await asyncio.to_thread(_read, content, parts)
     content.moved.bytes_out += len(data)
-    return {"data": to_serialize(data), "missing": absent}
+    return {"data": uncopied(data), "missing": absent}
+
+
+def uncopied(data: bytes) -> Any:
+    """Return bytes as a message of Dask carries them in a frame of their own."""
+    from distributed.protocol.serialize import Serialize
+
+    wrap: Any = Serialize
+    return wrap(data)
 
 
 async def moved(content: ContentStore) -> Answer:

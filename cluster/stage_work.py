@@ -36,8 +36,9 @@ from ..pipeline.steps import Step, stage_of
 from ..pipeline.store import FOLDER, Store, Stored
 from ..progress import Progress, silent
 from .content import ContentStore
-from .messages import OUTPUT, RECIPE, FileRef, Given, Request, Result, StepText
+from .messages import FileRef, Given, Request, Result, StepText
 from .parcel import lay_out, mend
+from .places import Place, name_as_client, naming
 
 STAGES, RECIPES, GIVEN, PUBLISHED = "stages", "recipes", "given", "published"
 _RECORD = "stage.json"
@@ -64,23 +65,6 @@ class Job:
     find_only: bool = False
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a recipe lies on this worker.
-
-    Attributes:
-        recipe: The recipe's file.
-        files: The folder that holds it and what it reads, deeper or not.
-        output: The folder that its stages publish to.
-        base: The folder of the client that `files` stands for.
-    """
-
-    recipe: Path
-    files: Path
-    output: Path
-    base: str = ""
-
-
 def carry_out_job(job: Job, progress: Progress) -> Result | None:
     """Carry out a request whose files are all here; None where it is only looked for, and is not done.
 
@@ -91,21 +75,23 @@ def carry_out_job(job: Job, progress: Progress) -> Result | None:
     place = _unpacked(content, request.parcel, job.store)
     # What the client's user trusts was decided there; here everything named lies within the parcel.
     recipe = read_recipe(place.recipe, told=silent)
+    # As one would start it: code of a recipe may open what lies beside it.
+    os.chdir(place.recipe.parent)
     step = as_step(request, content, job.store)
     if step.kind == "bench":
         _show(request, content, place.output)
-    with trusting(recipe.model.trust), _naming(place), moved(place.base, place.files):
+    with trusting(recipe.model.trust), naming(place), moved(place.base, place.files):
         stage = stage_of(recipe, step, place.output)
         if stage is None:
             return Result("none", worker=job.worker, address=job.address)
-        return _kept_or_made(job, content, place, stage, progress)
+        return _kept_or_made(job, content, place, stage, recipe.output, progress)
 
 
 def _kept_or_made(
-    job: Job, content: ContentStore, place: Place, stage: Stage, progress: Progress
+    job: Job, content: ContentStore, place: Place, stage: Stage, published: str, progress: Progress
 ) -> Result | None:
     request, nothing = job.request, Result("none", worker=job.worker, address=job.address)
-    store = Store(place.output, folder=job.store / STAGES)
+    store = Store(place.output, folder=job.store / STAGES, published=stage.published)
     store.folder.mkdir(parents=True, exist_ok=True)
     key = {**stage.key, "file": stage.file}
     name = store.name(stage.name, key)
@@ -122,6 +108,8 @@ def _kept_or_made(
         _forget_peak()
         began = time.monotonic()
         carry_out(stage, folder, place.output, progress)
+        if request.step.kind == "bench":
+            name_as_client(folder / stage.file, place, published)
         took.update(seconds=round(time.monotonic() - began, 3), peak_bytes=peak_memory_bytes())
 
     with _one_at_a_time(store, name):
@@ -156,7 +144,7 @@ def _result(
 def failed(job: Job, error: QCompileError) -> Result:
     """Return what the worker answers where a step fails: its disk may be full, which another one's is not."""
     told = error if isinstance(error, OutOfMemory) else out_of_memory(error, job.request.step.kind) or error
-    if isinstance(error, StorageError) and _is_full(error):
+    if _is_full(error):
         reason = f"worker {job.worker}: {error.message}"
         return Result("full", reason=reason, worker=job.worker, address=job.address)
     return Result("failed", error=told.as_json(), worker=job.worker, address=job.address)
@@ -257,34 +245,13 @@ def _one_at_a_time(store: Store, name: str) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _naming(place: Place) -> Iterator[None]:
-    """Have errors say `OUTPUT` and `RECIPE` in place of folders of this worker; the client has its own."""
-    try:
-        yield
-    except QCompileError as error:
-        error.message, error.hint = _named(error.message, place), _named(error.hint, place)
-        error.data = {
-            name: _named(str(value), place) if isinstance(value, str | Path) else value
-            for name, value in error.data.items()
-        }
-        raise
-
-
-def _named(text: str, place: Place) -> str:
-    folder = place.recipe.parent
-    beside = Path(RECIPE, os.path.relpath(place.files, folder))
-    text = text.replace(str(place.output), OUTPUT).replace(str(folder), RECIPE)
-    return text.replace(str(place.files), str(beside))
-
-
 def _is_full(error: BaseException) -> bool:
     """Whether an error tells that a disk has no room; a stage writes to this worker's alone."""
     seen: BaseException | None = error
     for _ in range(10):
         if seen is None:
             return False
-        said = seen.message if isinstance(seen, QCompileError) else ""
+        said = seen.message if isinstance(seen, StorageError) else ""
         if (isinstance(seen, OSError) and seen.errno in _NO_ROOM) or any(
             os.strerror(number) in said for number in _NO_ROOM
         ):

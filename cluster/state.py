@@ -75,6 +75,8 @@ def as_text(step: Step) -> StepText:
         built={name: made.digest for name, made in step.built.items()},
         why_not=dict(step.why_not),
         unavailable=step.unavailable,
+        machine=step.machine,
+        trial=step.trial,
     )
 
 

@@ -27,7 +27,7 @@ from ..temporary import held_folder
 from .arriving import Writer
 from .content import ContentStore, Moved
 from .messages import FileRef
-from .serving import ARRIVING, CHUNK_BYTES, HANDLERS, handlers, take_parts, write_parts
+from .serving import ARRIVING, CHUNK_BYTES, HANDLERS, handlers, take_parts, uncopied, write_parts
 
 __all__ = ["CHUNK_BYTES", "HANDLERS", "fetch", "handlers", "pull", "push"]
 
@@ -76,6 +76,10 @@ async def push(rpc: Any, files: Mapping[str, Path], *, progress: Progress = sile
         try:
             if mine:
                 await _send(rpc, mine, spans, sent, progress)
+        except ArtifactError as error:
+            path = mine.get(str(error.data.get("digest")), "a file")
+            hint = "leave it as it is while it is used, and run it again"
+            raise ArtifactError(f"{path}: was changed after it was read", hint=hint, file=path) from error
         finally:
             for digest in mine:
                 del _pushing[keys[digest]]
@@ -230,14 +234,12 @@ async def _receive(
 async def _send(
     rpc: Any, files: Mapping[str, Path], spans: Mapping[str, Spans], sent: Moved, progress: Progress
 ) -> None:
-    from distributed.protocol import to_serialize
-
     sizes = await asyncio.to_thread(_sizes, files)
     total = sum(sizes.values())
 
     async def one(parts: Sequence[Part]) -> None:
         data = await asyncio.to_thread(_read_parts, files, parts)
-        await _ask(rpc, "qcompile_write", parts=parts, data=to_serialize(data))
+        await _ask(rpc, "qcompile_write", parts=parts, data=uncopied(data))
         sent.bytes_out += len(data)
         progress("send files", sent.bytes_out, total)
 

@@ -143,7 +143,7 @@ class Data:
                     break
                 head = extent = samples = self.limit - seen
             seen += samples
-            if samples:
+            if samples or self.is_fixed:  # one without samples is refused by a fixed batch, when it is read
                 found.append(_Stored(number, extent, head))
             if self.limit is not None and seen >= self.limit:
                 break

@@ -52,8 +52,11 @@ def parse_device(text: str) -> int | None:
     """
     match = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
     if match is None:
-        required = "cpu, cuda or cuda:NUMBER, or all alone, is required"
-        raise InvalidOption(f"`devices` {text!r}: {required}", option="devices")
+        raise InvalidOption(
+            f"`devices` {text!r}: cpu, cuda or cuda:NUMBER is required",
+            hint="all stands alone" if text == ALL else "",
+            option="devices",
+        )
     return None if text == "cpu" else int(match[1] or 0)
 
 

@@ -24,9 +24,12 @@ from ..files import write_json, write_text
 from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..reporting.recommendation import Recommendation, recommend
+from ..spec.cluster import SchedulerOptions
 from ..spec.decode import key as options_key
 from ..spec.first_use import AutoCommand
+from ..spec.option import fields_of
 from .bench_stages import RESULTS
+from .executor import Executor
 from .propose import init
 from .propose.model_facts import plain_name
 from .recipe import read_recipe
@@ -89,6 +92,7 @@ def auto(
     max_time_s: float | None = None,
     trust: bool = False,
     force: bool = False,
+    executor: Executor | None = None,
     progress: Progress = silent,
     listener: StageListener | None = None,
 ) -> AutoResult:
@@ -104,6 +108,7 @@ def auto(
         inputs, weights, download, targets, gpus, metric, max_time_s: As `init`.
         trust: As `init`; code that an edited recipe names elsewhere is run too.
         force: Write the recipe anew, also over one of another request.
+        executor: Carries out the stages, and the trials of tuning; this process by default.
         progress: Told of every step.
         listener: Told of every stage when it is over.
 
@@ -124,13 +129,24 @@ def auto(
             hint="give `data`, or `evaluation` and `calibration`",
             option="data",
         )
-    return _Auto(asked, progress, listener).drive()
+    return _Auto(asked, executor, progress, listener).drive()
+
+
+def folder_of(model: str, output: Path | None) -> Path:
+    """Return the folder that is written where this one was given."""
+    return output or Path(f"auto-{plain_name(parse_source(model))}")
 
 
 class _Auto:
-    def __init__(self, asked: AutoCommand, progress: Progress, listener: StageListener | None) -> None:
-        self.asked, self.progress, self.listener = asked, progress, listener
-        self.folder = asked.output or Path(f"auto-{plain_name(parse_source(asked.model))}")
+    def __init__(
+        self,
+        asked: AutoCommand,
+        executor: Executor | None,
+        progress: Progress,
+        listener: StageListener | None,
+    ) -> None:
+        self.asked, self.executor, self.progress, self.listener = asked, executor, progress, listener
+        self.folder = folder_of(asked.model, asked.output)
         self.recipe = self.folder / RECIPE
         self.stages: dict[str, str] = {}
         self.notes: list[str] = []
@@ -188,6 +204,7 @@ class _Auto:
             read_recipe(self.recipe),
             trust=asked.trust,
             typed=(asked.model, asked.data, asked.calibration, asked.evaluation, asked.metric),
+            executor=self.executor,
             progress=self.progress,
             listener=self.listener,
         )
@@ -209,6 +226,7 @@ class _Auto:
             targets,
             max_drop=self.asked.max_drop,
             known=self._state().get("tuned"),
+            executor=self.executor,
             progress=lambda text, done=0, total=None, /: self.progress(f"tune: {text}", done, total),
         )
         self._save({**self._state(), "tuned": found.as_json()})
@@ -223,7 +241,8 @@ class _Auto:
     def _request(self) -> dict[str, Any]:
         """What was asked for, as JSON has it."""
         bare = dataclasses.replace(self.asked, output=None, force=False)
-        request: dict[str, Any] = json.loads(json.dumps(options_key(bare)))
+        where = tuple(one.name for one in fields_of(SchedulerOptions))  # the answer does not depend on it
+        request: dict[str, Any] = json.loads(json.dumps(options_key(bare, without=where)))
         return request
 
     @property

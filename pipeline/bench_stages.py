@@ -115,7 +115,7 @@ def bench_stage(
             save_results(stopped.results, output / INTERRUPTED)
             raise
 
-    key = {
+    key: dict[str, object] = {
         "artifacts": {name: made.digest for name, made in built.items()},
         "failures": dict(why_not),
         "source": source_digest,
@@ -144,7 +144,8 @@ def join_stage(parts: Mapping[str, Made], output: Path) -> Stage:
 
         progress("put together")
         results = {machine: load_results(part.path) for machine, part in parts.items()}
-        return save_results(join_results(results, history=earlier_runs(output / RESULTS)), path)
+        save_results(join_results(results, history=earlier_runs(output / RESULTS)), path)
+        return path
 
     return Stage("bench", RESULTS, {"parts": {name: part.digest for name, part in parts.items()}}, work)
 

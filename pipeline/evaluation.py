@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import tool_versions
+from ..engines.gpu import is_every_gpu
 from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..progress import Progress
 from ..spec.decode import key as options_key
-from ..spec.words import is_own_metric
+from ..spec.words import TENSORRT_TARGETS, is_own_metric
 from .bench_stages import measured_models
+from .kinds import named_artifact
 from .recipe import BASELINE, Recipe
 from .stages import ONNX_TOOLS, Made, Stage, located, recipe_source
 from .trust import interpreters
@@ -38,14 +40,12 @@ def evaluation_steps(recipe: Recipe, bench: Step, number: int) -> list[Step]:
     section = recipe.bench
     if section is None or not recipe.data.evaluation or recipe_source(recipe).kind in TENSORFLOW_KINDS:
         return []
-    if section.baseline in bench.why_not:
-        return []  # bench takes another, and says so
+    if is_every_gpu(section.devices):
+        return []  # each evaluates for itself
     groups: dict[str, dict[str, Made]] = {"": {}}
-    for one in recipe.artifact:
-        if one.name in bench.built:
-            kind = one.target if one.target.startswith("tensorrt") else ""
-            groups.setdefault(kind, {})[one.name] = bench.built[one.name]
-    if section.baseline != BASELINE:
+    for name, made in bench.built.items():
+        groups.setdefault(_engine_of_gpus(recipe, name), {})[name] = made
+    if section.baseline in bench.built:
         for group in groups.values():
             group[section.baseline] = bench.built[section.baseline]
     evaluated = replace(bench, kind="evaluate", why_not={}, unavailable=())
@@ -54,6 +54,12 @@ def evaluation_steps(recipe: Recipe, bench: Step, number: int) -> list[Step]:
         for kind, group in groups.items()
         for part in range(1, number + 1)
     ]
+
+
+def _engine_of_gpus(recipe: Recipe, name: str) -> str:
+    """The engine of an artifact that needs a GPU; empty for another."""
+    target = named_artifact(recipe, name).target
+    return target if target in TENSORRT_TARGETS else ""
 
 
 def evaluate_stage(
@@ -74,10 +80,10 @@ def evaluate_stage(
     assert evaluation is not None, "the caller looks first"
     function = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
-    targets = {one.name: one.target for one in recipe.artifact}
-    on_gpu = any(targets[one].startswith("tensorrt") for one in built if one != section.baseline)
+    baseline = section.baseline if section.baseline in built else BASELINE  # as bench has it
+    on_gpu = any(_engine_of_gpus(recipe, one) for one in built if one != baseline)
     artifacts = {one: str(made.path) for one, made in built.items()}
-    if not on_gpu or section.baseline == BASELINE:
+    if not on_gpu or baseline == BASELINE:
         artifacts = {BASELINE: source.absolute, **artifacts}
     models = {} if on_gpu else measured_models(recipe, section.models)
     part = parse_shard(shard)
@@ -88,7 +94,7 @@ def evaluate_stage(
         return evaluate(
             artifacts,
             path,
-            baseline=section.baseline,
+            baseline=baseline,
             evaluation=evaluation,
             metric=function.absolute if function else section.metric,
             part=(part.part, part.shards),

@@ -32,17 +32,19 @@ class Done:
 
 
 class Executor(Protocol):
-    """Carries out steps.
+    """Carries out steps."""
 
-    Attributes:
-        parallel: Steps of one run that may be asked for at a time, each from a thread of its own.
-        shards: Parts that a calibration is cut into; 1 keeps it whole.
-        kinds: GPUs of the cluster by compute capability ("sm86"), each once, sorted; none without a cluster.
-    """
+    @property
+    def parallel(self) -> int:
+        """Steps of one run that may be asked for at a time, each from a thread of its own."""
 
-    parallel: int
-    shards: int
-    kinds: Sequence[str]
+    @property
+    def shards(self) -> int:
+        """Parts that a calibration is cut into; 1 keeps it whole."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """GPUs of the cluster by compute capability ("sm86"), each once, sorted; none without a cluster."""
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """Carry out a step unless it is done, and publish its files; None where it means no stage.

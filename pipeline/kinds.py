@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..engines.gpu import is_every_gpu
 from ..errors import RecipeError
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused
@@ -108,9 +109,8 @@ def measured_on(
     Returns:
         The kinds in order, the one without a GPU first; one alone where nothing differs.
     """
-    section = recipe.bench
+    section, rest = recipe.bench, kind_of_others(recipe, kinds)
     assert section is not None, "the caller looks first"
-    rest = kinds[0] if kinds and any(device != "cpu" for device in section.devices) else ANY
     groups: dict[str, list[str]] = {}
     for name, gpus in built_for.items():
         for kind in [kind for kind in kinds if kind in gpus] or [rest]:
@@ -118,6 +118,12 @@ def measured_on(
     if not groups or (section.models and rest not in groups):
         groups[rest] = []
     return {kind: groups[kind] for kind in sorted(groups)}
+
+
+def kind_of_others(recipe: Recipe, kinds: Sequence[str]) -> str:
+    """Return the kind of machine that measures what is for no kind of GPU."""
+    devices = recipe.bench.devices if recipe.bench else ()
+    return kinds[0] if kinds and any(device != "cpu" for device in devices) else ANY
 
 
 def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[Step]:
@@ -134,7 +140,8 @@ def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[St
     if list(groups) == [ANY]:
         return [whole]
     assert recipe.bench is not None, "the caller looks first"
-    steps, baseline = [], recipe.bench.baseline
+    steps: list[Step] = []
+    baseline = recipe.bench.baseline
     for kind, names in groups.items():
         beside = {baseline} if kind in built_for.get(baseline, ()) or not built_for.get(baseline) else set()
         step = replace(
@@ -144,6 +151,12 @@ def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[St
         )
         steps.append(replace(step, why_not={}, unavailable=()) if steps else step)
     return steps
+
+
+def evaluated_apart(recipe: Recipe, bench: Step) -> bool:
+    """Whether other workers may evaluate for a bench: not for one that must run on a GPU of one kind."""
+    devices = recipe.bench.devices if recipe.bench else ()
+    return bench.machine in (ANY, PROCESSOR) and not is_every_gpu(devices)
 
 
 def gpus_of(path: Path) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ interpreters (`model.python`, `bench.python`): their paths are those of the mach
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,11 +50,17 @@ def recipe_files(recipe: Recipe) -> Iterator[Path]:
 
 def settled(path: Path) -> Path:
     """Return an absolute path without `..`; links in front of one are resolved, as the system does."""
-    parts = Path(path).absolute().parts
+    path = path.absolute()
+    parts = path.parts
     if ".." not in parts:
-        return Path(*parts)
+        return path
     end = len(parts) - parts[::-1].index("..")
-    return Path(*parts[:end]).resolve().joinpath(*parts[end:])
+    return _resolved(parts[:end]).joinpath(*parts[end:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _resolved(parts: tuple[str, ...]) -> Path:
+    return Path(*parts).resolve()
 
 
 def _found(recipe: Recipe) -> Iterator[Path]:

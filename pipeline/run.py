@@ -22,10 +22,10 @@ from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
 from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
-from .kinds import built_on, for_every_kind, measured_apart
+from .kinds import built_on, evaluated_apart, for_every_kind, measured_apart
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
-from .scale import calibration_samples
+from .scale import calibration_samples, evaluation_batches
 from .stages import Made, given_ranges
 from .steps import Step, source_digest, takes_pytorch
 from .store import Store
@@ -239,9 +239,11 @@ class _Run:
 
     def _evaluated(self, bench: Step) -> Step:
         """The bench with what it will find of the accuracy, where it need not evaluate all itself."""
-        number = self.executor.shards
+        number = min(self.executor.shards, evaluation_batches(self.recipe) if self.executor.shards > 1 else 1)
         asked = self._is_asked(bench)
-        if number == 1 or (not asked and self.executor.is_done(self.recipe, bench, self.store)):
+        if number < 2 or not evaluated_apart(self.recipe, bench):
+            return bench
+        if not asked and self.executor.is_done(self.recipe, bench, self.store):
             return bench
         steps = evaluation_steps(self.recipe, bench, number)
         parts = self._each([functools.partial(self._do, step) for step in steps])

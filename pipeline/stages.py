@@ -53,12 +53,14 @@ class Stage:
         file: Name of the file it writes.
         key: Everything its outcome depends on.
         work: Writes the file, given its path and where to tell progress.
+        published: Whether its files appear in the output folder; those of trials have the same names.
     """
 
     name: str
     file: str
     key: Mapping[str, Any]
     work: Callable[[Path, Progress], object]
+    published: bool = True
 
 
 def recipe_source(recipe: Recipe) -> Source:

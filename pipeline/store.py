@@ -55,10 +55,11 @@ class Store:
         output: The folder that artifacts are published to.
         folder: Where stages are kept, for several output folders; in the output folder by default. One at a
             time may carry out a stage in it.
+        published: Whether files of finished stages appear in `output`.
     """
 
-    def __init__(self, output: Path, *, folder: Path | None = None) -> None:
-        self.output, self.own = output, output / FOLDER
+    def __init__(self, output: Path, *, folder: Path | None = None, published: bool = True) -> None:
+        self.output, self.own, self.published = output, output / FOLDER, published
         self.folder = folder or self.own
         self._used: set[Path] = set()
 
@@ -151,7 +152,7 @@ class Store:
     def _handed_out(self, final: Path, files: Mapping[str, str], done: bool, publish: bool) -> Stored:
         os.utime(final / _RECORD)
         self._used.add(final)
-        if publish:
+        if publish and self.published:
             self._publish(final, files)
         return Stored(final, files, done)
 

@@ -7,8 +7,9 @@ otherwise with `trust`. A recipe cannot say so itself.
 | key                                        | names                                                        |
 |--------------------------------------------|--------------------------------------------------------------|
 | `model.source`, `sweep.models`,            |                                                              |
-| `bench.models`                             | a function, or, with `model.trust`, a file that holds code   |
-| `data.calibration`, `data.evaluation`      | a function                                                   |
+| `sweep.model.source`, `bench.models`       | a function, or, with `model.trust`, a file that holds code   |
+| `data.calibration`, `data.evaluation`,     |                                                              |
+| the same of `sweep.model`                  | a function                                                   |
 | `bench.metric`                             | a function                                                   |
 | `model.python`, `bench.python`             | an interpreter                                               |
 | `artifact.tensorrt.plugins`                | a native library                                             |
@@ -29,6 +30,8 @@ from pathlib import Path
 from ..data.spelling import FUNCTION, parse_spelling
 from ..errors import QCompileError, RecipeError
 from ..model.source import NAMED, Source, parse_source
+from ..spec.recipes import DataSection
+from ..spec.sweep import SweepModel
 from ..spec.tensorrt import AUTO, OFF
 from ..spec.words import is_own_metric
 from .recipe import Recipe
@@ -93,12 +96,12 @@ def named(recipe: Recipe, *, output: Path | None) -> Iterator[Named]:
         yield Named("output", _WRITES, recipe.output, folder / recipe.output)
     if model.source:
         yield from _model("model.source", model.source, recipe)
-    for _, text in recipe.sweep.named_models() if recipe.sweep else ():
-        yield from _model("sweep.models", text, recipe)
-    for key in ("calibration", "evaluation"):
-        text = getattr(recipe.data, key)
-        if text and parse_spelling(text).kind == FUNCTION:
-            yield from _model(f"data.{key}", parse_spelling(text).path, recipe)
+    for text in recipe.sweep.models if recipe.sweep else ():
+        yield from _model("sweep.models", text.partition("=")[2], recipe)
+    for one in recipe.sweep.model if recipe.sweep else ():
+        yield from _model("sweep.model.source", one.source, recipe)
+        yield from _samples("sweep.model", one, recipe)
+    yield from _samples("data", recipe.data, recipe)
     yield from _interpreters("model.python", model.python, folder)
     for index, one in enumerate(recipe.artifact):
         key = f"artifact[{index}].tensorrt"
@@ -150,6 +153,13 @@ def _model(key: str, text: str, recipe: Recipe) -> Iterator[Named]:
         yield Named(key, _CODE, text, _module_path(source.module, recipe.folder))
     elif source.kind in _RUNS_CODE_IF_TRUSTED and recipe.model.trust:
         yield Named(key, "a file that may hold code", text, source.file)
+
+
+def _samples(key: str, section: DataSection | SweepModel, recipe: Recipe) -> Iterator[Named]:
+    for name in ("calibration", "evaluation"):
+        text = getattr(section, name)
+        if text and parse_spelling(text).kind == FUNCTION:
+            yield from _model(f"{key}.{name}", parse_spelling(text).path, recipe)
 
 
 def _source(text: str, recipe: Recipe) -> Source | None:

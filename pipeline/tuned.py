@@ -15,10 +15,12 @@ from ..errors import QCompileError
 from ..files import digest_files
 from ..progress import Progress
 from ..spec.words import CPU_TARGETS, CpuTarget
+from .executor import Executor
 from .published import BALANCED, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .run import RunReport
 from .stages import located
+from .trial_steps import on_executor
 
 TUNED = "tuned-int8"
 """Name of the artifact that `tune` finds."""
@@ -72,6 +74,7 @@ def tune_recipe(
     *,
     max_drop: float,
     known: Mapping[str, Any] | None,
+    executor: Executor | None = None,
     progress: Progress,
 ) -> Found:
     """Search a mix for the graph that the recipe's artifacts are built from.
@@ -83,6 +86,7 @@ def tune_recipe(
         targets: To search for.
         max_drop: The budget.
         known: What an earlier search found, as `Found.as_json`.
+        executor: Makes the trials; this process by default.
         progress: Told of every step.
 
     Returns:
@@ -126,6 +130,7 @@ def tune_recipe(
             batch_size=recipe.bench.batch_size,
             threads=recipe.bench.threads,
             max_time_s=min(recipe.bench.max_time_s, _LONGEST_S),
+            elsewhere=on_executor(executor, folder, progress=progress) if executor else None,
             progress=progress,
         )
     except QCompileError as error:

@@ -21,8 +21,13 @@ _LINEAR_TO = 10.0  # points; where one artifact lost more, the others would be o
 _DROP_TICKS = (-50, -20, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50, 100)
 
 
-def pareto_chart(subjects: Sequence[ReportedArtifact]) -> Chart | None:
-    """Draw drop against latency with areas by size, or size against latency where drops do not differ."""
+def pareto_chart(subjects: Sequence[ReportedArtifact], *, name: str = "pareto") -> Chart | None:
+    """Draw drop against latency with areas by size, or size against latency where drops do not differ.
+
+    Args:
+        subjects: Artifacts of one measurement.
+        name: Unique in the page.
+    """
     with_drop = [s for s in subjects if s.drop is not None]
     with_size = [s for s in subjects if s.size_bytes is not None]
     by_drop = drops_differ(subjects)
@@ -58,7 +63,7 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> Chart | None:
         return made
 
     names = ", ".join(s.name for s in shown if s in best)
-    return draw("pareto", f"Trade-off of accuracy, latency and size; beaten by none: {names}", paint)
+    return draw(name, f"Trade-off of accuracy, latency and size; beaten by none: {names}", paint)
 
 
 def drops_differ(subjects: Sequence[ReportedArtifact]) -> bool:

@@ -52,10 +52,7 @@ def write_report(
         EngineUnavailable: If matplotlib or Jinja is missing.
     """
     path = Path(output)
-    if path.suffix not in SUFFIXES:
-        raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
-    check_output(path)
-    require_matplotlib()
+    check_page(path)
     source = read_source(
         Path(results_path),
         layers=[Path(one) for one in layers],
@@ -76,7 +73,7 @@ def render(source: Source, *, name: str) -> str:
     """
     summary = summarize(source)
     every = sections(source, summary.chosen)
-    return _template().render(
+    return template("page.html").render(
         summary=summary,
         sections=[section for section in every if not section.missing],
         left_out=[section for section in every if section.missing],
@@ -85,11 +82,16 @@ def render(source: Source, *, name: str) -> str:
         results=name,
         created=str(source.results.created),
         version=__version__,
-        style=(Path(__file__).parent / "style.css").read_text(encoding="utf-8"),
+        style=style(),
     )
 
 
-def _template() -> Template:
+def template(name: str) -> Template:
+    """Return a template of this folder.
+
+    Raises:
+        EngineUnavailable: If Jinja is missing.
+    """
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
@@ -103,7 +105,25 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html")
+    return environment.get_template(name)
+
+
+def style() -> str:
+    """Return the style of every page."""
+    return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+
+
+def check_page(path: Path) -> None:
+    """Refuse an output that can be no page.
+
+    Raises:
+        InvalidOption: If it is no .html, or a folder.
+        EngineUnavailable: If matplotlib is missing.
+    """
+    if path.suffix not in SUFFIXES:
+        raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
+    check_output(path)
+    require_matplotlib()
 
 
 def _families(source: Source) -> dict[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from .cluster import SchedulerOptions
 from .decode import Checked, Refused
 from .models import DOWNLOAD, WEIGHTS
 from .option import COMMA, argument, option
@@ -113,7 +114,7 @@ class InitCommand(ProposalOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoCommand(ProposalOptions):
+class AutoCommand(SchedulerOptions, ProposalOptions):
     """Find the artifact of MODEL to use, within an accuracy budget: init, run, tune, report.
 
     The last line names the artifact and what it costs. The exit code is 1 if no artifact is faster within the

@@ -78,10 +78,11 @@ class RecipeFile(Checked):
     def _check_presence(self) -> None:
         """Require a model and an artifact, here or in the matrix."""
         matrix = self.sweep or SweepSection()
-        if matrix.models and self.model.source:
-            problem = "is given, and `sweep.models` too; one of them is required"
+        models = matrix.every_model()
+        if models and self.model.source:
+            problem = "is given, and models of `sweep` too; one of them is required"
             raise Refused("model.source", problem, hint="write it as NAME=MODEL in sweep.models")
-        if not (matrix.models or self.model.source):
+        if not (models or self.model.source):
             raise Refused("model.source", "is missing")
         if not (matrix.targets or self.artifact):
             raise Refused("artifact", "is missing; at least one [[artifact]] is required")
@@ -92,7 +93,7 @@ class RecipeFile(Checked):
         if self.sweep is None:
             taken.add(self.name)
         else:
-            taken |= {name for name, _ in self.sweep.named_models()}
+            taken |= {one.name for one in self.sweep.every_model()}
             taken |= {one.name for one in self.sweep.combinations()}
         for index, one in enumerate(self.artifact):
             if one.name in taken:
@@ -123,6 +124,8 @@ def recipe_schema() -> dict[str, Any]:
     schema = msgspec.json.schema(RecipeFile)
     for kind in _tables(RecipeFile):
         _describe(schema["$defs"][kind.__name__], kind)
+    recipe = schema["$defs"][RecipeFile.__name__]
+    recipe["anyOf"] = [{"required": ["model", "artifact"]}, {"required": ["sweep"]}]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "qcompile recipe",
@@ -221,7 +224,7 @@ class MigrateCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneCommand(Checked):
+class TuneCommand(SchedulerOptions):
     """Rank the layers of MODEL by INT8 error, and find the fastest mix of INT8 and float in a budget."""
 
     model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]

@@ -58,6 +58,24 @@ class Combination:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SweepModel(Checked):
+    """`[[sweep.model]]`: a model with inputs or data of its own, in place of the recipe's."""
+
+    name: Annotated[str, option("Name of the model.", metavar="a plain file name", pattern=PLAIN_NAME)]
+    source: Annotated[str, option("MODEL, as `model.source` spells it.", min_length=1, metavar="MODEL")]
+    inputs: Annotated[
+        tuple[str, ...],
+        option("An input, as `model.inputs` spells it.", metavar="NAME:SHAPE[:DTYPE]"),
+    ] = ()
+    weights: Annotated[str, option("Weights, as `model.weights` spells them.", metavar="random|FILE")] = ""
+    preprocessing: Annotated[
+        str, option("How samples become the inputs, as `model.preprocessing`.", metavar="NAME|FILE.json")
+    ] = ""
+    calibration: Annotated[str, option("Samples to calibrate on.")] = ""
+    evaluation: Annotated[str, option("Labelled samples for accuracy and output difference.")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepSection(Checked):
     """`[sweep]`: models, shapes, targets, precisions and GPUs, of which `qcompile sweep` builds and measures
     every combination."""
@@ -65,6 +83,9 @@ class SweepSection(Checked):
     models: Annotated[
         tuple[NamedModel, ...],
         option("Model to sweep over, in place of `model.source`.", metavar="NAME=MODEL"),
+    ] = ()
+    model: Annotated[
+        tuple[SweepModel, ...], option("Models with inputs or data of their own, one table each.")
     ] = ()
     targets: Annotated[
         tuple[Target, ...], option("Runtime to build for; an artifact for each of `precisions`.")
@@ -98,11 +119,11 @@ class SweepSection(Checked):
         if bool(self.targets) != bool(self.precisions):
             key = "precisions" if self.targets else "targets"
             raise Refused(key, "is missing; every target is built in every precision")
-        for name, _ in self.named_models():
-            if not re.match(PLAIN_NAME, name):
-                raise Refused("models", "a plain file name before the = is required", value=name)
+        for index, text in enumerate(self.models):
+            if not re.match(PLAIN_NAME, text.partition("=")[0].strip()):
+                raise Refused(f"models[{index}]", "a plain file name before the = is required", value=text)
         for key, names in (
-            ("models", [name for name, _ in self.named_models()]),
+            ("models", [one.name for one in self.every_model()]),
             ("targets", self.targets),
             ("precisions", self.precisions),
             ("shapes", [one.label for one in self.read_shapes()]),
@@ -111,14 +132,14 @@ class SweepSection(Checked):
             seen: set[str] = set()
             for index, name in enumerate(names):
                 if name.casefold() in seen:
-                    raise Refused(
-                        f"{key}[{index}]", "another one is required: it is there already", value=name
-                    )
+                    where = f"{key}[{index}]" if index < len(getattr(self, key)) else "model"
+                    raise Refused(where, "another one is required: it is taken", value=name)
                 seen.add(name.casefold())
 
-    def named_models(self) -> list[tuple[str, str]]:
-        """Return (name, MODEL) of each model."""
-        return [(name.strip(), model) for name, _, model in (text.partition("=") for text in self.models)]
+    def every_model(self) -> list[SweepModel]:
+        """Return the models: those of `models`, then those with a table."""
+        named = (text.partition("=") for text in self.models)
+        return [*(SweepModel(name=name.strip(), source=model) for name, _, model in named), *self.model]
 
     def combinations(self, gpus: Sequence[str] | None = None) -> Iterator[Combination]:
         """Yield what is built of each model and shape.

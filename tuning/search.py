@@ -1,10 +1,17 @@
-"""Search for the fewest layers to leave in float within the budget."""
+"""Search for the fewest layers to leave in float within the budget.
+
+The search is a generator of questions, so that it can be replayed with other answers: `ahead` finds what it
+may ask next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
-Keeps = Callable[[frozenset[str]], bool]
+Mix = frozenset[str]
+"""Layers that stay in float."""
+Keeps = Callable[[Mix], bool]
+Search = Generator[Mix, bool, Mix | None]
 
 
 def fewest_in_float(order: Sequence[str], keeps_budget: Keeps, *, tries: int = 8) -> frozenset[str] | None:
@@ -19,21 +26,37 @@ def fewest_in_float(order: Sequence[str], keeps_budget: Keeps, *, tries: int = 8
             taken for granted while halving, and not while putting back.
         tries: How many layers may be tried to be put back, from the least damaging on.
     """
-    if keeps_budget(frozenset()):
+    return answered(searching(order, tries=tries), keeps_budget)
+
+
+def answered(search: Search, keeps_budget: Keeps) -> Mix | None:
+    """Return what a search finds with these answers."""
+    try:
+        mix = next(search)
+        while True:
+            mix = search.send(keeps_budget(mix))
+    except StopIteration as found:
+        result: Mix | None = found.value
+        return result
+
+
+def searching(order: Sequence[str], *, tries: int = 8) -> Search:
+    """Yield the mixes that `fewest_in_float` asks of, and return what it finds."""
+    if (yield frozenset()):
         return frozenset()
     low, high = 0, len(order)  # `low` layers in float do not keep it
-    if not keeps_budget(frozenset(order)):
+    if not (yield frozenset(order)):
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        if keeps_budget(frozenset(order[:middle])):
+        if (yield frozenset(order[:middle])):
             high = middle
         else:
             low = middle
     chosen = frozenset(order[:high])
     # The last one was needed, or one fewer would have kept the budget.
     for layer in list(reversed(order[: high - 1]))[:tries]:
-        if keeps_budget(chosen - {layer}):
+        if (yield chosen - {layer}):
             chosen -= {layer}
     return chosen
 

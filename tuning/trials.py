@@ -1,29 +1,25 @@
-"""Trials: each candidate is quantized and built, and its accuracy and latency are measured."""
+"""Trials: each candidate is made once, and its latency is measured; `making` makes them.
+
+With an `Elsewhere`, trials are begun before they are asked for. Only those that were asked for count.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..artifact import size_bytes
 from ..bench.benchmark import benchmark
-from ..bench.metrics.accuracy import ScoreSums, accuracy
-from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
-from ..bench.outputs import paired
-from ..building import build_lowered
-from ..calibration import Ranges
-from ..data.readers import Batch
-from ..engines.base import Runner
-from ..engines.capabilities import capabilities
-from ..engines.registry import engine
-from ..errors import DataError, QCompileError
-from ..lowering import lower
+from ..compiler.quantize.sensitivity import LayerSensitivity
+from ..errors import QCompileError
 from ..progress import Progress
-from ..spec.artifacts import BuildSpec
-from ..spec.decode import given
 from ..spec.words import FloatPrecision, Target
+from .making import Elsewhere, MadeElsewhere, Score, TrialAsk, TrialMaker, rank_part
 
 
 @dataclass
@@ -79,48 +75,32 @@ class Trial:
 
 
 class TrialRunner:
-    """Makes trials of one float model in one folder, and remembers them."""
+    """Has trials of one float model made in one folder, and remembers them.
+
+    Args:
+        maker: Makes them here, and knows the float model.
+        folder: Where their files go.
+        progress: Told of every step.
+        elsewhere: Makes them in place of `maker`, several at a time.
+    """
 
     def __init__(
-        self,
-        model: Path,
-        ranges: Ranges,
-        batches: Sequence[Batch],
-        metric: Metric,
-        folder: Path,
-        *,
-        method: str | None,
-        exclude: Sequence[str],
-        threads: int,
-        progress: Progress,
+        self, maker: TrialMaker, folder: Path, progress: Progress, elsewhere: Elsewhere | None = None
     ) -> None:
-        self.model, self.ranges, self.batches, self.metric, self.folder = (
-            model, ranges, batches, metric, folder,
-        )  # fmt: skip
-        self.method, self.exclude, self.threads, self.progress = method, tuple(exclude), threads, progress
-        if metric.needs_labels and any(batch.labels is None for batch in batches):
-            raise DataError(
-                f"metric {metric.name} needs labels, and the data has none",
-                hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
-            )
-        if not batches:
-            raise DataError("the data is empty; accuracy needs at least one sample")
-        progress("run the float model")
-        with engine("onnxruntime").open(str(model), threads=threads) as runner:
-            self.reference: list[Outputs] = [runner.infer(batch.feeds) for batch in batches]
-        truths = [Truth(batch.labels, batch.samples, batch.where) for batch in batches]
-        self.metric = metric = metric.resolved(self.reference[0], truths[0])
-        self.scored = [
-            metric.score(outputs, outputs, truth)
-            for truth, outputs in zip(truths, self.reference, strict=True)
-        ]
-        self._float = self._sums(self.scored)
-        self.float_value = self._float.value()
+        self.maker, self.folder, self.progress, self.elsewhere = maker, folder, progress, elsewhere
         self.trials: dict[str, Trial] = {}
+        self._begun: dict[TrialAsk, Future[MadeElsewhere]] = {}
+        self._ranks: dict[Target, list[Future[list[LayerSensitivity]]]] = {}
+        self._threads = ThreadPoolExecutor(self.parallel, "qcompile-tune") if elsewhere else None
+
+    @property
+    def parallel(self) -> int:
+        """Trials at a time."""
+        return max(1, self.elsewhere.parallel) if self.elsewhere else 1
 
     def in_float(self, target: Target, precision: FloatPrecision) -> Trial:
         """The float model, built for a target."""
-        return self._trial(f"{target}-{precision}", self._spec(target=target, precision=precision))
+        return self._trial(TrialAsk(f"{target}-{precision}", target, precision))
 
     def int8(
         self,
@@ -134,22 +114,83 @@ class TrialRunner:
         Raises:
             QuantizationError: If nothing is left to quantize.
         """
+        known = self.find(target, in_float, float_precision=float_precision)
+        if known is not None:
+            return known
+        ask = self.int8_ask(target, in_float, float_precision=float_precision)
+        left = f": {len(in_float)} layers in float" if in_float else ""
+        self.progress(f"quantize {ask.name}{left}")
+        return self._trial(ask)
+
+    def find(
+        self, target: Target, in_float: frozenset[str], *, float_precision: FloatPrecision = "fp32"
+    ) -> Trial | None:
+        """Return the INT8 trial of a mix that was made."""
         for known in self.trials.values():
             same = (known.target, known.precision, known.in_float, known.float_precision)
             if same == (target, "int8", in_float, float_precision):
                 return known
-        number = sum(trial.target == target and trial.precision == "int8" for trial in self.trials.values())
+        return None
+
+    def int8_ask(
+        self,
+        target: Target,
+        in_float: frozenset[str],
+        *,
+        float_precision: FloatPrecision = "fp32",
+        after: int = 0,
+    ) -> TrialAsk:
+        """Return what a mix is asked as, if so many trials of its target are made before it."""
+        made = sum(trial.target == target and trial.precision == "int8" for trial in self.trials.values())
         name = (
             f"{target}-int8"
-            + (f"-mix{number}" if in_float else "")
+            + (f"-mix{made + after}" if in_float else "")
             + (f"-{float_precision}" * (float_precision != "fp32"))
         )
-        self.progress(f"quantize {name}: {len(in_float)} layers in float" if in_float else f"quantize {name}")
-        spec = self._spec(
-            target=target, precision="int8", float_precision=float_precision, method=self.method,
-            exclude=(*self.exclude, *sorted(in_float)), correct_bias=False,
-        )  # fmt: skip
-        return self._trial(name, spec, in_float)
+        return TrialAsk(name, target, "int8", in_float, float_precision)
+
+    def begin(self, asks: Sequence[TrialAsk], *, instead_of: Collection[Target] = ()) -> None:
+        """Begin to make trials elsewhere; those of `instead_of` that nobody began are given up for them."""
+        if self._threads is None or self.elsewhere is None:
+            return
+        for ask in [one for one in self._begun if one.target in instead_of and one not in asks]:
+            if self._begun[ask].cancel():
+                del self._begun[ask]
+        for ask in asks:
+            if ask not in self._begun:
+                self._begun[ask] = self._threads.submit(self.elsewhere.make, ask)
+
+    def begin_ranking(self, target: Target) -> None:
+        """Begin to rank the layers elsewhere."""
+        if self._threads is not None and self.elsewhere is not None:
+            parts = self.parallel
+            self._ranks[target] = [
+                self._threads.submit(self.elsewhere.rank, target, part, parts) for part in range(1, parts + 1)
+            ]
+
+    def rank(self, target: Target) -> list[LayerSensitivity]:
+        """Return the damage of every layer that would be quantized, the most damaging first."""
+        parts = self._ranks.pop(target, None)
+        if parts is None:
+            return rank_part(self.maker.setting, target, progress=self.progress)
+        self.progress("damage of each layer")
+        # Parts follow each other in the graph: of equal damage, the earlier layer stays in front.
+        return sorted((one for part in parts for one in part.result()), key=lambda one: -one.noise)
+
+    def settle(self) -> None:
+        """Give up what was begun and not asked for; wait for what cannot be given up."""
+        futures: list[Future[Any]] = list(self._begun.values())
+        futures += [part for parts in self._ranks.values() for part in parts]
+        wait([future for future in futures if not future.cancel()])
+        self._begun.clear()
+        self._ranks.clear()
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.elsewhere is not None:
+            self.elsewhere.close()
 
     def time(self, trials: Sequence[Trial], *, data: str | None, batch_size: int | None, max_time_s: float,
              progress: Callable[..., None]) -> None:  # fmt: skip
@@ -158,13 +199,14 @@ class TrialRunner:
         Raises:
             QCompileError: If one of them fails.
         """
+        self.settle()
         base = next(trial for trial in trials if trial.precision == "fp32")
         results = benchmark(
             {trial.name: str(trial.path) for trial in trials},
             baseline=base.name,
             data=data,
             batch_size=batch_size,
-            threads=self.threads,
+            threads=self.maker.setting.threads,
             max_time_s=max_time_s,
             progress=progress,
         )
@@ -180,45 +222,36 @@ class TrialRunner:
                 "verdict": ratio.verdict if ratio else "the baseline",
             }
 
-    def _spec(self, **options: Any) -> BuildSpec:
-        """What a trial is; what an artifact is worth is measured, also of one that missed its precision."""
-        return given(BuildSpec, {**options, "threads": self.threads, "allow_fallback": True})
-
-    def _trial(self, name: str, spec: BuildSpec, in_float: frozenset[str] = frozenset()) -> Trial:
-        chosen = engine(spec.target)
-        path, graph = self.folder / f"{name}{chosen.suffix}", self.folder / f"{name}.graph.onnx"
-        lowered = lower(self.model, spec, capabilities(chosen), graph, ranges=self.ranges)
-        self.progress(f"build {name}")
-        build_lowered(self.model, path, spec, lowered)
-        self.progress(f"accuracy of {name}")
-        found = accuracy(self._sums(self._score(chosen.open(str(path), threads=self.threads))), self._float)
-        assert found.drop is not None, "every artifact is compared with the float model"
+    def _trial(self, ask: TrialAsk) -> Trial:
+        score, path = self._scored(ask), self.folder / ask.file
         trial = Trial(
-            name, spec.target, spec.precision, in_float, path, found.value, found.drop.value,
-            size_bytes=size_bytes(path), float_precision=spec.float_precision,
-            drop_low=found.drop.low, drop_high=found.drop.high,
+            ask.name, ask.target, ask.precision, ask.in_float, path, score.value, score.drop,
+            size_bytes=size_bytes(path), float_precision=ask.float_precision,
+            drop_low=score.low, drop_high=score.high,
         )  # fmt: skip
-        self.trials[name] = trial
+        self.trials[ask.name] = trial
         return trial
 
-    def _score(self, runner: Runner) -> list[Scored]:
-        """Score an artifact batch by batch; its outputs are forgotten."""
-        scored = []
-        with runner:
-            for batch, expected in zip(self.batches, self.reference, strict=True):
-                outputs = paired(expected, runner.infer(batch.feeds))
-                truth = Truth(batch.labels, batch.samples, batch.where)
-                scored.append(self.metric.score(outputs, expected, truth))
-        return scored
-
-    def _sums(self, scored: Sequence[Scored]) -> ScoreSums:
-        sums = ScoreSums(self.metric)
-        for batch, own, reference in zip(self.batches, scored, self.scored, strict=True):
-            sums.add(own, reference, batch.samples)
-        return sums
+    def _scored(self, ask: TrialAsk) -> Score:
+        if self.elsewhere is None:
+            return self.maker.make(ask, self.folder, self.progress)
+        begun = self._begun.pop(ask, None)
+        made = self.elsewhere.make(ask) if begun is None else begun.result()
+        for path in sorted(made.files, key=lambda one: one.suffix == ".json"):  # manifests last
+            _take(path, self.folder / path.name)
+        return made.score
 
 
 def as_table(trials: Mapping[str, Trial]) -> list[dict[str, Any]]:
     """Return the trials that were timed, the fastest first."""
     timed = [trial for trial in trials.values() if trial.latency_ms]
     return [trial.as_json() for trial in sorted(timed, key=lambda trial: trial.latency_ms)]
+
+
+def _take(source: Path, target: Path) -> None:
+    """Give a file a name here as well; its content is shared where the file system can."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..bench.metrics.accuracy import read_metric
-from ..calibration import Ranges, load_ranges, parse_method
 from ..compiler.export import export
 from ..compiler.quantize.calibrate import calibrate
 from ..compiler.quantize.int8.placement import graph_target
-from ..compiler.quantize.sensitivity import LayerSensitivity, rank_layers
+from ..compiler.quantize.sensitivity import LayerSensitivity
 from ..compiler.simplify.simplify import simplify
-from ..data.batches import Data
-from ..data.readers import Batch
 from ..engines.build import require_builder
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
 from ..files import write_json, write_text
 from ..model.graph import graph_precision
-from ..model.onnx_file import load_onnx, model_io
+from ..model.onnx_file import load_onnx
 from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..spec.words import AUTO, CPU_TARGETS, CpuTarget, FloatPrecision, Target
-from ..tensors import TensorInfo
+from .ahead import Possible, search_ahead
 from .costs import slower_layers
+from .making import Elsewhere, TrialAsk, TrialMaker, TrialSetting
 from .recipe_file import recipe_text
-from .search import fewest_in_float, pareto
+from .search import Keeps, Mix, fewest_in_float, pareto, searching
 from .trials import Trial, TrialRunner, as_table
 
-_LOOKED_AT = 8  # samples that rank the layers
 _TRIED_SLOWER = 2  # times that slow layers are taken out
 
 
@@ -112,6 +110,7 @@ def tune(
     batch_size: int | None = None,
     threads: int = 0,
     max_time_s: float = 60.0,
+    elsewhere: Callable[[TrialSetting], Elsewhere] | None = None,
     progress: Progress = silent,
 ) -> TuneResult:
     """Find the fastest mix of INT8 and float that loses no more than `max_drop`, and write it down.
@@ -132,6 +131,8 @@ def tune(
         batch_size: Samples per call when latency is measured.
         threads: The same for every artifact; 0 takes every core.
         max_time_s: For each of the measurements of latency.
+        elsewhere: Gives what makes the trials of a setting at the same time, in other processes or on other
+            machines. What is found is what one process finds; latency is measured here.
         progress: Told of every step.
 
     Returns:
@@ -144,7 +145,7 @@ def tune(
     """
     if not max_drop >= 0:  # NaN too
         raise InvalidOption(f"`max_drop` {max_drop:g}: at least 0 is required", option="max_drop")
-    chosen_metric = read_metric(metric)
+    read_metric(metric)  # a wrong one is refused before anything is made
     chosen_targets = _targets(targets)
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -152,31 +153,27 @@ def tune(
     proto = load_onnx(path)
     if (precision := graph_precision(proto)) != "fp32":
         raise InvalidOption(f"{path}: its graph is {precision} already", hint="tune the float model instead")
-    io = model_io(proto)
-    batches: list[Batch] = list(Data(data, io.inputs, limit=samples))
-    ranges = _ranges(path, calibration or data, folder, method, chosen_targets, progress)
-    bench = TrialRunner(
-        path, ranges, batches, chosen_metric.for_inputs(io.inputs), folder,
-        method=method, exclude=exclude, threads=threads, progress=progress,
+    setting = TrialSetting(
+        path, _ranges(path, calibration or data, folder, method, chosen_targets, progress), data, metric,
+        samples, method, tuple(exclude), threads,
     )  # fmt: skip
-    budget = Budget(max_drop, max_time_s, batch_size)
-    run = _Run(bench, budget, data, progress)
-    if bench.metric.note:
-        run.notes.append(f"accuracy is {bench.metric.note}")
+    maker = TrialMaker(setting, progress)
+    bench = TrialRunner(maker, folder, progress, elsewhere(setting) if elsewhere else None)
+    run = _Run(bench, Budget(max_drop, max_time_s, batch_size), data, progress)
+    if maker.metric.note:
+        run.notes.append(f"accuracy is {maker.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}
-    for target in chosen_targets:
-        few = Data(data, io.inputs, batch_size=1, limit=_looked_at(io.inputs))
-        damage[target] = rank_layers(
-            proto, graph_target(target), ranges, few,
-            method=parse_method(method) if method else None, exclude=exclude, progress=progress,
-        )  # fmt: skip
-        run.try_target(target, damage[target])
-    best = run.choose()
+    with contextlib.closing(bench):
+        run.begin(chosen_targets)
+        for target in chosen_targets:
+            damage[target] = bench.rank(target)
+            run.try_target(target, damage[target])
+        best = run.choose()
     recipe = folder / "recipe.toml"
     write_text(recipe, recipe_text(best, path, calibration or data, data, method, exclude, folder))
     tuned = TuneResult(
-        best, bench.trials, run.front(), damage, bench.float_value, run.slow_layers, recipe, run.notes,
-        bench.metric.name,
+        best, bench.trials, run.front(), damage, maker.float_value, run.slow_layers, recipe, run.notes,
+        maker.metric.name,
     )  # fmt: skip
     write_json(folder / "tune.json", tuned.as_json())
     return tuned
@@ -206,11 +203,37 @@ class _Run:
             trial = self._int8(target, in_float)
             return trial is not None and trial.drop <= self.budget.max_drop
 
-        left = fewest_in_float(order, keeps_budget)
+        left = self._search(target, order, keeps_budget)
         if left is None or len(left) == len(order):
             self.notes.append(f"{target}: no mix keeps the budget; only float does")
         elif left and has_bfloat16:
             self._int8(target, left, float_precision="bf16")
+
+    def begin(self, targets: Sequence[Target]) -> None:
+        """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
+        for target in targets:
+            precisions = ("fp32", "bf16") if target == "openvino" else ("fp32",)
+            self.bench.begin_ranking(target)
+            self.bench.begin([TrialAsk(f"{target}-{one}", target, one) for one in precisions])
+            self.bench.begin([self.bench.int8_ask(target, frozenset())])
+
+    def _search(self, target: Target, order: Sequence[str], keeps_budget: Keeps) -> Mix | None:
+        """The fewest layers in float; what the search may ask next is begun where it is made elsewhere."""
+        bench = self.bench
+        if bench.parallel == 1:
+            return fewest_in_float(order, keeps_budget)
+
+        def known(mix: Mix) -> bool | None:
+            trial = bench.find(target, mix)
+            if trial is not None:
+                return trial.drop <= self.budget.max_drop
+            return True if len(mix) == len(order) else None
+
+        def begin(possible: Sequence[Possible]) -> None:
+            asks = [bench.int8_ask(target, one.mix, after=one.after) for one in possible]
+            bench.begin(asks, instead_of=(target,))
+
+        return search_ahead(lambda: searching(order), keeps_budget, begin, known, bench.parallel)
 
     def choose(self) -> Trial:
         """Time what keeps the budget, take out layers that cost time, and return the fastest."""
@@ -221,7 +244,7 @@ class _Run:
             if best_int8 is None or best_int8.latency_ms < best_float.latency_ms:
                 break
             self.progress("time every layer")
-            feeds, threads = self.bench.batches[0].feeds, self.bench.threads
+            feeds, threads = self.bench.maker.batches[0].feeds, self.bench.maker.setting.threads
             slow = slower_layers(best_int8, best_float, self.layers[best_int8.target], feeds, threads)
             new = [layer for layer in slow if layer not in best_int8.in_float]
             if not new:
@@ -316,12 +339,6 @@ def _targets(given: Sequence[str]) -> list[CpuTarget]:
     return runnable
 
 
-def _looked_at(inputs: Sequence[TensorInfo]) -> int:
-    """How many samples rank the layers: at least one batch of a model that takes no smaller one."""
-    fixed = [int(one.shape[0]) for one in inputs if one.shape and isinstance(one.shape[0], int)]
-    return max(_LOOKED_AT, *fixed) if fixed else _LOOKED_AT
-
-
 def _onnx(model: str, folder: Path, inputs: Sequence[str], progress: Progress) -> Path:
     source = parse_source(model)
     if source.kind == "onnx":
@@ -334,8 +351,8 @@ def _onnx(model: str, folder: Path, inputs: Sequence[str], progress: Progress) -
 
 def _ranges(
     model: Path, data: str, folder: Path, method: str | None, targets: Sequence[str], progress: Progress
-) -> Ranges:
+) -> Path:
     placements = sorted({graph_target(target) for target in targets})
     path = folder / "model.ranges"
     calibrate(model, data, path, targets=placements, method=method or "auto", progress=progress)
-    return load_ranges(path)
+    return path

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from .results import Measured, Results
+from .row import Row
 
 
 def join_results(parts: Mapping[str, Results], *, history: Sequence[Mapping[str, Any]] = ()) -> Results:
@@ -26,7 +27,7 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[Mapping[str,
     (first_name, first), *_ = parts.items()
     if len(parts) == 1:
         return replace(first, history=history)
-    rows, machines = [], dict[str, Measured]()
+    rows, machines = list[Row](), dict[str, Measured]()
     for part_name, results in parts.items():
         names = {row.name: _free(row.name, part_name, {one.name for one in rows}) for row in results.rows}
         for inner, measured in (results.machines or {"": _alone(results)}).items():

@@ -65,6 +65,7 @@ def rank_layers(
     *,
     method: Method | None = None,
     exclude: Sequence[str] = (),
+    part: tuple[int, int] = (1, 1),
     progress: Progress = silent,
 ) -> list[LayerSensitivity]:
     """Return the damage of every layer that would be quantized, the most damaging first.
@@ -76,6 +77,8 @@ def rank_layers(
         data: The samples; each is run once per layer.
         method: Another method than the ranges' own.
         exclude: Patterns of nodes that stay in float anyway.
+        part: (2, 3) looks at the second of three parts of the layers alone, in the order of the graph. The
+            graphs that are run are those of all layers, so that a part tells what the whole does.
         progress: Told of every sample.
 
     Raises:
@@ -88,6 +91,7 @@ def rank_layers(
     names = [layer.name for layer in layers]
     outputs = [value.name for value in ready.graph.output]
     total = np.zeros(len(names))
+    begin, end = ((len(names) * edge) // part[1] for edge in (part[0] - 1, part[0]))
     with temporary_folder("tune") as folder:
         errors, injected = folder / "errors.onnx", folder / "injected.onnx"
         written = _written_as_integers(ready, layers, placement) if target == "onnxruntime" else {}
@@ -101,10 +105,10 @@ def rank_layers(
             progress("damage of each layer", samples)
             none = {_delta(name): np.zeros((), np.float32) for name in names}
             clean = run_session(second, outputs, {**batch.feeds, **none}, batch.where)
-            for start in range(0, len(names), _TOGETHER):
-                part = names[start : start + _TOGETHER]
-                errors_of_part = run_session(first, [_error(name) for name in part], batch.feeds, batch.where)
-                for index, (name, error) in enumerate(zip(part, errors_of_part, strict=True), start):
+            for start in range(begin, end, _TOGETHER):
+                few = names[start : min(start + _TOGETHER, end)]
+                errors_of_few = run_session(first, [_error(name) for name in few], batch.feeds, batch.where)
+                for index, (name, error) in enumerate(zip(few, errors_of_few, strict=True), start):
                     noisy = run_session(
                         second, outputs, {**batch.feeds, **none, _delta(name): error}, batch.where
                     )
@@ -112,7 +116,7 @@ def rank_layers(
             samples += 1
     found_damage = [
         LayerSensitivity(layer.name, layer.op_type, float(value) / max(samples, 1))
-        for layer, value in zip(layers, total, strict=True)
+        for layer, value in list(zip(layers, total, strict=True))[begin:end]
     ]
     return sorted(found_damage, key=lambda one: -one.noise)
 

@@ -19,7 +19,8 @@ from ...spec.artifacts import ArtifactSection
 from ...spec.decode import Refused
 from ...spec.measure import BenchSection
 from ...spec.models import ModelSection
-from ...spec.sweep import EACH_GPU, Combination, SweepSection, SweepShape
+from ...spec.recipes import DataSection
+from ...spec.sweep import EACH_GPU, Combination, SweepModel, SweepSection, SweepShape
 from ...spec.words import BASELINE, TENSORRT_TARGETS
 from ...tensors import format_shape, parse_input
 from ..published import check_names
@@ -111,8 +112,8 @@ def _product(recipe: Recipe, gpus_there: Sequence[str]) -> tuple[list[_Base], li
     wanted = list(_wanted(recipe, matrix, gpus_there))
     shapes = matrix.read_shapes() or [None]
     bases = [
-        _Base(recipe, matrix, model, source, shape)
-        for model, source in matrix.named_models() or [(recipe.name, recipe.model.source)]
+        _Base(recipe, matrix, model, shape)
+        for model in matrix.every_model() or [SweepModel(name=recipe.name, source=recipe.model.source)]
         for shape in shapes
     ]
     _require_own_names(recipe, bases, wanted)
@@ -170,9 +171,12 @@ class _Base:
 
     recipe: Recipe
     matrix: SweepSection
-    model: str
-    source: str
+    own: SweepModel
     shape: SweepShape | None
+
+    @property
+    def model(self) -> str:
+        return self.own.name
 
     @property
     def name(self) -> str:
@@ -195,10 +199,17 @@ class _Base:
     @functools.cached_property
     def model_section(self) -> ModelSection:
         """How the model is exported: inputs with the extents of the shape."""
-        model = replace(self.recipe.model, source=self.source)
+        given = {key: getattr(self.own, key) for key in ("source", "inputs", "weights", "preprocessing")}
+        model = replace(self.recipe.model, **{key: value for key, value in given.items() if value})
         if self.shape is None or not self.shape.inputs:
             return model
         return replace(model, inputs=tuple(_fixed(text, self.shape) for text in model.inputs))
+
+    @functools.cached_property
+    def data_section(self) -> DataSection:
+        """The samples of the model, or else of the recipe."""
+        given = {key: getattr(self.own, key) for key in ("calibration", "evaluation")}
+        return replace(self.recipe.data, **{key: value for key, value in given.items() if value})
 
     def bench_section(self, artifacts: Sequence[ArtifactSection]) -> BenchSection | None:
         """How they are measured; against the model where the baseline is not among them."""
@@ -216,8 +227,8 @@ class _Base:
             Refused: If its options contradict each other.
         """
         made = replace(
-            self.recipe, name=self.model, model=self.model_section, bench=self.bench_section(artifacts),
-            artifact=tuple(artifacts), sweep=None,
+            self.recipe, name=self.model, model=self.model_section, data=self.data_section,
+            bench=self.bench_section(artifacts), artifact=tuple(artifacts), sweep=None,
         )  # fmt: skip
         check_names(made)
         return made

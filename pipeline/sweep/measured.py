@@ -75,8 +75,12 @@ def _built(cell: Cell, report: RunReport, folder: Path) -> CellResult:
         speedup=_speedup(row, report.results) if row is not None and measured else None,
         accuracy=_accuracy(row) if row is not None and measured else None,
         built_on=report.where.get(f"build-{cell.artifact}", ""),
-        measured_on=report.where.get("bench", "") if measured else "",
+        measured_on=_benched_on(report) if measured else "",
     )
+
+
+def _benched_on(report: RunReport) -> str:
+    return ", ".join(sorted({where for stage, where in report.where.items() if stage.startswith("bench")}))
 
 
 def _row(results: Results | None, name: str) -> Row | None:

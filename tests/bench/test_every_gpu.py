@@ -81,8 +81,9 @@ def test_what_was_measured_before_an_interruption_is_kept(options: dict[str, Any
 
 def test_all_stands_alone() -> None:
     assert parse_devices(["all"]) == (0,)
-    with pytest.raises(InvalidOption, match="or all alone, is required"):
+    with pytest.raises(InvalidOption, match="`devices` 'all': cpu, cuda or") as caught:
         parse_devices(["all", "cpu"])
+    assert caught.value.hint == "all stands alone"
 
 
 def test_gpus_are_counted_until_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

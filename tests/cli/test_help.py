@@ -23,6 +23,8 @@ VERBS = (
     "diff",
     "report",
     "run",
+    "sweep",
+    "worker",
     "migrate",
     "package",
     "sign",

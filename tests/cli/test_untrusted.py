@@ -15,7 +15,7 @@ from qcompile.cli.reference import verbs
 from qcompile.untrusted.child import WATCHED, is_child
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
-TRUSTED_INPUT = {"doctor", "migrate", "completion"}
+TRUSTED_INPUT = {"doctor", "migrate", "completion", "worker"}
 """Verbs that read no model, data or artifact."""
 
 Call = Callable[..., tuple[int, str, str]]

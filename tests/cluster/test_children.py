@@ -68,14 +68,16 @@ class Stop(Exception):
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, waited for a while."""
-    try:
-        psutil.Process(pid).wait(30)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
+    """Whether a process has ended, waited for a while; who asks how may be nobody."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def test_a_stage_is_done_once_and_its_child_is_kept(children: Children, store: Path, asked: Asked) -> None:
@@ -138,6 +140,14 @@ def test_an_error_is_the_clients_to_read(children: Children, store: Path, asked:
     assert str(store) not in str(result.error)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+def test_a_full_disk_is_told_as_that(children: Children, store: Path, asked: Asked) -> None:
+    asked.behave("fills")
+    result = carry_out(children, asked, store, again=True)
+    assert result.outcome == "full"
+    assert result.reason.startswith("worker w: ")
+
+
 def test_a_cancelled_stage_is_killed_with_all_that_it_started(
     children: Children, store: Path, asked: Asked
 ) -> None:
@@ -151,6 +161,32 @@ def test_a_cancelled_stage_is_killed_with_all_that_it_started(
         carry_out(children, asked, store, check=check, again=True)
     assert all(gone(pid) for pid in asked.pids())
     assert len(asked.pids()) == 2
+
+
+@pytest.mark.slow
+def test_a_killed_calibration_is_gone_on_with(children: Children, tmp_path: Path) -> None:
+    """Its checkpoint, of every ten seconds, lies in the worker's folder."""
+    asked = Asked(tmp_path / "recipe")
+    store = tmp_path / "store"
+    asked.put(store)
+    asked.behave("stops")
+
+    def check() -> None:
+        if asked.pids():
+            raise Stop
+
+    with pytest.raises(Stop):
+        carry_out(children, asked, store, check=check)
+    left = list(store.glob("published/*/.qcompile/calibrate.checkpoint"))
+    assert len(left) == 1
+    asked.behave("good")
+    told: list[str] = []
+    result = carry_out(children, asked, store, told=told)
+    assert result.outcome == "done"
+    assert not left[0].exists()
+    elsewhere = tmp_path / "elsewhere"
+    asked.put(elsewhere)
+    assert carry_out(children, asked, elsewhere).files == result.files
 
 
 def test_a_stage_that_takes_too_much_memory_is_ended(children: Children, store: Path, asked: Asked) -> None:

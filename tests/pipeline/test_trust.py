@@ -207,18 +207,22 @@ def test_with_trust_the_code_runs(places: tuple[Path, Path]) -> None:
 
 
 RUNS_CODE = {
-    "model.source", "sweep.models", "bench.models", "data.calibration", "data.evaluation", "bench.metric",
+    "model.source", "sweep.models", "sweep.model.source", "bench.models", "data.calibration",
+    "data.evaluation", "sweep.model.calibration", "sweep.model.evaluation", "bench.metric",
     "model.python", "bench.python", "artifact.tensorrt.plugins",
 }  # fmt: skip
-WRITES = {"output", "artifact.tensorrt.timing_cache", "name", "artifact.name"}
-READS = {"model.weights", "model.preprocessing", "model.depends", "data.depends", "calibrate.ranges"}
+WRITES = {"output", "artifact.tensorrt.timing_cache", "name", "artifact.name", "sweep.model.name"}
+READS = {"model.weights", "model.preprocessing", "model.depends", "data.depends", "calibrate.ranges",
+    "sweep.model.weights", "sweep.model.preprocessing",
+}  # fmt: skip
 WORDS = {
     "model.inputs", "model.outputs", "model.dynamic", "artifact.method", "artifact.layers",
     "artifact.exclude", "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes",
     "artifact.max_shapes",
     "artifact.tensorrt.profiles", "artifact.tensorrt.workspace", "artifact.tensorrt.memory_pools",
     "artifact.tensorrt.io_formats", "artifact.tensorrt.tactic_sources", "artifact.tensorrt.ignore_faults",
-    "calibrate.method", "bench.devices", "bench.baseline", "sweep.shapes", "sweep.gpus", "sweep.exclude",
+    "calibrate.method", "bench.devices", "bench.baseline", "sweep.model.inputs",
+    "sweep.shapes", "sweep.gpus", "sweep.exclude",
 }  # fmt: skip
 
 

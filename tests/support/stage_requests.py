@@ -57,6 +57,10 @@ def aborts():
 def raises():
     raise ValueError("no samples in " + os.path.dirname(os.path.abspath(__file__)))
 
+def fills():
+    with open("/dev/full", "w") as file:
+        file.write("no room")
+
 def hangs():
     import subprocess
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -64,6 +68,14 @@ def hangs():
         file.write(f"{os.getpid()} {child.pid}")
     os.replace(SAID + ".written", SAID + ".pids")
     time.sleep(600)
+
+def stops():
+    generator = np.random.default_rng(0)
+    for count in range(4):
+        if count == 3:
+            time.sleep(10.5)
+        yield {"x": generator.standard_normal((1, 4, 8, 8)).astype(np.float32)}
+    hangs()
 
 def takes_much():
     held = np.ones(1 << 29, np.uint8)
@@ -88,14 +100,15 @@ class Asked:
 
     Args:
         folder: Of its own.
+        code: Of the function that gives samples.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, code: str = FUNCTIONS) -> None:
         folder.mkdir(parents=True)
         self.said = folder.parent / f"{folder.name}.said"
         """A file that its function writes to, outside of the recipe."""
         onnx.save(small_model(), folder / "residual.onnx")
-        (folder / "data.py").write_text(f"SAID = {str(self.said)!r}\n{FUNCTIONS}")
+        (folder / "data.py").write_text(f"SAID = {str(self.said)!r}\n{code}")
         (folder / "recipe.toml").write_text(RECIPE)
         self.recipe: Recipe = read_recipe(folder / "recipe.toml")
         self.packed: Packed = pack(self.recipe, folder=folder.parent / f"{folder.name}.packed")

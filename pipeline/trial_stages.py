@@ -1,0 +1,153 @@
+"""The trials of `tune` as stages that any executor carries out: a candidate, and the damage of some layers.
+
+A recipe of the setting names model, ranges, data and metric, so they travel as those of any recipe. What
+differs from trial to trial is the JSON of its step.
+
+    NAME.onnx  NAME.graph.onnx  NAME.trial.json     of "trial", with their manifests
+    rank-TARGET-2-of-4.json                         of "rank"
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ..artifact import tool_versions
+from ..files import read_json, write_json
+from ..model.source import digest_source, parse_source
+from ..progress import Progress
+from ..spec.words import Target, is_own_metric
+from .recipe import Recipe
+from .stages import ONNX_TOOLS, Stage, given_ranges, located, recipe_source
+
+if TYPE_CHECKING:
+    from ..compiler.quantize.sensitivity import LayerSensitivity
+    from ..tuning.making import Score, TrialAsk, TrialMaker, TrialSetting
+
+_SCORE = ".trial.json"
+_kept: dict[str, TrialMaker] = {}
+
+
+def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
+    """Return the JSON of a step: what the recipe does not say of the setting, and the ask of a trial."""
+    shared = {
+        "samples": setting.samples,
+        "method": setting.method,
+        "exclude": list(setting.exclude),
+        "threads": setting.threads,
+    }
+    return json.dumps(shared | ({"ask": ask.as_json()} if ask else {}), sort_keys=True)
+
+
+def trial_target(trial: str, artifact: str) -> str:
+    """Return the target that a step of "trial" or "rank" is for."""
+    ask = json.loads(trial).get("ask")
+    return str(ask["target"]) if ask else artifact
+
+
+def trial_stage(recipe: Recipe, name: str, trial: str) -> Stage:
+    """One candidate is quantized, built and scored: its artifact, and the score beside it."""
+    from ..tuning.making import read_ask
+
+    told = json.loads(trial)
+    ask = read_ask(told["ask"])
+
+    def work(path: Path, progress: Progress) -> object:
+        score = _maker(recipe, told).make(ask, path.parent, progress)
+        write_json(path.with_name(f"{ask.name}{_SCORE}"), vars(score))
+        return path
+
+    return Stage(name, ask.file, _key(recipe, told, ask.target), work, published=False)
+
+
+def rank_stage(recipe: Recipe, name: str, trial: str, target: str, shard: str) -> Stage:
+    """The damage of the layers of one part of the graph."""
+    part, parts = map(int, shard.split("/"))
+
+    def work(path: Path, progress: Progress) -> object:
+        from ..tuning.making import rank_part
+
+        setting = _setting(recipe, json.loads(trial))
+        ranked = rank_part(setting, cast(Target, target), part, parts, progress=progress)
+        write_json(path, {"layers": [dict(vars(one)) for one in ranked]})
+        return path
+
+    key = {**_key(recipe, json.loads(trial), target), "shard": shard}
+    return Stage(name, f"{name}.json", key, work, published=False)
+
+
+def read_score(artifact: Path, ask: TrialAsk) -> Score:
+    """Return the score beside the artifact of a trial."""
+    from ..tuning.making import Score
+
+    return Score(**read_json(artifact.with_name(f"{ask.name}{_SCORE}"), what="the score of a trial"))
+
+
+def trial_files(artifact: Path, ask: TrialAsk) -> list[Path]:
+    """Return the files of a trial that its user keeps."""
+    found = sorted(artifact.parent.glob("*"))
+    return [one for one in found if one.name.startswith(f"{ask.name}.") and not one.name.endswith(_SCORE)]
+
+
+def read_ranks(path: Path) -> list[LayerSensitivity]:
+    """Return the layers of a part."""
+    from ..compiler.quantize.sensitivity import LayerSensitivity
+
+    return [LayerSensitivity(**one) for one in read_json(path, what="the damage of layers")["layers"]]
+
+
+def _maker(recipe: Recipe, told: Mapping[str, Any]) -> TrialMaker:
+    """What makes the trials of a setting: a process keeps the float model's outputs for the next one."""
+    from ..tuning.making import TrialMaker
+
+    shared = {name: value for name, value in told.items() if name != "ask"}
+    key = json.dumps([str(recipe.folder), _key(recipe, shared, "onnxruntime")])
+    maker = _kept.get(key)
+    if maker is None:
+        _kept.clear()  # one is enough: its outputs are as large as the data
+        maker = _kept[key] = TrialMaker(_setting(recipe, told))
+    return maker
+
+
+def _setting(recipe: Recipe, told: Mapping[str, Any]) -> TrialSetting:
+    from ..tuning.making import TrialSetting
+
+    ranges, section = given_ranges(recipe), recipe.bench
+    assert ranges is not None, "the recipe of a setting names them"
+    assert section is not None, "the recipe of a setting names its metric"
+    metric = section.metric
+    if is_own_metric(metric):
+        metric = parse_source(metric, base=recipe.folder).absolute
+    return TrialSetting(
+        model=recipe_source(recipe).file,
+        ranges=ranges.path,
+        data=str(located(recipe, recipe.data.evaluation)),
+        metric=metric,
+        samples=told["samples"],
+        method=told["method"],
+        exclude=tuple(told["exclude"]),
+        threads=told["threads"],
+    )
+
+
+def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> dict[str, Any]:
+    """All that the outcome of a trial depends on."""
+    from ..data.batches import Data
+    from ..engines.processor import processor
+
+    ranges, section = given_ranges(recipe), recipe.bench
+    assert ranges is not None, "the recipe of a setting names them"
+    assert section is not None, "the recipe of a setting names its metric"
+    own = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
+    data = Data(recipe.data.evaluation, (), base=recipe.folder, depends=recipe.data_depends)
+    return {
+        "model": digest_source(recipe_source(recipe)),
+        "ranges": ranges.digest,
+        "data": data.digest(),
+        "metric": digest_source(own) if own else section.metric,
+        "trial": dict(told),
+        "processor": processor(),
+        "tools": tool_versions(target, *ONNX_TOOLS),
+    }

@@ -1,0 +1,147 @@
+"""Trials made elsewhere, several at a time: the same trials are chosen, with the same files and answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_network import Case
+
+from qcompile.compiler.quantize.sensitivity import LayerSensitivity
+from qcompile.errors import DataError, InvalidOption, QCompileError
+from qcompile.files import digest_files
+from qcompile.pipeline.executor import Done, ThisProcess
+from qcompile.pipeline.recipe import Recipe
+from qcompile.pipeline.steps import Step
+from qcompile.pipeline.store import Store
+from qcompile.pipeline.trial_steps import on_executor
+from qcompile.progress import Progress
+from qcompile.tuning import TuneResult, tune
+from qcompile.tuning.making import MadeElsewhere, TrialAsk, TrialSetting, rank_part, read_ask
+
+pytestmark = pytest.mark.usefixtures("short_blocks")
+
+
+class AtATime(ThisProcess):
+    """Carries out several steps at a time, in threads of this process; notes what it was asked for."""
+
+    def __init__(self, parallel: int) -> None:
+        self.parallel = parallel
+        self.asked: list[str] = []
+        self.done: list[str] = []
+        self.running, self.most = 0, 0
+        self.lock = threading.Lock()
+
+    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
+        with self.lock:
+            self.asked.append(step.name)
+            self.running += 1
+            self.most = max(self.most, self.running)
+        try:
+            done = super().do(recipe, step, store, again=again, progress=progress)
+        finally:
+            with self.lock:
+                self.running -= 1
+        if done is not None and not done.was_done:
+            self.done.append(step.name)
+        return done
+
+
+def told(found: TuneResult, folder: Path) -> Any:
+    """All that was found, wherever it lies."""
+    return json.loads(json.dumps(found.as_json()).replace(str(folder), "OUT"))
+
+
+@pytest.mark.parametrize(("target", "max_drop"), [("onnxruntime", 2.0), ("openvino", 1e-4)])
+def test_the_result_is_that_of_one_trial_after_the_other(
+    target: str, max_drop: float, make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    pytest.importorskip(target)
+    case = make()
+    timed({"int8": 1.0, "": 5.0})
+    options: dict[str, Any] = {"max_drop": max_drop, "method": "minmax", "targets": [target]}
+    alone = tune(str(case.model), case.data, case.out / "alone", **options)
+    executor, folder = AtATime(3), case.out / "spread"
+    spread = tune(str(case.model), case.data, folder, **options, elsewhere=on_executor(executor, folder))
+    assert told(spread, folder) == told(alone, case.out / "alone")
+    assert list(spread.trials) == list(alone.trials)
+    files = {path.name for path in (case.out / "alone").iterdir() if path.suffix == ".onnx"}
+    assert files == {path.name for path in folder.iterdir() if path.suffix == ".onnx"}
+    for name in (name for name in files if name.endswith(".graph.onnx")):  # runtimes write theirs anyhow
+        assert digest_files([folder / name]) == digest_files([case.out / "alone" / name]), name
+    assert executor.most > 1
+    ranks = [name for name in executor.asked if name.startswith("rank-")]
+    assert len(ranks) == 3
+
+    again = AtATime(2)  # what was tried is kept, however many were tried at a time
+    assert told(
+        tune(str(case.model), case.data, folder, **options, elsewhere=on_executor(again, folder)), folder
+    ) == told(alone, case.out / "alone")
+    assert not set(again.done) & set(executor.done)
+
+
+def test_parts_of_a_ranking_are_the_whole(make: Callable[..., Case], timed: Callable[..., None]) -> None:
+    case = make()
+    timed({"": 1.0})
+    tune(str(case.model), case.data, case.out, max_drop=100, targets=["onnxruntime"], method="minmax")
+    setting = TrialSetting(case.model, case.out / "model.ranges", case.data, "auto", method="minmax")
+    whole = rank_part(setting, "onnxruntime")
+    assert len(whole) == 5
+    for parts in (2, 3, 7):
+        ranked = [
+            one for part in range(1, parts + 1) for one in rank_part(setting, "onnxruntime", part, parts)
+        ]
+        assert sorted(ranked, key=lambda one: -one.noise) == whole
+
+
+def test_an_ask_is_read_as_it_was_sent() -> None:
+    ask = TrialAsk("a-mix1", "openvino", "int8", frozenset({"b", "a"}), "bf16")
+    assert read_ask(json.loads(json.dumps(ask.as_json()))) == ask
+
+
+def test_a_folder_that_another_tuning_holds_is_refused(
+    make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    case = make()
+    timed({"": 1.0})
+    holding = Store(case.out, folder=case.out / ".qcompile")
+    with holding.locked(), pytest.raises(InvalidOption):
+        tune(str(case.model), case.data, case.out, max_drop=1, targets=["onnxruntime"],
+             elsewhere=on_executor(AtATime(2), case.out))  # fmt: skip
+
+
+def test_a_trial_that_fails_elsewhere_is_a_note_and_one_that_is_lost_an_error(
+    make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    case = make()
+    timed({"": 1.0})
+
+    class Failing:
+        parallel = 2
+        error: QCompileError = DataError("outputs are NaN")
+
+        def __init__(self, setting: TrialSetting) -> None:
+            self.here = on_executor(AtATime(2), case.out)(setting)
+
+        def make(self, ask: TrialAsk) -> MadeElsewhere:
+            if ask.precision == "int8":
+                raise self.error
+            return self.here.make(ask)
+
+        def rank(self, target: Any, part: int, parts: int) -> list[LayerSensitivity]:
+            return self.here.rank(target, part, parts)
+
+        def close(self) -> None:
+            self.here.close()
+
+    options: dict[str, Any] = {"max_drop": 1, "targets": ["onnxruntime"], "elsewhere": Failing}
+    found = tune(str(case.model), case.data, case.out, **options)
+    assert found.best.precision == "fp32"
+    assert "onnxruntime: some mixes cannot be made: outputs are NaN" in found.notes
+    Failing.error = QCompileError("the workers are gone")
+    with pytest.raises(QCompileError, match="the workers are gone"):
+        tune(str(case.model), case.data, case.out, **options)
