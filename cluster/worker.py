@@ -121,7 +121,7 @@ class _Session:
         arguments = self._security().get_connection_args("worker")
         while True:
             try:
-                comm = await connect(self.address, timeout=_TRY_S, **arguments)  # type: ignore[no-untyped-call]
+                comm = await connect(self.address, timeout=min(_TRY_S, self.connect_s), **arguments)  # type: ignore[no-untyped-call]
                 await comm.close()
                 return
             except (OSError, TimeoutError, asyncio.TimeoutError) as error:
@@ -164,7 +164,7 @@ class _Session:
         given = self.given
         protocol, host, _ = split_address(self.address)
         plugin = StagePlugin(
-            given.store.absolute(),
+            str(given.store.absolute()),
             slots=given.slots,
             cores=given.cores or usable_cores(),
             memory_bytes=self.memory_bytes,

@@ -17,7 +17,7 @@ from types import TracebackType
 import msgspec
 
 from ...bench.results.sweep_results import RESULTS, CellResult, head, load_sweep, write_results
-from ...errors import ArtifactError
+from ...errors import ArtifactError, MissingFile
 
 JOURNAL = "sweep.journal"
 _SHARE = 0.02
@@ -92,5 +92,5 @@ def earlier_cells(folder: Path) -> dict[str, CellResult]:
     """Return the cells of an earlier run by name; nothing where there is none that can be read."""
     try:
         return {cell.name: cell for cell in load_sweep(folder / RESULTS).cells}
-    except ArtifactError:
+    except (ArtifactError, MissingFile):
         return {}

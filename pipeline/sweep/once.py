@@ -13,8 +13,6 @@ from ..recipe_batches import measured_batches
 from ..steps import Step, artifact
 from ..store import Store
 
-_OF_ONE_RECIPE = ("bench", "report")
-
 
 class Once:
     """An executor that asks another one for each step, and for equal ones one at a time.
@@ -26,7 +24,7 @@ class Once:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self._locks: dict[Hashable, tuple[threading.Lock, int]] = {}
-        self._guard = threading.Lock()
+        self._guard, self._drawing = threading.Lock(), threading.Lock()
         self._made_again: set[Hashable] = set()
 
     @property
@@ -54,8 +52,11 @@ class Once:
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """As `Executor.do`."""
-        if step.kind in _OF_ONE_RECIPE:
+        if step.kind == "bench":
             return self.executor.do(recipe, step, store, again=again, progress=progress)
+        if step.kind == "report":  # is drawn in this process, and matplotlib knows one thread
+            with self._drawing:
+                return self.executor.do(recipe, step, store, again=again, progress=progress)
         identity = _identity(recipe, step, store)
         with self._alone(identity):
             again = again and identity not in self._made_again

@@ -243,6 +243,22 @@ def test_digests_are_kept_while_a_file_stays_the_same(
     assert read == [tmp_path / "test.npz"]
 
 
+def test_lists_that_nothing_uses_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(with_arrays(tmp_path, ""))
+    first = pack(read_recipe(path), folder=tmp_path / "kept")
+    listed = {first.paths[first.ref.digest], first.paths[digest_files([path])]}
+    assert set((tmp_path / "kept" / "parcels").iterdir()) == listed
+    for one in listed:
+        os.utime(one, (10**9, 10**9))
+    np.savez(tmp_path / "test.npz", x=np.ones((2, 4), np.float32))
+    second = pack(read_recipe(path), folder=tmp_path / "kept")
+    assert second.ref != first.ref
+    assert not (tmp_path / "out").exists()
+    assert second.paths[second.ref.digest].is_file()
+    assert not first.paths[first.ref.digest].exists()
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(with_arrays(tmp_path, ""))

@@ -4,12 +4,12 @@ import itertools
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from html_outline import Outline
 from report_results import layers_json, results_json, write
 
 from qcompile.calibration.histogram import Histogram
@@ -18,54 +18,15 @@ from qcompile.calibration.ranges_file import save_ranges
 from qcompile.errors import InvalidOption, MissingFile
 from qcompile.reporting import write_report
 
-VOID = {"meta", "link", "br", "path", "circle", "rect"}
 
-
-class WeightlessModel(HTMLParser):
-    """Tags, attributes, headings and texts of a page; refuses what is not well nested."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.headings: list[tuple[int, str]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if re.fullmatch(r"h[1-6]", tag):
-            self.headings.append((int(tag[1]), ""))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-        if self.open and re.fullmatch(r"h[1-6]", self.open[-1]) and self.headings:
-            level, text = self.headings[-1]
-            self.headings[-1] = (level, text + data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-
-def page(folder: Path, value: dict[str, Any], **options: Any) -> tuple[str, WeightlessModel]:
+def page(folder: Path, value: dict[str, Any], **options: Any) -> tuple[str, Outline]:
     path = write_report(write(folder / "results.json", value), folder / "report.html", **options)
     text = path.read_text(encoding="utf-8")
-    return text, WeightlessModel(text)
+    return text, Outline(text)
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, WeightlessModel]:
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Outline]:
     """A page with everything."""
     folder = tmp_path_factory.mktemp("report")
     ranges = Ranges("m")
@@ -79,7 +40,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, WeightlessModel
     return page(folder, results_json(), layers=[layers], ranges=folder / "m.ranges")
 
 
-def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, WeightlessModel]) -> None:
+def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, Outline]) -> None:
     _, outline = full
     titles = [text for level, text in outline.headings if level == 2]
     assert titles == [
@@ -93,14 +54,14 @@ def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, WeightlessMo
     assert "By the GPU's clock, medians." in outline.text
 
 
-def test_headings_go_down_one_level_at_a_time(full: tuple[str, WeightlessModel]) -> None:
+def test_headings_go_down_one_level_at_a_time(full: tuple[str, Outline]) -> None:
     levels = [level for level, _ in full[1].headings]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
-def test_the_page_loads_nothing(full: tuple[str, WeightlessModel]) -> None:
+def test_the_page_loads_nothing(full: tuple[str, Outline]) -> None:
     text, outline = full
     policy = next(a["content"] for t, a in outline.tags if t == "meta" and a.get("http-equiv"))
     assert policy is not None
@@ -124,7 +85,7 @@ def test_the_page_loads_nothing(full: tuple[str, WeightlessModel]) -> None:
     assert not re.search(r"https?://", text)
 
 
-def test_ids_are_unique_and_anchors_lead_somewhere(full: tuple[str, WeightlessModel]) -> None:
+def test_ids_are_unique_and_anchors_lead_somewhere(full: tuple[str, Outline]) -> None:
     ids = [str(a["id"]) for _, a in full[1].tags if "id" in a]
     assert len(ids) == len(set(ids))
     for tag, attributes in full[1].tags:
@@ -134,17 +95,17 @@ def test_ids_are_unique_and_anchors_lead_somewhere(full: tuple[str, WeightlessMo
             assert attributes["aria-labelledby"] in ids
 
 
-def test_tables_have_captions_and_headers_with_scopes(full: tuple[str, WeightlessModel]) -> None:
+def test_tables_have_captions_and_headers_with_scopes(full: tuple[str, Outline]) -> None:
     tags = [tag for tag, _ in full[1].tags]
     assert tags.count("caption") == tags.count("table") > 5
     assert all(a.get("scope") in ("row", "col") for t, a in full[1].tags if t == "th")
 
 
-def test_ten_artifacts_fit_into_one_and_a_half_megabytes(full: tuple[str, WeightlessModel]) -> None:
+def test_ten_artifacts_fit_into_one_and_a_half_megabytes(full: tuple[str, Outline]) -> None:
     assert len(full[0].encode()) < 1_500_000
 
 
-def test_the_table_says_what_was_measured(full: tuple[str, WeightlessModel]) -> None:
+def test_the_table_says_what_was_measured(full: tuple[str, Outline]) -> None:
     entry = results_json()["artifacts"][6]
     row = next(
         " ".join(re.sub(r"<[^>]+>", " ", found).split())
@@ -176,7 +137,7 @@ def test_what_cannot_be_shown_is_left_out_with_a_reason(tmp_path: Path) -> None:
     assert "`batch_sizes` 1,8,32" in outline.text
 
 
-def test_failed_artifacts_are_listed_with_reason_and_last_output(full: tuple[str, WeightlessModel]) -> None:
+def test_failed_artifacts_are_listed_with_reason_and_last_output(full: tuple[str, Outline]) -> None:
     text, outline = full
     assert "the worker ended with signal 9" in outline.text
     assert "no NVIDIA driver (libcuda.so.1 is missing)" in outline.text

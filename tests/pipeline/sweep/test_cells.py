@@ -178,7 +178,7 @@ def test_what_is_wrong_is_named_by_its_key(wrong: dict[str, Any], key: str, says
 
 
 def test_a_source_beside_the_models_is_refused() -> None:
-    with pytest.raises(RecipeError, match="'model.source' is given, and models of `sweep` too"):
+    with pytest.raises(RecipeError, match="is given, and models of `sweep` too"):
         recipe(FINE, model={"source": "m.onnx"})
     with pytest.raises(RecipeError, match="'artifact' is missing"):
         recipe({"models": ["a=a.onnx"]})
