@@ -180,6 +180,7 @@ class _Session:
             plugins=(plugin,),
             memory_limit=0,  # the stages' memory is their children's, which are watched
             dashboard=False,
+            dashboard_address="127.0.0.1:0",  # HTTP, which others need not see
             death_timeout=_START_S,
             local_directory=str(given.store.absolute() / "dask"),  # nothing is spilled
             host=here,
