@@ -28,7 +28,8 @@ def doctor(session: Session, given: DoctorCommand) -> int:
 
     session.progress("look at the installation")
     diagnosis = diagnose(gpus=given.gpus, python=given.python)
-    session.json(diagnosis.as_json())
+    announced = _announced(diagnosis)
+    session.json(diagnosis.as_json() | {"announced": announced})
     session.say(f"Python {diagnosis.python}, {diagnosis.system}, {diagnosis.processor}")
     session.say(", ".join(f"{name} {version}" for name, version in diagnosis.packages.items()))
     _show_machine(session, diagnosis)
@@ -36,9 +37,22 @@ def doctor(session: Session, given: DoctorCommand) -> int:
         _show_targets(session, diagnosis)
         _show_precisions(session, diagnosis)
         _show_extras(session, diagnosis)
+        names = [name if name[:4] != "gpu-" else f"{name} ({n:.0f})" for name, n in sorted(announced.items())]
+        session.say(f"qcompile worker announces here: {', '.join(names)}")
     for problem in diagnosis.problems:
         session.warn([f"{problem.problem}\n  fix: {problem.fix}"])
     return 1 if diagnosis.problems else 0
+
+
+def _announced(diagnosis: Diagnosis) -> dict[str, float]:
+    """What a worker of a cluster would announce here, besides slots and memory."""
+    from ..cluster.facts import capabilities, versions_here
+
+    why_not = {
+        one.target: one.why_not_run if one.target == "pytorch" else one.why_not_build
+        for one in diagnosis.targets
+    }
+    return capabilities(why_not, [gpu.types.capability for gpu in diagnosis.gpus], versions_here())
 
 
 def _show_machine(session: Session, diagnosis: Diagnosis) -> None:

@@ -31,7 +31,7 @@ from ..untrusted.tree import Tree, available
 _MODULE = "qcompile.cluster.stage_process"
 _LOOK_S = 0.1
 _MEMORY_EVERY_S = 0.5
-_LAST_LINES, _LAST_BYTES = 5, 1 << 16
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _KEPT_BYTES = 1 << 30
 """Memory after a stage that costs nothing to keep: the runtimes that were imported."""
 
@@ -45,7 +45,7 @@ class StageProcess(Worker):
         variables: Of its environment.
     """
 
-    def __init__(self, name: str, cores: int, variables: Mapping[str, str]) -> None:
+    def __init__(self, name: str, cores: int, variables: Mapping[str, str | None]) -> None:
         super().__init__(name, threads=0, module=_MODULE, variables=variables)
         self.cores = cores
         self.parcel = ""
@@ -53,7 +53,6 @@ class StageProcess(Worker):
         self.run = ""
         """The run that its stage belongs to; empty between stages."""
         self._tree = Tree(self.pid) if available() else None
-        self._said_before = 0
 
     def carry_out(
         self,
@@ -79,7 +78,7 @@ class StageProcess(Worker):
             QCompileError: What went wrong in it.
         """
         assert self._process.stdin is not None
-        self._said_before = os.fstat(self._log.fileno()).st_size
+        self._forget_output()
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
@@ -103,17 +102,11 @@ class StageProcess(Worker):
             self._tree.kill()
         super().kill()
 
-    def last_output(self) -> str:
-        """Return the last lines that its stage wrote to its standard streams."""
-        if self._log.closed:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        begin = max(self._said_before, size - _LAST_BYTES)
-        # The child writes where this handle stands: reading must not move it.
-        lines = (
-            os.pread(self._log.fileno(), size - begin, begin).decode(errors="replace").strip().splitlines()
-        )
-        return "\n".join(lines[-_LAST_LINES:])
+    def _forget_output(self) -> None:
+        """Begin its log anew: what a stage prints must not fill the disk over weeks."""
+        number = self._log.fileno()
+        os.ftruncate(number, 0)
+        os.lseek(number, 0, os.SEEK_SET)  # of the child too: it has the same handle
 
     @property
     def lives(self) -> bool:
@@ -169,8 +162,8 @@ class Children:
         slots: Stages at a time.
         cores: That they may use together; one that runs alone may use them all.
         memory_bytes: That one of them may hold.
-        set_threads: Whether libraries must be told how many threads they may use, although the stages may
-            use all cores: Dask's nanny tells those of its workers to use one.
+        below_nanny: Whether Dask's nanny started this process: it limits libraries to one thread, and sets
+            how memory is given back, which stages would inherit.
     """
 
     def __init__(
@@ -180,10 +173,10 @@ class Children:
         slots: int,
         cores: int,
         memory_bytes: int = 0,
-        set_threads: bool = False,
+        below_nanny: bool = False,
     ) -> None:
         self.name, self.slots, self.cores, self.memory_bytes = name, slots, cores, memory_bytes
-        self._set_threads = set_threads
+        self._below_nanny = below_nanny
         self._kept_bytes = max(_KEPT_BYTES, memory_bytes // slots // 4)
         self._lock = threading.Lock()
         self._idle: list[StageProcess] = []
@@ -280,11 +273,12 @@ class Children:
         child.kill()
         child.close()
 
-    def _environment(self, cores: int) -> dict[str, str]:
-        """What a child's libraries read when they load."""
+    def _environment(self, cores: int) -> dict[str, str | None]:
+        """What a child's libraries read when they load; with all cores it is as in a process of one's own."""
         # Bytecode beside a recipe's code would be a file of the recipe that nobody sent.
-        variables = {"PYTHONDONTWRITEBYTECODE": "1", CORES: str(cores)}
-        if self._set_threads or cores < usable_cores():
-            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-                variables[name] = str(cores)
+        variables: dict[str, str | None] = {"PYTHONDONTWRITEBYTECODE": "1", CORES: str(cores)}
+        if self._below_nanny:
+            variables |= dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", *_THREADS))
+        if cores < usable_cores():
+            variables |= dict.fromkeys(_THREADS, str(cores))
         return variables

@@ -99,22 +99,29 @@ def opened(address: str, secured: Any) -> Iterator[Any]:
     Raises:
         ClusterError: If nobody answers there.
     """
-    from distributed import Client
+    from distributed import Client, Security
 
+    ours = secured or Security()  # type: ignore[no-untyped-call]
+    if address.startswith(("tls:", "wss:")) and not (ours.tls_ca_file and ours.tls_client_cert):
+        raise ClusterError(
+            f"scheduler {address}: speaks TLS; certificates are required",
+            hint="give `tls_ca`, `tls_cert` and `tls_key`",
+            address=address,
+        )
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\s*(Mismatched versions|$)")  # we compare ours
-            client = Client(
-                address, security=secured, timeout=_CONNECT_S, set_as_default=False, name="qcompile"
+            client = Client(  # type: ignore[no-untyped-call]
+                address, security=ours, timeout=_CONNECT_S, set_as_default=False, name="qcompile"
             )
     except (OSError, TimeoutError, ImportError, RuntimeError, ValueError) as error:
-        raise _unreachable(address, error, secured) from error
+        raise _unreachable(address, error) from error
     mute(client)
     try:
         yield client
     finally:
         with contextlib.suppress(OSError, TimeoutError):  # the scheduler is gone
-            client.close(timeout=_CONNECT_S)
+            client.close(timeout=_CONNECT_S)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
@@ -158,7 +165,7 @@ def _given(made: Any) -> Iterator[Any]:
             )
         yield made
     elif isinstance(made, Cluster):
-        with Client(made, set_as_default=False) as client:
+        with Client(made, set_as_default=False) as client:  # type: ignore[no-untyped-call]
             yield client
     else:
         raise InvalidOption(
@@ -167,13 +174,11 @@ def _given(made: Any) -> Iterator[Any]:
         )
 
 
-def _unreachable(address: str, error: BaseException, secured: Any) -> ClusterError:
+def _unreachable(address: str, error: BaseException) -> ClusterError:
     said = first_line(error)
     hint = "start it with `dask scheduler`, or look at its address and at firewalls"
     words = f"{said} {first_line(error.__cause__) if error.__cause__ else ''}".lower()
-    if address.startswith("tls") and secured is None:
-        said, hint = "TLS needs certificates", "give `tls_ca`, `tls_cert` and `tls_key`"
-    elif any(word in words for word in ("certificate", "ssl", "tls")):
+    if any(word in words for word in ("certificate", "ssl", "tls")):
         hint = "give the certificates of this cluster: `tls_ca`, `tls_cert` and `tls_key`"
     return ClusterError(f"scheduler {address}: cannot be reached ({said})", hint=hint, address=address)
 

@@ -209,7 +209,9 @@ class ClusterExecutor:
                 raise stopped()
             state = self._states.get(store)
             if state is None:
-                state = self._states[store] = RunState(f"{self._session}.{next(self._number)}", recipe)
+                state = self._states[store] = RunState(
+                    f"{self._session}.{next(self._number)}", recipe, store.folder
+                )
             return state
 
 

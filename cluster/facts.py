@@ -138,10 +138,7 @@ def facts_here(
     memory = memory_bytes or machine_bytes() or _UNKNOWN_BYTES
     versions = versions_here()
     resources = {"slots": float(slots), "memory": float(memory)}
-    resources |= _capabilities(found.why_not, versions)
-    for gpu in found.gpus:
-        kind = f"gpu-{gpu['capability']}"
-        resources[kind] = resources.get(kind, 0.0) + 1.0
+    resources |= capabilities(found.why_not, [gpu["capability"] for gpu in found.gpus], versions)
     return Facts(
         name=name,
         address=address,
@@ -167,18 +164,29 @@ def host_id() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _capabilities(why_not: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, float]:
-    """The engines and instruction sets that are here."""
+def capabilities(
+    why_not: Mapping[str, str], gpus: Sequence[str], versions: Mapping[str, str]
+) -> dict[str, float]:
+    """Return what a worker announces of its engines, instruction sets and GPUs.
+
+    Args:
+        why_not: Engine to why it cannot be used; empty where it can.
+        gpus: Compute capability of each GPU.
+        versions: Package to version.
+    """
     there = [name for name, reason in why_not.items() if not reason]
     there += [
         f"{name}-{versions[name].split('.')[0]}" for name in there if name == "tensorrt" and name in versions
     ]
     if "torch" in versions and "onnxscript" in versions:
         there.append("export")
-    flags = processor()["features"]
-    flags = set(flags) if isinstance(flags, list) else set()
+    features = processor()["features"]
+    flags = set(features) if isinstance(features, list) else set()
     there += [name for name, needed in _SETS.items() if flags & set(needed)]
-    return dict.fromkeys(there, PLENTY)
+    found = dict.fromkeys(there, PLENTY)
+    for gpu in gpus:
+        found[f"gpu-{gpu}"] = found.get(f"gpu-{gpu}", 0.0) + 1.0
+    return found
 
 
 def _first_text(paths: Sequence[str]) -> str:

@@ -66,13 +66,13 @@ def local(
             "plugins": (plugin,),
         }
         cluster = stack.enter_context(
-            SpecCluster(
+            SpecCluster(  # type: ignore[no-untyped-call]
                 scheduler={"cls": PortlessScheduler, "options": scheduler},
                 workers={NAME: {"cls": PortlessWorker, "options": worker}},
-                security=Security(require_encryption=False),
+                security=Security(require_encryption=False),  # type: ignore[no-untyped-call]
                 name=NAME,
             )
         )
-        client = stack.enter_context(Client(cluster, set_as_default=False))
+        client = stack.enter_context(Client(cluster, set_as_default=False))  # type: ignore[no-untyped-call]
         mute(client)
         yield stack.enter_context(executing(client, (), told or warn))

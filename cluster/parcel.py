@@ -260,11 +260,17 @@ def _once(paths: Iterator[Path], *, without: Path) -> Iterator[Path]:
 
 
 def _kept(folder: Path, text: bytes) -> Path:
-    """A text in a file that is named by it."""
+    """A text in a file that is named by it; those that nothing used for two weeks are removed."""
+    oldest = time.time() - _KEPT_DAYS * 86400
+    for one in (folder / "parcels").glob("[0-9a-f]" * 64):
+        with contextlib.suppress(OSError):
+            if one.stat().st_mtime < oldest:
+                one.unlink()
     path = folder / "parcels" / hashlib.sha256(text).hexdigest()
     if not path.is_file():
         with writing(path) as temporary:
             temporary.write_bytes(text)
+    os.utime(path)
     return path
 
 

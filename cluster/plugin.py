@@ -30,7 +30,8 @@ class StagePlugin(WorkerPlugin):
 
     Args:
         store: Folder that keeps files and finished stages. Without one a folder in the worker's own,
-            which Dask removes when the worker ends. Each worker needs another one.
+            which Dask removes when the worker ends. Each worker needs another one: `{name}` stands for its
+            name.
         slots: Stages at a time. One on workers of other tools, whatever their number of threads.
         cores: That the stages may use; 0 means as many as the worker has threads.
         memory_bytes: That they may use; 0 means the worker's limit, or the machine's memory.
@@ -60,14 +61,15 @@ class StagePlugin(WorkerPlugin):
 
     async def teardown(self, worker: Any) -> None:
         """End with the worker."""
-        if worker.status.name in ("running", "paused", "init"):
+        if worker.status.name in ("running", "paused", "init", "closing_gracefully"):
             return  # it is replaced, or one client unregisters it
         service = _services.pop(worker, None)
         if service is not None:
             await asyncio.to_thread(service.close)
 
     async def _start(self, worker: Any) -> None:
-        store = Path(self.store) if self.store else Path(worker.local_directory) / NAME
+        name = str(worker.name)
+        store = own_folder(self.store, name) if self.store else Path(worker.local_directory) / NAME
         service = StageService(
             worker,
             store.absolute(),
@@ -102,6 +104,7 @@ def service_of(worker: Any) -> StageService | None:
     return _services.get(worker)
 
 
-def own_folder(store: Path, name: str) -> Path:
-    """Return the folder of one of several workers that share a place."""
-    return store / (re.sub(r"[^\w.-]+", "-", name).strip("-.") or "worker")
+def own_folder(store: str, name: str) -> Path:
+    """Return the folder of a worker, whose name stands for `{name}`."""
+    plain = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "worker"
+    return Path(store.replace("{name}", plain))

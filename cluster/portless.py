@@ -10,14 +10,14 @@ from typing import Any
 from distributed import Scheduler, Worker
 
 
-class PortlessScheduler(Scheduler):  # type: ignore[misc]  # Dask is typed in part
+class PortlessScheduler(Scheduler):
     """A scheduler that no other process can reach, where its protocol is inproc."""
 
     def start_http_server(self, *arguments: Any, **options: Any) -> None:
         """Open nothing."""
 
 
-class PortlessWorker(Worker):  # type: ignore[misc]
+class PortlessWorker(Worker):
     """A worker that no other process can reach, where its protocol is inproc."""
 
     def start_http_server(self, *arguments: Any, **options: Any) -> None:

@@ -140,7 +140,7 @@ def security(ca: Path | None, cert: Path | None, key: Path | None) -> Security |
         problem = f"`tls_cert` {cert} and `tls_key` {key}: do not fit together ({first_line(error)})"
         hint = "give the certificate and its unencrypted private key, both as PEM"
         raise InvalidOption(problem, hint=hint, option="tls_cert") from error
-    return Security(
+    return Security(  # type: ignore[no-untyped-call]
         require_encryption=True,
         tls_ca_file=str(ca),
         **{f"tls_{role}_cert": str(cert) for role in ("client", "scheduler", "worker")},

@@ -39,6 +39,10 @@ _TIDY_EVERY_S = 3600.0
 _KEPT_DAYS = 14.0
 _ENDED_RUNS = 1000
 _LOOK_S = 0.1
+_ENDING = ("closing", "closed", "failed", "stopping", "stopped")
+"""States of a Dask worker in which it drops what its tasks return."""
+_WANTED = ("executing", "long-running", "resumed")
+"""States of a Dask task whose result somebody waits for."""
 _TELL_EVERY_S = 0.5
 Value = TypeVar("Value")
 
@@ -86,7 +90,7 @@ class StageService:
             slots=slots,
             cores=cores,
             memory_bytes=memory_bytes,
-            set_threads=worker.nanny is not None,
+            below_nanny=worker.nanny is not None,
         )
         self._memory_bytes = memory_bytes
 
@@ -140,10 +144,10 @@ class StageService:
         Raises:
             Cancelled: If its run was ended, its task cancelled, or the worker is ending.
         """
-        if self.is_over(request.run) or self.worker.status.name not in ("running", "paused", "init"):
+        if self.is_over(request.run) or self.worker.status.name in _ENDING:
             raise Cancelled
         task = self.worker.state.tasks.get(key)
-        if key and (task is None or task.state not in ("executing", "long-running")):
+        if key and (task is None or task.state not in _WANTED):
             raise Cancelled
 
     def on_loop(self, coroutine: Coroutine[Any, Any, Value], check: Callable[[], None]) -> Value:
@@ -204,6 +208,8 @@ class StageService:
         stages = self.store / STAGES
         remove_stale(stages)
         Store(self.store, folder=stages).forget_old()
+        for one in stages.glob(".*.lock"):  # nothing is being made now
+            one.unlink(missing_ok=True)
         forget_recipes(self.store / RECIPES)
         for folder in (self.store / PUBLISHED, self.store / GIVEN):
             remove_stale(folder)

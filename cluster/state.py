@@ -20,13 +20,18 @@ from .parcel import Packed, pack
 class RunState:
     """One run of one recipe.
 
+    Args:
+        run: Identifies it, for progress: that of the client, ".", and a number.
+        recipe: The recipe.
+        folder: That keeps the list of its files and their digests; by default that of the recipe's output.
+
     Attributes:
         run: Identifies it, for progress: that of the client, ".", and a number.
         excluded: Workers that are not asked any more, with the reason.
     """
 
-    def __init__(self, run: str, recipe: Recipe) -> None:
-        self.run, self.recipe = run, recipe
+    def __init__(self, run: str, recipe: Recipe, folder: Path | None = None) -> None:
+        self.run, self.recipe, self._folder = run, recipe, folder
         self.excluded: dict[str, str] = {}
         self._packed: Packed | None = None
         self._packing = threading.Lock()
@@ -36,7 +41,7 @@ class RunState:
         """Return the recipe's parcel, made once."""
         with self._packing:
             if self._packed is None:
-                self._packed = pack(self.recipe)
+                self._packed = pack(self.recipe, folder=self._folder)
             return self._packed
 
     def note(self, stored: Stored, main: str) -> Made:

@@ -103,18 +103,23 @@ def _with_files(task: _Task) -> Result:
         if missing:
             job = task.job()
             return Result("missing", missing=tuple(missing), worker=job.worker, address=job.address)
-        if request.alone or request.look:  # what is done is told without disturbing anybody
-            found = _ask(task, "find", alone=request.alone)
+        if request.alone or request.look:  # what is done is told without waiting for all others
+            found = _in_turn(task, "find", alone=False)
             if found is not None:
                 return found
             if request.look:
                 job = task.job()
                 return Result("none", worker=job.worker, address=job.address)
-        with turn(alone=request.alone, progress=task.progress, check=task.check) as waited_s:
-            task.waited_s += waited_s
-            result = _ask(task, "carry_out", alone=request.alone)
+        result = _in_turn(task, "carry_out", alone=request.alone)
     assert result is not None, "only `find` finds nothing"
     return msgspec.structs.replace(result, waited_s=round(task.waited_s, 3))
+
+
+def _in_turn(task: _Task, do: str, *, alone: bool) -> Result | None:
+    """Have a child do it, alone on this host or among others."""
+    with turn(alone=alone, progress=task.progress, check=task.check) as waited_s:
+        task.waited_s += waited_s
+        return _ask(task, do, alone=alone)
 
 
 def _brought(task: _Task) -> list[str]:

@@ -68,7 +68,7 @@ def carry_out_there(
 
 
 def _outcome(client: Any, future: Any) -> Result:
-    from distributed.comm import CommClosedError
+    from distributed.comm.core import CommClosedError
     from distributed.scheduler import KilledWorker, NoValidWorkerError
 
     try:

@@ -121,7 +121,7 @@ class _Session:
         arguments = self._security().get_connection_args("worker")
         while True:
             try:
-                comm = await connect(self.address, timeout=_TRY_S, **arguments)  # type: ignore[no-untyped-call]
+                comm = await connect(self.address, timeout=min(_TRY_S, self.connect_s), **arguments)  # type: ignore[no-untyped-call]
                 await comm.close()
                 return
             except (OSError, TimeoutError, asyncio.TimeoutError) as error:
@@ -164,7 +164,7 @@ class _Session:
         given = self.given
         protocol, host, _ = split_address(self.address)
         plugin = StagePlugin(
-            given.store.absolute(),
+            str(given.store.absolute()),
             slots=given.slots,
             cores=given.cores or usable_cores(),
             memory_bytes=self.memory_bytes,
@@ -180,6 +180,7 @@ class _Session:
             plugins=(plugin,),
             memory_limit=0,  # the stages' memory is their children's, which are watched
             dashboard=False,
+            dashboard_address="127.0.0.1:0",  # HTTP, which others need not see
             death_timeout=_START_S,
             local_directory=str(given.store.absolute() / "dask"),  # nothing is spilled
             host=here,

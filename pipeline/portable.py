@@ -7,10 +7,9 @@ names absolute paths, is written anew. No stage's key holds the spelling of a pa
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ from urllib.parse import quote, unquote
 from ..data.spelling import FILE_KEYS
 from ..errors import QCompileError
 from ..model.source import NAMED
+from ..progress import silent
 from ..spec.tensorrt import AUTO, OFF
 from ..spec.words import is_own_metric
-from .propose.recipe_text import toml
 from .recipe import Recipe, parse_recipe
 from .recipe_files import settled
+from .sweep.recipe_text import recipe_text
 
 Moved = Callable[[str], str]
 """Gives a path as it is spelled in the recipe another spelling."""
@@ -34,12 +34,12 @@ def portable_text(recipe: Recipe) -> bytes:
 
     Interpreters (`model.python`, `bench.python`) and `output` stay as they are.
     """
-    moved = portable(recipe)
+    moved = replace(portable(recipe), written=None)
     with contextlib.suppress(OSError, QCompileError):
-        content = recipe.path.read_bytes()
-        if parse_recipe(content, recipe.path) == moved:
+        content = recipe.text_path.read_bytes()
+        if parse_recipe(content, recipe.path, told=silent) == moved:
             return content
-    return written(moved)
+    return recipe_text(moved).encode()
 
 
 def portable(recipe: Recipe) -> Recipe:
@@ -89,15 +89,6 @@ def relative(text: str, folder: Path) -> str:
     return found if found.startswith("..") else f"./{found}"
 
 
-def written(recipe: Recipe) -> bytes:
-    """Return a recipe as TOML, every option in it."""
-    values = dataclasses.asdict(recipe)
-    del values["path"], values["written"]
-    lines = ["# Written by qcompile for another machine, with every option."]
-    lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
-    return ("\n".join(lines) + "\n").encode()
-
-
 def _artifact(one: Any, path: Moved) -> Any:
     options = one.tensorrt
     cache = options.timing_cache
@@ -140,13 +131,3 @@ def _data(text: str, path: Moved) -> str:
             value = _model(value, path)
         parts.append(f"{key}{equals}{value}")
     return f"{head}{mark}{'&'.join(parts)}"
-
-
-def _toml(value: object) -> str:
-    """A value on one line, tables too."""
-    if isinstance(value, Mapping):
-        inside = (f"{toml(key)} = {_toml(one)}" for key, one in value.items() if one is not None)
-        return f"{{{', '.join(inside)}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return toml(value)

@@ -29,6 +29,7 @@ from .stages import (
     simplify_stage,
 )
 from .store import FOLDER
+from .trial_stages import rank_stage, trial_stage
 
 Kind = Literal[
     "export",
@@ -122,6 +123,10 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return _lowering(recipe, artifact(recipe, step.artifact), _given(model), ranges)
     if step.kind == "build":
         return _build(recipe, step)
+    if step.kind == "trial":
+        return trial_stage(recipe, step.name, step.trial)
+    if step.kind == "rank":
+        return rank_stage(recipe, step.name, step.trial, step.artifact, step.shard)
     if step.kind == "report":
         return report_stage(_given(step.files.get("results")), ranges, recipe.budget)
     if step.kind == "evaluate":

@@ -34,7 +34,7 @@ class Worker:
         python: Interpreter to run it with, or a script that runs one.
         timeout_s: Longest wait for one answer.
         module: What the process runs.
-        variables: Of its environment, besides those of this process.
+        variables: Of its environment, besides those of this process; None takes one away.
 
     Raises:
         InvalidOption: If the interpreter cannot be run.
@@ -48,7 +48,7 @@ class Worker:
         python: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         module: str = "qcompile.bench.worker",
-        variables: Mapping[str, str] | None = None,
+        variables: Mapping[str, str | None] | None = None,
     ) -> None:
         self.name, self._timeout_s = name, min(timeout_s, threading.TIMEOUT_MAX)
         self._frozen = False
@@ -60,7 +60,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=_environment(threads) | dict(variables or {}),
+                env=_environment(threads, variables or {}),
                 # Ctrl-C reaches the caller alone, which then ends its workers in order.
                 start_new_session=True,
             )
@@ -216,8 +216,9 @@ class Worker:
         return WorkerError(f"worker of {self.name} {what}{shown}", artifact=self.name, output=said)
 
 
-def _environment(threads: int) -> dict[str, str]:
-    environment = dict(os.environ)
+def _environment(threads: int, variables: Mapping[str, str | None]) -> dict[str, str]:
+    environment = {name: text for name, text in os.environ.items() if name not in variables}
+    environment |= {name: text for name, text in variables.items() if text is not None}
     if threads:
         # Read once when the libraries load: it is too late for them in the worker's own code.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

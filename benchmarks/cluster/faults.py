@@ -32,6 +32,7 @@ from fault_kinds import KINDS, recipe_of, scene
 
 # After fault_kinds, which makes them importable.
 from cluster_trials import run_words  # isort: skip
+from clusters import end_on_sigterm  # isort: skip
 from small_road import contents, environment  # isort: skip
 
 _HEADER = "| fault | trials | held | what was seen |\n|---|---:|---:|---|"
@@ -79,6 +80,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Run what is missing, print a line a trial and the table; 1 where something did not hold."""
+    end_on_sigterm()
     given = _arguments()
     given.output.parent.mkdir(parents=True, exist_ok=True)
     lines = given.output.read_text(encoding="utf-8").splitlines() if given.output.is_file() else []

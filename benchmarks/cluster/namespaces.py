@@ -17,6 +17,7 @@ Markdown. Exit code 1: something did not hold. Without root or the tools it says
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import subprocess
 import sys
@@ -27,10 +28,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "benchmarks/reliability")]
 
+import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 from certificates import HAS_OPENSSL, make_certificates  # noqa: E402
-from clusters import Cluster  # noqa: E402
+from clusters import Cluster, end_on_sigterm  # noqa: E402
 from hosts import Hosts, why_not  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from small_road import command, contents, model, write_road  # noqa: E402
 
 _HOSTS = ("scheduler", "client", "w1", "w2")
@@ -50,7 +53,7 @@ class Proof:
     def __init__(self, work: Path, hosts: Hosts, megabytes: int) -> None:
         self.work, self.hosts, self.problems = work, hosts, list[str]()
         self.recipe = write_road(work / "road", bench=False)
-        onnx.save(model(weights=megabytes << 20), str(work / "road/model.onnx"))
+        onnx.save(heavy_model(megabytes << 20), str(work / "road/model.onnx"))
         self._run([], work / "one")
         self.expected = contents(work / "one")
 
@@ -65,8 +68,10 @@ class Proof:
             self._same(self.work / "tls/out")
             carried = {name: [after[name][way] - before[name][way] for way in (0, 1)] for name in _HOSTS}
             plain = [*self.hosts.on("client"), *command("run", self.recipe, "-o", self.work / "tls/none")]
-            address = cluster.address.replace("tls://", "tcp://")
-            self._refused([*plain, "--scheduler", address], "a TLS scheduler spoken to in plain text")
+            plain += ["--scheduler", cluster.address.replace("tls://", "tcp://")]
+            said = [word for one in self.hosts.addresses.values() for word in ("--insecure", one)]
+            self._refused([*plain, *said, *said], "a TLS scheduler spoken to in plain text, said twice")
+            self._refused([*plain[:-1], cluster.address], "a TLS scheduler without a certificate")
         return self._rows(carried)
 
     def tcp(self) -> None:
@@ -124,6 +129,34 @@ class Proof:
             self.problems.append(f"{output.parent.name}: not what one process makes: {', '.join(differ)}")
 
 
+def heavy_model(weights: int) -> onnx.ModelProto:
+    """The model of the small road with one large layer in the middle: many weights, few activations.
+
+    Args:
+        weights: Bytes of that layer.
+    """
+    made = model()
+    graph = made.graph
+    width = math.isqrt(weights // 4)
+    rng = np.random.default_rng(0)
+    shapes = {"w3": (width, 4), "b3": (width,), "w4": (width, width), "w5": (3, width)}
+    kept = [one for one in graph.initializer if one.name not in shapes]
+    del graph.initializer[:], graph.node[-1], graph.output[:]
+    graph.initializer.extend(kept)
+    for name, shape in shapes.items():
+        values = (rng.standard_normal(shape) / math.sqrt(shape[-1])).astype(np.float32)
+        graph.initializer.append(numpy_helper.from_array(values, name))
+    graph.node.extend(
+        [
+            helper.make_node("Gemm", ["f", "w3", "b3"], ["g"], "gemm", transB=1),
+            helper.make_node("Gemm", ["g", "w4"], ["h"], "wide", transB=1),
+            helper.make_node("Gemm", ["h", "w5"], ["y"], "last", transB=1),
+        ]
+    )
+    graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3]))
+    return made
+
+
 class _cluster:  # noqa: N801
     """A scheduler and two workers, each on its host."""
 
@@ -157,6 +190,7 @@ def main() -> int:
     if reason := why_not() or ("" if HAS_OPENSSL else "the command openssl is not here"):
         print(f"skipped: {reason}")
         return 0
+    end_on_sigterm()
     work = Path(tempfile.mkdtemp(prefix="qcompile-hosts-"))
     try:
         with Hosts(*_HOSTS) as hosts:

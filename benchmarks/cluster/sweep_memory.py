@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "benchmarks/reliability")]
 
 import onnx  # noqa: E402
-from clusters import Cluster  # noqa: E402
+from clusters import Cluster, end_on_sigterm  # noqa: E402
 from process_use import Sample, growth_of, sample  # noqa: E402
 from small_road import model  # noqa: E402
 
@@ -128,6 +128,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=2, help="of each worker")
     parser.add_argument("--output", type=Path, help="file for all samples, as JSON")
     given = parser.parse_args()
+    end_on_sigterm()
     work = Path(tempfile.mkdtemp(prefix="qcompile-sweep-"))
     sweep = None
     try:

@@ -84,8 +84,9 @@ def members(recipe: Recipe, *, gpus_there: Sequence[str] = (), only: Sequence[st
         Refused: If the artifacts that can be made alone cannot be made together.
     """
     bases, wanted = _product(recipe, gpus_there)
-    for base in bases:
-        member = _member(base, wanted, only)
+    bases.reverse()
+    while bases:  # what is worked out for one is not kept
+        member = _member(bases.pop(), wanted, only)
         if member.cells:
             yield member
 

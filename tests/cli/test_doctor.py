@@ -13,6 +13,7 @@ def test_doctor_prints_the_machine_the_precisions_and_the_extras(done: Qc) -> No
     for text in (
         "processor: ", " memory, ", "working folder: ", "what an artifact computes in here", "emulated",
         "concluded from instruction sets and tables, not measured", "qcompile[tensorflow]", "TensorFlow by ",
+        "qcompile worker announces here: ",
     ):  # fmt: skip
         assert text in said
     assert "--target" in said
@@ -36,6 +37,7 @@ def test_the_json_holds_all_that_is_printed(done: Qc) -> None:
     assert {one["state"] for one in found["precisions"]} <= {"fast", "runs", "emulated", "builds", "no"}
     assert {one["extra"] for one in found["extras"]} >= {"models", "data", "metrics", "tensorflow"}
     assert found["tensorflow"]["python"] == sys.executable
+    assert found["announced"]["onnxruntime"] == 1000
 
 
 def test_what_is_no_gpu_or_no_interpreter_is_refused(qc: Qc) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -233,26 +234,41 @@ def test_the_end_of_a_run_ends_its_stages_alone() -> None:
         pytest.fail("it is closed")
 
 
-def test_cores_are_shared_by_the_slots_and_all_are_for_one_that_runs_alone() -> None:
-    started: list[int] = []
-
-    class Counted(Children):
-        def _environment(self, cores: int) -> dict[str, str]:
-            started.append(cores)
-            return super()._environment(cores)
-
-    pool = Counted("w", slots=2, cores=4, set_threads=True)
+def test_cores_are_shared_by_the_slots_and_all_are_for_one_that_runs_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("qcompile.cluster.children.usable_cores", lambda: 4)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    pool = Children("w", slots=2, cores=4, below_nanny=True)
     try:
-        with pool.taken(), pool.taken():
-            pass
-        assert len(pool.pids()) == 2
+        with pool.taken() as one, pool.taken() as two:
+            assert (one.cores, two.cores) == (2, 2)
+            environment = psutil.Process(two.pid).environ()
+            assert environment["OMP_NUM_THREADS"] == environment["QCOMPILE_CORES"] == "2"
         with pool.taken(alone=True) as child:
+            assert child.cores == 4
             environment = psutil.Process(child.pid).environ()
-        assert started == [2, 2, 4]
-        assert environment["OMP_NUM_THREADS"] == environment["QCOMPILE_CORES"] == "4"
+            assert environment["QCOMPILE_CORES"] == "4"
+            assert not {"OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_"} & set(environment)
         assert len(pool.pids()) == 2, "one made room"
     finally:
         pool.close()
+
+
+def test_a_stage_that_two_are_asked_for_at_a_time_is_done_once(tmp_path: Path) -> None:
+    asked = Asked(tmp_path / "recipe")
+    asked.put(tmp_path / "store")
+    pool = Children("w", slots=2, cores=2)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            asks = [threads.submit(carry_out, pool, asked, tmp_path / "store") for _ in range(2)]
+            results = [one.result(120) for one in asks]
+    finally:
+        pool.close()
+    assert sorted(one.was_done for one in results) == [False, True]
+    assert results[0].files == results[1].files
+    assert asked.times() == 1
 
 
 def test_a_child_ends_with_the_process_that_started_it() -> None:

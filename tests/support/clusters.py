@@ -276,6 +276,11 @@ def running_cluster(folder: Path, *, workers: int = 2, slots: int = 1, **options
         cluster.close()
 
 
+def end_on_sigterm() -> None:
+    """Have a signal that ends this process run its `finally` blocks, which end its clusters."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
 def _address(file: Path) -> str:
     """The address in a scheduler's file; empty until it is written."""
     try:

@@ -97,7 +97,7 @@ def test_a_gpu_that_is_not_here_is_built_for(on_processor: OnProcessor) -> None:
 
 def test_the_gpus_of_a_machine_are_listed_with_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {0: Gpu("NVIDIA L4", "sm89", 24 << 30, "12.4"), 1: Gpu("Tesla T4", "sm75", 16 << 30, "12.4")}
-    monkeypatch.setattr(home, "find_gpu", there.get)
+    monkeypatch.setattr(home, "find_gpus", lambda: list(there.values()))
     monkeypatch.setattr(home, "driver_version", lambda: "550.1")
     assert [(one.index, one.types.architecture, one.driver) for one in gpus_here()] == [
         (0, "Ada Lovelace", "550.1"),

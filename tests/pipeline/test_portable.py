@@ -1,0 +1,119 @@
+"""A recipe without absolute paths means what it meant, and is read as it was written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qcompile.pipeline.portable import portable, portable_text, relative
+from qcompile.pipeline.recipe import Recipe, make_recipe, parse_recipe, read_recipe
+from qcompile.pipeline.recipe_files import settled
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/recipe.toml"))
+ARTIFACT = {"name": "a", "target": "onnxruntime"}
+
+
+def recipe(tmp_path: Path, **sections: object) -> Recipe:
+    values = {"version": 1, "name": "n", "model": {"source": "m.onnx"}, "artifact": [ARTIFACT], **sections}
+    return make_recipe(values, tmp_path / "recipe.toml")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_what_is_written_is_read_as_it_was(path: Path) -> None:
+    found = read_recipe(path)
+    assert portable_text(found) == path.read_bytes()  # it names nothing absolute: its comments stay
+    changed = replace(found, name="another")
+    assert parse_recipe(portable_text(changed), found.path) == changed
+
+
+def test_texts_with_any_characters_are_written(tmp_path: Path) -> None:
+    odd = 'a "b" \\ c\t\'é\n[x] # = {} \x7f \u2028'
+    found = recipe(tmp_path, model={"source": odd, "dynamic": []}, data={"calibration": odd})
+    assert parse_recipe(portable_text(found), found.path) == found
+
+
+def test_a_recipe_of_a_sweep_keeps_the_text_that_it_was_written_as(tmp_path: Path) -> None:
+    found = replace(recipe(tmp_path), written=tmp_path / "cell.toml")
+    (tmp_path / "cell.toml").write_bytes(b"# of a sweep\n" + portable_text(found))
+    assert portable_text(found).startswith(b"# of a sweep")
+    assert not portable_text(replace(found, name="other")).startswith(b"#")
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        ("/base/net.onnx", "../net.onnx"),
+        ("/base/recipes/net.onnx", "./net.onnx"),
+        ("/base/code/model.py:build", "../code/model.py:build"),
+        ("/base/code/m.py:build?weights=/base/my%20w.pt", "../code/m.py:build?weights=../my%20w.pt"),
+        ("hf:/base/hub/net?task=text-classification", "hf:../hub/net?task=text-classification"),
+        ("timm:resnet18?weights=/base/w.pt&classes=3", "timm:resnet18?weights=../w.pt&classes=3"),
+        ("timm:resnet18?weights=random", "timm:resnet18?weights=random"),
+        ("torchvision:resnet18", "torchvision:resnet18"),
+        ("hf:org/name", "hf:org/name"),
+        ("package.module:function", "package.module:function"),
+        ("saved:serving", "saved:serving"),
+        ("../net.onnx", "../net.onnx"),
+        ("/base/a/../net.onnx", "../net.onnx"),
+    ],
+)  # fmt: skip
+def test_models_are_named_from_the_recipes_folder(text: str, moved: str) -> None:
+    found = recipe(Path("/base/recipes"), model={"source": text}, bench={"models": [f"other={text}"]})
+    changed = portable(found)
+    assert changed.model.source == moved
+    assert changed.bench is not None
+    assert changed.bench.models == (f"other={moved}",)
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        ("/base/images", "../images"),
+        ("images:/base/images?labels=/base/l.csv&seed=3", "images:../images?labels=../l.csv&seed=3"),
+        ("/base/images?labels=l.csv", "../images?labels=l.csv"),
+        ("/base/odd%3Fname?masks=/base/m%26m", "../odd%3Fname?masks=../m%26m"),
+        ("/base/texts.txt?preprocessing=hf:/base/net", "../texts.txt?preprocessing=hf:../net"),
+        ("/base/x?preprocessing=/base/p.json", "../x?preprocessing=../p.json"),
+        ("/base/data.py:samples", "../data.py:samples"),
+        ("data.npz", "data.npz"),
+    ],
+)
+def test_data_is_named_from_the_recipes_folder(text: str, moved: str) -> None:
+    found = recipe(Path("/base/recipes"), data={"calibration": text, "evaluation": text})
+    changed = portable(found)
+    assert (changed.data.calibration, changed.data.evaluation) == (moved, moved)
+
+
+def test_every_other_path_is_named_from_the_recipes_folder() -> None:
+    artifact = {
+        "name": "a", "target": "tensorrt-rtx",
+        "tensorrt": {"plugins": ["/base/p.so", "q.so"], "timing_cache": "/base/t.cache"},
+    }  # fmt: skip
+    found = recipe(
+        Path("/base/recipes"),
+        model={
+            "source": "timm:x", "weights": "/base/w.pt", "depends": ["/base/d"], "simplify": False,
+            "preprocessing": "/base/p.json",
+        },
+        data={"depends": ["/base/e"]},
+        calibrate={"ranges": "/base/r.ranges"},
+        artifact=[artifact],
+        bench={"metric": "/base/metric.py:score"},
+    )  # fmt: skip
+    assert b"/base" not in portable_text(found)
+    assert portable(portable(found)) == portable(found) != found
+
+
+def test_a_path_from_the_home_is_one_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert relative("~/net.onnx", tmp_path / "recipes") == "../net.onnx"
+
+
+def test_links_in_front_of_two_dots_are_followed_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
+    assert settled(tmp_path / "link" / ".." / "x") == tmp_path / "real" / "x"
+    assert settled(tmp_path / "link" / "x") == tmp_path / "link" / "x"
+    assert settled(tmp_path / "real" / ".." / "link" / "x") == tmp_path / "link" / "x"
