@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cluster/sweep_memory.py --cells 10000 --workers 2
 
-The scheduler, the workers, the client's executor and the driver of a sweep are real: a matrix of one model, one artifact and so many shapes, so that each cell has two tasks (the graph, which float needs none of,
-and the build). Only the work of a stage is another: it sleeps for 10 ms (`sleeping_worker.py`). Two hundred
+The scheduler, the workers, the client's executor and the driver of a sweep are the real ones: a matrix of
+one model, one artifact and so many shapes. Each cell has two tasks: the graph, which float needs none of, and
+the build. Only the work of a stage is another: it sleeps for 10 ms (`sleeping_worker.py`). Two hundred
 times the resident memory of the scheduler and of the client is read from /proc; the rule of
 benchmarks/reliability/process_use.py says *flat*, *growing* or *undecided*. The overhead of a build is
 
