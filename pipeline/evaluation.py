@@ -91,7 +91,7 @@ def evaluate_stage(
     def work(path: Path, progress: Progress) -> object:
         from ..bench.evaluate import evaluate
 
-        return evaluate(
+        evaluate(
             artifacts,
             path,
             baseline=baseline,
@@ -108,6 +108,7 @@ def evaluate_stage(
             timeout_s=section.timeout_s,
             progress=progress,
         )
+        return path
 
     options = options_key(section)
     key: dict[str, Any] = {

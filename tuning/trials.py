@@ -237,7 +237,10 @@ class TrialRunner:
             return self.maker.make(ask, self.folder, self.progress)
         begun = self._begun.pop(ask, None)
         made = self.elsewhere.make(ask) if begun is None else begun.result()
-        for path in sorted(made.files, key=lambda one: one.suffix == ".json"):  # manifests last
+        files = sorted(made.files, key=lambda one: one.suffix == ".json")  # manifests last
+        for path in reversed(files):  # a manifest never stands beside a file of another tuning
+            (self.folder / path.name).unlink(missing_ok=True)
+        for path in files:
             _take(path, self.folder / path.name)
         return made.score
 
@@ -250,7 +253,6 @@ def as_table(trials: Mapping[str, Trial]) -> list[dict[str, Any]]:
 
 def _take(source: Path, target: Path) -> None:
     """Give a file a name here as well; its content is shared where the file system can."""
-    target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:

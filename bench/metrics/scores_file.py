@@ -224,7 +224,7 @@ def _unpack_scored(entry: _Entry, own: _Arrays, batches: int, metric: Metric) ->
         return []
     if not isinstance(metric, RecordMetric):
         statistics = own["statistics"]
-        if statistics.dtype != np.float64 or len(statistics) != ends[-1]:
+        if statistics.dtype != np.float64 or statistics.ndim not in (2, 3) or len(statistics) != ends[-1]:
             raise ValueError("its statistics are not those of its batches")
         return [Scored(part) for part in np.split(statistics, ends[:-1])]
     columns = [_rows(own[f"record.{at}"], own[f"record.{at}.rows"]) for at in range(entry.records)]

@@ -6,8 +6,8 @@
 One scheduler and one worker on loopback; tasks one after the other. The stage simplifies a model of a few
 nodes; what it takes itself is in its record and is subtracted. What is left: Dask's scheduling, the stage's
 key (digests, versions), the request to the worker's process, the store's write to the disk on the worker and
-on the client, and the file's way back. The second row answers from the store: nothing is carried out. The last
-is Dask's own round trip of a task that does nothing.
+on the client, and the file's way back. The second row answers from the store: nothing is carried out. The
+last is Dask's own round trip of a task that does nothing.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,21 @@ def test_cores_are_shared_by_the_slots_and_all_are_for_one_that_runs_alone(
         assert len(pool.pids()) == 2, "one made room"
     finally:
         pool.close()
+
+
+def test_a_stage_that_two_are_asked_for_at_a_time_is_done_once(tmp_path: Path) -> None:
+    asked = Asked(tmp_path / "recipe")
+    asked.put(tmp_path / "store")
+    pool = Children("w", slots=2, cores=2)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            asks = [threads.submit(carry_out, pool, asked, tmp_path / "store") for _ in range(2)]
+            results = [one.result(120) for one in asks]
+    finally:
+        pool.close()
+    assert sorted(one.was_done for one in results) == [False, True]
+    assert results[0].files == results[1].files
+    assert asked.times() == 1
 
 
 def test_a_child_ends_with_the_process_that_started_it() -> None:
