@@ -156,7 +156,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--no-dashboard",  # dask scheduler
         "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers", "--measured-s",  # benchmarks/cluster
-        "--megabytes", "--cells", "--count",
+        "--megabytes", "--cells", "--count", "--tasks",
     }  # fmt: skip
     option = r"(?<![\w-])--[a-z][A-Za-z0-9-]*"
     if document.name == "migrate.md":

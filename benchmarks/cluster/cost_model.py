@@ -139,7 +139,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=1, help="stages at a time, of each worker")
     parser.add_argument("--link-mbit", type=float, default=1000.0, help="1e6 bits per second, of a worker")
     parser.add_argument(
-        "--overhead-s", type=float, default=0.05, help="of a task, as sweep_memory.py measures"
+        "--overhead-s", type=float, default=0.05, help="of a task, as overhead.py measures"
     )
     parser.add_argument("--price-per-hour", type=float, default=0.0, help="of a worker, in dollars")
     parser.add_argument(

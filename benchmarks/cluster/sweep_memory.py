@@ -2,17 +2,17 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cluster/sweep_memory.py --cells 10000 --workers 2
 
-The scheduler, the workers, the client's executor and the driver of a recipe are the real ones. Each cell is a
-recipe of its own with one artifact, in a folder of its own, so that a cell has two tasks (export, build).
-Only the work of a stage is another: it sleeps for 10 ms (`sleeping_worker.py`). Two hundred times the
-resident memory of the scheduler and of the client is read from /proc; the rule of
-benchmarks/reliability/process_use.py says *flat*, *growing* or *undecided*. The overhead of a task is
+The scheduler, the workers, the client's executor and the driver of a sweep are the real ones: a matrix of
+one model, one artifact and so many shapes. Each cell has two tasks: the graph, which float needs none of, and
+the build. Only the work of a stage is another: it sleeps for 10 ms (`sleeping_worker.py`). Two hundred
+times the resident memory of the scheduler and of the client is read from /proc; the rule of
+benchmarks/reliability/process_use.py says *flat*, *growing* or *undecided*. The overhead of a build is
 
-    elapsed time x slots / tasks - 10 ms
+    elapsed time x slots / cells - 10 ms
 
-while all slots are in use; it holds everything: the recipe's reading and packing, the client's threads, Dask,
-digests, the files' way back, the synced store of each cell. Prints a table as Markdown. Exit code 1: a memory
-grows.
+while all slots are in use; it holds everything: the cell's recipe, its packing, the client's threads, Dask,
+the second task, digests, the files' way back, the synced store. Prints a table as Markdown. Exit code 1: a
+memory grows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +37,20 @@ from process_use import Sample, growth_of, sample  # noqa: E402
 from small_road import model  # noqa: E402
 
 from qcompile.cluster.connection import connect  # noqa: E402
-from qcompile.pipeline.run import run  # noqa: E402
+from qcompile.pipeline.sweep.sweep import sweep  # noqa: E402
 
 SLEEP_S = 0.01
 _SAMPLES = 200
 _RECIPE = """
 version = 1
-name = "cell-{number}"
+name = "cells"
 [model]
 source = "model.onnx"
 simplify = false
-[[artifact]]
-name = "cpu"
-target = "onnxruntime"
+[sweep]
+targets = ["onnxruntime"]
+precisions = ["fp32"]
+shapes = [{shapes}]
 """
 # Dask keeps an hour of its own figures; a shorter campaign would see them come and call it growth.
 _SETTINGS = {"DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__LOG_LENGTH": "20"}
@@ -70,48 +70,59 @@ class Sweep:
         (work / "recipes").mkdir()
         onnx.save(model(), str(work / "recipes/model.onnx"))
         self.cluster = Cluster(work / "cluster", plain=True, environment=_SETTINGS)
-        self.cluster.start_scheduler()
-        for number in range(workers):
-            preload = ["--preload", str(Path(__file__).with_name("sleeping_worker.py"))]
-            store = {"QCOMPILE_SLEEPING_STORE": str(work / f"sleeping-{number}")}
-            self.cluster.start_worker(f"w{number}", slots=slots, arguments=preload, environment=store)
-        self.cluster.wait()
+        try:
+            self._start(workers, slots)
+        except BaseException:
+            self.cluster.close()
+            raise
         self._lock, self._done = threading.Lock(), 0
         self.seen: list[tuple[Sample, Sample]] = []
 
+    def _start(self, workers: int, slots: int) -> None:
+        self.cluster.start_scheduler()
+        for number in range(workers):
+            preload = ["--preload", str(Path(__file__).with_name("sleeping_worker.py"))]
+            store = {"QCOMPILE_SLEEPING_STORE": str(self.work / f"sleeping-{number}")}
+            self.cluster.start_worker(f"w{number}", slots=slots, arguments=preload, environment=store)
+        self.cluster.wait()
+
     def cells(self, count: int) -> dict[str, Any]:
         """Run cells, as many at a time as there are slots, and return what was seen."""
-        every = max(1, count // _SAMPLES)
+        recipe = self.work / "recipes/sweep.toml"
+        recipe.write_text(_RECIPE.format(shapes=", ".join(f'"{size}"' for size in range(1, count + 1))))
+        self._every = max(1, count // _SAMPLES)
         with connect(self.cluster.address) as executor:
-            self._cell(executor, -1, 1 << 60)
-            self._done = 0
             began = time.monotonic()
-            with ThreadPoolExecutor(self.slots) as threads:
-                for _ in threads.map(lambda number: self._cell(executor, number, every), range(count)):
-                    pass
+            report = sweep(recipe, output=self.work / "out", executor=executor, listener=self)
             seconds = time.monotonic() - began
-        tasks = 2 * count
+        if report.counts != {"done": count}:
+            raise RuntimeError(f"{report.counts}; {count} cells done are expected")
         growths = [growth_of([both[index] for both in self.seen]) for index in (0, 1)]
         return {
             "cells": count,
-            "tasks": tasks,
             "seconds": round(seconds, 1),
-            "overhead_ms": round((seconds * self.slots / tasks - SLEEP_S) * 1000, 1),
+            "overhead_ms": round((seconds * self.slots / count - SLEEP_S) * 1000, 1),
             "growth": dict(zip(("scheduler", "client"), growths, strict=True)),
             "rss_bytes": [[one.rss_bytes for one in both] for both in self.seen],
         }
 
-    def _cell(self, executor: Any, number: int, every: int) -> None:
-        """Run one cell and remove it: what grows with the folder of a sweep is not looked at here."""
-        recipe = self.work / f"recipes/{number}.toml"
-        recipe.write_text(_RECIPE.format(number=number))
-        output = self.work / f"cells/{number}"
-        run(recipe, output=output, executor=executor)
-        shutil.rmtree(output)
-        recipe.unlink()
+    def planned(self, cells: int, /) -> None:
+        """As `SweepListener`."""
+
+    def began(self, member: Any, /) -> None:
+        """As `SweepListener`."""
+
+    def stage(self, member: Any, stage: str, state: str, seconds: float, /) -> None:
+        """As `SweepListener`."""
+
+    def left(self, member: Any, /) -> None:
+        """As `SweepListener`."""
+
+    def finished(self, cell: Any, /, *, changed: bool) -> None:
+        """Read the memory now and then."""
         with self._lock:
             self._done += 1
-            if self._done % every == 0:
+            if self._done % self._every == 0:
                 assert self.cluster.scheduler is not None
                 pids = (self.cluster.scheduler.pid, os.getpid())
                 scheduler, client = (sample(self._done, [pid], self.cluster.temporary) for pid in pids)
@@ -130,16 +141,16 @@ def main() -> int:
     given = parser.parse_args()
     end_on_sigterm()
     work = Path(tempfile.mkdtemp(prefix="qcompile-sweep-"))
-    sweep = None
+    simulated = None
     try:
-        sweep = Sweep(work, given.workers, given.slots)
-        seen = sweep.cells(given.cells)
+        simulated = Sweep(work, given.workers, given.slots)
+        seen = simulated.cells(given.cells)
     finally:
-        if sweep is not None:
-            sweep.cluster.close()
+        if simulated is not None:
+            simulated.cluster.close()
         shutil.rmtree(work, ignore_errors=True)
     print(
-        f"{seen['cells']:,} cells, {seen['tasks']:,} tasks in {seen['seconds']:,} s; overhead of a task "
+        f"{seen['cells']:,} cells in {seen['seconds']:,} s; overhead of a build "
         f"{seen['overhead_ms']} ms with {given.workers} x {given.slots} slots\n"
     )
     print("| process | memory at the end | growth [99% interval] | memory |\n|---|---:|---:|---|")
