@@ -157,6 +157,8 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--protocol", "--tls-ca-file", "--scheduler-file", "--no-dashboard",  # dask scheduler
         "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers", "--measured-s",  # benchmarks/cluster
         "--megabytes", "--cells", "--count", "--tasks",
+        "--gres", "--ntasks-per-node", "--cpus-per-task",  # srun
+        "--host", "--nthreads",  # dask worker
     }  # fmt: skip
     option = r"(?<![\w-])--[a-z][A-Za-z0-9-]*"
     if document.name == "migrate.md":

@@ -138,9 +138,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", default="1,2,4", help="numbers, separated by commas")
     parser.add_argument("--slots", type=int, default=1, help="stages at a time, of each worker")
     parser.add_argument("--link-mbit", type=float, default=1000.0, help="1e6 bits per second, of a worker")
-    parser.add_argument(
-        "--overhead-s", type=float, default=0.05, help="of a task, as overhead.py measures"
-    )
+    parser.add_argument("--overhead-s", type=float, default=0.05, help="of a task, as overhead.py measures")
     parser.add_argument("--price-per-hour", type=float, default=0.0, help="of a worker, in dollars")
     parser.add_argument(
         "--egress-per-gb", type=float, default=0.0, help="dollars for 1e9 bytes to the client"
