@@ -111,7 +111,9 @@ class Errand:
         alive = self.executor.workers
         given: dict[str, Given] = {}
         try:
-            holders = self.executor.holders.bring(packed.paths, alive, chosen.workers)
+            holders = self.executor.holders.bring(
+                packed.paths, alive, chosen.workers, list_of_all=packed.ref.digest
+            )
             for digest, (refs, paths) in with_paths(self.state, self.step.given()).items():
                 given[digest] = Given(refs, self.executor.holders.bring(paths, alive, chosen.workers))
         except (ClusterError, StorageError) as error:
@@ -177,7 +179,7 @@ class Errand:
     def _bring_missing(self, result: Result) -> None:
         """Files that died with their holder are brought by the client."""
         holders = self.executor.holders
-        holders.forget(result.missing)
+        holders.forget([*result.missing, self.state.packed().ref.digest])
         here: dict[str, Path] = dict(self.state.packed().paths)
         for _, paths in with_paths(self.state, self.step.given()).values():
             here |= paths
@@ -223,7 +225,7 @@ class Errand:
             )
         made = state.note(stored, result.files[0].name)
         held = [one.digest for one in result.files]
-        executor.holders.note(result.address, [*held, *state.packed().paths])
+        executor.holders.note(result.address, [*held, state.packed().ref.digest])
         for _, paths in with_paths(state, self.step.given()).values():
             executor.holders.note(result.address, paths)
         return Done(made, result.was_done, result.worker)

@@ -5,7 +5,8 @@ when the last task of a group is forgotten, the next one begins a new group, and
 span for as long as the scheduler lives (`spans.py`), some kilobytes each. One task that does nothing and is
 not forgotten keeps its group, so there is one group for each kind of step.
 
-`dask.utils.key_split` caches what it makes of the last 100,000 keys, some 40 MB. This is cleared now and then.
+`dask.utils.key_split` caches what it makes of the last 100,000 keys, some 40 MB: they are cleared now and
+then.
 """
 
 from __future__ import annotations

@@ -46,7 +46,12 @@ class Holders:
         return tuple(sorted(frozenset(alive).intersection(*each))) if each else ()
 
     def bring(
-        self, files: Mapping[str, Path], alive: Collection[str], candidates: Sequence[str]
+        self,
+        files: Mapping[str, Path],
+        alive: Collection[str],
+        candidates: Sequence[str],
+        *,
+        list_of_all: str = "",
     ) -> tuple[str, ...]:
         """Have some worker hold all of these files; those that it has are not sent.
 
@@ -54,6 +59,8 @@ class Holders:
             files: Digest to where it lies here.
             alive: Workers that may be asked for them.
             candidates: Workers that one is chosen of, the best first.
+            list_of_all: Digest of the one that lists the others: who holds it holds all. There may be
+                millions of the others, so they are not remembered one by one.
 
         Returns:
             Those that hold all of them.
@@ -61,16 +68,17 @@ class Holders:
         Raises:
             OSError: If the worker is lost, or its disk is full.
         """
-        there = self.holding(files, alive)
+        marks = [list_of_all] if list_of_all else list(files)
+        there = self.holding(marks, alive)
         if there or not files:
             return there
         with self._lock:
-            known = {digest: self._held.get(digest, frozenset()) for digest in files}
+            known = {digest: self._held.get(digest, frozenset()) for digest in marks}
         chosen = max(candidates, key=lambda one: sum(one in held for held in known.values()))
         self.push(chosen, files)
+        self.note(chosen, marks)
         return (chosen,)
 
     def push(self, address: str, files: Mapping[str, Path]) -> None:
-        """Bring files to one worker."""
+        """Bring files to one worker, which is not remembered."""
         self._client.sync(transfer.push, self._client.rpc(address), files)
-        self.note(address, files)
