@@ -101,7 +101,7 @@ def opened(address: str, secured: Any) -> Iterator[Any]:
     """
     from distributed import Client, Security
 
-    ours = secured or Security()  # type: ignore[no-untyped-call]
+    ours: Any = secured or Security()  # type: ignore[no-untyped-call]
     if address.startswith(("tls:", "wss:")) and not (ours.tls_ca_file and ours.tls_client_cert):
         raise ClusterError(
             f"scheduler {address}: speaks TLS; certificates are required",

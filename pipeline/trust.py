@@ -98,9 +98,9 @@ def named(recipe: Recipe, *, output: Path | None) -> Iterator[Named]:
         yield from _model("model.source", model.source, recipe)
     for text in recipe.sweep.models if recipe.sweep else ():
         yield from _model("sweep.models", text.partition("=")[2], recipe)
-    for one in recipe.sweep.model if recipe.sweep else ():
-        yield from _model("sweep.model.source", one.source, recipe)
-        yield from _samples("sweep.model", one, recipe)
+    for own in recipe.sweep.model if recipe.sweep else ():
+        yield from _model("sweep.model.source", own.source, recipe)
+        yield from _samples("sweep.model", own, recipe)
     yield from _samples("data", recipe.data, recipe)
     yield from _interpreters("model.python", model.python, folder)
     for index, one in enumerate(recipe.artifact):

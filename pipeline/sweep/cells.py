@@ -84,8 +84,9 @@ def members(recipe: Recipe, *, gpus_there: Sequence[str] = (), only: Sequence[st
         Refused: If the artifacts that can be made alone cannot be made together.
     """
     bases, wanted = _product(recipe, gpus_there)
-    for base in bases:
-        member = _member(base, wanted, only)
+    bases.reverse()
+    while bases:  # what is worked out for one is not kept
+        member = _member(bases.pop(), wanted, only)
         if member.cells:
             yield member
 
@@ -110,7 +111,7 @@ def _product(recipe: Recipe, gpus_there: Sequence[str]) -> tuple[list[_Base], li
             key="sweep",
         )
     wanted = list(_wanted(recipe, matrix, gpus_there))
-    shapes = matrix.read_shapes() or [None]
+    shapes: list[SweepShape | None] = [*matrix.read_shapes()] or [None]
     bases = [
         _Base(recipe, matrix, model, shape)
         for model in matrix.every_model() or [SweepModel(name=recipe.name, source=recipe.model.source)]
@@ -279,7 +280,7 @@ def _fixed(text: str, shape: SweepShape) -> str:
     return f"{tensor.name}:[{','.join(axes)}]:{tensor.dtype}"
 
 
-def _engine_shapes(shape: SweepShape) -> dict[str, tuple[str, ...]]:
+def _engine_shapes(shape: SweepShape) -> dict[str, Any]:
     """The least, the measured and the largest shape of each input; nothing for a batch alone."""
     kinds = ("min_shapes", "opt_shapes", "max_shapes")
     return {

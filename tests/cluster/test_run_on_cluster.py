@@ -40,7 +40,7 @@ SAME = (
     "tiny.onnx", "tiny.simplified.onnx", "tiny.ranges", "tiny.ranges.json", "int8.graph.onnx",
     "int8.graph.onnx.json", "int8.onnx", "int8.onnx.json",
 )  # fmt: skip
-"""Files of one process that are the same everywhere; ONNX Runtime names nodes of float.onnx now so, now so."""
+"""Files that are the same everywhere; ONNX Runtime names nodes of float.onnx in another order at times."""
 
 
 @pytest.fixture(scope="module")
