@@ -155,8 +155,8 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--results", "--table",  # benchmarks/architectures.py
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--no-dashboard",  # dask scheduler
-        "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers", "--measured-s",  # benchmarks/cluster
-        "--megabytes", "--cells", "--count", "--tasks",
+        "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers",  # benchmarks/cluster
+        "--measured-s", "--megabytes", "--cells", "--count", "--tasks",
         "--gres", "--ntasks-per-node", "--cpus-per-task",  # srun
         "--host", "--nthreads",  # dask worker
     }  # fmt: skip
