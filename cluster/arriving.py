@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,8 +116,9 @@ class Writer:
 
     def _store(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         if self._path is None:
-            self._file, name = tempfile.mkstemp(dir=self._temporary())
-            self._path = Path(name)
+            path = self._temporary() / uuid.uuid4().hex
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+            self._path = path
         view, at = memoryview(data).cast("B") if len(data) else memoryview(b""), offset
         while at - offset < len(view):
             at += os.pwrite(self._file, view[at - offset :], at)
