@@ -16,8 +16,8 @@ from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import load_onnx
 from qcompile.model.weightless import read_weightless
 
-SMALL = ("squeezenet", "shufflenet", "inception_v1", "inception_v2")
-LARGE = ("resnet50", "densenet121", "bvlc_alexnet", "zfnet512", "vgg19")
+SMALL = ("squeezenet", "shufflenet")
+LARGE = ("inception_v1", "inception_v2", "resnet50", "densenet121", "bvlc_alexnet", "zfnet512", "vgg19")
 
 
 def drive(model: Path, folder: Path) -> None:
