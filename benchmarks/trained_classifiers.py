@@ -7,8 +7,8 @@
 `benchmarks/architectures.py` walks networks with random weights. This trains some of them, of the same
 structure, on the handwritten digits that scikit-learn carries (1,797 real images, 8 x 8, enlarged; 1,297 to
 train on), with AdamW and a one-cycle rate, one thread, seed 0. Then it calibrates on 64 training images, and
-compares every INT8 artifact with the float model on the 500 others: top-1 of both, SNR, and the verdict of
-`diff`. Nothing is downloaded. Rows are appended as they are done; what is finished is skipped.
+compares every INT8 artifact with the float model on the first 64 of the 500 others: SNR, and the verdict of
+`diff`. Top-1 of the float model is of all 500. Nothing is downloaded. Rows are appended as they are done; what is finished is skipped.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
         "--results", "--table",  # benchmarks/architectures.py
         "--show-values",  # polygraphy
-        "--protocol", "--tls-ca-file", "--scheduler-file", "--no-dashboard",  # dask scheduler
+        "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
         "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers",  # benchmarks/cluster
         "--measured-s", "--megabytes", "--cells", "--count", "--tasks",
         "--gres", "--ntasks-per-node", "--cpus-per-task",  # srun
