@@ -8,7 +8,8 @@
 structure, on the handwritten digits that scikit-learn carries (1,797 real images, 8 x 8, enlarged; 1,297 to
 train on), with AdamW and a one-cycle rate, one thread, seed 0. Then it calibrates on 64 training images, and
 compares every INT8 artifact with the float model on the first 64 of the 500 others: SNR, and the verdict of
-`diff`. Top-1 of the float model is of all 500. Nothing is downloaded. Rows are appended as they are done; what is finished is skipped.
+`diff`. Top-1 of the float model is of all 500. Nothing is downloaded. Rows are appended as they are done;
+what is finished is skipped.
 """
 
 from __future__ import annotations

@@ -240,6 +240,7 @@ class Cluster:
     def _environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         own |= {"TMPDIR": str(self.temporary), "DASK_TEMPORARY_DIRECTORY": str(self.folder / "dask")}
+        own["DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT"] = "5s"  # of 30: so long a dead worker is called
         return {**os.environ, **own, **self._more, **(more or {})}
 
     def _tls(self, ca: str, cert: str, key: str) -> list[str]:
