@@ -152,11 +152,11 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--slow", "--without-halves",  # pytest
         "--calib",  # trtexec
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
-        "--results", "--table",  # benchmarks/architectures.py
+        "--results", "--table", "--steps",  # benchmarks/architectures.py, trained_classifiers.py
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
         "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers",  # benchmarks/cluster
-        "--measured-s", "--megabytes", "--cells", "--count", "--tasks",
+        "--measured-s", "--megabytes", "--samples", "--rounds", "--cells", "--count", "--tasks",
         "--gres", "--ntasks-per-node", "--cpus-per-task",  # srun
         "--host", "--nthreads",  # dask worker
     }  # fmt: skip
