@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..figures import DASH, bytes_text, drop_text, figure, times
+from ..figures import DASH, bytes_text, figure
 from ..plain_text import plain
 from .tables import add_row, make_table
 
@@ -102,7 +102,7 @@ def cells_table(cells: Sequence[CellResult]) -> Any:
 def cell_cells(cell: CellResult) -> list[str]:
     """Return the row of a cell without its name."""
     state = cell.state if cell.state == "done" else f"{cell.state}: {cell.reason}"
-    return [state, _latency(cell), _speedup(cell), bytes_text(cell.size_bytes), _drop(cell)]
+    return [state, _latency(cell), cell.speedup_words, bytes_text(cell.size_bytes), cell.drop_words]
 
 
 def cell_line(cell: CellResult) -> str:
@@ -111,21 +111,14 @@ def cell_line(cell: CellResult) -> str:
     if cell.state != "done":
         return f"{head}  {plain(cell.reason)}"
     latency = f"{_latency(cell)} ms" if cell.latency else ""
-    parts = [latency, _speedup(cell), bytes_text(cell.size_bytes), cell.built_on and f"on {cell.built_on}"]
+    parts = [
+        latency,
+        cell.speedup_words,
+        bytes_text(cell.size_bytes),
+        cell.built_on and f"on {cell.built_on}",
+    ]
     return "  ".join([head, *(part for part in parts if part and part != DASH)])
 
 
 def _latency(cell: CellResult) -> str:
     return figure(cell.latency.median_ms) if cell.latency else DASH
-
-
-def _speedup(cell: CellResult) -> str:
-    if cell.speedup is None:
-        return "baseline" if cell.is_baseline else DASH
-    return f"{times(cell.speedup.value)} {cell.speedup.verdict}"
-
-
-def _drop(cell: CellResult) -> str:
-    if cell.accuracy is None or cell.accuracy.drop is None:
-        return DASH
-    return f"{drop_text(cell.accuracy.drop, cell.accuracy.unit)} {cell.accuracy.unit}"

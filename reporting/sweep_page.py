@@ -21,11 +21,9 @@ from ..figures import (
     bytes_text,
     clean,
     drop_interval,
-    drop_text,
     figure,
     interval,
     shortened,
-    times,
     words,
 )
 from ..files import write_text
@@ -223,23 +221,13 @@ def _matrix_cell(cell: CellResult | None) -> Cell:
         return Cell(DASH)
     if cell.state != "done":
         return Cell(cell.state, tone="bad" if cell.state == "failed" else "")
-    below = [text for text in (_speedup(cell), bytes_text(cell.size_bytes), _drop(cell)) if text != DASH]
+    below = [
+        text for text in (cell.speedup_words, bytes_text(cell.size_bytes), cell.drop_words) if text != DASH
+    ]
     tone = "good" if cell.speedup and cell.speedup.verdict == "faster" else ""
     return Cell(
         f"{figure(cell.latency.median_ms)} ms" if cell.latency else "built", "\n".join(below), tone=tone
     )
-
-
-def _speedup(cell: CellResult) -> str:
-    if cell.speedup is None:
-        return "baseline" if cell.is_baseline else DASH
-    return f"{times(cell.speedup.value)} {cell.speedup.verdict}"
-
-
-def _drop(cell: CellResult) -> str:
-    if cell.accuracy is None or cell.accuracy.drop is None:
-        return DASH
-    return f"{drop_text(cell.accuracy.drop, cell.accuracy.unit)} {cell.accuracy.unit}"
 
 
 def _reasons_section(state: str, title: str, nothing: str, cells: Sequence[CellResult]) -> Section:
@@ -266,10 +254,10 @@ def _figures(cell: CellResult) -> Iterator[Cell]:
     yield Cell(cell.name, cell.digest[:19])
     ends = f"[{figure(latency.low_ms)}, {figure(latency.high_ms)}]" if latency and latency.low_ms else ""
     yield Cell(figure(latency.median_ms) if latency else DASH, ends)
-    yield Cell(_speedup(cell), interval(speed.low, speed.high) if speed else "")
+    yield Cell(cell.speedup_words, interval(speed.low, speed.high) if speed else "")
     yield Cell(bytes_text(cell.size_bytes))
     ends = drop_interval(accuracy.drop_low, accuracy.drop_high, accuracy.unit) if accuracy else ""
-    yield Cell(_drop(cell), ends)
+    yield Cell(cell.drop_words, ends)
     yield Cell(", ".join(f"{name}:{shape}" for name, shape in cell.inputs.items()) or DASH)
     yield Cell(cell.built_on or "the sweep's process" if cell.artifact else DASH)
     yield Cell(cell.measured_on or ("the sweep's process" if cell.latency else DASH))

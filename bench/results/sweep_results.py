@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import ArtifactError
+from ...figures import DASH, drop_text, times
 from ...files import read_bytes, writing
 from ..statistics.speedup import Verdict
 
@@ -110,6 +111,20 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def is_baseline(self) -> bool:
         """Whether the others of its measurement are compared with it."""
         return self.latency is not None and self.speedup is None
+
+    @property
+    def speedup_words(self) -> str:
+        """The speed-up and its verdict, for people."""
+        if self.speedup is None:
+            return "baseline" if self.is_baseline else DASH
+        return f"{times(self.speedup.value)} {self.speedup.verdict}"
+
+    @property
+    def drop_words(self) -> str:
+        """The drop in accuracy with its unit, for people."""
+        if self.accuracy is None or self.accuracy.drop is None:
+            return DASH
+        return f"{drop_text(self.accuracy.drop, self.accuracy.unit)} {self.accuracy.unit}"
 
 
 class SweepResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
