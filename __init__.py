@@ -21,10 +21,11 @@ telemetry.switch_off()  # before any runtime is imported, in workers, too
 
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
+    from .artifact.signing import sign, verify
     from .bench.benchmark import benchmark
     from .building import build, refit
     from .calibration.ranges import Ranges
-    from .cluster.connection import connect
+    from .cluster.client.connection import connect
     from .comparison.diff import diff
     from .compiler.export import export
     from .compiler.quantize.balance.balance import balance
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from .pipeline.run import run
     from .reporting import report
     from .reporting.inspection import inspect
-    from .signing import sign, verify
     from .tuning.tune import tune
     from .untrusted.run import run_untrusted
 
@@ -56,7 +56,7 @@ _HOME = {
     "report": "reporting",
     "Ranges": "calibration.ranges",
     "calibrate": "compiler.quantize.calibrate",
-    "connect": "cluster.connection",
+    "connect": "cluster.client.connection",
     "export": "compiler.export",
     "quantize": "compiler.quantize.quantize",
     "simplify": "compiler.simplify.simplify",
@@ -76,8 +76,8 @@ _HOME = {
     "Recipe": "pipeline.recipe",
     "read_recipe": "pipeline.recipe",
     "run_untrusted": "untrusted.run",
-    "sign": "signing",
-    "verify": "signing",
+    "sign": "artifact.signing",
+    "verify": "artifact.signing",
     "tune": "tuning.tune",
 }
 

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import InvalidOption, QCompileError
-from ..storage import storage_error
+from ..files.storage import storage_error
 
 _LAYERS_JOB = "..comparison.layers.job"  # served here, known only by name: comparison/ is built on bench/
 _REST_LIMIT_S = 0.5

@@ -33,7 +33,7 @@ SAMPLES_OF_LAYERS = 8
 )
 def diff(session: Session, given: DiffCommand) -> int:
     """Print how far the outputs, or the layers, are apart."""
-    from ..signing import verify_files
+    from ..artifact.signing import verify_files
 
     session.warn(verify_files((given.reference, given.artifact), given.verify_key))
     if given.layers:

@@ -10,8 +10,8 @@ from importlib import import_module
 import click
 
 from ..errors import QCompileError
+from ..files.storage import storage_error
 from ..plain_text import plain, plain_json, plain_lines
-from ..storage import storage_error
 from ..version import __version__
 from .stopping import StopSignals
 

@@ -37,7 +37,7 @@ def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iter
                 raise InvalidOption(f"`{option}` is for `scheduler`, which is missing", option=option)
         yield None
         return
-    from ..cluster.connection import connect
+    from ..cluster.client.connection import connect
     from ..pipeline.store import FOLDER
 
     session.progress("connect to the scheduler")

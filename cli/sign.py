@@ -14,8 +14,8 @@ from .verb import verb
 )
 def sign(session: Session, given: SignCommand) -> None:
     """Print which key signed what."""
-    from ..signing import read_key, signature_path, write_key
-    from ..signing import sign as sign_artifact
+    from ..artifact.signing import read_key, signature_path, write_key
+    from ..artifact.signing import sign as sign_artifact
 
     key = write_key(given.key) if given.new_key else read_key(given.key)
     session.warn(key.warnings)

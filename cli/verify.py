@@ -10,8 +10,8 @@ from .verb import verb
 @verb(VerifyCommand, "qcompile verify model.engine --key team.key")
 def verify(session: Session, given: VerifyCommand) -> None:
     """Print what was verified; the first that is not as it was signed is an error."""
-    from ..signing import read_key
-    from ..signing import verify as verify_artifact
+    from ..artifact.signing import read_key
+    from ..artifact.signing import verify as verify_artifact
 
     key = read_key(given.key)
     session.warn(key.warnings)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 def worker(session: Session, given: WorkerCommand) -> None:
     """Print what the worker announces, and work until a signal ends it."""
-    from ..cluster.worker import serve
+    from ..cluster.worker.serve import serve
 
     joined: list[str] = []
 

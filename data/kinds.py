@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import InvalidOption
 from ..files import require_file
-from ..storage import reading
+from ..files.storage import reading
 from .sample_set import SampleSet
 from .spelling import KEYS, Spelling
 from .walk import list_files

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..files import digest_files, held_folder, remove_stale
-from ..storage import storage_error
+from ..files.storage import storage_error
 
 CONFIG = "config.pbtxt"
 

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
-    "bench", "calibration", "cli", "cluster", "comparison", "compiler", "data", "deploy", "engines",
-    "lowering", "model", "pipeline", "reporting", "spec", "tuning", "untrusted",
+    "artifact", "bench", "calibration", "cli", "cluster", "comparison", "compiler", "data", "deploy",
+    "engines", "files", "lowering", "model", "pipeline", "reporting", "spec", "tuning", "untrusted",
 )  # fmt: skip
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
@@ -22,8 +22,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # A room may import itself and those listed; modules at the root are named by their own name.
 GROUND = {
-    "errors", "tensors", "files", "storage", "manifest", "artifact", "signing", "progress", "version",
-    "figures", "plain_text", "spec", "machine_memory",
+    "errors", "tensors", "files", "artifact", "progress", "version", "figures", "plain_text", "spec",
+    "machine_memory",
 }  # fmt: skip
 ONNX = GROUND | {"model", "data"}
 BUILT = ONNX | {"calibration", "compiler", "engines"}
@@ -37,13 +37,9 @@ ALLOWED = {
     "figures": set[str](),
     "plain_text": set[str](),
     "spec": {"errors", "tensors"},
-    "storage": {"errors"},
-    "temporary": {"errors", "storage"},
-    "untrusted": {"errors", "files", "temporary", "model", "bench"},
-    "files": {"errors", "storage", "temporary"},
-    "manifest": {"errors", "tensors", "files"},
-    "artifact": {"errors", "files", "manifest", "version"},
-    "signing": {"errors", "files", "manifest", "artifact"},
+    "files": {"errors"},
+    "artifact": {"errors", "tensors", "files", "version"},
+    "untrusted": {"errors", "files", "model", "bench"},
     "model": GROUND,
     "data": GROUND | {"model"},
     "calibration": ONNX,
@@ -57,7 +53,7 @@ ALLOWED = {
     "building": BUILT | {"lowering"},
     "tuning": BUILT | {"bench", "lowering", "building"},
     "pipeline": BUILT | {"bench", "reporting", "lowering", "building", "tuning"},
-    "cluster": BUILT | {"bench", "lowering", "building", "tuning", "pipeline", "temporary", "untrusted"},
+    "cluster": BUILT | {"bench", "lowering", "building", "tuning", "pipeline", "untrusted"},
     "cli": BUILT
     | {
         "cluster",

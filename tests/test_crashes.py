@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from qcompile.artifact import commit, digest_artifact, read_manifest
+from qcompile.artifact.manifest import Manifest
 from qcompile.files import manifest_path, writing
-from qcompile.manifest import Manifest
 
 CALLS = ("replace", "unlink", "fsync")
 

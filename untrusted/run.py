@@ -17,7 +17,7 @@ from typing import IO
 from ..bench.workers.command import worker_command
 from ..errors import EngineUnavailable, WorkerError
 from ..files import remove_stale, temporary_folder
-from ..temporary import PLACES
+from ..files.temporary import PLACES
 from .child import watched_by_this
 from .limits import Limits
 from .tree import Tree, available

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/support"))
 
 from clusters import running_cluster
 
-from qcompile.cluster.connection import connect
+from qcompile.cluster.client.connection import connect
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.pipeline.stages import Made
 from qcompile.pipeline.steps import Step, source_digest

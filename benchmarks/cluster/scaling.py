@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT / "tests/support"))
 from clusters import Cluster  # noqa: E402
 
 import qcompile  # noqa: E402
-from qcompile.cluster.connection import connect  # noqa: E402
-from qcompile.cluster.executor import ClusterExecutor  # noqa: E402
+from qcompile.cluster.client.connection import connect  # noqa: E402
+from qcompile.cluster.client.executor import ClusterExecutor  # noqa: E402
 from qcompile.pipeline.evaluation import evaluation_steps  # noqa: E402
 from qcompile.pipeline.recipe import Recipe, read_recipe  # noqa: E402
 from qcompile.pipeline.run import run  # noqa: E402

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qcompile.cluster import task
 from qcompile.cluster.messages import FileRef, Request, Result
-from qcompile.cluster.plugin import NAME, StagePlugin
-from qcompile.cluster.stage_work import step_name
+from qcompile.cluster.worker import task
+from qcompile.cluster.worker.plugin import NAME, StagePlugin
+from qcompile.cluster.worker.stage_work import step_name
 from qcompile.files import digest_files
 from qcompile.pipeline.store import Store
 

@@ -36,7 +36,7 @@ from clusters import Cluster, end_on_sigterm  # noqa: E402
 from process_use import Sample, growth_of, sample  # noqa: E402
 from small_road import model  # noqa: E402
 
-from qcompile.cluster.connection import connect  # noqa: E402
+from qcompile.cluster.client.connection import connect  # noqa: E402
 from qcompile.pipeline.sweep.sweep import sweep  # noqa: E402
 
 SLEEP_S = 0.01

@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 from qcompile.artifact import commit
 from qcompile.files import writing
-from qcompile.manifest import Manifest
+from qcompile.artifact.manifest import Manifest
 for version, side in ((1, True), (2, True), (3, False), (4, True)):
     with writing(Path(sys.argv[1])) as path:
         path.write_bytes(bytes([version]) * 5000)

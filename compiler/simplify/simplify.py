@@ -16,13 +16,13 @@ from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...data.batches import Data
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
+from ...files.storage import hidden_storage_error
 from ...machine_memory import out_of_memory
 from ...model.graph import graph_precision
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
 from ...model.random_input import RandomInput
 from ...model.weightless import fingerprint
 from ...progress import Progress, quiet, silent
-from ...storage import hidden_storage_error
 from ...tensors import Feeds, ModelIO
 from ..check import OnnxReference, compare_outputs
 from .attention import simplify_attention

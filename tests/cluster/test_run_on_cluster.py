@@ -12,8 +12,8 @@ pytest.importorskip("distributed", reason="the extra cluster is not installed")
 
 from clusters import Cluster, running_cluster
 
-from qcompile.cluster.connection import connect
-from qcompile.cluster.executor import ClusterExecutor
+from qcompile.cluster.client.connection import connect
+from qcompile.cluster.client.executor import ClusterExecutor
 from qcompile.errors import ClusterError, DataError, EngineUnavailable
 from qcompile.files import digest_files
 from qcompile.pipeline.run import run

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from qcompile.cluster.content import ContentStore
-from qcompile.cluster.parcel import Packed
+from qcompile.cluster.files.content import ContentStore
+from qcompile.cluster.files.parcel import Packed
 
 MODEL = "import torch\n\ndef build():\n    return torch.nn.Linear(4, 2), (torch.zeros(1, 4),)\n"
 METRIC = "def accuracy(outputs, labels):\n    return 1.0\n"

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from qcompile.cluster.content import ContentStore
+from qcompile.cluster.files.content import ContentStore
+from qcompile.cluster.files.parcel import Packed, pack
 from qcompile.cluster.messages import FileRef, Given, Request, Result, StepText
-from qcompile.cluster.parcel import Packed, pack
 from qcompile.files import digest_files
 from qcompile.pipeline.recipe import Recipe, read_recipe
 

@@ -129,7 +129,7 @@ def test_a_folder_that_takes_no_file_is_no_error(rtx: Simulation, monkeypatch: p
     def refuse(*_: object, **__: object) -> str:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("qcompile.temporary.tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("qcompile.files.temporary.tempfile.mkdtemp", refuse)
     assert run(rtx, **CACHE) == ()
     assert not cache_of(rtx).exists()
     assert rtx.gpu.is_clean

@@ -1,0 +1,272 @@
+"""The manifest of an artifact: what it holds, and how it is read from a file that anybody may have written.
+
+Every field is typed when it is read, with what others read inside `proof`, `device` and `options`. A manifest
+is self-attested: it finds accidents. `signing` finds attackers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+
+from ..errors import ArtifactError
+from ..files import manifest_path, read_json
+from ..tensors import ModelIO
+
+SCHEMA_VERSION = 1
+_DEEPEST = 32
+"""Levels of nesting that a manifest may have; those written have less than ten."""
+_MARKS = ("schema_version", "stage", "digest")
+"""Keys by which a manifest is told from the JSON that other tools put beside a model (`voice.onnx.json`)."""
+_DTYPE = re.compile(
+    r"float(16|32|64)|bfloat16|u?int(2|4|8|16|32|64)|bool|string|undefined|complex(64|128)|float[468]_\w+"
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One verification that was carried out: its name, whether it held, and what was seen."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is known of an artifact.
+
+    Attributes:
+        kind: "onnx", "engine", "torchscript" or "ranges".
+        target: Runtime the artifact is for: "onnxruntime", "tensorrt-rtx", ...; empty when any.
+        precision: What was asked for and reached: "fp32", "fp16", "int8", ...
+        stage: The verb that made it.
+        io: Inputs and outputs; None where it has none.
+        sources: Role to digest of every file it was made from.
+        tools: Package to version.
+        device: What it was built for (processor, compute capabilities).
+        options: The options of the stage.
+        proof: What was found inside: layers by precision, nodes quantized, ...
+        checks: Verifications in the order they ran.
+        warnings: What the user should know.
+        digest: "sha256:..." of the file with its side files; filled in by `commit`.
+        size_bytes: The file and its side files; filled in by `commit`.
+    """
+
+    kind: str
+    stage: str
+    target: str = ""
+    precision: str = ""
+    io: ModelIO | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    tools: Mapping[str, str] = field(default_factory=dict)
+    device: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
+    proof: Mapping[str, object] = field(default_factory=dict)
+    checks: Sequence[Check] = ()
+    warnings: Sequence[str] = ()
+    digest: str = ""
+    size_bytes: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        """Return the form written to disk."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": self.kind,
+            "stage": self.stage,
+            "target": self.target,
+            "precision": self.precision,
+            "io": self.io.as_json() if self.io else None,
+            "sources": dict(self.sources),
+            "tools": dict(self.tools),
+            "device": dict(self.device),
+            "options": dict(self.options),
+            "proof": dict(self.proof),
+            "checks": [asdict(check) for check in self.checks],
+            "warnings": list(self.warnings),
+            "digest": self.digest,
+            "size_bytes": self.size_bytes,
+        }
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """Return the manifest of an artifact, or None when it has none.
+
+    JSON of another tool under the manifest's name, such as the settings of a voice, is none.
+
+    Raises:
+        ArtifactError: If the manifest cannot be read, is of a newer version, or holds a wrong type.
+    """
+    beside = manifest_path(path)
+    if not beside.is_file():
+        return None
+    value = read_json(beside, what="a manifest")
+    if isinstance(value, dict) and value and not any(mark in value for mark in _MARKS):
+        return None
+    return decode_manifest(value, beside)
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether a file is the manifest of an artifact that may or may not lie beside it."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError, OSError):
+        return False
+    return isinstance(value, dict) and {*_MARKS, "kind"} <= value.keys()
+
+
+def decode_manifest(value: Any, file: Path) -> Manifest:
+    """Return the manifest that JSON holds.
+
+    Args:
+        value: What `json` read.
+        file: The file it was read from, for messages.
+
+    Raises:
+        ArtifactError: Naming the field.
+    """
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if type(version) is int and version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"{file}: manifest of version {version}; this qcompile reads {SCHEMA_VERSION}",
+            hint="make the artifact again with this version",
+            file=file,
+        )
+    try:
+        _check_text(value)
+        read = msgspec.convert(value, _File)
+        if read.kind == "engine":
+            msgspec.convert({"options": read.options}, _OfEngine)
+        fields = {name: value[name] for name in Manifest.__dataclass_fields__}
+        fields["proof"] = {name: _in_todays_words(one) for name, one in read.proof.items()}
+        msgspec.convert({key: fields[key] for key in ("proof", "device")}, _Read)
+        fields["io"] = ModelIO.from_json(value["io"]) if read.io else None
+        fields["checks"] = read.checks
+        fields["warnings"] = read.warnings
+        return Manifest(**fields)
+    except ValueError as error:  # of msgspec too
+        raise ArtifactError(
+            f"{file}: not a manifest ({error})",
+            hint="make the artifact again, or remove the file",
+            file=file,
+        ) from error
+
+
+def _in_todays_words(counts: object) -> object:
+    """Layers by precision, where layers of unknown precision were "untold" in older manifests."""
+    if not isinstance(counts, dict) or not isinstance(counts.get("untold"), dict):
+        return counts
+    return {"unreported" if name == "untold" else name: value for name, value in counts.items()}
+
+
+def _check_text(value: object) -> None:
+    """Refuse JSON that could not be written again: nested deeply, or with halves of characters."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > _DEEPEST:
+            raise ValueError(f"nested deeper than {_DEEPEST} levels")
+        inner: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += [*one.keys(), *one.values()]
+            elif isinstance(one, list):
+                inner += one
+            elif isinstance(one, str) and not one.isascii():
+                one.encode()  # a lone surrogate raises UnicodeEncodeError, which is a ValueError
+        level = inner
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Layers = dict[str, dict[str, _Count]]
+
+
+class _Proof(TypedDict, total=False):
+    """What other modules read in `proof`; more may be there."""
+
+    layers_by_precision: _Layers
+    as_executed: _Layers | None
+    left_in_float: dict[str, str]
+    has_run: bool
+    evidence: str
+    inspector: str
+    provider: str
+    refitted_with: str
+    profiles: list[dict[str, dict[str, list[int]]]]
+
+
+class _Device(TypedDict, total=False):
+    """What other modules read in `device`."""
+
+    gpu: str
+    gpus: list[str]
+    architecture: str
+    features: list[str]
+
+
+class _EngineOptions(TypedDict, total=False):
+    """What other modules read in the `options` of an engine."""
+
+    plugins: list[str]
+    io_formats: list[str]
+    strip_weights: bool
+    version_compatible: bool
+    exclude_lean_runtime: bool
+    hardware_compatible: str
+    calibrator: str
+    device: int | None
+    tf32: bool
+
+
+class _Read(TypedDict):
+    proof: _Proof
+    device: _Device
+
+
+class _OfEngine(TypedDict):
+    options: _EngineOptions
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+    dtype: str
+    shape: list[_Count | str]
+    preprocessing: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not _DTYPE.fullmatch(self.dtype):
+            raise ValueError(f"unknown type {self.dtype!r} of tensor {self.name!r}")
+
+
+@dataclass(frozen=True)
+class _IO:
+    inputs: list[_Tensor]
+    outputs: list[_Tensor]
+
+
+@dataclass(frozen=True)
+class _File:
+    """A manifest as it is written."""
+
+    schema_version: int
+    kind: str
+    stage: str
+    target: str
+    precision: str
+    io: _IO | None
+    sources: dict[str, str]
+    tools: dict[str, str]
+    device: dict[str, Any]
+    options: dict[str, Any]
+    proof: dict[str, Any]
+    checks: tuple[Check, ...]
+    warnings: tuple[str, ...]
+    digest: str
+    size_bytes: _Count

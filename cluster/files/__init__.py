@@ -1,0 +1,1 @@
+"""What travels: files by digest, and a recipe with the files that it reads."""

@@ -1,0 +1,14 @@
+"""Files: written whole or not at all, told apart by digest, held by one process at a time."""
+
+from .digests import digest_files, manifest_path, side_files
+from .locks import lock, open_lock
+from .reading import absolute_path, nearest_name, read_bytes, read_json, require_file
+from .storage import TEMPORARY
+from .temporary import held_folder, remove_stale, temporary_folder
+from .writing import check_output, write_json, write_text, writing
+
+__all__ = [
+    "TEMPORARY", "absolute_path", "check_output", "digest_files", "held_folder", "lock", "manifest_path",
+    "nearest_name", "open_lock", "read_bytes", "read_json", "remove_stale", "require_file", "side_files",
+    "temporary_folder", "write_json", "write_text", "writing",
+]  # fmt: skip

@@ -1,0 +1,223 @@
+"""Folders for what is not finished: their process holds them, and the next one removes those of killed ones.
+
+    .qcompile-tmp-PID-PURPOSE-xxxxxxxx
+
+The process holds a lock on its folder (flock(2)), which the system gives back when the process ends, however
+it ends. So a folder without its lock is nobody's: also where ids of processes are used again, or mean nothing
+because containers share the folder. The id in the name protects what has no lock: files, and folders of a
+file system without locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import StorageError
+from .storage import TEMPORARY, hidden_storage_error, public, storage_error
+
+PLACES = "QCOMPILE_TEMPORARY_PLACES"
+"""Variable with a file that gets the folders where temporary ones are made: for who ends this process."""
+_OLD_S = 86400.0
+"""Age from which a folder that cannot be locked is taken for abandoned."""
+_CLOCK_STEP_S = 2.0
+_swept: set[Path] = set()
+
+
+@contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Yield a new folder among the system's temporary files; it is removed at the end.
+
+    What killed processes left there is removed, once for each process and place.
+
+    Args:
+        purpose: One word of its name, such as "simplify".
+
+    Raises:
+        StorageError: If it cannot be made, or the disk has no room for what is written to it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            place = Path(tempfile.gettempdir())
+            sweep(place)
+            folder = stack.enter_context(held_folder(place, purpose))
+        except OSError as error:
+            raise _no_temporary(error, error.filename or "folder") from error
+        try:
+            yield folder
+        except OSError as error:
+            if not _is_about(error, folder):
+                raise
+            raise _no_temporary(error, place) from error
+        except Exception as error:
+            problem = hidden_storage_error(error, folder)
+            if problem is None or problem is error:
+                raise
+            problem.hint = f"{problem.hint}, or set TMPDIR"
+            raise problem from error
+
+
+@contextmanager
+def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
+    """Yield a new folder that `remove_stale` leaves alone while this process lives; removed at the end.
+
+    It may be renamed meanwhile: nothing is removed then.
+
+    Args:
+        parent: Where it is made.
+        purpose: One word of its name; may be empty.
+
+    Raises:
+        OSError: If it cannot be made.
+    """
+    _tell(parent)
+    prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            handle = _open_folder(folder)
+        except OSError:  # no descriptor is left
+            folder.rmdir()
+            raise
+        if handle is None:  # another process took it for abandoned before the lock was held
+            continue
+        _lock(handle, wait=True)
+        if _is_still(handle, folder):
+            break
+        os.close(handle)
+    try:
+        yield folder
+    finally:
+        if _is_still(handle, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        if handle >= 0:
+            os.close(handle)
+
+
+def _tell(parent: Path) -> None:
+    """Tell the process that watches this one where a temporary folder is made."""
+    if places := os.environ.get(PLACES):
+        with (
+            contextlib.suppress(OSError),
+            open(places, "a", encoding="utf-8", errors="surrogateescape") as file,
+        ):
+            file.write(f"{parent.absolute()}\0")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left in a folder, once for each process."""
+    place = folder.absolute()
+    if place not in _swept and public(place) == place:
+        _swept.add(place)
+        remove_stale(place)
+
+
+def remove_stale(folder: Path, prefix: str = TEMPORARY) -> None:
+    """Remove files and folders named PREFIX, pid, "-..." that processes of this user left when killed.
+
+    Links are never followed, and what cannot be removed stays.
+    """
+    _tell(folder)  # who looks for them here makes some here
+    with contextlib.suppress(OSError):
+        for path in list(folder.glob(f"{prefix}*")):
+            pid = path.name.removeprefix(prefix).split("-")[0]
+            if pid.isdecimal() and pid.isascii() and len(pid) < 10:
+                with contextlib.suppress(OSError):
+                    _remove_if_abandoned(path, int(pid))
+
+
+def _remove_if_abandoned(path: Path, pid: int) -> None:
+    status = path.lstat()
+    foreign = hasattr(os, "geteuid") and status.st_uid != os.geteuid()
+    if foreign or _owner_lives(pid, status.st_ctime):
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        path.unlink()
+        return
+    handle = _open_folder(path)
+    if handle is None:
+        return
+    try:
+        held = _lock(handle, wait=False)
+        if held or (held is None and time.time() - status.st_mtime > _OLD_S):
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def _open_folder(folder: Path) -> int | None:
+    """A handle that a lock can be held on; None where it is gone or a link, -1 where there are no locks."""
+    if sys.platform == "win32":
+        return -1
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+
+
+def _lock(handle: int, *, wait: bool) -> bool | None:
+    """Lock it; False where another process holds it, None where the file system has no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+def _is_still(handle: int, folder: Path) -> bool:
+    """Whether the path leads to what the handle holds."""
+    if handle < 0:
+        return folder.is_dir()
+    try:
+        return os.path.samestat(os.fstat(handle), folder.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _owner_lives(pid: int, changed_s: float) -> bool:
+    """Whether a process may be the one that made something which was changed then: it began before."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user, and what it made would be too
+        return False
+    began_s = _began_s(pid)
+    return began_s is None or began_s <= changed_s + _CLOCK_STEP_S
+
+
+def _began_s(pid: int) -> float | None:
+    """When a process began, by the wall clock; None where the system does not tell (proc(5), field 22)."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+        return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _is_about(error: OSError, folder: Path) -> bool:
+    """Whether an error is one of the disk of a folder; where none is named, only writing fails like that."""
+    if error.filename is None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return storage_error(error) is not None and str(error.filename).startswith(str(folder))
+
+
+def _no_temporary(error: OSError, place: object) -> StorageError:
+    return StorageError(
+        f"temporary files {place}: {error.strerror}", hint="free space, or set TMPDIR", file=str(place)
+    )
