@@ -15,12 +15,12 @@ from ..files import temporary_folder
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
-from ..spec.words import AUTO
+from ..spec.words import AUTO, ON_SERVER
 from ..tensors import format_shape, samples_in
 from .evaluate import known_evaluations
 from .every_gpu import measure_every_gpu
 from .measuring.environment import environment, state
-from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
+from .measuring.gpu_metrics import ask_servers, measure_energy, measure_gpu_latencies
 from .measuring.noise import Effort, noise
 from .measuring.nvml import process_memory_bytes
 from .measuring.rounds import BenchProgress, Decided, TimingSeries, measure
@@ -259,12 +259,16 @@ def _measure(
         recorder.timed(timed, samples)
     seconds, after = time.monotonic() - began, state(gpu)
     pool.count_usage()
+    ask_servers(pool.workers, recorder)
     for name, worker in pool.workers.items():
-        if timed[name].failure is None:
+        if timed[name].failure is None and pool.device(name) != ON_SERVER:
             memory = recorder.attempt(name, partial(_memory, worker, pool.device(name)))
             if memory is not None:
                 recorder.memory(name, memory)
-    effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
+    is_served = any(pool.device(name) == ON_SERVER for name in pool.workers)
+    effort = Effort(
+        seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s, is_served=is_served
+    )
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
