@@ -8,8 +8,8 @@
 The slower version has more of the same convolutions, so its true slowdown is measured first. Each gate is one
 call of `qcompile.gate` with its defaults and one thread, but for size and outputs, which differ on purpose.
 Every finished gate is kept in `--work`, and the script goes on from there. It prints a Markdown table, and
-exits with 1 where one file failed against itself, or the slower version passed too often. 80 gates take about 20
-minutes.
+exits with 1 where one file failed against itself, or the slower version passed too often. 80 gates take about
+20 minutes.
 """
 
 from __future__ import annotations
