@@ -23,10 +23,15 @@ from .measuring.environment import environment, state
 from .measuring.gpu_metrics import ask_servers, measure_energy, measure_gpu_latencies
 from .measuring.noise import Effort, noise
 from .measuring.nvml import process_memory_bytes
-from .measuring.rounds import BenchProgress, TimingSeries, measure
+from .measuring.rounds import BenchProgress, Decided, TimingSeries, measure
 from .measuring.sweep import check_counts, sweep_batches, sweep_clients, sweep_streams
 from .metrics.accuracy import read_metric
-from .metrics.quality import check_evaluation, described_inputs, measure_quality
+from .metrics.quality import (
+    check_evaluation,
+    described_inputs,
+    measure_made_difference,
+    measure_quality,
+)
 from .outputs import save_feeds, shared_io, timing_feeds
 from .recorder import Recorder
 from .results.history import earlier_runs
@@ -70,6 +75,8 @@ def benchmark(
     recipe: str | None = None,
     unbuilt: Sequence[Row] = (),
     scores: Sequence[Path] = (),
+    decided: Decided | None = None,
+    compare_made: bool = False,
     progress: Progress = silent,
 ) -> Results:
     """Measure artifacts against a baseline.
@@ -106,6 +113,8 @@ def benchmark(
         unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
         scores: Files that `bench.evaluate` wrote of all parts of `evaluation`; what they hold of these
             artifacts is not evaluated again.
+        decided: Asked at the end of every launch whether to stop, in place of `precision_target`.
+        compare_made: Compare outputs on the made input, where there is neither data nor evaluation.
         progress: Told of every step.
 
     Returns:
@@ -158,13 +167,16 @@ def benchmark(
             timed = pool.timed
             surroundings |= _measure(
                 pool, recorder, samples_in(feeds), surroundings, gpu, launch_s=launch_s,
-                max_time_s=max_time_s, precision_target=precision_target, progress=progress,
+                max_time_s=max_time_s, precision_target=precision_target, decided=decided,
+                progress=progress,
             )  # fmt: skip
             workers = pool.workers
             if (evaluation or data) is not None and recorder.is_measured(base):
                 progress("compare outputs")
                 known = known_evaluations(scores, runnables, recorder, io, quality, progress)
                 measure_quality(workers, recorder, io, str(evaluation or data), quality, known)
+            elif compare_made and recorder.is_measured(base):
+                measure_made_difference(workers, recorder, feeds)
             measure_gpu_latencies(workers, recorder)
             measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)
@@ -223,6 +235,7 @@ def _measure(
     launch_s: float,
     max_time_s: float,
     precision_target: float,
+    decided: Decided | None,
     progress: Progress,
 ) -> dict[str, Any]:
     """Rounds, and what they and others did to the machine meanwhile; returns `before`, `after`, `noise`."""
@@ -239,6 +252,7 @@ def _measure(
             launch_s=launch_s,
             max_time_s=max_time_s,
             precision_target=precision_target,
+            decided=decided,
             progress=lambda far: progress(_told(far)),
         )
     finally:  # also when it is interrupted
