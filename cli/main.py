@@ -29,6 +29,7 @@ _VERBS = {
     "build": "build for a target and prove the precision",
     "refit": "give a built engine new weights",
     "bench": "measure artifacts against a baseline, or compare results",
+    "gate": "judge a new version against the old one, for CI",
     "diff": "compare outputs with Polygraphy",
     "report": "write one HTML file of results",
     "run": "run all stages of a recipe",
