@@ -60,7 +60,7 @@ def context() -> set[str]:
 def replay(name: str, root: Path) -> Path:
     """Carry out the steps of a Dockerfile's stages below a folder, without Docker; return its environment.
 
-    PyTorch comes from the indexes that pip has here. Left out is what only an image has: bases, users, caches.
+    PyTorch comes from the indexes that pip has here. Bases, users and caches are left out.
     """
     for path in sorted(context()):
         (root / "source" / path).parent.mkdir(parents=True, exist_ok=True)
