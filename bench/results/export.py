@@ -17,7 +17,7 @@ from .render import RowText, csv_columns, csv_row, interval_words, render
 from .results import Results
 
 _CHARACTERS = str.maketrans({"|": "\\|", "\n": " "})
-_MARKUP = str.maketrans({"|": "\\|", "<": "&lt;", "[": "\\[", "`": "\\`"})
+_MARKUP = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "[": "\\[", "`": "\\`"})
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 HEADER = (
     "method", "latency ms", "samples/s", "speed-up", "parameters", "size", "size saved", "peak memory",
