@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ClusterError, EngineUnavailable, InvalidOption, first_line
 from ...spec.cluster import LOCAL
+from ..dask_settings import own_settings
 from ..security import check_address, read_scheduler, security
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def connect(
     ca, cert, key = (None if path is None else Path(path) for path in (tls_ca, tls_cert, tls_key))
     with (
         quiet_dask(),
+        own_settings(),
         opened(address, security(ca, cert, key)) as client,
         executing(client, insecure, told) as executor,
     ):
