@@ -178,6 +178,8 @@ class Runner(ABC):
     """What the user should know about how it runs here."""
     weights: WeightsHeld | None = None
     """What it holds as weights, where it can tell better than its file."""
+    rest_s: float = 0.0
+    """How long what computes may spin after a call where this process cannot see it, in seconds."""
 
     @abstractmethod
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
