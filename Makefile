@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 LOCK ?= no
 TOOLS := build/tools
 
-.PHONY: demo test lint types check resnet18 cifar test-gpu gpu-day gpu-day-kit clean lock audit licences sbom wheel
+.PHONY: demo test lint types docs check resnet18 cifar test-gpu gpu-day gpu-day-kit clean lock audit licences sbom wheel
 
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
@@ -17,7 +17,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
-check: lint types test
+check: lint types docs test
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -27,6 +27,10 @@ lint: $(READY)
 types: $(READY)
 	mkdir -p build/types && ln -sfn ../.. build/types/qcompile
 	MYPYPATH=build/types $(BIN)/mypy -p qcompile --exclude '/(build|tests|examples|benchmarks|supply|\.venv)/'
+
+# The site in build/site, to be opened as a folder. A broken link or anchor, or a page without a place, is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 resnet18: $(READY)
 	test -f benchmarks/digits_resnet18/resnet18.safetensors || $(BIN)/python benchmarks/digits_resnet18/train.py

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
     from .artifact.signing import sign, verify
     from .bench.benchmark import benchmark
+    from .bench.gate.gate import gate
     from .building import build, refit
     from .calibration.ranges import Ranges
     from .cluster.client.connection import connect
@@ -52,6 +53,7 @@ _HOME = {
     "load_artifact": "artifact",
     "balance": "compiler.quantize.balance.balance",
     "benchmark": "bench.benchmark",
+    "gate": "bench.gate.gate",
     "diff": "comparison.diff",
     "report": "reporting",
     "Ranges": "calibration.ranges",
@@ -83,9 +85,9 @@ _HOME = {
 
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
-    "balance", "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "init", "inspect",
-    "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize", "read_recipe",
-    "refit", "report", "run", "run_untrusted", "sign", "simplify", "tune", "verify",
+    "balance", "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate", "init",
+    "inspect", "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize",
+    "read_recipe", "refit", "report", "run", "run_untrusted", "sign", "simplify", "tune", "verify",
 ]  # fmt: skip
 
 

@@ -15,20 +15,25 @@ from ..files import temporary_folder
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
-from ..spec.words import AUTO
+from ..spec.words import AUTO, ON_SERVER
 from ..tensors import format_shape, samples_in
 from .evaluate import known_evaluations
 from .every_gpu import measure_every_gpu
 from .measuring.environment import environment, state
-from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
+from .measuring.gpu_metrics import ask_servers, measure_energy, measure_gpu_latencies
 from .measuring.noise import Effort, noise
 from .measuring.nvml import process_memory_bytes
 from .measuring.open_loop import SEED
-from .measuring.rounds import BenchProgress, TimingSeries, measure
+from .measuring.rounds import BenchProgress, Decided, TimingSeries, measure
 from .measuring.sweep import check_counts, sweep_batches, sweep_clients, sweep_streams
 from .measuring.under_load import check_load, find_rates, sweep_rates
 from .metrics.accuracy import read_metric
-from .metrics.quality import check_evaluation, described_inputs, measure_quality
+from .metrics.quality import (
+    check_evaluation,
+    described_inputs,
+    measure_made_difference,
+    measure_quality,
+)
 from .outputs import save_feeds, shared_io, timing_feeds
 from .recorder import Recorder
 from .results.history import earlier_runs
@@ -74,6 +79,8 @@ def benchmark(
     recipe: str | None = None,
     unbuilt: Sequence[Row] = (),
     scores: Sequence[Path] = (),
+    decided: Decided | None = None,
+    compare_made: bool = False,
     progress: Progress = silent,
 ) -> Results:
     """Measure artifacts against a baseline.
@@ -88,8 +95,7 @@ def benchmark(
         batch_size: Samples per call, where the model leaves it open.
         threads: The same for every artifact; 0 takes every core this process may use.
         evaluation: Labelled samples for accuracy and output differences.
-        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels
-            (see `metrics.names`).
+        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels.
         precision_target: Stop when the interval of every speed-up is narrower than this share.
         max_time_s: Begin no round after this, but the first eight; launches behind the first are contained.
         batch_sizes: Measure a curve over these too.
@@ -110,8 +116,10 @@ def benchmark(
         command: Words that repeat this run, for the results.
         recipe: Text of the recipe it belongs to, for the results.
         unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
-        scores: Files that `bench.evaluate` wrote of all parts of `evaluation`; what they hold of these
-            artifacts is not evaluated again.
+        scores: Files with the scores of all parts of `evaluation`, which were evaluated elsewhere; what they
+            hold of these artifacts is not evaluated again.
+        decided: Asked at the end of every launch whether to stop, in place of `precision_target`.
+        compare_made: Compare outputs on the made input, where there is neither data nor evaluation.
         progress: Told of every step.
 
     Returns:
@@ -165,13 +173,16 @@ def benchmark(
             timed = pool.timed
             surroundings |= _measure(
                 pool, recorder, samples_in(feeds), surroundings, gpu, launch_s=launch_s,
-                max_time_s=max_time_s, precision_target=precision_target, progress=progress,
+                max_time_s=max_time_s, precision_target=precision_target, decided=decided,
+                progress=progress,
             )  # fmt: skip
             workers = pool.workers
             if (evaluation or data) is not None and recorder.is_measured(base):
                 progress("compare outputs")
                 known = known_evaluations(scores, runnables, recorder, io, quality, progress)
                 measure_quality(workers, recorder, io, str(evaluation or data), quality, known)
+            elif compare_made and recorder.is_measured(base):
+                measure_made_difference(workers, recorder, feeds)
             measure_gpu_latencies(workers, recorder)
             measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)
@@ -235,6 +246,7 @@ def _measure(
     launch_s: float,
     max_time_s: float,
     precision_target: float,
+    decided: Decided | None,
     progress: Progress,
 ) -> dict[str, Any]:
     """Rounds, and what they and others did to the machine meanwhile; returns `before`, `after`, `noise`."""
@@ -251,18 +263,23 @@ def _measure(
             launch_s=launch_s,
             max_time_s=max_time_s,
             precision_target=precision_target,
+            decided=decided,
             progress=lambda far: progress(_told(far)),
         )
     finally:  # also when it is interrupted
         recorder.timed(timed, samples)
     seconds, after = time.monotonic() - began, state(gpu)
     pool.count_usage()
+    ask_servers(pool.workers, recorder)
     for name, worker in pool.workers.items():
-        if timed[name].failure is None:
+        if timed[name].failure is None and pool.device(name) != ON_SERVER:
             memory = recorder.attempt(name, partial(_memory, worker, pool.device(name)))
             if memory is not None:
                 recorder.memory(name, memory)
-    effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
+    is_served = any(pool.device(name) == ON_SERVER for name in pool.workers)
+    effort = Effort(
+        seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s, is_served=is_served
+    )
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}

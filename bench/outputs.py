@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import accept, checked_input, read_manifest, size_bytes
+from ..artifact import Manifest, accept, checked_input, read_manifest, size_bytes
 from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
+from ..engines.served import is_served, parse_served
+from ..engines.served.connect import served_io
 from ..errors import DataError, EngineUnavailable, InvalidOption
 from ..files import temporary_folder
 from ..model.graph import graph_precision
@@ -24,6 +26,7 @@ from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
 from ..model.weights_held import WeightsHeld, weights_of_graph
+from ..spec.words import ON_SERVER, UNKNOWN
 from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
 from .workers.arrays import load_arrays, save_arrays
 from .workers.interpreters import Interpreters
@@ -38,18 +41,19 @@ class RunnableArtifact:
         name: Short and unique name.
         artifact: Path or MODEL spelling.
         engine: Name of its engine.
-        precision: "fp32", "fp16" or "int8".
+        precision: "fp32", "fp16" or "int8"; "unknown" on a server.
         io: Declared inputs and outputs; None where a MODEL declares none.
-        runs_on: "CPU", "GPU", or the GPUs it was built for.
+        runs_on: "CPU", "GPU", or the GPUs it was built for; the server that holds it.
         size_bytes: None for a MODEL.
         why_not: Why it cannot run here; empty when it can.
         python: Interpreter that runs it; empty for this one.
         mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`; or `words.CUDA_GRAPH`.
-        device: Where it is run: "cpu", or the GPU as "cuda:0".
+        device: Where it is run: "cpu", or the GPU as "cuda:0"; "served" on a server.
         places: Where it could be: what was optimized for a processor runs on no GPU.
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
         made: Makes input for it; None where it is no ONNX file.
         weights: What its graph holds; None where it is no ONNX file.
+        warnings: What to know of it before it is measured.
     """
 
     name: str
@@ -67,6 +71,7 @@ class RunnableArtifact:
     layers_by_precision: dict[str, Any] | None = None
     made: RandomInput | None = None
     weights: WeightsHeld | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def describe(
@@ -82,7 +87,10 @@ def describe(
 
     Raises:
         MissingFile, InvalidOption, ArtifactError: If it is not there, or not what it claims to be.
+        EngineUnavailable: If its server does not answer, or does not hold it.
     """
+    if is_served(artifact):
+        return _served(artifact, name)
     runtime = engine_of(artifact, trust=trust)
     path = Path(artifact)
     if trust:
@@ -122,6 +130,36 @@ def describe(
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
         made=made,
         weights=weights,
+        warnings=_elsewhere(manifest, runtime),
+    )
+
+
+def _elsewhere(manifest: Manifest | None, runtime: str) -> tuple[str, ...]:
+    """Say of a graph whose Q/DQ were placed for TensorRT that another runtime runs it."""
+    if manifest is None or manifest.stage != "quantize" or manifest.target in (None, "", runtime):
+        return ()
+    if not manifest.target.startswith("tensorrt"):
+        return ()
+    return (
+        f"it was quantized for {manifest.target}, and {runtime} runs it: its accuracy says something, its "
+        f"speed does not; quantize with `target` {runtime} for this processor",
+    )
+
+
+def _served(artifact: str, name: str) -> RunnableArtifact:
+    """A model on a server, which is asked what the model takes; of the rest it says nothing."""
+    address = parse_served(artifact)
+    return RunnableArtifact(
+        name=name or address.short,
+        artifact=artifact,
+        engine=address.kind,
+        precision=UNKNOWN,
+        io=served_io(address),
+        runs_on=f"served at {address.server}",
+        size_bytes=None,
+        why_not="",
+        device=ON_SERVER,
+        places=(),
     )
 
 
@@ -336,6 +374,8 @@ def short_name(artifact: str) -> str:
 
     A model by name keeps its package: `timm:resnet18`, and `hf:` before the name of a folder.
     """
+    if is_served(artifact):
+        return parse_served(artifact).short
     plain, _, query = artifact.partition("?")
     kind, _, name = plain.partition(":")
     if kind in NAMED:

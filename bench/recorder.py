@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InvalidOption, QCompileError
 from ..model.weights_held import WeightsHeld
+from ..spec.words import ON_SERVER
 from .measuring.rounds import TimingSeries
 from .results.row import (
     Accuracy,
@@ -80,11 +81,12 @@ class Recorder:
         """Add what the user should know."""
         self._change(name, warnings=(*self._rows[name].warnings, *texts))
 
-    def started(self, name: str, cold_start: ColdStart, contains: str, packages: Mapping[str, str]) -> None:
-        """Record a first start."""
-        self._change(
-            name, cold_start=cold_start, load_ms=cold_start.load_ms, contains=contains, packages=packages
-        )
+    def started(
+        self, name: str, cold_start: ColdStart | None, contains: str, packages: Mapping[str, str]
+    ) -> None:
+        """Record a first start; there is none to be seen of what a server holds."""
+        load_ms = cold_start.load_ms if cold_start is not None else None
+        self._change(name, cold_start=cold_start, load_ms=load_ms, contains=contains, packages=packages)
 
     def weights(self, name: str, held: WeightsHeld) -> None:
         """Record what an artifact says of its weights, once it is loaded."""
@@ -166,7 +168,7 @@ class Recorder:
                     f"the interval of its speed-up is wider than {precision_target:.1%}: "
                     "measure longer (max time), or on a quieter machine",
                 )
-            if row.device != reference.device:
+            if row.device != reference.device and ON_SERVER not in (row.device, reference.device):
                 self.warn(
                     row.name,
                     f"ran on {row.device}, the baseline on {reference.device}: the speed-up compares devices "

@@ -76,7 +76,7 @@ def choose_runnables(
         ]
     if cuda_graph:
         runnables += _with_graphs(runnables)
-    if in_flight and all(runnable.device == "cpu" for runnable in runnables):
+    if in_flight and not any(runnable.device.startswith("cuda") for runnable in runnables):
         raise InvalidOption(
             "`streams`: inferences are in flight on a GPU, and no artifact runs on one",
             hint="give `devices` cuda, or an engine of TensorRT; for the processor there is `clients`",
@@ -116,7 +116,8 @@ def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> li
         for index, device in enumerate(names)
     ] or [runnable]
     return [
-        replace(one, runs_on="GPU") if one.device != "cpu" and one.runs_on == "CPU" else one for one in placed
+        replace(one, runs_on="GPU") if one.device.startswith("cuda") and one.runs_on == "CPU" else one
+        for one in placed
     ]
 
 
@@ -137,4 +138,5 @@ def row_of(runnable: RunnableArtifact) -> Row:
         layers_by_precision=runnable.layers_by_precision,
         parameters=(runnable.weights.parameters or None) if runnable.weights else None,
         weights_bytes=runnable.weights.bytes if runnable.weights else None,
+        warnings=runnable.warnings,
     )

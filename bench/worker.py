@@ -17,6 +17,7 @@ the input ends and so does the worker; where the system can do it, it is killed 
 |   "below_ms"}`                                         |   "backlog", "overloaded", "servers", "at_rest"}` |
 | `{"do": "in_flight", "streams", "seconds"}`            | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
+| `{"do": "server_times"}`                               | `{"said"}`: what a server says of its time      |
 | `{"do": "infer", "path", "output"}`                    | `{}`; outputs are written to `output` (`.npz`)  |
 | `{"do": "layers", "job"}`                              | what `comparison.layers.job.run_job` returns    |
 | `{"do": "memory"}`                                     | `{"peak_bytes"}`                                |
@@ -100,12 +101,12 @@ class WorkerSession:
         start = time.perf_counter_ns()
         self.runner.infer(self.feeds)
         spent = time.perf_counter_ns() - start
-        return {"first_ns": spent, "at_rest": _wait_for_rest()}
+        return {"first_ns": spent, "at_rest": self._rest()}
 
     def do_time(self, request: dict[str, Any]) -> dict[str, Any]:
         discard = request.get("discard", 0)
         durations = self.runner.time(self.feeds, request["iterations"] + discard)
-        at_rest = not request.get("rest", True) or _wait_for_rest()
+        at_rest = not request.get("rest", True) or self._rest()
         return {"ns": durations[discard:].tolist(), "at_rest": at_rest}
 
     def do_clients(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +117,7 @@ class WorkerSession:
             for _ in range(1, request["clients"]):
                 runners.append(self._for_another_client(stack))
             durations_ns, wall_ns = time_clients(runners, self.feeds, request["seconds"])
-        return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
+        return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": self._rest()}
 
     def do_arrivals(self, request: dict[str, Any]) -> dict[str, Any]:
         from .measuring.enough import looks_at
@@ -153,6 +154,9 @@ class WorkerSession:
             f"{name}_ns": getattr(times, name).tolist() for name in ("compute", "with_transfers", "enqueue")
         }
 
+    def do_server_times(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"said": self.runner.server_times() if hasattr(self.runner, "server_times") else ""}
+
     def do_infer(self, request: dict[str, Any]) -> None:
         from .workers.arrays import load_arrays, save_arrays
 
@@ -173,6 +177,11 @@ class WorkerSession:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)  # compilers, once they have ended
         cpu_s = time.process_time() + children.ru_utime + children.ru_stime
         return {"cpu_s": cpu_s, "involuntary_switches": switches}
+
+    def _rest(self) -> bool:
+        """Wait for the threads of this process, and for those elsewhere that this process cannot see."""
+        time.sleep(self.runner.rest_s)
+        return _wait_for_rest()
 
     def _for_another_client(self, stack: contextlib.ExitStack) -> Any:
         """A runner for one more thread: the same, unless it is for one alone.

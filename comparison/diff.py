@@ -17,7 +17,7 @@ from ..errors import InvalidOption
 from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
 from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
-from ..spec.words import AUTO
+from ..spec.words import AUTO, UNKNOWN
 from ..tensors import samples_in
 from .accuracy import AccuracyComparison, evaluate
 
@@ -72,7 +72,7 @@ def diff(
         samples: Use at most this many; 64 outputs, and all samples for accuracy, if it is not given.
         tolerances: Limits instead of the defaults.
         rules: Output name to "classes", "embedding" or "signal", where it is not what it looks like.
-        metric: Compare the accuracy too; see `bench.metrics.names`.
+        metric: Compare the accuracy too; top1, map, file.py:function, ....
         max_drop: The largest drop in accuracy that passes, in the metric's unit.
         threads: Threads of each side; 0 lets it choose.
         trust: Run files that are not what their manifests say, and engines without one, all the same.
@@ -153,5 +153,6 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
 
 
 def _precision(runnables: Sequence[RunnableArtifact]) -> str:
-    """The coarser precision of the two sides decides what can be asked."""
-    return max((runnable.precision for runnable in runnables), key=_COARSER.index)
+    """The coarser precision of the two sides decides what can be asked; a server tells none."""
+    told = [runnable.precision for runnable in runnables if runnable.precision != UNKNOWN]
+    return max(told or ["fp32"], key=_COARSER.index)

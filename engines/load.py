@@ -8,7 +8,7 @@ from ..artifact import accept, checked_input, read_manifest
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
 from ..model.pt2_archive import trusting
-from ..model.source import parse_source
+from ..model.source import SERVED, parse_source
 from ..tensors import ModelIO
 from .base import DeviceRun, Runner
 from .gpu import parse_device
@@ -32,14 +32,17 @@ def load(
     where it was built for, which is found out before TensorRT is asked.
 
     Args:
-        artifact: A file with a manifest, an ONNX file, or a PyTorch MODEL spelling.
+        artifact: A file with a manifest, an ONNX file, a PyTorch MODEL spelling, or a model on a server
+            (`kserve:URL`, `triton:URL`).
         threads: Threads of a CPU runtime; 0 lets it choose.
         io: Inputs and outputs of a MODEL that does not declare them.
         trust: Load a file whose digest differs from its manifest's, an engine without one, or a `.pt2` that
             runs code when it is loaded, all the same.
         device: "cpu", "cuda:1", or the number of a GPU; None: where its engine runs by itself, which is the
             processor for all but TensorRT's.
-        streams, cuda_graph, runtime_cache: Of engines for GPUs, see `base.DeviceRun`.
+        streams: Inferences of an engine that can run at once, each on a CUDA stream of its own.
+        cuda_graph: Whether an engine's inference is captured once and replayed.
+        runtime_cache: Whether kernels that TensorRT-RTX compiles are kept in a file beside the engine.
 
     Raises:
         MissingFile: If there is no such file.
@@ -49,6 +52,8 @@ def load(
     """
     text = str(artifact)
     name = engine_of(text, trust=trust)
+    if name in SERVED:
+        return engine(name).open(text, io=io)
     path = Path(text)
     if trust:
         accept(path)
@@ -75,6 +80,9 @@ def engine_of(artifact: str, *, trust: bool = False) -> str:
         MissingFile, InvalidOption: If it is nothing that can be run.
         ArtifactError: If it is an engine without a manifest: nothing says what it was built by.
     """
+    kind = artifact.partition(":")[0]
+    if kind in SERVED and ":" in artifact:
+        return kind
     path = Path(artifact)
     if path.suffix in (".engine", ".plan"):
         require_file(path, what="engine")

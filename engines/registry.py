@@ -9,10 +9,11 @@ from ..errors import InvalidOption
 from .base import Engine
 
 _HOMES: dict[str, tuple[str, str]] = {}
+_SERVERS: set[str] = set()
 
 
-def register(name: str, module: str, attribute: str) -> None:
-    """Announce an engine without importing it.
+def register(name: str, module: str, attribute: str, *, is_server: bool = False) -> None:
+    """Announce an engine without importing it. A server runs what it holds, and is no target.
 
     Raises:
         InvalidOption: If the name is taken.
@@ -20,11 +21,13 @@ def register(name: str, module: str, attribute: str) -> None:
     if name in _HOMES:
         raise InvalidOption(f"engine {name!r} is registered already ({_HOMES[name][0]})")
     _HOMES[name] = (module, attribute)
+    if is_server:
+        _SERVERS.add(name)
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all engines."""
-    return tuple(_HOMES)
+    """Return the names of all engines that run in a process of this machine."""
+    return tuple(name for name in _HOMES if name not in _SERVERS)
 
 
 def engine(name: str) -> Engine:
@@ -34,9 +37,9 @@ def engine(name: str) -> Engine:
         InvalidOption: If there is none of that name, with the nearest one.
     """
     if name not in _HOMES:
-        near = difflib.get_close_matches(name, _HOMES, n=1)
+        near = difflib.get_close_matches(name, names(), n=1)
         raise InvalidOption(
-            f"target {name!r} is unknown; known are {', '.join(_HOMES)}",
+            f"target {name!r} is unknown; known are {', '.join(names())}",
             hint=f"did you mean {near[0]!r}?" if near else "",
             option="target",
         )
@@ -52,3 +55,5 @@ register("tensorrt-rtx", ".tensorrt", "TensorRTRTX")
 register("tensorrt", ".tensorrt", "TensorRT")
 register("torchscript", ".pytorch", "TorchScript")
 register("pytorch", ".pytorch", "PyTorch")
+register("kserve", ".served", "Kserve", is_server=True)
+register("triton", ".served", "Triton", is_server=True)

@@ -2,7 +2,8 @@
 
 PyTorch's exporters note for every node which line of which file it comes from. An artifact that is shipped
 would tell the names of users and folders, and lines of source code. Module paths (`layer4.1.conv2`) stay:
-errors name them.
+errors name them. Classes stay too, under the name of their file: the name that a module was imported by
+differs from folder to folder, and two machines would write different bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .input_notes import KEY
+from .source_modules import with_file_names
 
 if TYPE_CHECKING:
     import onnx
@@ -31,7 +33,9 @@ _PATH = re.compile(
 
 
 def strip_source_paths(model: onnx.ModelProto) -> bool:
-    """Remove stack traces, and the folders of absolute paths in texts that nothing computes with.
+    """Remove stack traces, and from texts that nothing computes with the folders of absolute paths.
+
+    A module that was imported from a file gets the name of the file.
 
     Names of nodes, tensors and functions stay as they are.
 
@@ -84,9 +88,9 @@ def _strip_entries(entries: Any) -> bool:
     for entry in entries:
         if entry.key == KEY:  # the folder of a tokenizer is where samples are read with it
             continue
-        if "/" not in entry.value and "\\" not in entry.value:
-            continue
-        shorter = without_folders(entry.value)
+        shorter = with_file_names(entry.value)
+        if "/" in shorter or "\\" in shorter:
+            shorter = without_folders(shorter)
         if shorter != entry.value:
             entry.value, changed = shorter, True
     return changed
@@ -96,7 +100,7 @@ def _strip_text(message: Any) -> bool:
     text = message.doc_string
     if not text:
         return False
-    shorter = without_folders(text)
+    shorter = without_folders(with_file_names(text))
     if shorter == text:
         return False
     message.doc_string = shorter

@@ -7,7 +7,6 @@ again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 from ..errors import ModelError, QCompileError
 from .source import Source
+from .source_modules import PREFIX, module_name
 
 
 def load_function(source: Source) -> Callable[[], Any]:
@@ -75,8 +75,7 @@ def where_raised(error: BaseException, path: Path | None) -> str:
 
 def _import_file(source: Source) -> Any:
     path = source.file.resolve()
-    # Unique to the file and its content: two model.py do not meet, and an edited one is read again.
-    name = f"qcompile_source_{hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:12]}"
+    name = module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -108,7 +107,7 @@ def _beside(source: Source) -> Iterator[None]:
     folder = str(source.path.resolve().parent)
     for name, module in list(sys.modules.items()):
         origin = os.path.dirname(getattr(module, "__file__", None) or "")
-        if origin in _FOLDERS and origin != folder and not name.startswith("qcompile_source_"):
+        if origin in _FOLDERS and origin != folder and not name.startswith(PREFIX):
             del sys.modules[name]
     _FOLDERS.add(folder)
     sys.path.insert(0, folder)

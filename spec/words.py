@@ -99,6 +99,10 @@ weights in float16 (`.half()`), or `torch.autocast`: bfloat16 on a processor, fl
 NamedModel = Annotated[str, Meta(pattern=r"^[^=]+=.+$")]
 CUDA_GRAPH = "cuda-graph"
 """Mode of an engine of TensorRT whose inferences are captured and replayed."""
+ON_SERVER = "served"
+"""Device of what a server holds: only the server knows where it runs."""
+UNKNOWN = "unknown"
+"""Precision of what a server holds."""
 _METRICS_SPELLED = [
     f"{name}[:{METRIC_PARAMETERS[name][0]}]" if name in METRIC_PARAMETERS else name for name in METRICS
 ]

@@ -72,7 +72,8 @@ def main() -> int:
 def packages() -> list[Package]:
     """Return every installed package but qcompile, pip and tools that nothing of qcompile needs."""
     runtime = closure("qcompile", {""})
-    extras = closure("qcompile", {extra for extra in _extras() if extra not in ("dev", "benchmarks", "real")})
+    of_contributors = {"dev", "benchmarks", "docs", "real"}
+    extras = closure("qcompile", {extra for extra in _extras() if extra not in of_contributors})
     tests = closure("qcompile", {"dev"})
     found = {}
     for one in distributions():

@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ...errors import QCompileError
 from ..statistics.launches import median
@@ -30,6 +30,13 @@ _PATIENCE = 20.0  # times what a block should take, before its worker is given u
 _LEAST_PATIENCE_S = 30.0
 
 Workers = Mapping[str, Worker]
+
+
+class Decided(Protocol):
+    """A rule of its own for when enough was measured."""
+
+    def __call__(self, timed: Mapping[str, TimingSeries], /) -> bool:
+        """Return whether to stop, of what was timed until now."""
 
 
 @dataclass
@@ -79,6 +86,7 @@ def measure(
     launch_s: float = 0.0,
     precision_target: float,
     progress: Callable[[BenchProgress], None],
+    decided: Decided | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Time loaded and fed workers against each other, launch after launch.
@@ -97,9 +105,10 @@ def measure(
         launch_s: What a launch takes, before the first of them was timed.
         precision_target: Stop once the interval of every speed-up is narrower (0.02: two percent).
         progress: Told after each round.
+        decided: Asked at the end of a launch whether to stop, in place of `precision_target`.
         clock: Seconds that pass.
     """
-    budget = _Budget(max_time_s, precision_target, launch_s)
+    budget = _Budget(max_time_s, precision_target, launch_s, decided)
     orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced
     began = clock()
     for launch in itertools.count(1):
@@ -140,7 +149,7 @@ class _Budget:
     """What to do with the time there is.
 
     Attributes:
-        max_time_s, precision_target: As `measure` is given them.
+        max_time_s, precision_target, decided: As `measure` is given them.
         launch_s: What the last launch took, from the end of the one before until it was warm.
         start_s: When the first launch was warm.
         warm_s: When the last one was.
@@ -149,6 +158,7 @@ class _Budget:
     max_time_s: float
     precision_target: float
     launch_s: float
+    decided: Decided | None = None
     start_s: float = 0.0
     warm_s: float = 0.0
 
@@ -168,8 +178,6 @@ class _Budget:
     ) -> _Step:
         """Return what follows `count` rounds of a launch."""
         enough = max(len(one.round_medians_ms) for one in timed.values()) >= FEWEST_ROUNDS
-        counted = min(launch, uncertainty.launches)
-        sure = counted >= FEWEST_LAUNCHES and uncertainty.widest <= self.precision_target
         over = now_s - self.start_s > self.max_time_s or base.failure is not None
         if all(one.failure for one in timed.values()) or (enough and over):
             return "end"
@@ -178,13 +186,19 @@ class _Budget:
         slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
         if not slow and count < self._best_rounds(round_s, uncertainty.variance):
             return "round"
-        if enough and sure:
+        if enough and self._sure(launch, uncertainty, timed):
             return "end"
         left_s = self.start_s + self.max_time_s - now_s
         if self.launch_s + _FEWEST_SLOW_ROUNDS * round_s < left_s:
             return "launch"
         # Further rounds of this launch would say nothing new, unless it is the only one.
         return "end" if launch > 1 and enough else "round"
+
+    def _sure(self, launch: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries]) -> bool:
+        if self.decided is not None:
+            return self.decided(timed)
+        counted = min(launch, uncertainty.launches)
+        return counted >= FEWEST_LAUNCHES and uncertainty.widest <= self.precision_target
 
     def _best_rounds(self, round_s: float, variance: float) -> float:
         """Rounds a launch that leave the least uncertainty for the time (Kalibera and Jones 2013, 6.3)."""

@@ -83,7 +83,7 @@ def sweep_streams(
 
     The latency of a point is from the start of an inference until its outputs were waited for.
     """
-    on_gpu = {name: worker for name, worker in workers.items() if recorder[name].device != "cpu"}
+    on_gpu = {name: worker for name, worker in workers.items() if recorder[name].device.startswith("cuda")}
     for count in counts:
 
         def point(worker: Worker, count: int = count) -> CurvePoint:

@@ -88,6 +88,19 @@ def measure_quality(
         _conclude(one, recorder)
 
 
+def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds) -> None:
+    """Measure the difference of outputs on one made input, for want of data."""
+    reference = recorder.attempt(recorder.base, partial(_infer, workers[recorder.base], feeds))
+    for name, worker in workers.items():
+        if reference is None or name == recorder.base or not recorder.is_measured(name):
+            continue
+        difference = RunningDifference(recorder[name].precision)
+        outputs = recorder.attempt(name, partial(_infer, worker, feeds))
+        if outputs is not None:
+            difference.add(reference, paired(reference, outputs))
+            recorder.difference(name, difference.result())
+
+
 def evaluate_batches(
     workers: Mapping[str, Worker],
     recorder: Recorder,

@@ -19,7 +19,7 @@ from .under_load_text import COLUMNS as LOAD_COLUMNS
 from .under_load_text import LARGEST_COLUMNS, arrival_cells, bound_of, largest_cells
 
 _CHARACTERS = str.maketrans({"|": "\\|", "\n": " "})
-_MARKUP = str.maketrans({"|": "\\|", "<": "&lt;", "[": "\\[", "`": "\\`"})
+_MARKUP = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "[": "\\[", "`": "\\`"})
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 HEADER = (
     "method", "latency ms", "samples/s", "speed-up", "parameters", "size", "size saved", "peak memory",
@@ -88,9 +88,14 @@ def markdown_table(results: Results) -> str:
     lines: list[Sequence[str]] = [HEADER, ["---"] + ["---:"] * (len(HEADER) - 1)]
     lines += [_cells(render(row, results.baseline_of(row))) for row in rows]
     if results.machines:  # in the second column
-        machines = ["machine", "---", *(plain(row.machine).translate(_MARKUP) for row in rows)]
+        machines = ["machine", "---", *(markdown_cell(row.machine) for row in rows)]
         lines = [[line[0], text, *line[1:]] for line, text in zip(lines, machines, strict=True)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def markdown_cell(text: str) -> str:
+    """Return a text of strangers as a cell of a table shows it: no markup of it counts."""
+    return plain(text).translate(_MARKUP)
 
 
 def _machines(results: Results) -> str:
@@ -109,7 +114,7 @@ def _cells(text: RowText) -> list[str]:
             text.accuracy, f"{text.drop} {text.drop_interval}".strip(), text.mean_error, text.max_error,
         ]  # fmt: skip
     name, *others = cells
-    return [plain(name).translate(_MARKUP), *(cell.translate(_CHARACTERS) for cell in others)]
+    return [markdown_cell(name), *(cell.translate(_CHARACTERS) for cell in others)]
 
 
 def _cell(value: Any) -> Any:

@@ -30,6 +30,8 @@ RUNTIMES = {
     "torchscript": "TorchScript",
     "tensorrt": "TensorRT",
     "tensorrt-rtx": "TensorRT-RTX",
+    "kserve": "KServe",
+    "triton": "Triton",
 }
 _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from
 _SINGLE = (

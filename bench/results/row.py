@@ -212,11 +212,11 @@ class Row:
         name: Short and unique name.
         artifact: Path or MODEL spelling.
         engine: What runs it.
-        precision: Of its manifest; "fp32" for a MODEL.
-        runs_on: "CPU", "GPU", or the GPUs it was built for.
+        precision: Of its manifest; "fp32" for a MODEL, "unknown" on a server.
+        runs_on: "CPU", "GPU", or the GPUs it was built for; the server that holds it.
         mode: How PyTorch runs a MODEL: eager, or one of `words.TORCH_MODES`; or cuda-graph, of an engine of
             TensorRT.
-        device: "cpu", or the GPU it ran on as "cuda:0".
+        device: "cpu", or the GPU it ran on as "cuda:0"; "served" on a server.
         interpreter: Python that ran it, where that was another one.
         status: Whether it was measured; `reason` says why not.
         output_tail: Last output of a worker that failed.

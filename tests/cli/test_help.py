@@ -20,6 +20,7 @@ VERBS = (
     "build",
     "refit",
     "bench",
+    "gate",
     "diff",
     "report",
     "run",

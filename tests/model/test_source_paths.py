@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import qcompile
 from qcompile.model.onnx_file import load_onnx, save_onnx
+from qcompile.model.source_modules import module_name, with_file_names
 from qcompile.model.source_paths import strip_source_paths, without_folders
 
 
@@ -80,6 +82,33 @@ def test_an_exported_module_tells_no_folder_of_its_source(torch_model: str, tmp_
         assert told.encode() not in content
     names = {entry.key for node in load_onnx(path).graph.node for entry in node.metadata_props}
     assert "namespace" in names  # errors name the module by it
+
+
+def test_the_same_file_in_two_folders_becomes_the_same_bytes(torch_model: str, tmp_path: Path) -> None:
+    there = tmp_path / "elsewhere/net.py"
+    there.parent.mkdir()
+    shutil.copy(tmp_path / "net.py", there)
+    exported = []
+    for source in (torch_model, f"{there}:build"):
+        path = tmp_path / f"{len(exported)}/m.onnx"
+        path.parent.mkdir()
+        qcompile.export(source, path, inputs=["x:[batch,3,8,8]"])
+        exported.append(path.read_bytes())
+    assert exported[0] == exported[1]
+    assert b"net.Net" in exported[0]  # the class is told by the name of its file
+    assert b"qcompile_source_" not in exported[0]
+
+
+@pytest.mark.parametrize("name", ["net.py", "a-b.c.py", "größe 2.py"])
+def test_a_module_is_named_by_its_file_in_texts(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("1")
+    imported = module_name(path)
+    path.write_text("2")
+    assert module_name(path) != imported  # an edited file is another module
+    stem = "".join(letter if letter.isalnum() else "_" for letter in path.stem)
+    assert with_file_names(f"['{imported}.Net', 'torch.nn']") == f"['{stem}.Net', 'torch.nn']"
+    assert with_file_names("qcompile_source_of_mine.Net") == "qcompile_source_of_mine.Net"
 
 
 @pytest.mark.parametrize("external", [False, True])

@@ -1,0 +1,179 @@
+"""The checks of one pair: latency, size, accuracy and outputs, each passed, failed, or left open and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
+from ..results.row import Row
+from .rule import Slowdown, decide, slowdown
+
+Kind = Literal["run", "latency", "size", "accuracy", "outputs"]
+State = Literal["passed", "failed", "undecided", "skipped"]
+FLOATS = ("fp64", "fp32", "tf32", "fp16", "bf16")
+"""Precisions whose outputs on random input say something: a quantized model knows only calibration data."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a new version must keep.
+
+    Attributes:
+        max_slower, max_larger: Shares: 0.02 is 2%.
+        max_drop: Points, or units of the metric; None: the interval of the drop must contain 0 or less.
+        outputs: "same", "any", or "auto" (see `outputs_check`).
+        strict: Whether what is undecided or skipped fails too.
+    """
+
+    max_slower: float
+    max_larger: float
+    max_drop: float | None
+    outputs: Literal["auto", "same", "any"]
+    strict: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question about a pair, and its answer.
+
+    Attributes:
+        kind: What was asked.
+        state: The answer; "undecided" where time or samples did not suffice, "skipped" where nobody asked.
+        old, new: The figures, in words; empty where there are none.
+        change: How the new one differs, in words.
+        text: One sentence: what was found and what is required.
+        hint: The next step.
+    """
+
+    kind: Kind
+    state: State
+    old: str = ""
+    new: str = ""
+    change: str = ""
+    text: str = ""
+    hint: str = ""
+
+
+def checks_of(old: Row, new: Row, limits: Limits, *, has_data: bool) -> list[Check]:
+    """Return the checks of two measured rows, the old one the baseline of the other.
+
+    Args:
+        old, new: The rows.
+        limits: What is required.
+        has_data: Whether outputs were compared on given samples, not on made ones.
+    """
+    found = slowdown(old.launches_ms, new.launches_ms)
+    possible = (
+        latency_check(old, new, found, limits),
+        size_check(old, new, limits),
+        accuracy_check(old, new, limits),
+        outputs_check(old, new, limits, has_data=has_data),
+    )
+    return [one for one in possible if one is not None]
+
+
+def latency_check(old: Row, new: Row, found: Slowdown | None, limits: Limits) -> Check:
+    """Return whether the new version is slower than the limit; see `rule`."""
+    shown_old, shown_new = (
+        f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new)
+    )
+    limit = percent(limits.max_slower)
+    if found is None:
+        why = "too few rounds for an interval"
+        return Check("latency", "undecided", shown_old, shown_new, "", why, "raise `max_time_s`")
+    ends = f"[{change_text(found.low)}, {change_text(found.high)}]"
+    text = f"latency changes by {change_text(found.value)} {ends}; at most +{limit} is allowed"
+    change = f"{change_text(found.value)} {ends}"
+    decision = decide(found, limits.max_slower)
+    if decision != "undecided":
+        return Check(
+            "latency", "failed" if decision == "slower" else "passed", shown_old, shown_new, change, text
+        )
+    text += f"; {found.launches} launches do not decide"
+    hint = "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy"
+    return Check("latency", "undecided", shown_old, shown_new, change, text, hint)
+
+
+def size_check(old: Row, new: Row, limits: Limits) -> Check | None:
+    """Return whether the new file, or the weights of a MODEL, are larger; None of unknown sizes."""
+    sizes = (
+        (old.size_bytes, new.size_bytes)
+        if old.size_bytes and new.size_bytes
+        else (old.weights_bytes, new.weights_bytes)
+    )
+    if not sizes[0] or not sizes[1]:
+        return None
+    ratio = sizes[1] / sizes[0]
+    state: State = "failed" if ratio > 1.0 + limits.max_larger else "passed"
+    text = f"size changes by {change_text(ratio)}; at most +{percent(limits.max_larger)} is allowed"
+    return Check("size", state, bytes_text(sizes[0]), bytes_text(sizes[1]), change_text(ratio), text)
+
+
+def accuracy_check(old: Row, new: Row, limits: Limits) -> Check | None:
+    """Return whether the new version is less accurate; None where no accuracy was measured."""
+    before, after = old.accuracy, new.accuracy
+    if before is None or after is None or after.drop is None:
+        return None
+    unit, drop = after.unit, after.drop
+    shown_old, shown_new = accuracy_text(before.value, unit), accuracy_text(after.value, unit)
+    ends = drop_interval(drop.low, drop.high, unit)
+    shown = f"{drop_text(drop.value, unit)} {ends}".rstrip()
+    text = f"{after.metric} drops by {shown} {unit}"
+    if limits.max_drop is not None:
+        state: State = "failed" if drop.value > limits.max_drop else "passed"
+        text += f"; at most {drop_text(limits.max_drop, unit)} is allowed"
+    elif drop.low is None:
+        state = "passed" if drop.value <= 0 else "undecided"
+        text += "; too few samples for an interval"
+    else:
+        state = "failed" if drop.low > 0 else "passed"
+        text += "; a drop whose interval contains 0 is allowed"
+    hint = "give `max_drop`, or ten samples or more" if state == "undecided" else ""
+    return Check("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
+
+
+def outputs_check(old: Row, new: Row, limits: Limits, *, has_data: bool) -> Check | None:
+    """Return whether the outputs are the same; None where they were not compared.
+
+    With "auto" they decide where no accuracy does, both versions have one precision, and the samples say
+    something of it: random input says little of a quantized model.
+    """
+    difference = new.difference
+    if difference is None:
+        return None
+    change = f"SNR {decibels(difference.snr_db)}"
+    text = (
+        f"outputs {'agree' if difference.passed else 'differ'}: {change}; {difference.criterion} is required"
+    )
+    if limits.outputs == "any":
+        return Check("outputs", "skipped", "", "", change, f"{text} only with `outputs` same")
+    if limits.outputs == "auto":
+        why = ""
+        if new.accuracy is not None:
+            why = "accuracy decides"
+        elif old.precision != new.precision:
+            why = f"the precisions differ ({old.precision}, {new.precision})"
+        elif not has_data and new.precision not in FLOATS:
+            why = f"random input says little of {new.precision}: give `data`"
+        if why:
+            return Check("outputs", "skipped", "", "", change, f"outputs do not decide: {why}; {change}")
+    state: State = "passed" if difference.passed else "failed"
+    return Check("outputs", state, "", "", change, text)
+
+
+def percent(share: float) -> str:
+    """Return a share as "2%"."""
+    return f"{100.0 * share:.3g}%"
+
+
+def change_text(ratio: float) -> str:
+    """Return a ratio as a signed change: "+5.1%"; of more than a half as "3.1x"."""
+    if not 0.5 < ratio < 1.5:
+        return f"{ratio:.3g}x"
+    return f"{100.0 * (ratio - 1.0):+.1f}%".replace("-", "\N{MINUS SIGN}")
+
+
+def check_json(check: Check) -> dict[str, Any]:
+    """Return the `--json` form."""
+    return dict(vars(check))

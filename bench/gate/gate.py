@@ -1,0 +1,185 @@
+"""`qcompile gate`: two versions measured in one job, and whether the new one may replace the old one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...engines.gpu import is_every_gpu
+from ...errors import EngineUnavailable, InvalidOption, QCompileError
+from ...model.session import usable_cores
+from ...progress import Progress, silent
+from ...spec.words import AUTO
+from ..benchmark import benchmark
+from ..measuring.environment import environment, machine_text
+from ..outputs import describe
+from ..results.results import Results, now
+from ..workers.interpreters import Interpreters, parse_interpreters
+from ..workers.process import DEFAULT_TIMEOUT_S
+from .checks import Check, Limits, State, checks_of
+from .pairs import Pair, find_pairs
+from .result import GateResult, PairResult
+from .rule import GateRule, slowdown
+
+DEFAULT_MAX_TIME_S = 30.0
+_OLD, _NEW = "old", "new"
+_ANY_WIDTH = 1.0 - 1e-9  # of an interval: the rule ends the measuring, so no row warns of a wide one
+
+
+def gate(
+    old: str,
+    new: str,
+    *,
+    max_slower: float = 2.0,
+    max_larger: float = 1.0,
+    max_drop: float | None = None,
+    outputs: Literal["auto", "same", "any"] = "auto",
+    strict: bool = False,
+    data: str | None = None,
+    evaluation: str | None = None,
+    metric: str = AUTO,
+    inputs: Sequence[str] = (),
+    batch_size: int | None = None,
+    threads: int = 0,
+    max_time_s: float = DEFAULT_MAX_TIME_S,
+    devices: Sequence[str] = (),
+    pythons: Sequence[str] = (),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    trust: bool = False,
+    progress: Progress = silent,
+) -> GateResult:
+    """Measure an old and a new version interleaved, and judge the new one.
+
+    Args:
+        old: Artifact, MODEL, or output folder of recipes.
+        new: The same of the new version; of folders, every artifact that the old one holds is judged.
+        max_slower: Slowdown that passes, in percent.
+        max_larger: Growth of the file that passes, in percent.
+        max_drop: Largest drop in accuracy that passes, in points, or in the metric's own unit. Without it,
+            one whose interval contains 0 or less passes.
+        outputs: Whether the outputs must be the same, within the tolerances of the new version's precision;
+            "auto" unless accuracy decides (see `checks.outputs_check`).
+        strict: Fail also where nothing could be decided, or an artifact cannot run here.
+        data: Samples whose first batch is timed, and that outputs are compared on; made input otherwise.
+        evaluation: Labelled samples for accuracy and outputs.
+        metric: As in `benchmark`.
+        inputs: `NAME:SHAPE[:DTYPE]` where no artifact declares its inputs.
+        batch_size: Samples per call, where the model leaves it open.
+        threads: The same for both; 0 takes every core this process may use.
+        max_time_s: Of the rounds and launches of a pair; a clear case ends earlier.
+        devices: Where PyTorch and ONNX Runtime run.
+        pythons: `ENGINE=INTERPRETER` for engines whose workers run elsewhere.
+        timeout_s: Give a worker up that does not answer for so long.
+        trust: Run files that are not what their manifests say, and engines without one, all the same.
+        progress: Told of every step.
+
+    Returns:
+        The checks of each pair; false where one fails.
+
+    Raises:
+        InvalidOption: If an option is wrong, or a folder is compared with a file.
+        EngineUnavailable: If nothing of what is compared runs here.
+        QCompileError: If a file is not there or not what it claims to be, or the data does not fit.
+    """
+    if not (0 < max_slower < math.inf and 0 <= max_larger < math.inf):
+        raise InvalidOption(
+            f"`max_slower` {max_slower}, `max_larger` {max_larger}: percentages are required, and a slowdown "
+            "above 0, which noise can be told from"
+        )
+    if max_drop is not None and evaluation is None:
+        raise InvalidOption(
+            "`max_drop`: accuracy needs labelled samples", hint="give `evaluation`", option="max_drop"
+        )
+    if len(devices) > 1 or is_every_gpu(devices):
+        raise InvalidOption(f"`devices` {', '.join(devices)}: one device is required", option="devices")
+    began = time.monotonic()
+    found = find_pairs(old, new)
+    limits = Limits(max_slower / 100.0, max_larger / 100.0, max_drop, outputs, strict)
+    measuring = _Measuring(
+        limits,
+        parse_interpreters(pythons),
+        trust,
+        {
+            "data": data, "evaluation": evaluation, "metric": metric, "inputs": inputs, "devices": devices,
+            "batch_size": batch_size, "threads": threads, "max_time_s": max_time_s, "pythons": pythons,
+            "timeout_s": timeout_s, "trust": trust,
+        },
+        len(found.pairs) > 1,
+        progress,
+    )  # fmt: skip
+    results = [measuring.judge(pair) for pair in found.pairs]
+    not_run = [pair.checks[0].text for pair in results if pair.is_skipped]
+    if len(not_run) == len(results):
+        raise EngineUnavailable(
+            f"nothing of {old} runs here: {not_run[0]}",
+            hint="run the gate on a machine that the artifacts are for",
+        )
+    threads = threads or usable_cores()
+    machine = machine_text(environment(threads, 0))
+    return GateResult(results, limits, found.added, machine, threads, now(), time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    """How the pairs of one gate are measured; `options` are those of `benchmark`."""
+
+    limits: Limits
+    pythons: Interpreters
+    trust: bool
+    options: dict[str, Any]
+    is_one_of_many: bool
+    progress: Progress
+
+    def judge(self, pair: Pair) -> PairResult:
+        """Measure a pair. What cannot run here is skipped; a new version that is gone or broken fails.
+
+        Raises:
+            QCompileError: What is wrong with the only pair; of several it fails its own pair.
+        """
+        began = time.monotonic()
+        if not pair.new:
+            return _without_figures(pair, "failed", "the new folder has no such artifact")
+        try:
+            why_not = describe(pair.old, trust=self.trust, pythons=self.pythons).why_not
+            if why_not:
+                return _without_figures(pair, "skipped", f"it cannot run here: {why_not}")
+            results = self._measure(pair)
+        except QCompileError as error:
+            if not self.is_one_of_many:
+                raise
+            return _without_figures(pair, "failed", error.message, error.hint)
+        return self._judged(pair, results, time.monotonic() - began)
+
+    def _measure(self, pair: Pair) -> Results:
+        return benchmark(
+            {_OLD: pair.old, _NEW: pair.new},
+            baseline=_OLD,
+            precision_target=_ANY_WIDTH,
+            decided=GateRule(_OLD, _NEW, self.limits.max_slower),
+            compare_made=True,
+            progress=lambda text, *counts: self.progress(f"{pair.name}: {text}", *counts),
+            **self.options,
+        )
+
+    def _judged(self, pair: Pair, results: Results, seconds: float) -> PairResult:
+        old, new = results.row(_OLD), results.row(_NEW)
+        for row in (old, new):
+            if row.status != "measured":
+                return _without_figures(pair, "failed", f"the {row.name} version: {row.reason}")
+        has_data = (self.options["data"] or self.options["evaluation"]) is not None
+        noise = results.environment.get("noise") or {}
+        told = [f"{row.name} version: {text}" for row in (old, new) for text in row.warnings]
+        return PairResult(
+            pair.name, pair.old, pair.new,
+            checks_of(old, new, self.limits, has_data=has_data),
+            slowdown(old.launches_ms, new.launches_ms),
+            seconds,
+            [*told, *(f"disturbed: {reason}" for reason in noise.get("reasons", ()))],
+        )  # fmt: skip
+
+
+def _without_figures(pair: Pair, state: State, text: str, hint: str = "") -> PairResult:
+    return PairResult(pair.name, pair.old, pair.new, [Check("run", state, text=text, hint=hint)])

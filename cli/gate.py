@@ -1,0 +1,87 @@
+"""`qcompile gate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..spec.gate import GateCommand
+from .session import Session
+from .tables import add_row, make_table
+from .verb import verb
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..bench.gate.result import GateResult
+
+
+@verb(
+    GateCommand,
+    "qcompile gate old.onnx new.onnx",
+    "qcompile gate old/model.int8.onnx out/model.int8.onnx --evaluation data.py:evaluation --max-drop 0.5",
+    "qcompile gate main/out out --threads 1 --junit gate.xml --markdown gate.md",
+    "qcompile gate old.engine new.engine --python tensorrt=/opt/trt/bin/python --max-slower 3",
+)
+def gate(session: Session, given: GateCommand) -> int:
+    """Print the table of checks, and why one failed."""
+    from ..artifact.signing import verify_files
+    from ..bench.gate.gate import gate as judge
+    from ..bench.gate.junit import save_junit
+    from ..bench.gate.markdown import notes_of, save_markdown
+    from ..bench.gate.pairs import find_pairs
+    from ..files import check_output
+
+    for path in (given.junit, given.markdown):
+        if path is not None:
+            check_output(path)
+    if given.verify_key is not None:
+        pairs = find_pairs(given.old, given.new).pairs
+        files = [one for pair in pairs for one in (pair.old, pair.new) if one]
+        session.warn(verify_files(files, given.verify_key))
+    result = judge(
+        given.old,
+        given.new,
+        max_slower=given.max_slower,
+        max_larger=given.max_larger,
+        max_drop=given.max_drop,
+        outputs=given.outputs,
+        strict=given.strict,
+        data=given.data,
+        evaluation=given.evaluation,
+        metric=given.metric,
+        inputs=given.inputs,
+        batch_size=given.batch_size,
+        threads=given.threads,
+        max_time_s=given.max_time_s,
+        devices=given.devices,
+        pythons=given.python,
+        timeout_s=given.timeout_s,
+        trust=given.trust,
+        progress=session.progress,
+    )
+    if given.junit is not None:
+        save_junit(result, given.junit)
+    if given.markdown is not None:
+        save_markdown(result, given.markdown)
+    session.json(result.as_json())
+    session.table(gate_table(result))
+    for note in notes_of(result):
+        session.note(note)
+    hints = dict.fromkeys(check.hint for _, check in result.checks() if check.hint)
+    for hint in hints:
+        session.note(f"  hint: {hint}")
+    session.warn(f"{pair.name}: {text}" for pair in result.pairs for text in pair.warnings)
+    session.say(f"gate {result.words}")
+    return 0 if result else 1
+
+
+def gate_table(result: GateResult) -> Table:
+    """Return the table of a gate, one row for each check."""
+    from ..bench.gate.markdown import cells_of
+
+    table = make_table(
+        f"{result.machine} · {result.threads} threads", "artifact", "check", "old", "new", "change", "verdict"
+    )
+    for pair, check in result.checks():
+        add_row(table, *cells_of(result, pair, check))
+    return table
