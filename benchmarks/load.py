@@ -5,10 +5,10 @@
     python benchmarks/load.py compare --model model.onnx
     python benchmarks/load.py rate --service 5 --bound 25
 
-`compare` lets requests arrive at one runner in this process, under LoadGen's Server scenario and ours, in turn.
-It prints the ratios of p50, p90, p99 and of the answered requests. Both sides get the same arrivals in the
-first tables: those that LoadGen draws from a seed are drawn here again (`loadgen_arrivals`). In the last one
-each side draws its own.
+`compare` lets requests arrive at one runner in this process, under LoadGen's Server scenario and ours in
+turn. It prints the ratios of p50, p90, p99 and of the answered requests. Both sides get the same arrivals
+in the first tables: those that LoadGen draws from a seed are drawn here again (`loadgen_arrivals`). In the
+last one each side draws its own.
 
 `replay` needs no quiet machine: our queue serves the calls of a run under LoadGen again, in virtual time, and
 both must say the same of them.
