@@ -70,7 +70,10 @@ def gate(session: Session, given: GateCommand) -> int:
     hints = dict.fromkeys(check.hint for _, check in result.checks() if check.hint)
     for hint in hints:
         session.note(f"  hint: {hint}")
-    session.warn(f"{pair.name}: {text}" for pair in result.pairs for text in pair.warnings)
+    for pair in result.pairs:
+        is_open = any(check.state == "undecided" for check in pair.checks)
+        told = [*(pair.disturbed if is_open else ()), *(pair.warnings if session.verbose else ())]
+        session.warn(f"{pair.name}: {text}" for text in told)
     session.say(f"gate {result.words}")
     return 0 if result else 1
 

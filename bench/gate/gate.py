@@ -177,7 +177,8 @@ class _Measuring:
             checks_of(old, new, self.limits, has_data=has_data),
             slowdown(old.launches_ms, new.launches_ms),
             seconds,
-            [*told, *(f"disturbed: {reason}" for reason in noise.get("reasons", ()))],
+            told,
+            noise.get("reasons", ()),
         )  # fmt: skip
 
 
