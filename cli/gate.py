@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     GateCommand,
     "qcompile gate old.onnx new.onnx",
     "qcompile gate old/model.int8.onnx out/model.int8.onnx --evaluation data.py:evaluation --max-drop 0.5",
-    "qcompile gate main/out out --threads 1 --junit gate.xml --markdown gate.md",
+    "qcompile gate main/out out --skip-identical --threads 1 --junit gate.xml --markdown gate.md",
     "qcompile gate old.engine new.engine --python tensorrt=/opt/trt/bin/python --max-slower 3",
 )
 def gate(session: Session, given: GateCommand) -> int:
@@ -46,6 +46,7 @@ def gate(session: Session, given: GateCommand) -> int:
         max_drop=given.max_drop,
         outputs=given.outputs,
         strict=given.strict,
+        skip_identical=given.skip_identical,
         data=given.data,
         evaluation=given.evaluation,
         metric=given.metric,

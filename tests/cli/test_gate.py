@@ -117,6 +117,12 @@ def test_folders_of_recipes_are_compared_artifact_by_artifact(qc: Qc, tiny_file:
     assert states == {"size": "passed", "outputs": "passed"}
     assert checks["b.onnx"][0]["state"] == "failed"
     assert "no such artifact" in checks["gone.onnx"][0]["text"]
+    again = qc("gate", old, old, "--skip-identical", "--json")
+    assert again.code == 0
+    checks = {pair["name"]: pair["checks"] for pair in json.loads(again.out)["pairs"]}
+    assert [[(one["kind"], one["state"]) for one in of] for of in checks.values()] == [
+        [("run", "passed")]
+    ] * 3
     assert found["added"] == ["added.onnx"]
     assert found["limits"]["max_slower"] == 0.02
 
