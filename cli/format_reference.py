@@ -12,13 +12,13 @@ from .schemas import schemas
 
 _ABOUT = """\
 What qcompile writes, key by key. Text files are JSON in UTF-8; files with arrays are
-[safetensors](https://huggingface.co/docs/safetensors), whose header holds one JSON text under the metadata key
-`qcompile`. Nothing is pickled. Each format has a version; [compatibility](../compatibility.md#files) says which
-versions are read, and for how long. Unknown keys of manifests and results are ignored.
+[safetensors](https://huggingface.co/docs/safetensors), whose header holds one JSON text under the metadata
+key `qcompile`. Nothing is pickled. Each format has a version; [compatibility](../compatibility.md#files)
+says which versions are read, and for how long. Unknown keys of manifests and results are ignored.
 
-Units stand in the names: `_ms` milliseconds, `_s` seconds, `_bytes` bytes, `_db` decibels, `_per_s` per second,
-`_points` percentage points. A digest is `sha256:` and 64 hexadecimal digits. A key that is not marked optional
-is always written.
+Units stand in the names: `_ms` milliseconds, `_s` seconds, `_bytes` bytes, `_db` decibels, `_per_s` per
+second, `_points` percentage points. A digest is `sha256:` and 64 hexadecimal digits. A key that is not
+marked optional is always written.
 
 ```python
 import json
@@ -27,19 +27,34 @@ from jsonschema import Draft202012Validator
 schema = json.load(open("manifest.schema.json"))
 Draft202012Validator(schema).validate(json.load(open("model.engine.json")))
 ```"""
-_ELSEWHERE = """\
-## Other files
-
-| file | written by | format |
-|---|---|---|
-| `NAME.onnx` | `export`, `simplify`, `balance`, `quantize`, `build` | ONNX. Its metadata hold `qcompile.inputs`: extents of the example and limits of dynamic axes. Weights beyond 2 GB lie in `NAME.onnx.data`. |
-| `NAME.pt` | `build` for TorchScript | an archive of `torch.jit` |
-| `NAME.engine` | `build` for TensorRT and TensorRT-RTX | the runtime's own plan |
-| calibration cache | `ranges cache`, `build` with TensorRT's calibrator | TensorRT's own: `TRT-VERSION-CALIBRATOR`, then a line `TENSOR: SCALE` each, the scale a float32 in hexadecimal digits, most significant first |
-| timing cache, runtime cache | builds and runs of TensorRT and TensorRT-RTX | the runtime's own; what does not fit is measured again |
-| `.NAME.ranges.checkpoint` | `calibrate` while it runs | safetensors; removed at the end |
-| `out/.qcompile` | `run`, `sweep`, `tune`, `auto` | finished stages; a cache |
-| `report.html`, `.svg`, `.csv`, `.md` | `report`, `run`, `sweep`, `bench` | for people |"""
+_RECIPE = """\
+`recipe.toml` of `run`, and of `sweep` where it has `[sweep]`: [keys of a recipe](recipe.md). Version 1.
+[JSON Schema](../recipe.schema.json)."""
+_OTHERS = (
+    (
+        "`NAME.onnx`",
+        "`export`, `simplify`, `balance`, `quantize`, `build`",
+        "ONNX. Its metadata hold `qcompile.inputs`: extents of the example and limits of dynamic "
+        "axes. Weights beyond 2 GB lie in `NAME.onnx.data`.",
+    ),
+    ("`NAME.pt`", "`build` for TorchScript", "an archive of `torch.jit`"),
+    ("`NAME.engine`", "`build` for TensorRT and TensorRT-RTX", "the runtime's own plan"),
+    (
+        "calibration cache",
+        "`ranges cache`, `build` with TensorRT's calibrator",
+        "TensorRT's own: `TRT-VERSION-CALIBRATOR`, then a line `TENSOR: SCALE` each, the scale a "
+        "float32 in hexadecimal digits, most significant first",
+    ),
+    (
+        "timing cache, runtime cache",
+        "builds and runs of TensorRT and TensorRT-RTX",
+        "the runtime's own; what does not fit is measured again",
+    ),
+    ("`.NAME.ranges.checkpoint`", "`calibrate` while it runs", "safetensors; removed at the end"),
+    ("`out/.qcompile`", "`run`, `sweep`, `tune`, `auto`", "finished stages; a cache"),
+    ("`report.html`, `.svg`, `.csv`, `.md`", "`report`, `run`, `sweep`, `bench`", "for people"),
+)
+"""Files of other formats: name, who writes them, what they are."""
 
 
 @dataclass(frozen=True)
@@ -60,27 +75,62 @@ class Format:
 
 
 FORMATS = (
-    Format("Manifest", "manifest.schema.json", "`NAME.json` lies beside every artifact `NAME`. It says what the artifact holds, what it was made from, and what was verified. Version 1."),
-    Format("Signature", "signature.schema.json", "`NAME.sig` lies beside an artifact that [`sign`](../integrity.md) signed: the HMAC-SHA256 of its manifest."),
-    Format("Results", "results.schema.json", "`results.json` of `bench` and `run`: what was measured, on which machine, and with which interval. Version 2.", "../../bench/results/results.schema.json"),
-    Format("Sweep", "sweep.schema.json", "`sweep.json` of [`sweep`](../sweep.md): what became of each cell. Version 1."),
-    Format("Layers", "layers.schema.json", "The file of `diff --layers --output`: every pair of tensors that was compared. Version 1."),
-    Format("Ranges", "ranges.schema.json", "`NAME.ranges` of `calibrate`: a safetensors file with the counts of each tensor, int64 [4096]: 2048 bins below zero and 2048 above. The keys below are those of its header. Version 2, or 3 where the file comes from TensorRT's cache."),
-    Format("Scores", "scores.schema.json", "The file of an evaluation of a part of the data, which workers of a cluster write: a safetensors file. The keys below are those of its header. Version 1."),
-)  # fmt: skip
+    Format(
+        "Manifest",
+        "manifest.schema.json",
+        "`NAME.json` lies beside every artifact `NAME`. It says what the artifact holds, what it was "
+        "made from, and what was verified. Version 1.",
+    ),
+    Format(
+        "Signature",
+        "signature.schema.json",
+        "`NAME.sig` lies beside an artifact that [`sign`](../integrity.md) signed: the HMAC-SHA256 of "
+        "its manifest.",
+    ),
+    Format(
+        "Results",
+        "results.schema.json",
+        "`results.json` of `bench` and `run`: what was measured, on which machine, and with which "
+        "interval. Version 2.",
+        "../../bench/results/results.schema.json",
+    ),
+    Format(
+        "Sweep",
+        "sweep.schema.json",
+        "`sweep.json` of [`sweep`](../sweep.md): what became of each cell. Version 1.",
+    ),
+    Format(
+        "Layers",
+        "layers.schema.json",
+        "The file of `diff --layers --output`: every pair of tensors that was compared. Version 1.",
+    ),
+    Format(
+        "Ranges",
+        "ranges.schema.json",
+        "`NAME.ranges` of `calibrate`: a safetensors file with the counts of each tensor, int64 [4096]:"
+        " 2048 bins below zero and 2048 above. The keys below are those of its header. Version 2, or 3 "
+        "where the file comes from TensorRT's cache.",
+    ),
+    Format(
+        "Scores",
+        "scores.schema.json",
+        "The file of an evaluation of a part of the data, which workers of a cluster write: a "
+        "safetensors file. The keys below are those of its header. Version 1.",
+    ),
+)
 
 
 def formats_page(note: str) -> Iterator[str]:
     """Yield the lines of the page, of which `note` is the first."""
     yield from (note, "# File formats", "", _ABOUT)
-    yield from ("", "## Recipe", "", "`recipe.toml`: [keys of a recipe](recipe.md),")
-    yield "[recipe.schema.json](../recipe.schema.json). The same file with `[sweep]` is that of a sweep. Version 1."
+    yield from ("", "## Recipe", "", _RECIPE)
     known = schemas() | {"results.schema.json": json.loads(RESULTS_SCHEMA.read_text(encoding="utf-8"))}
     for one in FORMATS:
         place = one.from_the_page or f"../{one.schema}"
         yield from ("", f"## {one.title}", "", f"{one.about} [JSON Schema]({place}).")
         yield from _tables(known[one.schema])
-    yield from ("", _ELSEWHERE)
+    yield from ("", "## Other files", "", "| file | written by | format |", "|---|---|---|")
+    yield from (f"| {' | '.join(row)} |" for row in _OTHERS)
 
 
 def _tables(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -110,7 +160,13 @@ def _tables(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 _Nested = list[tuple[str, Mapping[str, Any]]]
-_WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
+_WORDS = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "null": "null",
+}
 
 
 def _kind(inner: Mapping[str, Any], parts: Mapping[str, Any]) -> tuple[str, _Nested]:

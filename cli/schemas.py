@@ -35,7 +35,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def described(title: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema whose descriptions are sentences: those of its types' docstrings, at the keys they are of.
+    """Return a schema with the sentences of its types' docstrings, each at the key that it is of.
 
     The first underscore of a type's name is left out.
     """
