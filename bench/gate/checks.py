@@ -75,21 +75,24 @@ def checks_of(old: Row, new: Row, limits: Limits, *, has_data: bool) -> list[Che
 
 def latency_check(old: Row, new: Row, found: Slowdown | None, limits: Limits) -> Check:
     """Return whether the new version is slower than the limit; see `rule`."""
-    cells = [f"{figure(row.latency and row.latency.median_ms)} ms" for row in (old, new)]
+    shown_old, shown_new = (
+        f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new)
+    )
     limit = percent(limits.max_slower)
     if found is None:
         why = "too few rounds for an interval"
-        return Check("latency", "undecided", *cells, "", why, "raise `max_time_s`")
+        return Check("latency", "undecided", shown_old, shown_new, "", why, "raise `max_time_s`")
     ends = f"[{change_text(found.low)}, {change_text(found.high)}]"
     text = f"latency changes by {change_text(found.value)} {ends}; at most +{limit} is allowed"
     change = f"{change_text(found.value)} {ends}"
     decision = decide(found, limits.max_slower)
     if decision != "undecided":
-        return Check("latency", "failed" if decision == "slower" else "passed", *cells, change, text)
-    return Check(
-        "latency", "undecided", *cells, change, f"{text}; {found.launches} launches do not decide",
-        "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy",
-    )  # fmt: skip
+        return Check(
+            "latency", "failed" if decision == "slower" else "passed", shown_old, shown_new, change, text
+        )
+    text += f"; {found.launches} launches do not decide"
+    hint = "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy"
+    return Check("latency", "undecided", shown_old, shown_new, change, text, hint)
 
 
 def size_check(old: Row, new: Row, limits: Limits) -> Check | None:
@@ -113,7 +116,7 @@ def accuracy_check(old: Row, new: Row, limits: Limits) -> Check | None:
     if before is None or after is None or after.drop is None:
         return None
     unit, drop = after.unit, after.drop
-    cells = [f"{accuracy_text(one.value, unit)}" for one in (before, after)]
+    shown_old, shown_new = accuracy_text(before.value, unit), accuracy_text(after.value, unit)
     ends = drop_interval(drop.low, drop.high, unit)
     shown = f"{drop_text(drop.value, unit)} {ends}".rstrip()
     text = f"{after.metric} drops by {shown} {unit}"
@@ -127,7 +130,7 @@ def accuracy_check(old: Row, new: Row, limits: Limits) -> Check | None:
         state = "failed" if drop.low > 0 else "passed"
         text += "; a drop whose interval contains 0 is allowed"
     hint = "give `max_drop`, or ten samples or more" if state == "undecided" else ""
-    return Check("accuracy", state, *cells, f"drop {shown} {unit}", text, hint)
+    return Check("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
 
 
 def outputs_check(old: Row, new: Row, limits: Limits, *, has_data: bool) -> Check | None:
