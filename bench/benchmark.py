@@ -95,8 +95,7 @@ def benchmark(
         batch_size: Samples per call, where the model leaves it open.
         threads: The same for every artifact; 0 takes every core this process may use.
         evaluation: Labelled samples for accuracy and output differences.
-        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels
-            (see `metrics.names`).
+        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels.
         precision_target: Stop when the interval of every speed-up is narrower than this share.
         max_time_s: Begin no round after this, but the first eight; launches behind the first are contained.
         batch_sizes: Measure a curve over these too.
@@ -117,8 +116,8 @@ def benchmark(
         command: Words that repeat this run, for the results.
         recipe: Text of the recipe it belongs to, for the results.
         unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
-        scores: Files that `bench.evaluate` wrote of all parts of `evaluation`; what they hold of these
-            artifacts is not evaluated again.
+        scores: Files with the scores of all parts of `evaluation`, which were evaluated elsewhere; what they
+            hold of these artifacts is not evaluated again.
         decided: Asked at the end of every launch whether to stop, in place of `precision_target`.
         compare_made: Compare outputs on the made input, where there is neither data nor evaluation.
         progress: Told of every step.

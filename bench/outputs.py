@@ -141,8 +141,8 @@ def _elsewhere(manifest: Manifest | None, runtime: str) -> tuple[str, ...]:
     if not manifest.target.startswith("tensorrt"):
         return ()
     return (
-        f"it was quantized for {manifest.target}, and {runtime} runs it: its accuracy says something, its speed "
-        f"does not; quantize with `target` {runtime} for this processor",
+        f"it was quantized for {manifest.target}, and {runtime} runs it: its accuracy says something, its "
+        f"speed does not; quantize with `target` {runtime} for this processor",
     )
 
 

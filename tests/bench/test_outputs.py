@@ -39,9 +39,7 @@ def test_batches_of_different_lengths_cannot_be_joined(data: str) -> None:
     assert caught.value.hint == "measure batches of 4, or let the first batch hold 12"
 
 
-def test_a_graph_for_tensorrt_is_measured_elsewhere_with_a_warning(
-    tiny_file: Callable[..., Path],
-) -> None:
+def test_a_graph_quantized_for_tensorrt_warns_elsewhere(tiny_file: Callable[..., Path]) -> None:
     model = tiny_file("mlp")
     for target, warned in (("tensorrt", 1), ("onnxruntime", 0)):
         made = qcompile.quantize(model, model.with_name(f"{target}.onnx"), mode="weights", target=target)
