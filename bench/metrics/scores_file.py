@@ -144,7 +144,7 @@ def load_scores(path: Path, metric: Metric | None) -> Evaluated:
             name: _unpacked(entry, _of(index, arrays), len(batches), metric, is_base=name == header.base)
             for index, (name, entry) in enumerate(header.artifacts.items())
         }
-    except (KeyError, ValueError, TypeError, IndexError) as error:
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
         raise _damaged(path, error) from error
     return Evaluated(header.base, header.part, header.parts, batches, answers)
 
@@ -265,6 +265,10 @@ def _difference(entry: _Entry, own: _Arrays, batches: int) -> RunningDifference:
     figures = [own[f"difference.{at}"] for at in range(len(entry.outputs))]
     if any(one.shape != (batches, FIGURES) or one.dtype != np.float64 for one in figures):
         raise ValueError("its differences are not those of its batches")
+    if batches and not figures:
+        raise ValueError("it compares no output")
+    if any((one[:, :2] < 0).any() for one in figures):
+        raise ValueError("the squares of its differences are below zero")
     difference = RunningDifference(entry.precision, keep=True)
     for number, rows in enumerate(zip(*(one.tolist() for one in figures), strict=True)):
         difference.include(
