@@ -19,7 +19,7 @@ def test_the_recipe_is_read(tmp_path: Path) -> None:
     shown = re.search(r"```toml\n(.*?)```", TEXT, re.S)
     assert shown
     rest = (
-        'version = 1\noutput = "out"\n[model]\nsource = "m.onnx"\n'
+        'version = 1\nname = "load"\noutput = "out"\n[model]\nsource = "m.onnx"\n'
         '[[artifact]]\nname = "a"\ntarget = "onnxruntime"\nprecision = "fp32"\n'
     )
     (tmp_path / "recipe.toml").write_text(rest + shown[1])
@@ -40,8 +40,9 @@ def test_the_waits_are_those_of_the_theory() -> None:
 def test_the_defaults_are_those_of_the_code() -> None:
     assert "ten seconds, with at least 600 and at most 10,000" in FLAT
     assert (under_load.POINT_S, enough.FEWEST, under_load.requests_at(1e9)) == (10.0, 600, 10_000)
-    assert "within 5% of each other. A rate takes 20 s" in FLAT
-    assert (largest_rate.RESOLUTION, under_load._SEARCH_POINT_S) == (0.05, 20.0)
+    assert "within 5% of each other. From there it walks to both sides, in steps of 25%," in FLAT
+    assert "A rate takes 30 s" in FLAT
+    assert (largest_rate.RESOLUTION, under_load._SEARCH_POINT_S, largest_rate._STEP) == (0.05, 30.0, 1.25)
     assert "up to 16 requests at once" in FLAT
     assert ServedRunner.calls_at_once == 16
     assert "more than 100 requests wait" in FLAT
