@@ -30,6 +30,7 @@ class ServedRunner(Runner):
     contains = "request to answer, with the network and the server's queue"
     can_be_shared = True
     rest_s = 0.1
+    calls_at_once = 16
 
     def __init__(self, model: ServedModel, io: ModelIO | None = None) -> None:
         self._model, self._given = model, io
