@@ -127,8 +127,10 @@ class WorkerSession:
         ends_early = {"has_enough": looks_at(int(below_ms * 1e6), count)} if below_ms else {}
         arrivals = poisson_arrivals(request["rate"], count, seed=request["seed"])
         with contextlib.ExitStack() as stack:
-            others = (self._for_another_client(stack) for _ in range(1, self.runner.calls_at_once))
-            calls = [runner.prepare(self.feeds) for runner in (self.runner, *others)]
+            runners = [self.runner]
+            for _ in range(1, self.runner.calls_at_once):
+                runners.append(self._for_another_client(stack))
+            calls = [runner.prepare(self.feeds) for runner in runners]
             served = serve_arrivals(calls, arrivals, tell=self.tell, **ends_early)
         return {
             "ns": served.latencies.tolist(),
@@ -137,7 +139,7 @@ class WorkerSession:
             "backlog": served.backlog,
             "overloaded": served.overloaded,
             "servers": len(calls),
-            "at_rest": self._rest(),
+            "at_rest": _wait_for_rest(),
         }
 
     def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The reference pages and the schema of recipes in `docs/`, from `spec/`.
+"""The reference pages and the JSON Schemas in `docs/`, from `spec/`, docstrings and types.
 
 `python -m qcompile.cli.reference` writes them; a test compares them.
 """
@@ -15,19 +15,22 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..bench.results.sweep_results import sweep_schema
 from ..deploy import TritonOptions
 from ..pipeline.migrate.flags import Tool, dashed, flags_of
 from ..spec.artifacts import BuildSpec, QuantizeSpec
 from ..spec.option import Option, fields_of, options_of
-from ..spec.recipes import RecipeFile, recipe_schema
+from ..spec.recipes import RecipeFile
+from .format_reference import formats_page
 from .main import group
 from .python_reference import python_page
+from .schemas import schemas
 from .signatures import FILE, signatures
 from .verb import Verb
 
 FOLDER = Path(__file__).parents[1] / "docs"
 _NOTE = "<!-- Written by python -m qcompile.cli.reference from spec/. -->"
+_NOTE_OF_DOCSTRINGS = "<!-- Written by python -m qcompile.cli.reference from the docstrings. -->"
+_NOTE_OF_TYPES = "<!-- Written by python -m qcompile.cli.reference from the types that read the files. -->"
 _EVERY = """\
 Every command takes `-v` (every step, and tracebacks), `-q` (no progress, no tables), `--json` and `-h`. A
 *repeatable* option takes one value at a time; a *list* takes several, with commas, too. Commands that read
@@ -56,8 +59,8 @@ def pages() -> dict[str, str]:
         "reference/recipe.md": "\n".join(_recipe()) + "\n",
         "reference/migrate.md": "\n".join(_migration()) + "\n",
         "reference/python.md": "\n".join(_python()) + "\n",
-        "recipe.schema.json": json.dumps(recipe_schema(), indent=2) + "\n",
-        "sweep.schema.json": json.dumps(sweep_schema(), indent=2) + "\n",
+        "reference/formats.md": "\n".join(formats_page(_NOTE_OF_TYPES)) + "\n",
+        **{name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas().items()},
     }
 
 
@@ -131,7 +134,6 @@ def _recipe() -> Iterator[str]:
 
 
 def _python() -> Iterator[str]:
-    note = "<!-- Written by python -m qcompile.cli.reference from the docstrings. -->"
     tables = {
         "build": list(_table([one for one in fields_of(BuildSpec) if one.table is None])),
         "quantize": list(_table([one for one in fields_of(QuantizeSpec) if one.name != "ranges"])),
@@ -142,7 +144,7 @@ def _python() -> Iterator[str]:
         for name, made in verbs()
         for heading in [_heading(name, made)]
     }
-    yield from python_page(note, tables, anchors)
+    yield from python_page(_NOTE_OF_DOCSTRINGS, tables, anchors)
 
 
 def _migration() -> Iterator[str]:

@@ -118,6 +118,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--slow", "--without-halves",  # pytest
         "--calib",  # trtexec
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
+        "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
         "--results", "--table", "--steps",  # benchmarks/architectures.py, trained_classifiers.py
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
