@@ -48,7 +48,10 @@ def build(
 
     Raises:
         InvalidOption: If an option is wrong, or the graph has not the precision and cannot be given it.
-        EngineUnavailable, BuildError, IntentNotReached: See `engines.build.build_engine`.
+        EngineUnavailable: If the runtime cannot build here, with the reason.
+        BuildError: If the runtime refuses the model.
+        IntentNotReached: If too many layers do not have the precision that was asked for.
+        ModelError: If the graph makes a tensor that no memory holds.
     """
     asked = called(BuildSpec, spec, options)
     with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
@@ -130,7 +133,10 @@ def refit(
 
     Raises:
         InvalidOption: If it is no TensorRT engine.
-        EngineUnavailable, ArtifactError, ModelError, BuildError: As `refit_plan`.
+        EngineUnavailable: If there is no GPU.
+        ArtifactError: If the engine is of another version or GPU, or takes no new weights.
+        ModelError: If the graph has other inputs and outputs.
+        BuildError: If weights are missing or TensorRT refuses them, naming them.
     """
     from .artifact import load_artifact
     from .engines.tensorrt.adapter import MODULES, load_adapter

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import IntentNotReached
 from ..spec.artifacts import BuildCommand
-from .present import present_artifact
+from .present import present_artifact, profile_lines
 from .session import Session
 from .tables import bytes_text
 from .verb import verb
@@ -44,7 +44,8 @@ def build(session: Session, given: BuildCommand) -> None:
     proof, asked = artifact.manifest.proof, artifact.manifest.precision
     lines = [
         f"proof: {proof['reached_in_precision']} of {proof['planned_in_precision']} layers that "
-        f"compute are {asked}{_unreported(proof)}"
+        f"compute are {asked}{_unreported(proof)}",
+        *profile_lines(proof),
     ]
     if proof.get("engine_layers"):
         lines.append(

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..spec.looking import InspectCommand
+from ..tensors import ModelIO
+from .present import present_io, profile_lines
 from .session import Session
 from .tables import add_row, bytes_text, make_table, results_table
 from .tensor_cores import show_tensor_cores
@@ -36,13 +38,8 @@ def inspect(session: Session, given: InspectCommand) -> int:
 
 
 def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
-    from ..tensors import ModelIO
-
-    io = ModelIO.from_json(facts["io"])
     session.say(f"  opset {facts['opset']}, made by {facts['producer'] or 'unknown'}")
-    for word, tensors in (("in ", io.inputs), ("out", io.outputs)):
-        for tensor in tensors:
-            session.say(f"  {word} {tensor}")
+    present_io(session, ModelIO.from_json(facts["io"]))
     share = f"{facts['quantized_share']:.0%}"
     session.say(f"  {facts['precision']}; {share} of the layers that compute are quantized")
     table = make_table("", "operator", "nodes")
@@ -65,6 +62,16 @@ def _show_ranges(session: Session, facts: dict[str, Any]) -> None:
     session.say(f"  qcompile ranges show {facts['file']} lists them")
     if not facts["has_checksum"]:
         session.say("  no checksum: an earlier version made it; a damage would not be found")
+    _show_manifest(session, facts)
+
+
+def _show_program(session: Session, facts: dict[str, Any]) -> None:
+    """What only its manifest tells of an engine or a TorchScript archive."""
+    manifest = facts.get("manifest") or {}
+    if manifest.get("io"):
+        present_io(session, ModelIO.from_json(manifest["io"]))
+    for line in profile_lines(manifest.get("proof", {})):
+        session.say(f"  {line}")
     _show_manifest(session, facts)
 
 
@@ -121,4 +128,10 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     session.warn(manifest["warnings"])
 
 
-_SHOW = {"onnx": _show_onnx, "ranges": _show_ranges, "results": _show_results}
+_SHOW = {
+    "onnx": _show_onnx,
+    "engine": _show_program,
+    "torchscript": _show_program,
+    "ranges": _show_ranges,
+    "results": _show_results,
+}

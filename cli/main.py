@@ -13,6 +13,7 @@ from ..errors import QCompileError
 from ..files.storage import storage_error
 from ..plain_text import plain, plain_json, plain_lines
 from ..version import __version__
+from .missing_packages import missing_package
 from .stopping import StopSignals
 
 _VERBS = {
@@ -130,7 +131,7 @@ def _present_stop(stop: StopSignals) -> int:
 
 
 def _present_error(error: Exception, *, as_json: bool, verbose: bool) -> int:
-    shown = storage_error(error) if isinstance(error, OSError) else error
+    shown = missing_package(error) or (storage_error(error) if isinstance(error, OSError) else error)
     if isinstance(shown, QCompileError):
         if shown is not error:
             shown.__cause__ = error

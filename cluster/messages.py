@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Outcome = Literal["done", "known", "elsewhere", "none", "missing", "refused", "full", "failed"]
+Outcome = Literal["done", "known", "elsewhere", "none", "missing", "refused", "full", "killed", "failed"]
 """How a request ends.
 
 | done      | the stage is done, by this request or an earlier one; the worker holds its files       |
@@ -19,6 +19,7 @@ Outcome = Literal["done", "known", "elsewhere", "none", "missing", "refused", "f
 | missing   | a file cannot be had from any holder: the client brings `Result.missing` to the worker |
 | refused   | the worker has other versions; nothing was tried                                       |
 | full      | the worker's disk is full; the step goes elsewhere                                     |
+| killed    | as failed, by force from outside: another worker may have more memory                  |
 | failed    | the step failed: `Result.error`, where `OUTPUT` and `RECIPE` stand for folders         |
 """
 
@@ -130,7 +131,7 @@ class Result(msgspec.Struct, frozen=True):
         address: Where its files are to be had.
         missing: Digests that no holder had.
         reason: Of "refused" and "full", a sentence.
-        error: Of "failed": `QCompileError.as_json()`.
+        error: Of "failed" and "killed": `QCompileError.as_json()`.
     """
 
     outcome: Outcome

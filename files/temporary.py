@@ -18,6 +18,7 @@ import stat
 import sys
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,9 @@ PLACES = "QCOMPILE_TEMPORARY_PLACES"
 _OLD_S = 86400.0
 """Age from which a folder that cannot be locked is taken for abandoned."""
 _CLOCK_STEP_S = 2.0
-_swept: set[Path] = set()
+_MOST_SWEPT = 1024
+_swept: OrderedDict[str, None] = OrderedDict()
+"""Folders that were looked at, the last of them: a sweep of thousands of cells has as many."""
 
 
 @contextmanager
@@ -114,11 +117,15 @@ def _tell(parent: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder, once for each process."""
+    """Remove what killed processes left in a folder, once for each process; again after a thousand others."""
     place = folder.absolute()
-    if place not in _swept and public(place) == place:
-        _swept.add(place)
-        remove_stale(place)
+    if str(place) in _swept or public(place) != place:
+        return
+    _swept[str(place)] = None
+    with contextlib.suppress(KeyError):  # another thread was faster
+        while len(_swept) > _MOST_SWEPT:
+            _swept.popitem(last=False)
+    remove_stale(place)
 
 
 def remove_stale(folder: Path, prefix: str = TEMPORARY) -> None:

@@ -42,6 +42,11 @@ def load_torch(source: Source, device: str = "cpu", *, progress: Progress = sile
         EngineUnavailable: If PyTorch is not installed.
         ModelError: If the file is damaged, or the function raises or returns something else.
     """
+    if source.is_named:
+        from .named.load import load_named
+
+        named = load_named(source)
+        return named if device == "cpu" else replace(named, module=named.module.to(device))
     torch = import_torch()
     if source.kind == "onnx":
         raise ModelError(
@@ -59,11 +64,6 @@ def load_torch(source: Source, device: str = "cpu", *, progress: Progress = sile
         return LoadedModel(_load_pt2(source.file, device, progress), None)
     if source.kind == "torchscript":
         return LoadedModel(_load_torchscript(source.file, device, progress), None)
-    if source.is_named:
-        from .named.load import load_named
-
-        named = load_named(source)
-        return named if device == "cpu" else replace(named, module=named.module.to(device))
     result = call(load_function(source), source)
     example = None
     if isinstance(result, tuple) and len(result) == 2:

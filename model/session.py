@@ -48,7 +48,7 @@ def session_options(
     Raises:
         EngineUnavailable: If ONNX Runtime is missing.
     """
-    onnxruntime = _import_onnxruntime()
+    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     levels = onnxruntime.GraphOptimizationLevel
     if not optimize:
@@ -87,7 +87,7 @@ def make_session(
         ModelError: If the graph makes a tensor over the limit (`tensor_sizes`).
         QCompileError: Of type `error`, with what ONNX Runtime says.
     """
-    onnxruntime = _import_onnxruntime()
+    onnxruntime = import_onnxruntime()
     require_tensor_sizes(path)
     unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     left_out = [*without, *optimizers_that_lose_zeros(path)]
@@ -162,7 +162,12 @@ def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> l
         ) from error
 
 
-def _import_onnxruntime() -> Any:
+def import_onnxruntime() -> Any:
+    """Import ONNX Runtime.
+
+    Raises:
+        EngineUnavailable: If it is not installed.
+    """
     try:
         import onnxruntime
     except ImportError as error:

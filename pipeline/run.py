@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.pt2_archive import trusting
+from ..model.source import TENSORFLOW_KINDS
 from ..progress import Progress, silent
 from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
@@ -26,7 +27,7 @@ from .kinds import built_on, evaluated_apart, for_every_kind, measured_apart
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
 from .scale import calibration_samples, evaluation_batches
-from .stages import Made, given_ranges
+from .stages import Made, given_ranges, recipe_source
 from .steps import Step, source_digest, takes_pytorch
 from .store import Store
 from .trust import trusted
@@ -138,10 +139,13 @@ class _Run:
         self.progress, self.listener = progress, listener
         self.report = RunReport(store.output)
         self.source_digest = source_digest(recipe)
+        self.converted: dict[str, Made] = {}
 
     def drive(self) -> RunReport:
         recipe = self.recipe
         model = self._do(Step(kind="export", source_digest=self.source_digest))
+        if recipe_source(recipe).kind in TENSORFLOW_KINDS:  # the machine that measures need not have it
+            self.converted = {"model": model}
         if recipe.model.simplify:
             model = self._do(Step(kind="simplify", files={"model": model}))
         if recipe.calibrate.balance:
@@ -221,6 +225,7 @@ class _Run:
         step = Step(
             kind="bench",
             source_digest=self.source_digest,
+            files=self.converted,
             built=built,
             why_not=reasons,
             unavailable=tuple(unavailable),

@@ -56,8 +56,8 @@ class Step:
             "evaluate".
         shard: "2/8" is the second of eight parts of the data, of "calibrate" and "evaluate"; empty for all.
         source_digest: Of the recipe's model, of "export", "build", "evaluate" and "bench".
-        files: What it is given: "model", "ranges", "graph", "results"; of "bench", what each kind of machine
-            measured, to be put together.
+        files: What it is given: "model", "ranges", "graph", "results"; of "bench", the "model" that is
+            measured in place of TensorFlow's, or what each kind of machine measured, to be put together.
         shards: The ranges of every part, of "calibrate", or what every "evaluate" found, of "bench": they are
             merged in place of observing or evaluating again.
         built: Artifact name to its file, of "bench"; of the group of "evaluate".
@@ -133,7 +133,7 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return evaluate_stage(
             recipe, recipe_source(recipe), step.source_digest, step.built, step.shard, step.name
         )
-    if step.files:
+    if step.files and model is None:
         return join_stage(step.files, output)
     return bench_stage(
         recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable,

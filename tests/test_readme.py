@@ -1,71 +1,45 @@
-"""What the README promises is run."""
+"""What the README promises is run, from the wheel: no command sees the repository."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from packaged import build, copy_source, environment, share_all
+from readme_walk import README, ROOT, block, check_python, check_walk, copy_example
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROMISES = (ROOT / "docs/promises.md").read_text(encoding="utf-8")
 WRITTEN = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
-
-
-def block(marker: str, language: str) -> str:
-    match = re.search(rf"<!-- {marker}.*?-->\n```{language}\n(.*?)```", README, re.S)
-    assert match, f"the README has no block marked {marker!r}"
-    return match.group(1)
 
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
     """A folder with a copy of the example."""
-    shutil.copytree(
-        ROOT / "examples/digits", tmp_path / "examples/digits", ignore=shutil.ignore_patterns("out", "__*")
-    )
-    return tmp_path
+    return copy_example(tmp_path)
 
 
-def run_lines(marker: str, workplace: Path) -> str:
-    """Run a block of commands line by line, and return what they print."""
-    printed = ""
-    for line in block(marker, "console").strip().splitlines():
-        command, *arguments = shlex.split(line)
-        assert command == "qcompile"
-        done = subprocess.run(
-            [sys.executable, "-m", "qcompile", *arguments], cwd=workplace, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        printed += done.stdout
-    return printed
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`bin` of an environment with the wheel, and every package of this one but the repository."""
+    folder = tmp_path_factory.mktemp("installed")
+    made = environment(folder / "environment", build(copy_source(folder / "source"), folder / "dist"))
+    share_all(made)
+    return made
 
 
-def test_the_example_and_the_walk_of_the_readme_work_line_by_line(workplace: Path) -> None:
-    printed = run_lines("example", workplace)
+def test_the_example_and_the_walk_of_the_readme_work_line_by_line(workplace: Path, programs: Path) -> None:
+    printed = check_walk(programs, workplace)
     claimed = re.search(r'proves that "(.*?)"', README, re.S)
     assert claimed
     assert " ".join(claimed[1].split()) in " ".join(printed.split())
     for column in ("speed-up", "accuracy", "output SNR"):
         assert column in printed
-    run_lines("walk", workplace)
-    for name in (
-        "m.onnx",
-        "s.onnx",
-        "m.ranges",
-        "i.onnx",
-        "int8.onnx",
-        "cpu.onnx",
-        "fp16.engine",
-        "int8.engine",
-    ):
-        assert (workplace / name).is_file()
-        assert (workplace / f"{name}.json").is_file()
+
+
+def test_the_python_of_the_readme_works(workplace: Path, programs: Path) -> None:
+    check_python(programs, workplace)
 
 
 def test_the_example_and_the_walk_show_every_stage() -> None:
@@ -90,14 +64,6 @@ def test_every_promise_names_tests_that_there_are() -> None:
         named = re.findall(r"`(test_\w+)`", names)
         assert named, promise
         assert set(named) <= defined, f"{promise}: {set(named) - defined}"
-
-
-def test_the_python_of_the_readme_works(workplace: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", block("python", "python")], cwd=workplace, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "'int8': {'Conv': 21, 'Gemm': 1}" in done.stdout
 
 
 def test_the_readme_names_the_commands_of_the_makefile() -> None:
@@ -153,9 +119,11 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--calib", "--fp16",  # trtexec
         "--governor", "--query-gpu", "--format",  # cpupower, nvidia-smi
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
+        "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
         "--results", "--table", "--steps",  # benchmarks/architectures.py, trained_classifiers.py
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
+        "--servers", "--model", "--max-time",  # benchmarks/served.py
         "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers",  # benchmarks/cluster
         "--measured-s", "--megabytes", "--samples", "--rounds", "--cells", "--count", "--tasks",
         "--gres", "--ntasks-per-node", "--cpus-per-task",  # srun

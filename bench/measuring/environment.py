@@ -10,6 +10,7 @@ from typing import Any
 
 from ...artifact import tool_versions
 from ...engines.processor import processor
+from ...machine_memory import machine_bytes
 from .nvml import find_nvml
 
 MEASURED_PACKAGES = {
@@ -29,8 +30,6 @@ _MACHINE = ("processor", "architecture", "features", "cores_usable", "gpu")
 
 def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
     """Return what stays as it is: processor, cores, memory, the GPU of that number, system and versions."""
-    import psutil
-
     nvml, why_not = find_nvml(gpu)
     return {
         **processor(),
@@ -41,7 +40,7 @@ def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "turbo_off": _read("/sys/devices/system/cpu/intel_pstate/no_turbo"),
         "cpu_limit": _read("/sys/fs/cgroup/cpu.max"),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": machine_bytes(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": tool_versions(*MEASURED_PACKAGES, "onnx", "polygraphy"),

@@ -110,7 +110,7 @@ class Proof:
             *command("run", self.recipe, "-o", output),
             *more,
         ]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=600, cwd=self.work)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=1800, cwd=self.work)
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
 
@@ -120,7 +120,8 @@ class Proof:
         if done.returncode == 0 or "Traceback" in said:
             self.problems.append(f"{what}: exit code {done.returncode}\n{said[-1500:]}")
         else:
-            print(f"{what}: exit code {done.returncode}: {said.strip().splitlines()[0]}", flush=True)
+            told = next((line for line in said.splitlines() if line.startswith("error")), said.strip())
+            print(f"{what}: exit code {done.returncode}: {told}", flush=True)
 
     def _same(self, output: Path) -> None:
         made = contents(output)

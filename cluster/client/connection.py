@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import warnings
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ClusterError, EngineUnavailable, InvalidOption, first_line
 from ...spec.cluster import LOCAL
+from ..dask_settings import own_settings
 from ..security import check_address, read_scheduler, security
 
 if TYPE_CHECKING:
     from .executor import ClusterExecutor
 
 _CONNECT_S = 5.0
+_LOST = (OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
+"""Of a connection: Dask's own `CommClosedError` is an OSError."""
 _LOGGERS = ("distributed", "tornado", "asyncio", "bokeh")
 
 
@@ -67,6 +71,7 @@ def connect(
     ca, cert, key = (None if path is None else Path(path) for path in (tls_ca, tls_cert, tls_key))
     with (
         quiet_dask(),
+        own_settings(),
         opened(address, security(ca, cert, key)) as client,
         executing(client, insecure, told) as executor,
     ):
@@ -143,8 +148,20 @@ def quiet_dask() -> Iterator[None]:
 
 
 def mute(client: Any) -> None:
-    """Let a client of our own end in silence: Dask 2026.8 drops timers of its connection as it closes."""
-    client.loop.asyncio_loop.set_exception_handler(lambda _, __: None)
+    """Let a client of our own lose its connections in silence: what that means is told in our own words.
+
+    Dask 2026.8 also drops timers and reads of its connections as it closes. Any other error of its loop is
+    logged as ever.
+    """
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        lost = isinstance(error, _LOST)
+        dropped = error is None and client.status in ("closing", "closed")
+        if not (lost or dropped):
+            loop.default_exception_handler(context)
+
+    client.loop.asyncio_loop.set_exception_handler(handle)
 
 
 @contextlib.contextmanager
@@ -189,7 +206,7 @@ def _require_dask() -> None:
     except ImportError as error:
         raise EngineUnavailable(
             f"a cluster needs Dask's distributed, which cannot be imported ({first_line(error)})",
-            hint="pip install 'qcompile[cluster]'",
+            hint="pip install 'qcompile[cluster]'; a sweep with `scheduler` none needs none",
             engine="cluster",
             reason="distributed is not installed",
         ) from error

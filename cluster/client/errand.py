@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import ArtifactError, ClusterError, StorageError
+from ...errors import ArtifactError, ClusterError, EngineUnavailable, StorageError
 from ...pipeline.executor import Done
 from ...pipeline.steps import Step
 from ...pipeline.store import Store
@@ -53,6 +53,7 @@ class Errand:
         self.executor, self.state, self.store, self.step, self.again = executor, state, store, step, again
         self.progress = progress
         self._only = ""
+        self._killed_on = ""
         self._elsewhere = True
 
     def run(self) -> Done | None:
@@ -75,7 +76,7 @@ class Errand:
         for _ in range(_ATTEMPTS):
             try:
                 result = self._asked(look=True)
-                if result.outcome in ("missing", "refused", "full", "failed"):
+                if result.outcome in ("missing", "refused", "full", "killed", "failed"):
                     self._taken(result)
                 return result.outcome in ("known", "done", "elsewhere")
             except _Again:
@@ -102,6 +103,7 @@ class Errand:
     def _place(self) -> Place:
         executor, recipe, store = self.executor, self.state.recipe, self.store
         ready = executor.await_workers(self.state.excluded, _REJOIN_S)
+        ready = [one for one in ready if one.address != self._killed_on] or ready
         home = executor.home(recipe, store) if self.step.kind in ("build", "evaluate") else None
         return place(self.step, needs_of(recipe, self.step, store), ready, home, only=self._only)
 
@@ -174,7 +176,26 @@ class Errand:
         if result.outcome == "full":
             self._exclude(result.address, result.reason)
             raise _Again
+        if result.outcome == "killed" and self._may_go_elsewhere(result):
+            raise _Again
         raise error_of(result, output=self.store.output, folder=state.recipe.folder)
+
+    def _may_go_elsewhere(self, result: Result) -> bool:
+        """Whether another worker is to try what was killed, which it does once."""
+        if self._killed_on:
+            return False
+        self._killed_on = result.address
+        try:
+            others = self._place().workers
+        except EngineUnavailable:
+            others = ()
+        if not others or result.address in others:
+            return False
+        self.executor.tell_once(
+            f"worker {result.worker}: the process of {self.step.name} was killed, out of memory? "
+            "It is tried once more on another worker"
+        )
+        return True
 
     def _bring_missing(self, result: Result) -> None:
         """Files that died with their holder are brought by the client."""

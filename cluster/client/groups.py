@@ -5,8 +5,8 @@ when the last task of a group is forgotten, the next one begins a new group, and
 span for as long as the scheduler lives (`spans.py`), some kilobytes each. One task that does nothing and is
 not forgotten keeps its group, so there is one group for each kind of step.
 
-`dask.utils.key_split` caches what it makes of the last 100,000 keys, some 40 MB: they are cleared now and
-then.
+Two more are cleared now and then: a span notes `{"type": "Future"}` for each task that was ever submitted,
+some 300 bytes; and `dask.utils.key_split` caches what it makes of the last 100,000 keys, some 40 MB.
 """
 
 from __future__ import annotations
@@ -55,11 +55,15 @@ class Groups:
 
 
 def _clearing() -> Callable[[], None]:
-    """Return what clears the cache, which refers to nothing of qcompile: a scheduler need not have it."""
+    """Return what clears them, which refers to nothing of qcompile: a scheduler need not have it."""
 
-    def clear() -> None:
+    def clear(dask_scheduler: Any) -> None:
         from dask.utils import key_split
 
         key_split.cache_clear()
+        for span in list(getattr(dask_scheduler.extensions.get("spans"), "spans", {}).values()):
+            noted = (getattr(span, "_metadata", None) or {}).get("collections")
+            if isinstance(noted, list):  # what it notes of others stays
+                noted[:] = [one for one in noted if one != {"type": "Future"}]
 
     return clear

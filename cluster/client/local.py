@@ -45,6 +45,7 @@ def local(
     """
     from distributed import Client, Security, SpecCluster
 
+    from ..dask_settings import own_settings
     from ..portless import PortlessScheduler, PortlessWorker
     from ..worker.plugin import StagePlugin
     from .connection import executing, mute, quiet_dask, warn
@@ -53,6 +54,7 @@ def local(
     slots = slots or max(1, cores // 2)
     with contextlib.ExitStack() as stack:
         stack.enter_context(quiet_dask())
+        stack.enter_context(own_settings())
         folder = store or Path(stack.enter_context(temporary_folder("worker")))
         folder.mkdir(parents=True, exist_ok=True)
         plugin = StagePlugin(

@@ -129,7 +129,7 @@ def read_parcel(content: ContentStore, ref: FileRef) -> Parcel:
         raise ArtifactError(f"{ref.digest}: the list of a recipe's files is not on this worker")
     try:
         parcel = msgspec.json.decode(path.read_bytes(), type=Parcel)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"{ref.digest}: is no list of a recipe's files ({error})") from error
     seen: set[str] = set()
     folders: set[str] = set()

@@ -31,9 +31,15 @@ from ...untrusted.tree import Tree, available
 _MODULE = "qcompile.cluster.worker.stage_process"
 _LOOK_S = 0.1
 _MEMORY_EVERY_S = 0.5
+_FAMILY_EVERY_S = 2.0
+"""To find what a stage has started, every process of the machine is looked at."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _KEPT_BYTES = 1 << 30
 """Memory after a stage that costs nothing to keep: the runtimes that were imported."""
+
+
+KILLED = "SIGKILL"
+"""Begins `cause` in the data of an error where the system, or somebody else, ended a process by force."""
 
 
 class StageProcess(Worker):
@@ -53,6 +59,7 @@ class StageProcess(Worker):
         self.run = ""
         """The run that its stage belongs to; empty between stages."""
         self._tree = Tree(self.pid) if available() else None
+        self._refreshed_s = 0.0
 
     def carry_out(
         self,
@@ -137,12 +144,16 @@ class StageProcess(Worker):
             hint="the stage may crash a native library, or take more memory than there is",
             worker=self.name,
             output=said,
+            cause=cause,
         )
 
     def _require_memory(self, step: str, most_bytes: int) -> None:
         if self._tree is None:
             return
-        self._tree.refresh()
+        now_s = time.monotonic()
+        if now_s - self._refreshed_s > _FAMILY_EVERY_S:
+            self._refreshed_s = now_s
+            self._tree.refresh()
         held = self._tree.bytes()
         if held > most_bytes:
             self.kill()

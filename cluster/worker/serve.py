@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ClusterError, EngineUnavailable, InvalidOption, QCompileError, first_line
 from ...model.session import usable_cores
 from ...spec.cluster import WorkerCommand
+from ..dask_settings import own_settings
 from ..security import check_address, is_this_machine, read_scheduler, security, split_address
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def serve(given: WorkerCommand, *, announced: Announced, told: Told, connect_s: 
     require_distributed()
     _quiet()
     session = _Session(given, address, resources, memory_bytes, announced, told, connect_s)
-    asyncio.run(session.run())
+    with own_settings():
+        asyncio.run(session.run())
 
 
 class _Session:

@@ -21,6 +21,7 @@ from ..facts import why_refused
 from ..files.parcel import read_parcel
 from ..files.transfer import fetch
 from ..messages import FileRef, Request, Result, encode
+from .children import KILLED
 from .service import Cancelled, StageService, all_digests
 from .stage_work import Job, failed
 from .turns import turn
@@ -81,7 +82,10 @@ def carry_out(service: StageService, request: Request, key: str) -> Result:
     except QCompileError as error:
         if service.is_over(request.run):
             return _failed(job, "was cancelled")
-        return failed(job, error)
+        answer = failed(job, error)
+        if answer.outcome == "failed" and str(error.data.get("cause", "")).startswith(KILLED):
+            return msgspec.structs.replace(answer, outcome="killed")
+        return answer
     except OSError as error:
         said = storage_error(error)
         if said is None:

@@ -13,6 +13,7 @@ from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.onnx_file import load_onnx, save_onnx
+from ...model.session import import_onnxruntime
 from ...spec.words import BLOCK_FORMATS, HALVES
 from ..opset.layers_apart import keep_layers_apart
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
@@ -51,11 +52,13 @@ def quantize_graph(request: QuantizeRequest) -> Outcome:
     Raises:
         QuantizationError: If there is nothing to do, or less was reached than planned.
         CalibrationError, InvalidOption: If ranges or patterns do not fit.
+        EngineUnavailable: If ONNX Runtime, whose quantizer places integers, is not installed.
     """
     if request.spec.precision in HALVES:
         return _half(request)
     if request.spec.precision in BLOCK_FORMATS:
         return quantize_in_blocks(request)
+    import_onnxruntime()  # its quantizer does all three, whatever the target is
     by_mode: dict[str, Callable[[QuantizeRequest], Outcome]] = {
         "static": lambda asked: best_static(asked, _static),
         "dynamic": _dynamic,

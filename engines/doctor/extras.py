@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "onnxscript"),
-    "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "psutil", "numba"),
+    "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "numba"),
     "openvino": ("openvino",),
-    "cluster": ("distributed", "psutil"),
+    "cluster": ("distributed",),
     "tensorrt-rtx": ("tensorrt-rtx",),
     "tensorrt": ("tensorrt",),
     "cuda": ("pycuda",),
@@ -19,6 +19,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "metrics": ("jiwer",),
     "qat": ("torch", "onnxscript", "torchao"),
     "report": ("jinja2", "matplotlib"),
+    "triton": ("tritonclient",),
     "tensorflow": ("tensorflow", "tf2onnx"),
 }
 """Extra of setup.cfg to its packages, by the names of their distributions."""

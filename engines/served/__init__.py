@@ -1,7 +1,7 @@
 """Models that a server holds: `kserve:URL` and `triton:URL`.
 
-The Open Inference Protocol, version 2 (https://github.com/kserve/open-inference-protocol), which KServe, Triton,
-MLServer and OpenVINO Model Server speak, with Triton's extensions for binary tensors and statistics
+The Open Inference Protocol, version 2 (https://github.com/kserve/open-inference-protocol), which KServe,
+Triton, MLServer and OpenVINO Model Server speak, with Triton's extensions for binary tensors and statistics
 (https://github.com/triton-inference-server/server/tree/main/docs/protocol).
 
 | file            | holds                                                              |

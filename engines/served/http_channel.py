@@ -1,4 +1,4 @@
-"""One HTTP connection to a server: kept open, bounded in time and size; follows no redirect, uses no proxy."""
+"""One HTTP connection to a server: kept open, bounded in time and size, without redirects and proxies."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ class HttpChannel:
         self.address = address
         self._connection: http.client.HTTPConnection | None = None
         self._used_s = 0.0
+        self._limit_s = CONNECT_S
+        self._gave_up = False
 
     def refresh(self) -> None:
         """Leave a connection that is idle for a second: servers close those, even in the midst of a call."""
@@ -78,6 +80,7 @@ class HttpChannel:
             return self.exchange("GET", path, b"", {})
         finally:
             guard.cancel()
+            self._gave_up = False
 
     def exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Send a request, and return the answer, whatever its status is.
@@ -85,6 +88,7 @@ class HttpChannel:
         Raises:
             EngineUnavailable: If the server cannot be reached, breaks off, hangs, or talks no HTTP.
         """
+        self._limit_s = CONNECT_S if method == "GET" else ANSWER_S
         with self._told():
             is_new = self._connection is None
             if not is_new and self._was_closed():
@@ -93,7 +97,7 @@ class HttpChannel:
             try:
                 return self._exchanged(method, path, body, headers)
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-                if is_new:
+                if is_new or self._gave_up:
                     raise
             self.close()  # the server closed an idle connection while the request was under way
             return self._exchanged(method, path, body, headers)
@@ -114,7 +118,11 @@ class HttpChannel:
                 )
             else:
                 made = http.client.HTTPConnection(address.host, address.port, timeout=CONNECT_S)
-            made.connect()
+            try:
+                made.connect()
+            except TimeoutError:
+                self._limit_s = CONNECT_S
+                raise
             made.sock.settimeout(ANSWER_S)
             self._connection = made
         return self._connection
@@ -148,6 +156,7 @@ class HttpChannel:
         return sock is None or bool(select.select([sock], [], [], 0)[0])
 
     def _break_off(self) -> None:
+        self._gave_up = True
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with contextlib.suppress(OSError):
@@ -160,27 +169,26 @@ class HttpChannel:
             yield
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise unreachable(self.address, *_reason(error)) from error
+            if self._gave_up or isinstance(error, TimeoutError):
+                reason, hint = f"gave no answer within {self._limit_s:.3g} s", "look into the server's log"
+            else:
+                reason, hint = _reason(error)
+            raise unreachable(self.address, reason, hint) from error
 
 
-def _reason(error: Exception) -> tuple[str, str]:
+def _reason(error: OSError | http.client.HTTPException) -> tuple[str, str]:
     """What went wrong, and the way out."""
-    if isinstance(error, TimeoutError):
-        return f"gave no answer within {ANSWER_S:.0f} s ({CONNECT_S:.0f} s for a connection)", ""
     if isinstance(error, ConnectionRefusedError):
         return "refuses the connection", "start the server, or correct host and port"
     if isinstance(error, socket.gaierror):
-        return "the name of its host is not known", "correct the host"
+        return "is not known: no such host", "correct the host"
     if isinstance(error, ssl.SSLError):
         return f"TLS fails ({first_line(error)})", "a certificate that this machine trusts is required"
     if isinstance(error, http.client.RemoteDisconnected | http.client.IncompleteRead | ConnectionError):
         return "broke the connection off before it had answered", "look into the server's log"
-    if isinstance(error, http.client.HTTPException):
-        said = first_line(error)[:80]
-        return f"gave no answer of HTTP ({said})", "correct the port: Triton has HTTP on 8000, gRPC on 8001"
-    return f"cannot be reached ({error.strerror or first_line(error)})" if isinstance(
-        error, OSError
-    ) else "", ""
+    if isinstance(error, OSError):
+        return f"cannot be reached ({error.strerror or first_line(error)})", ""
+    return "answers no HTTP", "correct the port: Triton has HTTP on 8000, gRPC on 8001"
 
 
 def unreachable(address: ServedAddress, reason: str, hint: str = "") -> EngineUnavailable:

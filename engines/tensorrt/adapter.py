@@ -230,10 +230,10 @@ class Adapter:
         return InvalidOption(f"{option}: {self.name} has no {what}", hint=hint, option=option.split()[0])
 
     def set_gpus(self, config: Any, gpus: Sequence[str]) -> None:
-        """Choose the GPUs an engine is built for.
+        """Choose the GPUs an engine is built for: compute capabilities that `require_gpus` has checked.
 
         Raises:
-            InvalidOption: If this TensorRT builds only for the GPU it runs on, or not for one of them.
+            InvalidOption: If this TensorRT builds only for the GPU it runs on.
         """
         if not gpus:
             return
@@ -243,12 +243,6 @@ class Adapter:
                 hint="leave `gpus` out, or use `target` tensorrt-rtx",
             )
         known = self.compute_capabilities()
-        for gpu in gpus:
-            if gpu.upper() not in known:
-                raise InvalidOption(
-                    f"`gpus` {gpu}: {self.name} builds for {', '.join(known).lower()}",
-                    option="gpus",
-                )
         config.num_compute_capabilities = len(gpus)
         for index, gpu in enumerate(gpus):
             config.set_compute_capability(known[gpu.upper()], index)

@@ -16,6 +16,7 @@ from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..faults import KnownFault
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
+from .ahead_of_time import require_gpus
 from .block_formats import check_block_format, dequantized_products
 from .known_faults import KNOWN_FAULTS, faults_of
 
@@ -94,6 +95,8 @@ class TensorRT(Engine):
         if spec.calibrator:
             adapter.require_calibrators()
         adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
+        if adapter.builds_ahead_of_time:
+            require_gpus(adapter, spec.gpus)
         if spec.precision in BLOCK_FORMATS:
             check_block_format(adapter, spec.precision, spec.gpus, spec.tensorrt.device)
 

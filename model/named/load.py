@@ -66,8 +66,8 @@ def load_named(source: Source) -> LoadedModel:
     from ..loaded_model import LoadedModel
     from ..weights import load_weights
 
-    torch = import_torch()
     warning = _import(source)
+    torch = import_torch()
     options = source.options
     if options.classes and not options.weights:
         raise InvalidOption(

@@ -97,10 +97,14 @@ def test_options_of_tensorrt_mean_nothing_to_a_cpu(run: Run, tiny_file: MakeFile
 
 
 def test_a_build_says_what_was_proven(run: Run, tiny_file: MakeFile) -> None:
-    code, out, _ = run(*rtx(tiny_file("residual"), "--precision", "best"))
+    model = tiny_file("residual")
+    code, out, _ = run(*rtx(model, "--precision", "best"))
     assert code == 0
     assert "proof: 3 of 3 layers that compute are fp16" in out
     assert "it has not been run" in out
+    for shown in (out, run("inspect", str(model.with_name("m.engine")))[1]):
+        assert "in  x:[batch,4,8,8]:float32" in shown
+        assert "profile x:1x4x8x8..8x4x8x8..16x4x8x8" in shown  # no shapes were given
 
 
 @pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")

@@ -14,7 +14,7 @@ from clusters import Cluster, running_cluster
 
 from qcompile.cluster.client.connection import connect
 from qcompile.cluster.client.executor import ClusterExecutor
-from qcompile.errors import ClusterError, DataError, EngineUnavailable
+from qcompile.errors import ClusterError, DataError, EngineUnavailable, OutOfMemory
 from qcompile.files import digest_files
 from qcompile.pipeline.run import run
 
@@ -118,6 +118,42 @@ def test_a_step_that_fails_says_what_one_process_says(
     assert found[0].message == found[1].message
     assert found[0].hint == found[1].hint
     assert found[1].data["worker"] in ("w1", "w2")
+
+
+KILLED = """
+import os, signal
+import numpy as np
+
+def samples():
+    for number in range({kills}):
+        try:
+            os.close(os.open({folder!r} + f"/killed-{{number}}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [{{"x": np.full((1, 4, 8, 8), number, np.float32)}} for number in range(1, 4)]
+"""
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(9, marks=pytest.mark.slow)])
+def test_a_stage_that_is_killed_is_tried_once_more_on_another_worker(
+    kills: int, recipe: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    artifacts = RECIPE.replace('[[artifact]]\nname = "float"\ntarget = "onnxruntime"\n', "", 1)
+    text = artifacts.replace('[[artifact]]\nname = "vino"\ntarget = "openvino"\n', "")
+    recipe.write_text(text.replace("calibration.npz", "data.py:samples"))
+    (tmp_path / "data.py").write_text(KILLED.format(kills=kills, folder=str(tmp_path)))
+    told: list[str] = []
+    with connect(cluster.address, told=told.append) as connected:
+        if kills == 1:
+            assert not run(recipe, output=tmp_path / "out", executor=connected).failures
+        else:
+            with pytest.raises(OutOfMemory, match="SIGKILL"):
+                run(recipe, output=tmp_path / "out", executor=connected)
+    again = [said for said in told if "calibrate" in said and "tried once more on another worker" in said]
+    killed = len(list(tmp_path.glob("killed-*")))
+    assert len(again) == killed / min(kills, 2), "each part has one more try"
+    assert 0 < killed < 9
 
 
 def test_workers_are_lost_and_come_back(

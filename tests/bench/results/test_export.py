@@ -89,4 +89,4 @@ def test_a_name_is_no_formula_of_a_spreadsheet_and_no_markup(tmp_path: Path) -> 
         read = [row["name"] for row in csv.DictReader(file)]
     assert read == [f"'{name}" for name in names[:5]] + names[5:]
     text = markdown(replace(RESULTS, rows=[BASE, replace(FAST, name=names[-1])]))
-    assert "| &lt;img src=x>\\[a](http://b)\\x1b |" in text
+    assert "| &lt;img src=x>\\[a](http://b)\\\\x1b |" in text

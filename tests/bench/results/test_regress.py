@@ -152,6 +152,16 @@ def test_different_machines_are_refused_or_shown_side_by_side_without_a_verdict(
         compare_results(old, new, [parse_limit("slower:5%")], across_machines=True)
 
 
+def test_machines_that_read_alike_are_refused_with_what_differs() -> None:
+    old = run(row("a", noisy(5.0, 1)), features=["avx2", "avx512f"])
+    new = run(row("a", noisy(5.0, 2)), features=["avx2", "avx512f", "avx512_fp16"])
+    with pytest.raises(InvalidOption, match=r"some, 2 cores \(features: avx512_fp16 in one alone\)"):
+        compare_results(old, new)
+    older = run(row("a", noisy(5.0, 1)), architecture="x86_64")
+    with pytest.raises(InvalidOption, match=r"\(architecture: x86_64 and aarch64\)"):
+        compare_results(older, run(row("a", noisy(5.0, 2)), architecture="aarch64"))
+
+
 def test_different_settings_are_refused() -> None:
     old = run(row("a", noisy(5.0, 1)))
     new = replace(old, settings={"threads": 1, "inputs": {"x": "1x16"}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,3 +96,22 @@ def test_stages_that_need_all_memory_do_not_run_together(
 
     again = run(recipes[0])
     assert set(again.stages.values()) == {"skipped"}, "this process finds what a worker did"
+
+
+def test_a_lost_connection_is_silent_and_any_other_error_of_the_loop_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    with local() as executor:
+        loop = executor.client.loop.asyncio_loop
+        for error in (OSError("closed"), TimeoutError(), ValueError("a defect")):
+            loop.call_soon_threadsafe(fail, error)
+        executor.client.ncores()  # its loop has done them
+        until = time.monotonic() + 60
+        while "a defect" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.05)
+    said = [str(record.exc_info) for record in caplog.records if record.name == "asyncio"]
+    assert len(said) == 1
+    assert "a defect" in said[0]

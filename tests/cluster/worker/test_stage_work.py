@@ -7,18 +7,22 @@ import json
 import os
 from pathlib import Path
 
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_requests import Asked
+from stage_requests import Asked, small_model
 
 from qcompile.cluster.files.content import ContentStore
+from qcompile.cluster.files.parcel import pack
 from qcompile.cluster.messages import OUTPUT, RECIPE, FileRef, Given, Request, StepText
 from qcompile.cluster.worker.places import Place, name_as_client, naming
-from qcompile.cluster.worker.stage_work import Job, as_step, failed, step_name
+from qcompile.cluster.worker.stage_work import PUBLISHED, Job, as_step, carry_out_job, failed, step_name
 from qcompile.errors import InvalidOption, ModelError, OutOfMemory, StorageError
 from qcompile.files import digest_files
-from qcompile.pipeline.steps import Step
+from qcompile.pipeline.recipe import read_recipe
+from qcompile.pipeline.steps import Step, stage_of
+from qcompile.progress import silent
 
 DIGEST = "sha256:" + "0" * 64
 REQUEST = Request("run", StepText("export"), FileRef("parcel.json", DIGEST, 1))
@@ -151,3 +155,43 @@ def test_files_that_were_lost_are_told_by_name(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="is not on this worker"):
         as_step(asked.request(), content, tmp_path / "store")
     content.close()
+
+
+def test_a_bench_of_a_tensorflow_model_has_the_file_that_another_worker_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, store = tmp_path / "recipe", tmp_path / "store"
+    monkeypatch.chdir(tmp_path)  # the job goes to its recipe's folder
+    folder.mkdir()
+    (folder / "net.keras").write_bytes(b"is not opened for a bench")
+    (folder / "recipe.toml").write_text(
+        'version = 1\nname = "net"\n[model]\nsource = "net.keras"\n[[artifact]]\nname = "cpu"\n'
+        'target = "onnxruntime"\n[bench]\n'
+    )
+    onnx.save(small_model(), tmp_path / "net.onnx")
+    onnx.save(small_model(), tmp_path / "cpu.onnx")
+    with (tmp_path / "cpu.onnx").open("ab") as file:
+        file.write(b"\0")  # another digest
+    packed = pack(read_recipe(folder / "recipe.toml"), folder=tmp_path / "packed")
+    content = ContentStore(store)
+    refs = {
+        path.name: FileRef(path.name, digest_files([path]), path.stat().st_size)
+        for path in (tmp_path / "net.onnx", tmp_path / "cpu.onnx")
+    }
+    for digest, path in [
+        *packed.paths.items(),
+        *((one.digest, tmp_path / one.name) for one in refs.values()),
+    ]:
+        content.adopt(path, digest)
+    content.close()
+    step = StepText("bench", files={"model": refs["net.onnx"].digest}, built={"cpu": refs["cpu.onnx"].digest})
+    request = Request("run", step, packed.ref, given={one.digest: Given((one,)) for one in refs.values()})
+    looked = Job(request, store, "w", "tcp://127.0.0.1:1", find_only=True)
+    assert carry_out_job(looked, silent) is None  # it is not done
+    assert [path.read_bytes() for path in store.glob(f"{PUBLISHED}/*/net.onnx")] == [
+        (tmp_path / "net.onnx").read_bytes()
+    ]
+    stage = stage_of(read_recipe(folder / "recipe.toml"), as_step(request, content, store), tmp_path)
+    content.close()
+    assert stage is not None
+    assert stage.key["artifacts"] == {"cpu": refs["cpu.onnx"].digest}  # it puts no results together
