@@ -113,7 +113,7 @@ def one_gate(old: Path, new: Path, max_time_s: float) -> dict[str, Any]:
     assert bool(result) == (state != "failed"), "latency alone decides here"
     return {
         "state": state, **vars(pair.slowdown), "seconds": time.monotonic() - began, "passed": bool(result),
-        "warnings": list(pair.warnings),
+        "disturbed": list(pair.disturbed),
     }  # fmt: skip
 
 
