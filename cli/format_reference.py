@@ -179,8 +179,8 @@ def _kind(inner: Mapping[str, Any], parts: Mapping[str, Any]) -> tuple[str, _Nes
         return ", ".join(f"`{json.dumps(value)}`" for value in inner["enum"]), []
     if choices := inner.get("anyOf") or (inner.get("oneOf") if "type" not in inner else None):
         found = [_kind(one, parts) for one in choices]
-        words = dict.fromkeys(words for words, _ in found)
-        return " or ".join(words), [one for _, nested in found for one in nested]
+        alternatives = dict.fromkeys(words for words, _ in found)
+        return " or ".join(alternatives), [one for _, nested in found for one in nested]
     kind = inner.get("type", "")
     if kind == "array":
         words, nested = _kind(inner.get("items", {}), parts)

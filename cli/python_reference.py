@@ -131,7 +131,7 @@ def results() -> dict[str, Source]:
     return dict(sorted(found.items()))
 
 
-def python_page(note: str, tables: dict[str, Sequence[str]], commands: dict[str, str]) -> Iterator[str]:
+def python_page(note: str, tables: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of the page.
 
     Args:
