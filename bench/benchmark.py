@@ -183,8 +183,9 @@ def benchmark(
                 measure_quality(workers, recorder, io, str(evaluation or data), quality, known)
             elif compare_made and recorder.is_measured(base):
                 measure_made_difference(workers, recorder, feeds)
-            measure_gpu_latencies(workers, recorder)
-            measure_energy(workers, recorder, timed, samples_in(feeds), progress)
+            if decided is None:  # who has a rule of his own wants its answer, not every figure
+                measure_gpu_latencies(workers, recorder)
+                measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)
             if swept and (clients or streams or rates or p99_below_ms):
                 _feed_again(workers, recorder, folder / "feeds.npz")

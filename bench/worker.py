@@ -125,10 +125,13 @@ class WorkerSession:
 
         below_ms, count = request.get("below_ms"), request["requests"]
         ends_early = {"has_enough": looks_at(int(below_ms * 1e6), count)} if below_ms else {}
-        call = self.runner.prepare(self.feeds)
-        calls = [call] * self.runner.calls_at_once
         arrivals = poisson_arrivals(request["rate"], count, seed=request["seed"])
-        served = serve_arrivals(calls, arrivals, tell=self.tell, **ends_early)
+        with contextlib.ExitStack() as stack:
+            runners = [self.runner]
+            for _ in range(1, self.runner.calls_at_once):
+                runners.append(self._for_another_client(stack))
+            calls = [runner.prepare(self.feeds) for runner in runners]
+            served = serve_arrivals(calls, arrivals, tell=self.tell, **ends_early)
         return {
             "ns": served.latencies.tolist(),
             "service_ns": served.services.tolist(),

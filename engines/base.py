@@ -182,7 +182,7 @@ class Runner(ABC):
     """How long what computes may spin after a call where this process cannot see it, in seconds."""
     calls_at_once: int = 1
     """How many calls it takes at the same time where requests arrive by themselves: several, where it is a
-    server's client, whose prepared call is then made by as many threads."""
+    server's client."""
 
     @abstractmethod
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:

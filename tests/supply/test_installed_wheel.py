@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_the_wheel_holds_the_package_its_licence_and_its_command(wheel: Path) ->
     assert "License-Expression: Apache-2.0" in read["METADATA"]
     assert "Requires-Python: >=3.10" in read["METADATA"]
     assert "qcompile = qcompile.cli:main" in read["entry_points.txt"]
+
+
+@pytest.mark.slow
+def test_the_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    sdist = build(copy_source(tmp_path / "source"), tmp_path / "sdist", kind="sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(build(folder, tmp_path / "wheel")) as second:
+        assert {one.filename: one.CRC for one in first.infolist() if "/RECORD" not in one.filename} == {
+            one.filename: one.CRC for one in second.infolist() if "/RECORD" not in one.filename
+        }
 
 
 def test_without_extras_the_wheel_alone_is_imported_and_reads_its_files(

@@ -15,6 +15,8 @@ import pytest
 from kserve_server import serving
 
 import qcompile
+from qcompile.bench.worker import WorkerSession
+from qcompile.bench.workers.arrays import save_arrays
 from qcompile.engines.base import Runner
 from qcompile.engines.served import http_channel
 from qcompile.errors import DataError, EngineUnavailable, ModelError, QCompileError
@@ -202,3 +204,19 @@ def test_triton_tells_what_it_spent_its_time_on(tiny_file: Callable[..., Path]) 
 def server_times(runner: Runner) -> str:
     said: str = runner.server_times()  # type: ignore[attr-defined]
     return said
+
+
+def test_requests_that_arrive_by_themselves_have_connections_of_their_own(
+    tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    session = WorkerSession(lambda _: None)
+    save_arrays(tmp_path / "x.npz", {"x": X})
+    with serving(tiny_file("mlp"), extensions=("binary_tensor_data",)) as (server, url):
+        session.do_load({"artifact": f"kserve:{url}", "threads": 1})
+        session.do_feed({"path": str(tmp_path / "x.npz")})
+        answer = session.do_arrivals({"rate": 400.0, "requests": 60, "seed": 0})
+        assert len(answer["ns"]) == 60
+        assert answer["servers"] == 16
+        assert len(server.connections) >= 16
+        assert server.served == 61
+        session.runner.close()
