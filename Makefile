@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 LOCK ?= no
 TOOLS := build/tools
 
-.PHONY: demo test lint types docs check resnet18 cifar test-gpu gpu-day gpu-day-kit clean lock audit licences sbom wheel
+.PHONY: demo test lint types docs check resnet18 cifar test-gpu gpu-day gpu-day-kit clean lock audit licences sbom wheel sdist
 
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
@@ -95,3 +95,8 @@ sbom: $(READY)
 # Twice, from the committed files alone; equal bytes or an error.
 wheel: $(READY)
 	$(BIN)/python supply/wheel.py dist
+
+# A wheel that is built from it holds what `make wheel` holds.
+sdist: $(READY)
+	mkdir -p dist
+	$(BIN)/python -c "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv.pop())" dist

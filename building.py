@@ -48,7 +48,10 @@ def build(
 
     Raises:
         InvalidOption: If an option is wrong, or the graph has not the precision and cannot be given it.
-        EngineUnavailable, BuildError, IntentNotReached: See `engines.build.build_engine`.
+        EngineUnavailable: If the runtime cannot build here, with the reason.
+        BuildError: If the runtime refuses the model.
+        IntentNotReached: If too many layers do not have the precision that was asked for.
+        ModelError: If the graph makes a tensor that no memory holds.
     """
     asked = called(BuildSpec, spec, options)
     with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
@@ -130,7 +133,10 @@ def refit(
 
     Raises:
         InvalidOption: If it is no TensorRT engine.
-        EngineUnavailable, ArtifactError, ModelError, BuildError: As `refit_plan`.
+        EngineUnavailable: If there is no GPU.
+        ArtifactError: If the engine is of another version or GPU, or takes no new weights.
+        ModelError: If the graph has other inputs and outputs.
+        BuildError: If weights are missing or TensorRT refuses them, naming them.
     """
     from .artifact import load_artifact
     from .engines.tensorrt.adapter import MODULES, load_adapter
@@ -188,9 +194,11 @@ def engine_graph(
     path = Path(engine)
     manifest = read_manifest(path)  # the file itself is not opened here
     if manifest is None or manifest.target not in MODULES:
-        target = manifest.target if manifest else "its manifest is missing"
+        found = f"is for {manifest.target or 'no target'}" if manifest else "has no manifest"
         raise ArtifactError(
-            f"{path}: {target}; an engine of TensorRT with its manifest is required", file=path
+            f"{path}: {found}; an engine of TensorRT with its manifest is required",
+            hint="give what `qcompile build` made, with its .json beside it",
+            file=path,
         )
     if manifest.options.get("calibrator"):
         raise InvalidOption(

@@ -53,7 +53,11 @@ def load_artifact(path: Path) -> Artifact:
     require_file(path)
     manifest = read_manifest(path)
     if manifest is None:
-        raise ArtifactError(f"{path}: has no manifest ({manifest_path(path).name})", file=path)
+        raise ArtifactError(
+            f"{path}: has no manifest ({manifest_path(path).name})",
+            hint="copy the manifest that was written beside it, or make the artifact again",
+            file=path,
+        )
     _require_digest(path, manifest, digest_artifact(path))
     return Artifact(path, manifest)
 

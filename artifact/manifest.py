@@ -7,35 +7,22 @@ is self-attested: it finds accidents. `signing` finds attackers.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 import msgspec
 
 from ..errors import ArtifactError
 from ..files import manifest_path, read_json
 from ..tensors import ModelIO
+from .file_types import SCHEMA_VERSION, Check, File, OfEngine, Read
 
-SCHEMA_VERSION = 1
 _DEEPEST = 32
 """Levels of nesting that a manifest may have; those written have less than ten."""
 _MARKS = ("schema_version", "stage", "digest")
 """Keys by which a manifest is told from the JSON that other tools put beside a model (`voice.onnx.json`)."""
-_DTYPE = re.compile(
-    r"float(16|32|64)|bfloat16|u?int(2|4|8|16|32|64)|bool|string|undefined|complex(64|128)|float[468]_\w+"
-)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One verification that was carried out: its name, whether it held, and what was seen."""
-
-    name: str
-    passed: bool
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -140,12 +127,12 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
         )
     try:
         _check_text(value)
-        read = msgspec.convert(value, _File)
+        read = msgspec.convert(value, File)
         if read.kind == "engine":
-            msgspec.convert({"options": read.options}, _OfEngine)
+            msgspec.convert({"options": read.options}, OfEngine)
         fields = {name: value[name] for name in Manifest.__dataclass_fields__}
         fields["proof"] = {name: _in_todays_words(one) for name, one in read.proof.items()}
-        msgspec.convert({key: fields[key] for key in ("proof", "device")}, _Read)
+        msgspec.convert({key: fields[key] for key in ("proof", "device")}, Read)
         fields["io"] = ModelIO.from_json(value["io"]) if read.io else None
         fields["checks"] = read.checks
         fields["warnings"] = read.warnings
@@ -181,92 +168,3 @@ def _check_text(value: object) -> None:
             elif isinstance(one, str) and not one.isascii():
                 one.encode()  # a lone surrogate raises UnicodeEncodeError, which is a ValueError
         level = inner
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Layers = dict[str, dict[str, _Count]]
-
-
-class _Proof(TypedDict, total=False):
-    """What other modules read in `proof`; more may be there."""
-
-    layers_by_precision: _Layers
-    as_executed: _Layers | None
-    left_in_float: dict[str, str]
-    has_run: bool
-    evidence: str
-    inspector: str
-    provider: str
-    refitted_with: str
-    profiles: list[dict[str, dict[str, list[int]]]]
-
-
-class _Device(TypedDict, total=False):
-    """What other modules read in `device`."""
-
-    gpu: str
-    gpus: list[str]
-    architecture: str
-    features: list[str]
-
-
-class _EngineOptions(TypedDict, total=False):
-    """What other modules read in the `options` of an engine."""
-
-    plugins: list[str]
-    io_formats: list[str]
-    strip_weights: bool
-    version_compatible: bool
-    exclude_lean_runtime: bool
-    hardware_compatible: str
-    calibrator: str
-    device: int | None
-    tf32: bool
-
-
-class _Read(TypedDict):
-    proof: _Proof
-    device: _Device
-
-
-class _OfEngine(TypedDict):
-    options: _EngineOptions
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    name: str
-    dtype: str
-    shape: list[_Count | str]
-    preprocessing: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if not _DTYPE.fullmatch(self.dtype):
-            raise ValueError(f"unknown type {self.dtype!r} of tensor {self.name!r}")
-
-
-@dataclass(frozen=True)
-class _IO:
-    inputs: list[_Tensor]
-    outputs: list[_Tensor]
-
-
-@dataclass(frozen=True)
-class _File:
-    """A manifest as it is written."""
-
-    schema_version: int
-    kind: str
-    stage: str
-    target: str
-    precision: str
-    io: _IO | None
-    sources: dict[str, str]
-    tools: dict[str, str]
-    device: dict[str, Any]
-    options: dict[str, Any]
-    proof: dict[str, Any]
-    checks: tuple[Check, ...]
-    warnings: tuple[str, ...]
-    digest: str
-    size_bytes: _Count

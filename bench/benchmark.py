@@ -23,8 +23,10 @@ from .measuring.environment import environment, state
 from .measuring.gpu_metrics import ask_servers, measure_energy, measure_gpu_latencies
 from .measuring.noise import Effort, noise
 from .measuring.nvml import process_memory_bytes
+from .measuring.open_loop import SEED
 from .measuring.rounds import BenchProgress, Decided, TimingSeries, measure
 from .measuring.sweep import check_counts, sweep_batches, sweep_clients, sweep_streams
+from .measuring.under_load import check_load, find_rates, sweep_rates
 from .metrics.accuracy import read_metric
 from .metrics.quality import (
     check_evaluation,
@@ -64,6 +66,8 @@ def benchmark(
     batch_sizes: Sequence[int] = (),
     clients: Sequence[int] = (),
     streams: Sequence[int] = (),
+    rates: Sequence[float] = (),
+    p99_below_ms: float | None = None,
     cuda_graph: bool = False,
     torch_modes: Sequence[str] = (),
     models: Mapping[str, str] | None = None,
@@ -91,13 +95,14 @@ def benchmark(
         batch_size: Samples per call, where the model leaves it open.
         threads: The same for every artifact; 0 takes every core this process may use.
         evaluation: Labelled samples for accuracy and output differences.
-        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels
-            (see `metrics.names`).
+        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels.
         precision_target: Stop when the interval of every speed-up is narrower than this share.
         max_time_s: Begin no round after this, but the first eight; launches behind the first are contained.
         batch_sizes: Measure a curve over these too.
         clients: Measure a curve over so many clients at once too.
         streams: Measure the throughput of so many inferences in flight, of what runs on a GPU, too.
+        rates: Measure a curve over so many requests per second too, which arrive by themselves.
+        p99_below_ms: Find the largest rate of arriving requests whose p99 stays below this, too.
         cuda_graph: Measure every engine of TensorRT with CUDA graphs, too.
         torch_modes: Run every PyTorch MODEL among the artifacts in these modes too: trace, script, freeze,
             compile, half, autocast.
@@ -111,8 +116,8 @@ def benchmark(
         command: Words that repeat this run, for the results.
         recipe: Text of the recipe it belongs to, for the results.
         unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
-        scores: Files that `bench.evaluate` wrote of all parts of `evaluation`; what they hold of these
-            artifacts is not evaluated again.
+        scores: Files with the scores of all parts of `evaluation`, which were evaluated elsewhere; what they
+            hold of these artifacts is not evaluated again.
         decided: Asked at the end of every launch whether to stop, in place of `precision_target`.
         compare_made: Compare outputs on the made input, where there is neither data nor evaluation.
         progress: Told of every step.
@@ -135,6 +140,7 @@ def benchmark(
     check_counts(batch_sizes, "`batch_sizes`")
     check_counts(clients, "`clients`")
     check_counts(streams, "`streams`")
+    check_load(rates, p99_below_ms)
     numbers = parse_devices(devices)
     gpu = next((number for number in numbers if number is not None), 0)
     runnables, base = choose_runnables(
@@ -177,13 +183,16 @@ def benchmark(
                 measure_quality(workers, recorder, io, str(evaluation or data), quality, known)
             elif compare_made and recorder.is_measured(base):
                 measure_made_difference(workers, recorder, feeds)
-            measure_gpu_latencies(workers, recorder)
-            measure_energy(workers, recorder, timed, samples_in(feeds), progress)
+            if decided is None:  # who has a rule of his own wants its answer, not every figure
+                measure_gpu_latencies(workers, recorder)
+                measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)
-            if swept and (clients or streams):
+            if swept and (clients or streams or rates or p99_below_ms):
                 _feed_again(workers, recorder, folder / "feeds.npz")
             sweep_clients(workers, recorder, clients, samples_in(feeds), progress)
             sweep_streams(workers, recorder, streams, samples_in(feeds), progress)
+            sweep_rates(workers, recorder, rates, progress)
+            find_rates(workers, recorder, p99_below_ms, progress)
     except KeyboardInterrupt as error:
         if not any(one.round_medians_ms for one in timed.values()):
             raise  # nothing to keep
@@ -209,6 +218,9 @@ def benchmark(
             "batch_sizes": list(batch_sizes),
             "clients": list(clients),
             "streams": list(streams),
+            "rates": list(rates),
+            "p99_below_ms": p99_below_ms,
+            "arrivals_seed": SEED,
             "cuda_graph": cuda_graph,
             "devices": list(devices),
             "command": list(command),

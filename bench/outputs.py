@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import accept, checked_input, read_manifest, size_bytes
+from ..artifact import Manifest, accept, checked_input, read_manifest, size_bytes
 from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
@@ -53,6 +53,7 @@ class RunnableArtifact:
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
         made: Makes input for it; None where it is no ONNX file.
         weights: What its graph holds; None where it is no ONNX file.
+        warnings: What to know of it before it is measured.
     """
 
     name: str
@@ -70,6 +71,7 @@ class RunnableArtifact:
     layers_by_precision: dict[str, Any] | None = None
     made: RandomInput | None = None
     weights: WeightsHeld | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def describe(
@@ -128,6 +130,19 @@ def describe(
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
         made=made,
         weights=weights,
+        warnings=_elsewhere(manifest, runtime),
+    )
+
+
+def _elsewhere(manifest: Manifest | None, runtime: str) -> tuple[str, ...]:
+    """Say of a graph whose Q/DQ were placed for TensorRT that another runtime runs it."""
+    if manifest is None or manifest.stage != "quantize" or manifest.target in (None, "", runtime):
+        return ()
+    if not manifest.target.startswith("tensorrt"):
+        return ()
+    return (
+        f"it was quantized for {manifest.target}, and {runtime} runs it: its accuracy says something, its "
+        f"speed does not; quantize with `target` {runtime} for this processor",
     )
 
 

@@ -27,6 +27,7 @@ from .results.row import (
     Row,
     WarmUp,
 )
+from .results.under_load import ArrivalPoint, LargestRate
 from .statistics.launches import percentile
 from .statistics.speedup import speedup
 
@@ -132,6 +133,16 @@ class Recorder:
     def point(self, name: str, curve: Curve, point: CurvePoint) -> None:
         """Add a point to a curve."""
         self._change(name, **{curve: (*getattr(self._rows[name], curve), point)})
+
+    def arrivals(self, name: str, point: ArrivalPoint) -> None:
+        """Add what was measured at a rate of arriving requests; measured again, it takes the place."""
+        others = [one for one in self._rows[name].arrivals if one.rate_per_s != point.rate_per_s]
+        points = sorted([*others, point], key=lambda one: one.rate_per_s)
+        self._change(name, arrivals=tuple(points))
+
+    def largest_rate(self, name: str, found: LargestRate) -> None:
+        """Record the largest rate of arriving requests whose p99 stays below a bound."""
+        self._change(name, largest_rate=found)
 
     def died(self, name: str, error: QCompileError) -> None:
         """Record that a worker is gone whose other figures stand."""

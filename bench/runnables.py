@@ -138,4 +138,5 @@ def row_of(runnable: RunnableArtifact) -> Row:
         layers_by_precision=runnable.layers_by_precision,
         parameters=(runnable.weights.parameters or None) if runnable.weights else None,
         weights_bytes=runnable.weights.bytes if runnable.weights else None,
+        warnings=runnable.warnings,
     )

@@ -13,6 +13,8 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest"}`; `time` has the feeds |
 | `{"do": "time", "iterations", "discard", "rest"}`      | `{"ns": [...], "at_rest"}`                      |
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
+| `{"do": "arrivals", "rate", "requests", "seed",        | `{"ns": [...], "service_ns": [...], "wall_ns",  |
+|   "below_ms"}`                                         |   "backlog", "overloaded", "servers", "at_rest"}` |
 | `{"do": "in_flight", "streams", "seconds"}`            | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
 | `{"do": "server_times"}`                               | `{"said"}`: what a server says of its time      |
@@ -21,7 +23,8 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "memory"}`                                     | `{"peak_bytes"}`                                |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
-In front of the answer to `layers` come lines `{"progress": N}`, N the number of batches done.
+In front of the answers to `layers` and `arrivals` come lines `{"progress": N}`, N the number of batches or
+requests done.
 An answer has `"ok": true`, or `"ok": false` and the error's `type`, `message` and `hint`. After a timing it
 comes once the threads of the runtime have stopped spinning, so that they do not disturb the next worker:
 `at_rest` is false where they never do.
@@ -115,6 +118,29 @@ class WorkerSession:
                 runners.append(self._for_another_client(stack))
             durations_ns, wall_ns = time_clients(runners, self.feeds, request["seconds"])
         return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": self._rest()}
+
+    def do_arrivals(self, request: dict[str, Any]) -> dict[str, Any]:
+        from .measuring.enough import looks_at
+        from .measuring.open_loop import poisson_arrivals, serve_arrivals
+
+        below_ms, count = request.get("below_ms"), request["requests"]
+        ends_early = {"has_enough": looks_at(int(below_ms * 1e6), count)} if below_ms else {}
+        arrivals = poisson_arrivals(request["rate"], count, seed=request["seed"])
+        with contextlib.ExitStack() as stack:
+            runners = [self.runner]
+            for _ in range(1, self.runner.calls_at_once):
+                runners.append(self._for_another_client(stack))
+            calls = [runner.prepare(self.feeds) for runner in runners]
+            served = serve_arrivals(calls, arrivals, tell=self.tell, **ends_early)
+        return {
+            "ns": served.latencies.tolist(),
+            "service_ns": served.services.tolist(),
+            "wall_ns": served.wall_ns,
+            "backlog": served.backlog,
+            "overloaded": served.overloaded,
+            "servers": len(calls),
+            "at_rest": _wait_for_rest(),
+        }
 
     def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:
         from .measuring.in_flight import time_in_flight

@@ -101,7 +101,14 @@ _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the header says of a tensor; its amax by every method is for other readers."""
+    """What the header says of a tensor beside its counts.
+
+    Its amax by every method, `amax`, is written for other readers.
+
+    Attributes:
+        exponent: A bin is 2 to this power wide, in the tensor's units.
+        min, max: Smallest and largest value that was observed.
+    """
 
     exponent: int
     min: float
@@ -110,6 +117,14 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Data:
+    """How much of a set of samples was observed.
+
+    Attributes:
+        samples: Number of samples.
+        shards: Parts that the set was divided into.
+        parts: Numbers of those that were observed, from 1.
+    """
+
     samples: _Count
     shards: _Positive
     parts: tuple[_Positive, ...]
@@ -117,6 +132,23 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Header:
+    """What lies under the metadata key `qcompile`.
+
+    Attributes:
+        version: 2; 3 where the file comes from TensorRT's cache and holds `fixed` in place of counts.
+        model: Fingerprint of the ONNX file that was observed.
+        data: Digest of each set of samples to how much of it was observed.
+        method: Method that chooses the thresholds where none is asked for.
+        percentile: Share of the magnitudes that the method percentile keeps, in percent.
+        tensors: Observed tensor to what is known of it beside its counts.
+        empty: Tensors that had no values.
+        shared: Tensor to the observed tensors whose ranges together are its own.
+        skipped: Tensor to the reason why it was not observed.
+        fixed: Tensor to amax, in its units.
+        bins: Bins on each side of zero: a tensor of int64 counts has twice as many, the negative ones first.
+        checksum: "sha256:..." of header and counts; missing in the oldest files.
+    """
+
     version: int
     model: str
     data: dict[str, _Data]
@@ -129,6 +161,11 @@ class _Header:
     fixed: dict[str, float] = field(default_factory=dict)
     bins: int = BINS
     checksum: str = ""
+
+
+def header_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the header."""
+    return msgspec.json.schema(_Header)
 
 
 def _require_checksum(

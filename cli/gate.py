@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     GateCommand,
     "qcompile gate old.onnx new.onnx",
     "qcompile gate old/model.int8.onnx out/model.int8.onnx --evaluation data.py:evaluation --max-drop 0.5",
-    "qcompile gate main/out out --threads 1 --junit gate.xml --markdown gate.md",
+    "qcompile gate main/out out --skip-identical --threads 1 --junit gate.xml --markdown gate.md",
     "qcompile gate old.engine new.engine --python tensorrt=/opt/trt/bin/python --max-slower 3",
 )
 def gate(session: Session, given: GateCommand) -> int:
@@ -46,6 +46,7 @@ def gate(session: Session, given: GateCommand) -> int:
         max_drop=given.max_drop,
         outputs=given.outputs,
         strict=given.strict,
+        skip_identical=given.skip_identical,
         data=given.data,
         evaluation=given.evaluation,
         metric=given.metric,
@@ -70,7 +71,10 @@ def gate(session: Session, given: GateCommand) -> int:
     hints = dict.fromkeys(check.hint for _, check in result.checks() if check.hint)
     for hint in hints:
         session.note(f"  hint: {hint}")
-    session.warn(f"{pair.name}: {text}" for pair in result.pairs for text in pair.warnings)
+    for pair in result.pairs:
+        is_open = any(check.state == "undecided" for check in pair.checks)
+        told = [*(pair.disturbed if is_open else ()), *(pair.warnings if session.verbose else ())]
+        session.warn(f"{pair.name}: {text}" for text in told)
     session.say(f"gate {result.words}")
     return 0 if result else 1
 

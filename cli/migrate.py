@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import click
+
 from ..spec.recipes import MigrateCommand
 from .session import Session
 from .tables import DASH, add_row, make_table
-from .verb import verb
+from .verb import Verb, verb
 
 _WORDS = {"kept": "becomes", "missing": "NO EQUAL", "unneeded": "not needed"}
+
+
+class _OneText(Verb):
+    """A command whose COMMAND holds options of another tool, which are no options here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Say that COMMAND is one text, where its words came apart."""
+        tools = ("trtexec", "polygraphy")
+        if args and args[0].rpartition("/")[2] in tools:
+            raise click.UsageError(
+                f"{args[0]} and its options are one text: qcompile migrate '{args[0]} ...', or @FILE", ctx
+            )
+        return super().parse_args(ctx, args)
 
 
 @verb(
@@ -17,6 +32,7 @@ _WORDS = {"kept": "becomes", "missing": "NO EQUAL", "unneeded": "not needed"}
     "--target tensorrt-rtx --gpu sm86",
     "qcompile migrate 'polygraphy run model.onnx --trt --onnxrt --fp16 --atol 1e-2' -o recipe.toml",
     "qcompile migrate @build_engine.sh --path /workspace=. --data data.py:samples --allow-missing",
+    cls=_OneText,
     files=False,
 )
 def migrate(session: Session, given: MigrateCommand) -> int:

@@ -1,27 +1,36 @@
-"""The reference pages and the schema of recipes in `docs/`, from `spec/`.
+"""The reference pages and the JSON Schemas in `docs/`, from `spec/`, docstrings and types.
 
 `python -m qcompile.cli.reference` writes them; a test compares them.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import msgspec
 
-from ..bench.results.sweep_results import sweep_schema
+from ..deploy import TritonOptions
 from ..pipeline.migrate.flags import Tool, dashed, flags_of
+from ..spec.artifacts import BuildSpec, QuantizeSpec
 from ..spec.option import Option, fields_of, options_of
-from ..spec.recipes import RecipeFile, recipe_schema
+from ..spec.recipes import RecipeFile
+from .format_reference import formats_page
 from .main import group
+from .python_reference import python_page
+from .schemas import schemas
 from .signatures import FILE, signatures
 from .verb import Verb
 
 FOLDER = Path(__file__).parents[1] / "docs"
 _NOTE = "<!-- Written by python -m qcompile.cli.reference from spec/. -->"
+_NOTE_OF_DOCSTRINGS = "<!-- Written by python -m qcompile.cli.reference from the docstrings. -->"
+_NOTE_OF_TYPES = "<!-- Written by python -m qcompile.cli.reference from the types that read the files. -->"
 _EVERY = """\
 Every command takes `-v` (every step, and tracebacks), `-q` (no progress, no tables), `--json` and `-h`. A
 *repeatable* option takes one value at a time; a *list* takes several, with commas, too. Commands that read
@@ -42,14 +51,16 @@ _KINDS = {
 }
 
 
+@functools.cache
 def pages() -> dict[str, str]:
     """Return the name of each generated file to its text."""
     return {
         "reference/commands.md": "\n".join(_commands()) + "\n",
         "reference/recipe.md": "\n".join(_recipe()) + "\n",
         "reference/migrate.md": "\n".join(_migration()) + "\n",
-        "recipe.schema.json": json.dumps(recipe_schema(), indent=2) + "\n",
-        "sweep.schema.json": json.dumps(sweep_schema(), indent=2) + "\n",
+        "reference/python.md": "\n".join(_python()) + "\n",
+        "reference/formats.md": "\n".join(formats_page(_NOTE_OF_TYPES)) + "\n",
+        **{name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas().items()},
     }
 
 
@@ -71,11 +82,10 @@ def _commands() -> Iterator[str]:
     yield "The keys of recipes are on [their own page](recipe.md)."
     for name, made in verbs():
         options = options_of(made.spec)
-        arguments = [one for one in options if one.spelling.argument]
-        usage = [one.name.upper() + ("..." if one.repeated else "") for one in arguments]
-        yield from ("", f"## `{' '.join([name, *usage])}`", "", _unwrapped(made.spec.__doc__ or ""), "")
+        yield from ("", f"## `{_heading(name, made)}`", "", _unwrapped(made.spec.__doc__ or ""), "")
         flags = [one for one in made.params if isinstance(one, click.Option)]
         by_key = {one.key.replace(".", "__"): one for one in options}
+        yield from (*_examples(made), "")
         rows = [(flag, by_key[flag.name or ""]) for flag in flags if flag.name in by_key]
         if rows:
             yield from ("| option | default | |", "|---|---|---|")
@@ -83,6 +93,17 @@ def _commands() -> Iterator[str]:
             spelled = ", ".join(f"`{text}`" for text in [*flag.opts, *flag.secondary_opts])
             marks = " *List.*" if one.spelling.split else " *Repeatable.*" if one.repeated else ""
             yield f"| {spelled}{_value(one)} | {_default(one)} | {_cell(one.sentence)}{marks} |"
+
+
+def _heading(name: str, made: Verb) -> str:
+    arguments = [one for one in options_of(made.spec) if one.spelling.argument]
+    return " ".join([name, *(one.name.upper() + ("..." if one.repeated else "") for one in arguments)])
+
+
+def _examples(made: Verb) -> Iterator[str]:
+    lines = (made.epilog or "").partition("Examples:\n")[2]
+    if lines:
+        yield from ("```console", textwrap.dedent(lines), "```")
 
 
 def _recipe() -> Iterator[str]:
@@ -112,6 +133,20 @@ def _recipe() -> Iterator[str]:
                 )
 
 
+def _python() -> Iterator[str]:
+    tables = {
+        "build": list(_table([one for one in fields_of(BuildSpec) if one.table is None])),
+        "quantize": list(_table([one for one in fields_of(QuantizeSpec) if one.name != "ranges"])),
+        "TritonOptions": list(_table(fields_of(TritonOptions))),
+    }
+    anchors = {
+        name.removeprefix("qcompile "): re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        for name, made in verbs()
+        for heading in [_heading(name, made)]
+    }
+    yield from python_page(_NOTE_OF_DOCSTRINGS, tables, anchors)
+
+
 def _migration() -> Iterator[str]:
     yield from ("<!-- Written by python -m qcompile.cli.reference from pipeline/migrate/*.toml. -->", "")
     yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
@@ -136,10 +171,15 @@ def _table(options: list[Option] | tuple[Option, ...]) -> Iterator[str]:
     yield from ("| key | type | default | |", "|---|---|---|---|")
     for one in sorted(options, key=lambda one: not one.required):
         kind = ", ".join(f"`{choice}`" for choice in one.choices) or _value(one).strip()
+        if one.spelling.split and not one.choices:
+            kind = re.sub(r",[^,`]*(?:,\.\.\.)?`$", "`", kind)  # `N,N` on the command line
         kind = kind or _KINDS[type(one.kind)]
         limits = _limits(one)
         kind = f"list of {kind}" if one.repeated else kind
-        yield f"| `{one.name}` | {kind}{limits} | {_default(one)} | {_cell(one.sentence)} |"
+        default, sentence = _default(one), one.sentence
+        if one.spelling.off:  # a flag; here the field itself
+            default, sentence = "`true`", f"If false: {sentence[0].lower()}{sentence[1:]}"
+        yield f"| `{one.name}` | {kind}{limits} | {default} | {_cell(sentence)} |"
 
 
 def _limits(one: Option) -> str:

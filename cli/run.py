@@ -80,7 +80,7 @@ def run(session: Session, given: RunCommand) -> int:
         session.say(f"report: {report.page}")
     elif report.why_no_page:
         session.note(f"no report: {report.why_no_page}")
-    session.say(f"artifacts and results.json: {report.output}")
+    session.say(f"artifacts{' and results.json' if results else ''}: {report.output}")
     failed = results and any(row.status == "failed" for row in results.rows)
     return 1 if failed or report.failures or not _present_budget(session, report.budget) else 0
 

@@ -35,11 +35,13 @@ def worker(session: Session, given: WorkerCommand) -> None:
             return
         session.json(msgspec.to_builtins(facts))
         session.say(f"worker {facts.name} at {facts.address}, store {given.store}")
-        session.say(f"  {facts.cores} cores, {bytes_text(facts.memory_bytes)} of memory")
+        cores = "core" if facts.cores == 1 else "cores"
+        session.say(f"  {facts.cores} {cores}, {bytes_text(facts.memory_bytes)} of memory")
         for gpu in facts.gpus:
             session.say(f"  GPU {gpu['index']}: {gpu['name']} ({gpu['capability']})")
         shown = [name for name in facts.resources if name not in ("slots", "memory")]
-        session.say(f"  {given.slots} stages at a time; announces {', '.join(sorted(shown))}")
+        stages = "stage" if given.slots == 1 else "stages"
+        session.say(f"  {given.slots} {stages} at a time; announces {', '.join(sorted(shown))}")
         for engine, reason in facts.why_not.items():
             session.note(f"  not {engine}: {reason}")
 

@@ -72,7 +72,7 @@ def diff(
         samples: Use at most this many; 64 outputs, and all samples for accuracy, if it is not given.
         tolerances: Limits instead of the defaults.
         rules: Output name to "classes", "embedding" or "signal", where it is not what it looks like.
-        metric: Compare the accuracy too; see `bench.metrics.names`.
+        metric: Compare the accuracy too; top1, map, file.py:function, ....
         max_drop: The largest drop in accuracy that passes, in the metric's unit.
         threads: Threads of each side; 0 lets it choose.
         trust: Run files that are not what their manifests say, and engines without one, all the same.

@@ -80,7 +80,7 @@ def profile_batches(model: TritonModel) -> list[tuple[int, int]]:
 
 def _why_not(model: TritonModel) -> str:
     if not model.backend.batches:
-        return f"Triton's {model.backend.name} backend would take only requests of exactly that size"
+        return f"Triton's {model.backend.name} backend would take only requests of exactly max_batch_size"
     if model.shape_tensors:
         return f"{_shown(sorted(model.shape_tensors))} holds a shape, whose first value need not be the batch"
     for tensor in (*model.io.inputs, *model.io.outputs):

@@ -40,7 +40,9 @@ def load(
             runs code when it is loaded, all the same.
         device: "cpu", "cuda:1", or the number of a GPU; None: where its engine runs by itself, which is the
             processor for all but TensorRT's.
-        streams, cuda_graph, runtime_cache: Of engines for GPUs, see `base.DeviceRun`.
+        streams: Inferences of an engine that can run at once, each on a CUDA stream of its own.
+        cuda_graph: Whether an engine's inference is captured once and replayed.
+        runtime_cache: Whether kernels that TensorRT-RTX compiles are kept in a file beside the engine.
 
     Raises:
         MissingFile: If there is no such file.

@@ -100,6 +100,8 @@ def bench_stage(
                 batch_sizes=section.batch_sizes,
                 clients=section.clients,
                 streams=section.streams,
+                rates=section.rates,
+                p99_below_ms=section.p99_below_ms,
                 cuda_graph=section.cuda_graph,
                 torch_modes=section.torch_modes,
                 models={name: model.absolute for name, model in models.items()},

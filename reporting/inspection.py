@@ -12,6 +12,15 @@ from ..files import read_json, require_file, side_files
 _QUANTIZED = ("int8", "fp8", "nvfp4", "mxfp8")
 """Precisions in which both operands are quantized."""
 
+_OTHERS = {
+    "qcompile.layers": (
+        "layers that `qcompile diff` compared",
+        "qcompile report shows it with `layers`, beside results",
+    ),
+    "qcompile.sweep": ("results of a sweep", "open the page of the sweep beside it, or read it as JSON"),
+}
+"""Kinds of JSON files that other commands read: what they are, and what shows them."""
+
 
 def inspect(path: str | Path, *, nodes: bool = False) -> dict[str, Any]:
     """Return what is known of a file, ready for JSON.
@@ -54,8 +63,17 @@ def _kind(path: Path) -> str:
             return "results"
         if is_manifest(path):
             raise InvalidOption(
-                f"{path}: a manifest", hint=f"inspect the artifact: {path.name.removesuffix('.json')}"
+                f"{path}: is a manifest; the artifact beside it is required",
+                hint=f"inspect {path.with_name(path.name.removesuffix('.json'))}",
             )
+        if isinstance(value, dict) and value.get("kind") in _OTHERS:
+            what, hint = _OTHERS[str(value["kind"])]
+            raise InvalidOption(f"{path}: holds {what}; an artifact or results are required", hint=hint)
+    if path.suffix == ".cache":
+        raise InvalidOption(
+            f"{path}: is a calibration cache of TensorRT; an artifact or results are required",
+            hint="qcompile quantize takes it as `ranges`; it is a text file",
+        )
     raise InvalidOption(
         f"{path}: unknown file type; required: .onnx, .engine, .ranges, .pt (TorchScript) or .json (results)"
     )

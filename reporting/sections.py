@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from .parts import Section
 from .sections_inside import calibration_section, layers_section, precision_section
+from .sections_load import load_section
 from .sections_measured import (
     accuracy_section,
     costs_section,
@@ -31,6 +32,7 @@ def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
         lambda source: sweep_section(source, "batches"),
         lambda source: sweep_section(source, "concurrency"),
         lambda source: sweep_section(source, "in_flight"),
+        load_section,
         costs_section,
         precision_section,
         layers_section,

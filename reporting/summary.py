@@ -124,9 +124,11 @@ def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> st
     samples = subject.row.accuracy.samples if subject.row.accuracy else None
     room, reach = max_drop - drop.value, drop.high - drop.value
     needed = f"; about {figure(samples * (reach / room) ** 2)} would" if samples and room > 0 else ""
+    shown = drop_text(max_drop, unit)
+    beyond = f" (the upper end is {drop.high:.4g})" if drop_text(drop.high, unit) == shown else ""
     return (
         f"it loses {drop_text(drop.value, unit)} {unit} {drop_interval(drop.low, drop.high, unit)}: "
-        f"{samples or 'the'} samples do not show that it keeps {drop_text(max_drop, unit)} {unit}{needed}"
+        f"{samples or 'the'} samples do not show that it keeps {shown} {unit}{beyond}{needed}"
     )
 
 

@@ -123,7 +123,10 @@ class AutoCommand(SchedulerOptions, ProposalOptions):
     """
 
     model: Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
-    max_drop: Annotated[float, option("Largest drop in accuracy, in points.", metavar="POINTS", ge=0)]
+    max_drop: Annotated[
+        float,
+        option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
+    ]
     output: Annotated[
         Path | None, option("Folder to write; default: auto-NAME.", short="-o", metavar="FOLDER")
     ] = None

@@ -52,6 +52,9 @@ class GateOptions(Checked):
     strict: Annotated[
         bool, option("Fail also where nothing could be decided, or an artifact cannot run here.")
     ] = False
+    skip_identical: Annotated[
+        bool, option("Pass files that are the same byte for byte without measuring them.")
+    ] = False
     data: Annotated[
         str | None,
         option("Samples to time and compare outputs on, instead of random input.", metavar="DATA"),

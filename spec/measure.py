@@ -9,7 +9,7 @@ from typing import Annotated
 from .decode import Checked
 from .option import COMMA, argument, fields_of, option
 from .signing import VERIFY_KEY
-from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, TorchMode
+from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, Rate, TorchMode
 
 _INPUTS = Annotated[
     tuple[str, ...],
@@ -109,6 +109,29 @@ class BenchOptions(Checked):
             split=COMMA,
         ),
     ] = ()
+    rates: Annotated[
+        tuple[Rate, ...],
+        option(
+            "Requests per second of an additional latency curve; they arrive by themselves (Poisson), "
+            "whether or not earlier ones are answered.",
+            flag="--rate",
+            metavar="PER_S,PER_S,...",
+            split=COMMA,
+        ),
+    ] = ()
+    p99_below_ms: (
+        Annotated[
+            float,
+            option(
+                "Find the largest rate of arriving requests whose 99th percentile of latency stays below "
+                "this, in ms.",
+                flag="--p99-below",
+                metavar="MS",
+                gt=0,
+            ),
+        ]
+        | None
+    ) = None
     cuda_graph: Annotated[
         bool, option("Measure each TensorRT engine once more with CUDA graphs, as an additional row.")
     ] = False

@@ -230,7 +230,9 @@ class TuneCommand(SchedulerOptions):
     model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]
     output: Annotated[Path, option("Folder to write.", short="-o", metavar="FOLDER")]
     data: Annotated[str, option("Samples to measure accuracy on.", metavar="DATA")]
-    max_drop: Annotated[float, option("Largest drop in accuracy, in points.", metavar="POINTS")]
+    max_drop: Annotated[
+        float, option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS")
+    ]
     calibration: Annotated[
         str | None, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
     ] = None

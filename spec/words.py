@@ -113,6 +113,7 @@ METRIC_PATTERN = (
 )
 
 Count = Annotated[int, Meta(ge=1)]
+Rate = Annotated[float, Meta(gt=0)]
 
 CLUSTER = "cluster"
 """In place of GPUs: every kind that the cluster has."""

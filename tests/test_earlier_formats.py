@@ -47,7 +47,7 @@ def of_recipe(path: Path) -> int:
 
 
 FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
-    "artifact/manifest.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
+    "artifact/file_types.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
     "bench/results/results.py SCHEMA_VERSION": ("formats/*/results.json", of_json),
     "bench/results/sweep_results.py SCHEMA_VERSION": ("formats/*/sweep.json", of_json),
     "bench/metrics/scores_file.py VERSION": ("formats/*/*.scores", of_metadata),

@@ -116,11 +116,14 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
     known |= {"--help", "--json", "--version"}
     foreign = {
         "--slow", "--without-halves",  # pytest
-        "--calib",  # trtexec
+        "--calib", "--fp16",  # trtexec
+        "--governor", "--query-gpu", "--format",  # cpupower, nvidia-smi
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
+        "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
         "--results", "--table", "--steps",  # benchmarks/architectures.py, trained_classifiers.py
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
+        "--servers", "--model", "--max-time",  # benchmarks/served.py
         "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers",  # benchmarks/cluster
         "--measured-s", "--megabytes", "--samples", "--rounds", "--cells", "--count", "--tasks",
         "--gres", "--ntasks-per-node", "--cpus-per-task",  # srun

@@ -120,8 +120,7 @@ def tune(
         data: Samples that accuracy is measured on, with labels if the metric needs them.
         output: Folder for the artifacts, `recipe.toml`, `tune.json` and, with matplotlib, `front.svg`.
         max_drop: What may be lost, in the metric's unit: points of top1.
-        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels
-            (see `bench.metrics.names`).
+        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels.
         calibration: Samples to calibrate on; those of `data` otherwise.
         targets: Engines to try; those for the CPU that are installed, if none is given.
         inputs: Inputs of a MODEL that does not declare them.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
-from ..results.row import Row
+from ..results.row import Interval, Row
 from .rule import Slowdown, decide, slowdown
 
 Kind = Literal["run", "latency", "size", "accuracy", "outputs"]
@@ -75,21 +76,25 @@ def checks_of(old: Row, new: Row, limits: Limits, *, has_data: bool) -> list[Che
 
 def latency_check(old: Row, new: Row, found: Slowdown | None, limits: Limits) -> Check:
     """Return whether the new version is slower than the limit; see `rule`."""
-    cells = [f"{figure(row.latency and row.latency.median_ms)} ms" for row in (old, new)]
+    shown_old, shown_new = (
+        f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new)
+    )
     limit = percent(limits.max_slower)
     if found is None:
         why = "too few rounds for an interval"
-        return Check("latency", "undecided", *cells, "", why, "raise `max_time_s`")
+        return Check("latency", "undecided", shown_old, shown_new, "", why, "raise `max_time_s`")
     ends = f"[{change_text(found.low)}, {change_text(found.high)}]"
     text = f"latency changes by {change_text(found.value)} {ends}; at most +{limit} is allowed"
     change = f"{change_text(found.value)} {ends}"
     decision = decide(found, limits.max_slower)
     if decision != "undecided":
-        return Check("latency", "failed" if decision == "slower" else "passed", *cells, change, text)
-    return Check(
-        "latency", "undecided", *cells, change, f"{text}; {found.launches} launches do not decide",
-        "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy",
-    )  # fmt: skip
+        return Check(
+            "latency", "failed" if decision == "slower" else "passed", shown_old, shown_new, change, text
+        )
+    count = "1 launch does" if found.launches == 1 else f"{found.launches} launches do"
+    text += f"; {count} not decide"
+    hint = "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy"
+    return Check("latency", "undecided", shown_old, shown_new, change, text, hint)
 
 
 def size_check(old: Row, new: Row, limits: Limits) -> Check | None:
@@ -110,24 +115,24 @@ def size_check(old: Row, new: Row, limits: Limits) -> Check | None:
 def accuracy_check(old: Row, new: Row, limits: Limits) -> Check | None:
     """Return whether the new version is less accurate; None where no accuracy was measured."""
     before, after = old.accuracy, new.accuracy
-    if before is None or after is None or after.drop is None:
+    if before is None or after is None:
         return None
-    unit, drop = after.unit, after.drop
-    cells = [f"{accuracy_text(one.value, unit)}" for one in (before, after)]
+    unit, drop = after.unit, after.drop or Interval(math.nan)
+    shown_old, shown_new = accuracy_text(before.value, unit), accuracy_text(after.value, unit)
     ends = drop_interval(drop.low, drop.high, unit)
     shown = f"{drop_text(drop.value, unit)} {ends}".rstrip()
     text = f"{after.metric} drops by {shown} {unit}"
     if limits.max_drop is not None:
-        state: State = "failed" if drop.value > limits.max_drop else "passed"
+        state: State = "passed" if drop.value <= limits.max_drop else "failed"  # NaN fails
         text += f"; at most {drop_text(limits.max_drop, unit)} is allowed"
     elif drop.low is None:
         state = "passed" if drop.value <= 0 else "undecided"
         text += "; too few samples for an interval"
     else:
-        state = "failed" if drop.low > 0 else "passed"
+        state = "passed" if drop.low <= 0 else "failed"
         text += "; a drop whose interval contains 0 is allowed"
     hint = "give `max_drop`, or ten samples or more" if state == "undecided" else ""
-    return Check("accuracy", state, *cells, f"drop {shown} {unit}", text, hint)
+    return Check("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
 
 
 def outputs_check(old: Row, new: Row, limits: Limits, *, has_data: bool) -> Check | None:
@@ -140,9 +145,11 @@ def outputs_check(old: Row, new: Row, limits: Limits, *, has_data: bool) -> Chec
     if difference is None:
         return None
     change = f"SNR {decibels(difference.snr_db)}"
-    text = (
-        f"outputs {'agree' if difference.passed else 'differ'}: {change}; {difference.criterion} is required"
-    )
+    said = difference.criterion  # of other shapes it is a whole sentence
+    required = said if said.endswith("found") else f"{said} is required"
+    text = f"outputs {'agree' if difference.passed else 'differ'}: {change}; {required}"
+    if difference.passed:
+        return Check("outputs", "passed", "", "", change, text)
     if limits.outputs == "any":
         return Check("outputs", "skipped", "", "", change, f"{text} only with `outputs` same")
     if limits.outputs == "auto":
@@ -154,9 +161,8 @@ def outputs_check(old: Row, new: Row, limits: Limits, *, has_data: bool) -> Chec
         elif not has_data and new.precision not in FLOATS:
             why = f"random input says little of {new.precision}: give `data`"
         if why:
-            return Check("outputs", "skipped", "", "", change, f"outputs do not decide: {why}; {change}")
-    state: State = "passed" if difference.passed else "failed"
-    return Check("outputs", state, "", "", change, text)
+            return Check("outputs", "skipped", "", "", change, f"{text}, but {why}")
+    return Check("outputs", "failed", "", "", change, text)
 
 
 def percent(share: float) -> str:

@@ -20,7 +20,7 @@ from ..results.results import Results, now
 from ..workers.interpreters import Interpreters, parse_interpreters
 from ..workers.process import DEFAULT_TIMEOUT_S
 from .checks import Check, Limits, State, checks_of
-from .pairs import Pair, find_pairs
+from .pairs import Pair, find_pairs, is_identical
 from .result import GateResult, PairResult
 from .rule import GateRule, slowdown
 
@@ -38,6 +38,7 @@ def gate(
     max_drop: float | None = None,
     outputs: Literal["auto", "same", "any"] = "auto",
     strict: bool = False,
+    skip_identical: bool = False,
     data: str | None = None,
     evaluation: str | None = None,
     metric: str = AUTO,
@@ -63,6 +64,7 @@ def gate(
         outputs: Whether the outputs must be the same, within the tolerances of the new version's precision;
             "auto" unless accuracy decides (see `checks.outputs_check`).
         strict: Fail also where nothing could be decided, or an artifact cannot run here.
+        skip_identical: Pass files that are the same byte for byte without measuring them.
         data: Samples whose first batch is timed, and that outputs are compared on; made input otherwise.
         evaluation: Labelled samples for accuracy and outputs.
         metric: As in `benchmark`.
@@ -108,6 +110,7 @@ def gate(
             "timeout_s": timeout_s, "trust": trust,
         },
         len(found.pairs) > 1,
+        skip_identical,
         progress,
     )  # fmt: skip
     results = [measuring.judge(pair) for pair in found.pairs]
@@ -131,6 +134,7 @@ class _Measuring:
     trust: bool
     options: dict[str, Any]
     is_one_of_many: bool
+    skip_identical: bool
     progress: Progress
 
     def judge(self, pair: Pair) -> PairResult:
@@ -142,6 +146,8 @@ class _Measuring:
         began = time.monotonic()
         if not pair.new:
             return _without_figures(pair, "failed", "the new folder has no such artifact")
+        if self.skip_identical and is_identical(pair):
+            return _without_figures(pair, "passed", "the files are the same byte for byte; not measured")
         try:
             why_not = describe(pair.old, trust=self.trust, pythons=self.pythons).why_not
             if why_not:
@@ -177,7 +183,8 @@ class _Measuring:
             checks_of(old, new, self.limits, has_data=has_data),
             slowdown(old.launches_ms, new.launches_ms),
             seconds,
-            [*told, *(f"disturbed: {reason}" for reason in noise.get("reasons", ()))],
+            told,
+            noise.get("reasons", ()),
         )  # fmt: skip
 
 

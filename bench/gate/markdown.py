@@ -23,7 +23,7 @@ def save_markdown(result: GateResult, path: Path) -> None:
 
 def markdown(result: GateResult) -> str:
     """Return a heading, the table, and a sentence for each check that did not pass."""
-    lines = [_HEADER, ("---", "---", "---:", "---:", "---:", "---")]
+    lines: list[tuple[str, ...]] = [_HEADER, ("---", "---", "---:", "---:", "---:", "---")]
     lines += [cells_of(result, pair, check) for pair, check in result.checks()]
     rows = ["| " + " | ".join(map(markdown_cell, cells)) + " |" for cells in lines]
     notes = [f"- {markdown_cell(note)}" for note in notes_of(result)]

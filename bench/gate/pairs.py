@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...artifact import is_manifest, read_manifest
+from ...artifact import digest_artifact, is_manifest, read_manifest
 from ...errors import InvalidOption
 
 _BUILT = "build"  # the stage whose files are run; the others lie beside them
@@ -77,6 +77,14 @@ def built_artifacts(folder: Path) -> dict[str, Path]:
             if manifest is not None and manifest.stage == _BUILT:
                 found[path.name] = path
     return found
+
+
+def is_identical(pair: Pair) -> bool:
+    """Whether both are files that are the same byte for byte, with their side files."""
+    old, new = Path(pair.old), Path(pair.new)
+    if not (old.is_file() and new.is_file() and old.suffix == new.suffix) or old.suffix == ".py":
+        return False
+    return digest_artifact(old) == digest_artifact(new)
 
 
 def _name(artifact: str) -> str:

@@ -23,7 +23,8 @@ class PairResult:
         checks: In the order of `checks.Kind`.
         slowdown: Of the new version; None where it was not measured.
         seconds: That the pair took.
-        warnings: What the user should know of the measuring.
+        warnings: What the rows say of the measuring.
+        disturbed: What else used the machine meanwhile, and what to do about it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class PairResult:
     slowdown: Slowdown | None = None
     seconds: float = 0.0
     warnings: Sequence[str] = ()
+    disturbed: Sequence[str] = ()
 
     @property
     def is_skipped(self) -> bool:
@@ -109,4 +111,5 @@ def _pair_json(pair: PairResult) -> dict[str, Any]:
         "checks": [dict(vars(check)) for check in pair.checks],
         "seconds": round(pair.seconds, 3),
         "warnings": list(pair.warnings),
+        "disturbed": list(pair.disturbed),
     }

@@ -63,8 +63,8 @@ def slowdown(old_ms: Launches, new_ms: Launches) -> Slowdown | None:
         return None
     level = ratio_level(old_ms, new_ms)
     half = half_width([level], CONFIDENCE) * (1.0 if level.launches >= FEWEST_LAUNCHES else _FEW_WIDER)
-    ends = (math.exp(-level.mean + sign * half) for sign in (-1.0, 1.0))
-    return Slowdown(math.exp(-level.mean), *ends, level.launches, level.rounds)
+    low, high = math.exp(-level.mean - half), math.exp(-level.mean + half)
+    return Slowdown(math.exp(-level.mean), low, high, level.launches, level.rounds)
 
 
 def decide(found: Slowdown | None, limit: float) -> Decision:

@@ -46,7 +46,7 @@ def sweep_batches(
 
         def point(worker: Worker, path: Path = path, batch_size: int = batch_size) -> CurvePoint:
             worker.ask("feed", path=str(path))
-            call_ns = _warm(worker)
+            call_ns = warm(worker)
             calls = max(int(POINT_S * 1e9 / call_ns), _FEWEST_CALLS)
             durations, _ = ask_timing(worker, "time", calls * call_ns / 1e9, iterations=calls)
             return _point(batch_size, durations, batch_size * len(durations) / (sum(durations) / 1e9))
@@ -106,6 +106,28 @@ def check_counts(values: Sequence[int], option: str) -> None:
         )
 
 
+def each_worker(
+    workers: Mapping[str, Worker],
+    recorder: Recorder,
+    what: str,
+    step: Callable[[str, Worker], None],
+) -> None:
+    """Do a step with every worker that can be asked.
+
+    One that fails is a warning: the artifact's other figures stand. A dead worker is asked no more.
+    """
+    for name, worker in workers.items():
+        if not recorder.can_be_asked(name):
+            continue
+        try:
+            step(name, worker)
+        except QCompileError as error:
+            recorder.warn(name, f"{what}: {error.message}")
+            if isinstance(error, WorkerError):
+                recorder.died(name, error)
+                worker.kill()
+
+
 def _each(
     workers: Mapping[str, Worker],
     recorder: Recorder,
@@ -113,17 +135,7 @@ def _each(
     curve: Curve,
     point: Callable[[Worker], CurvePoint],
 ) -> None:
-    """A point that fails is a warning: the artifact's other figures stand. A dead worker is asked no more."""
-    for name, worker in workers.items():
-        if not recorder.can_be_asked(name):
-            continue
-        try:
-            recorder.point(name, curve, point(worker))
-        except QCompileError as error:
-            recorder.warn(name, f"{what}: {error.message}")
-            if isinstance(error, WorkerError):
-                recorder.died(name, error)
-                worker.kill()
+    each_worker(workers, recorder, what, lambda name, worker: recorder.point(name, curve, point(worker)))
 
 
 def _served(worker: Worker, answer: Mapping[str, Any], count: int, samples: int) -> CurvePoint:
@@ -138,7 +150,9 @@ def _point(count: int, durations_ns: Sequence[int], throughput_per_s: float) -> 
     return CurvePoint(count, latency.median_ms, latency.p99_ms, throughput_per_s, latency.p90_ms)
 
 
-def _warm(worker: Worker) -> float:
+def warm(worker: Worker) -> float:
+    """Call until the latency is stable, or for two seconds; returns the nanoseconds of a call."""
+
     def time_calls(iterations: int) -> list[int]:
         durations_ns: list[int] = worker.ask("time", iterations=iterations, rest=False)["ns"]
         return durations_ns

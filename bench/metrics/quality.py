@@ -11,7 +11,7 @@ from functools import partial
 from ...data.batches import Data
 from ...errors import DataError
 from ...progress import Progress, silent
-from ...tensors import Feeds, ModelIO, TensorInfo
+from ...tensors import Feeds, ModelIO, TensorInfo, samples_in
 from ..outputs import RunnableArtifact, infer_all, paired
 from ..recorder import Recorder
 from ..workers.process import Worker
@@ -94,11 +94,13 @@ def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, f
     for name, worker in workers.items():
         if reference is None or name == recorder.base or not recorder.is_measured(name):
             continue
-        difference = RunningDifference(recorder[name].precision)
-        outputs = recorder.attempt(name, partial(_infer, worker, feeds))
-        if outputs is not None:
-            difference.add(reference, paired(reference, outputs))
-            recorder.difference(name, difference.result())
+        answers = Answers(recorder[name].precision, None, RunningDifference(recorder[name].precision))
+        step = partial(
+            _look_at, worker, feeds, reference, None, Truth(None, samples_in(feeds), "made input"), answers
+        )
+        recorder.attempt(name, step)
+        if recorder.is_measured(name) and answers.difference is not None:
+            recorder.difference(name, answers.difference.result())
 
 
 def evaluate_batches(

@@ -44,6 +44,10 @@ class _Entry:
     """One artifact.
 
     Attributes:
+        precision: Its own.
+        samples: How many were scored.
+        same: How many predictions equal the baseline's.
+        predictions: How many were compared with the baseline's.
         outputs: Names of the outputs that were compared; none of the baseline's.
         mismatches: Output to the batch, counted in the file, to the shapes that differ.
         records: Arrays of a record; 0 where there are statistics, or nothing.
@@ -60,6 +64,17 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Header:
+    """What lies under the metadata key `qcompile`.
+
+    Attributes:
+        version: Of the format.
+        of: What was evaluated: metric, inputs, data; files of one evaluation hold the same.
+        base: Name of the baseline.
+        part, parts: Which part of the data this is, from 1, and how many there are.
+        artifacts: Name to what its arrays mean.
+        checksum: "sha256:..." of header and arrays.
+    """
+
     version: int
     of: dict[str, Any]
     base: str
@@ -67,6 +82,11 @@ class _Header:
     parts: _Positive
     artifacts: dict[str, _Entry]
     checksum: str
+
+
+def header_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the header."""
+    return msgspec.json.schema(_Header)
 
 
 def save_scores(found: Evaluated, of: Mapping[str, Any], path: Path) -> None:

@@ -131,7 +131,7 @@ def compare_results(
     same = _machines(old) == _machines(new)
     if not same and not across_machines:
         raise InvalidOption(
-            f"results of different machines: {machines[0]}; {machines[1]}",
+            f"results of different machines: {machines[0]}; {machines[1]}{_differing(old, new, machines)}",
             hint="measure both on one machine, or give `across_machines` to see them side by side",
             option="across_machines",
         )
@@ -183,7 +183,8 @@ def unpaired_speedup(old_ms: Launches, new_ms: Launches) -> Speedup:
     counts = [sum(map(len, launches)) for launches in (old_ms, new_ms)]
     if min(counts) < FEWEST_ROUNDS:
         raise InvalidOption(
-            f"{counts[0]} and {counts[1]} rounds; at least {FEWEST_ROUNDS} of each are required",
+            f"the old results have {counts[0]} rounds, the new ones {counts[1]}; "
+            f"at least {FEWEST_ROUNDS} of each are required",
             hint="raise `max_time_s`",
         )
     old, new = (level_of(logarithms(launches)) for launches in (old_ms, new_ms))
@@ -234,6 +235,24 @@ def _machines(results: Results) -> list[dict[str, Any]]:
     """What each machine has, in the order of the results."""
     measured = [one.environment for one in results.machines.values()]
     return [machine_of(environment) for environment in measured or [results.environment]]
+
+
+def _differing(old: Results, new: Results, machines: tuple[str, str]) -> str:
+    """Name what differs between two machines that read alike; empty where their texts differ already."""
+    if machines[0] != machines[1]:
+        return ""
+    first, second = _machines(old), _machines(new)
+    if len(first) != len(second):
+        return f" ({len(first)} and {len(second)} machines)"
+    names = [name for name in first[0] if any(a[name] != b[name] for a, b in zip(first, second, strict=True))]
+    told = []
+    for name in names:
+        a, b = next((a[name], b[name]) for a, b in zip(first, second, strict=True) if a[name] != b[name])
+        if isinstance(a, list) and isinstance(b, list):
+            told.append(f"{name}: {', '.join(sorted(map(str, set(a) ^ set(b))))} in one alone")
+        else:
+            told.append(f"{name}: {a} and {b}")
+    return f" ({'; '.join(told)})"
 
 
 def _breaks(change: Change, limit: Limit) -> bool:

@@ -45,6 +45,7 @@ _GROUPS = {
     "accuracy": ("metric", "value", "drop_points", "low", "high", "samples", "agreement"),
     "difference": ("snr_db", "state", "max_abs_error", "passed", "mean_abs_error"),
     "cold_start_ms": ("process", "load", "first_result", "total"),
+    "largest_rate": ("per_s", "low_per_s", "high_per_s", "p99_below_ms"),
     "energy": ("mj_per_sample", "source", "unavailable"),
 }
 

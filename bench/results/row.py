@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ...spec.words import METRICS, is_own_metric
 from ..statistics.speedup import Speedup
+from .under_load import ArrivalPoint, LargestRate
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
@@ -230,6 +231,8 @@ class Row:
         load_ms: From nothing to a loaded artifact, importing the runtime included.
         batches, concurrency, in_flight: Curves over batch sizes, numbers of clients, and numbers of
             inferences in flight.
+        arrivals: Curve over rates of arriving requests, from the smallest on.
+        largest_rate: The largest rate whose p99 stays below a bound; None where it was not asked for.
         contains: What a latency contains.
         machine: Where it was measured, where there are several: `Results.machines`.
         packages: Versions of what the worker had loaded.
@@ -268,6 +271,8 @@ class Row:
     batches: tuple[CurvePoint, ...] = ()
     concurrency: tuple[CurvePoint, ...] = ()
     in_flight: tuple[CurvePoint, ...] = ()
+    arrivals: tuple[ArrivalPoint, ...] = ()
+    largest_rate: LargestRate | None = None
     contains: str = ""
     machine: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)

@@ -38,7 +38,7 @@ class CellLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         median_ms: Over every timed call.
-        low_ms, high_ms: Interval of the level of several processes, at `confidence` of the results file.
+        low_ms, high_ms: Ends of the interval, over several processes, at `confidence` of the results file.
         p99_ms: Over every timed call.
     """
 
@@ -49,7 +49,14 @@ class CellLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CellSpeedup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many times faster than `baseline`, which was measured in the same rounds."""
+    """How many times faster than the baseline, which was measured in the same rounds.
+
+    Attributes:
+        baseline: Name of its cell or row.
+        value: Above 1 is faster.
+        low, high: Ends of its interval, at `confidence` of the results file.
+        verdict: What the interval supports.
+    """
 
     baseline: str
     value: Ratio
@@ -59,7 +66,15 @@ class CellSpeedup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CellAccuracy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The metric over the evaluation data, and how much worse it is than the baseline's."""
+    """The metric over the evaluation data, and how much worse it is than the baseline's.
+
+    Attributes:
+        metric: Its spelling.
+        value: A share, or in the metric's own unit.
+        drop: How much worse than the baseline, in `unit`; negative is better.
+        drop_low, drop_high: Ends of its 95% interval.
+        unit: Percentage points, or the metric's own unit.
+    """
 
     metric: str
     value: float
@@ -74,8 +89,11 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         name: Unique in the file.
-        model, shape, target, precision, gpu: Where it lies in the matrix; `shape` is a label, `gpu` a kind.
-        state: See `State`.
+        model, target, precision: As the matrix names them.
+        shape: Label of the shape; empty where the matrix has one alone.
+        gpu: Compute capability that it is built for; empty for a processor.
+        state: "done": built, and measured where the recipe says so. "failed": a later run tries again.
+            "impossible": the options forbid it, or the machines lack what it needs.
         reason: Why it is not done.
         artifact: Its file, relative to the folder of this one; empty where it was not built.
         digest: Of that file.
@@ -84,6 +102,7 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         inputs: Input to shape that were measured.
         measurement: Results file of the measurement, relative to the folder of this one: latencies of one
             measurement may be compared with each other, others may not.
+        latency, speedup, accuracy: What was measured; null where it was not.
         built_on, measured_on: Names of the workers; empty for the process of the sweep itself.
     """
 

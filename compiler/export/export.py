@@ -61,17 +61,17 @@ def export(
     """Export a model to ONNX, check the file, and compare its outputs with the original's.
 
     Args:
-        model: A MODEL spelling (`model.source`) or an `nn.Module`, which keeps the mode that it is in.
+        model: A MODEL spelling or an `nn.Module`, which keeps the mode that it is in.
         output: The .onnx file to write.
         inputs: `NAME:SHAPE[:DTYPE]` each, in the order of `forward`; named axes are dynamic, and may have
-            extents: `x:[batch,3,height=32..512,width=64]` (`shapes`). Inputs of an example with nested
+            extents: `x:[batch,3,height=32..512,width=64]`. Inputs of an example with nested
             structures are named by path: `batch.image`, `features_0`.
         outputs: Names for the outputs.
         dynamic: `INPUT:AXIS=NAME` each.
         opset_version: ONNX opset to export to.
         target: What the Q/DQ of a model that was trained with it is completed for; what `qat.prepare` was
             told, or "onnxruntime", by default. A float model is the same for all.
-        data: Samples (`data.batches`) in place of random input: for tracing, where the model has no
+        data: Samples in place of random input: for tracing, where the model has no
             example, and for every comparison.
         freeze_branches: Export a model that branches on values of its input, with the branches that its
             example takes. A warning lists their places; samples that take other branches fail the comparison.
@@ -86,7 +86,7 @@ def export(
 
     Returns:
         The ONNX file and its manifest. `options["axes"]` has the range of every dynamic axis, which the
-        file has, too (`model.input_notes`); `options["exporter"]` is "dynamo", or "torchscript" where
+        file has, too; `options["exporter"]` is "dynamo", or "torchscript" where
         PyTorch's exporter could not and its older one could, which a warning says.
 
     Raises:

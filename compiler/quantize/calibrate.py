@@ -34,18 +34,27 @@ def calibrate(
 
     Args:
         model: Float ONNX file.
-        data: Spelling of the samples (`data.batches`), or `Data`.
+        data: Spelling of the samples, such as "images/" or "data.py:calibration".
         output: Ranges file to write.
         targets: What the model will be quantized for: "onnxruntime", "openvino", "tensorrt". Fewer are
             observed faster.
-        method, samples, shard, threads, resume, checkpoint, progress: As
-            `calibration.calibrate.calibrate`.
+        method: Method that the file names for the thresholds: "minmax", "percentile[:NUMBER]", "entropy",
+            "mse" or "auto". Quantization can choose another.
+        samples: Use at most this many.
+        shard: "2/8" observes the second of eight parts; `Ranges.merge` puts the parts together.
+        threads: Threads in all; 0 takes one per core.
+        resume: Whether to go on from the checkpoint of an interrupted calibration of the same.
+        checkpoint: Where that is kept; beside the output by default.
+        progress: Told of every sample.
 
     Returns:
         The ranges file and its manifest.
 
     Raises:
-        DataError, CalibrationError, ModelError, InvalidOption: As `calibration.calibrate.calibrate`.
+        DataError: If samples do not fit or hold NaN or infinity.
+        CalibrationError: If the model has no float activation, or one becomes NaN or infinite.
+        ModelError: If ONNX Runtime refuses the model.
+        InvalidOption: If the method or the shard is misspelled.
     """
     weightless = read_weightless(Path(model))
     try:

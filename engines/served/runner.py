@@ -29,6 +29,7 @@ class ServedRunner(Runner):
 
     contains = "request to answer, with the network and the server's queue"
     can_be_shared = True
+    calls_at_once = 16  # connections: what is behind the server decides how many of them it serves at once
     rest_s = 0.1
 
     def __init__(self, model: ServedModel, io: ModelIO | None = None) -> None:

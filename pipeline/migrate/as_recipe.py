@@ -20,6 +20,9 @@ Sections = dict[str, Values]
 """Path of a table to its keys; "" is the top, "artifact" the one artifact."""
 _WIDTH = 96
 
+WRITTEN_BY = "# Written by `qcompile migrate` from"
+"""First line of every recipe that is written here."""
+
 
 def recipe_values(
     intent: Intent,
@@ -81,7 +84,7 @@ def recipe_values(
 
 def recipe_text(sections: Sections, intent: Intent, *, command: str, then: Sequence[str]) -> str:
     """Return the recipe's text: its command, what is not kept, and beside each key the options it keeps."""
-    lines = ["# Written by `qcompile migrate` from", *_wrapped(command)]
+    lines = [WRITTEN_BY, *_wrapped(command)]
     for one in intent.missing:
         lines += [f"# Not kept: {plain(one.flag)}", f"#   {plain(one.note)}"]
     lines += ["# Run it:", *(f"#   {plain(text)}" for text in then)]

@@ -17,7 +17,7 @@ from ...errors import InvalidOption, MissingFile, RecipeError
 from ...files import check_output, require_file, write_text, writing
 from ..recipe import make_recipe
 from . import polygraphy, trtexec
-from .as_recipe import recipe_text, recipe_values
+from .as_recipe import WRITTEN_BY, recipe_text, recipe_values
 from .command_line import Invocation, read_command
 from .flags import RTX
 from .intent import Intent, Outcome
@@ -92,12 +92,14 @@ def migrate(
         What became of each option. Where one has no equal, the recipe is written too, and says so.
 
     Raises:
-        InvalidOption: If an option is unknown or wrong, or INT8 has nothing to calibrate on.
+        InvalidOption: If an option is unknown or wrong, INT8 has nothing to calibrate on, or the output is
+            a file that `migrate` did not write.
         MissingFile: If the model is not there.
         CalibrationError: If the calibration cache is not the model's.
     """
     output = Path(output)
     check_output(output)
+    _keep_what_others_wrote(output)
     call = read_command(_text(command))
     target = target or (RTX if call.variables.get(_USES_RTX, "0") not in ("", "0") else "tensorrt")
     translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
@@ -128,6 +130,20 @@ def migrate(
             save_ranges(found, path)
     write_text(output, text)
     return Migration(output, ranges, call.tool, tuple(intent.outcomes), then)
+
+
+def _keep_what_others_wrote(output: Path) -> None:
+    """Refuse to overwrite a recipe that `init`, `auto` or a person wrote."""
+    if not output.is_file():
+        return
+    with output.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+    if not first.startswith(WRITTEN_BY):
+        raise InvalidOption(
+            f"`output` {output}: exists already, and `qcompile migrate` did not write it",
+            hint="give another `output`, or move the file away",
+            option="output",
+        )
 
 
 def _check(text: str, output: Path, intent: Intent) -> None:

@@ -1,4 +1,4 @@
-"""The programs of docs/deploy.md: every name of TensorRT that the Python one uses exists in every version."""
+"""The programs of the deployment pages: every name of TensorRT that they use exists in every version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs").glob("deploy*.md"))
+GUIDE = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
 RECORDED = sorted((ROOT / "tests/support/trt_api").glob("*.json"))
 
 # What the program calls the objects of these classes.
@@ -86,7 +87,7 @@ def test_every_option_that_the_guide_names_exists() -> None:
     from qcompile.cli.main import group
 
     said = CliRunner().invoke(group, ["package", "triton", "--help"]).output
-    table = GUIDE.partition("### Options")[2].partition("**The batch.**")[0]
+    table = GUIDE.partition("## Options")[2].partition("**The batch.**")[0]
     named = set(re.findall(r"--[a-z][a-z-]+", table)) - {"--disable-auto-complete-config"}
     assert len(named) > 8
     assert {option for option in named if option not in said} == set()
@@ -98,7 +99,7 @@ def test_the_commands_for_onnx_runtime_write_what_the_guide_shows(
     from qcompile.cli import main
 
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    section = GUIDE.partition("## ONNX Runtime and Windows ML")[2].partition("\n## ")[0]
+    section = GUIDE.partition("# RTX engines for ONNX Runtime")[2].partition("\n# ")[0]
     shown = re.search(r"```console\n(.*?)```\n.*?```\n(.*?)```", section, re.S)
     assert shown
     tiny_file("residual", file="model.onnx", batch=2)

@@ -1,4 +1,4 @@
-"""The Python program of docs/deploy.md runs: on stand-ins for each TensorRT and for CUDA's runtime."""
+"""The Python program of docs/deploy_program.md runs: on stand-ins for each TensorRT and CUDA's runtime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TYPED = """typed (float[n,4] x, float16[n,2] half, int32[n] ids, bool[n] kept)
 @pytest.fixture
 def source() -> str:
     """The program."""
-    guide = (Path(__file__).parents[2] / "docs/deploy.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs/deploy_program.md").read_text(encoding="utf-8")
     found = re.search(r"<!-- run_engine.py -->\n```python\n(.*?)```", guide, re.S)
     assert found
     return found[1]

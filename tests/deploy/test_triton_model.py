@@ -156,7 +156,7 @@ def test_openvino_gets_whole_shapes_and_any_batch(tiny_file: Callable[..., Path]
     assert 'default_model_filename: "model.onnx"' in packaged.config
     assert "platform" not in packaged.config
     for options, message in (
-        (TritonOptions(max_batch_size=4), "only requests of exactly that size"),
+        (TritonOptions(max_batch_size=4), "only requests of exactly max_batch_size"),
         (TritonOptions(kind="gpu"), "runs only on cpu"),
         (TritonOptions(cuda_graph=True), "only Triton's tensorrt backend runs CUDA graphs"),
         (TritonOptions(warm_up=True), "nothing tells the extents of x"),

@@ -62,6 +62,13 @@ def test_the_upper_end_of_the_interval_must_keep_the_budget(tmp_path: Path) -> N
     assert "100 samples do not show that it keeps 0.50 points; about 400 would" in said.sentence
 
 
+def test_an_upper_end_that_rounds_to_the_budget_is_shown_with_more_digits(tmp_path: Path) -> None:
+    int8 = artifact("int8", 2, precision="int8", **accuracy(0.17, 0.0, 0.5025, samples=597))
+    said = recommended(tmp_path, int8, max_drop=0.5)
+    assert "[0.00, 0.50]: 597 samples do not show" in said.sentence
+    assert "keeps 0.50 points (the upper end is 0.5025); about 606 would" in said.sentence
+
+
 def test_a_drop_without_an_interval_counts_as_it_is_and_the_sentence_says_so(tmp_path: Path) -> None:
     few = artifact("int8", 2, precision="int8", **accuracy(0.2, None, None, samples=9))
     said = recommended(tmp_path, few, max_drop=0.5)

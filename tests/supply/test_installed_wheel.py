@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,6 +80,18 @@ def test_the_wheel_holds_the_package_its_licence_and_its_command(wheel: Path) ->
     assert "qcompile = qcompile.cli:main" in read["entry_points.txt"]
 
 
+@pytest.mark.slow
+def test_the_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    sdist = build(copy_source(tmp_path / "source"), tmp_path / "sdist", kind="sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(build(folder, tmp_path / "wheel")) as second:
+        assert {one.filename: one.CRC for one in first.infolist() if "/RECORD" not in one.filename} == {
+            one.filename: one.CRC for one in second.infolist() if "/RECORD" not in one.filename
+        }
+
+
 def test_without_extras_the_wheel_alone_is_imported_and_reads_its_files(
     required_only: Path, tmp_path: Path
 ) -> None:
@@ -145,3 +159,21 @@ def test_the_walk_of_the_readme_works_from_the_wheel_in_an_empty_environment(
     run([*pip, f"{wheel}[{line[1]}]", *shlex.split(line[2])], tmp_path, timeout=1800)
     check_walk(programs, copy_example(tmp_path / "work"))
     check_python(programs, tmp_path / "work")
+
+
+@pytest.mark.slow
+def test_uvx_and_pipx_take_the_wheel_with_an_extra(wheel: Path, tmp_path: Path) -> None:
+    """The lines of docs/install.md, each where its program is; needs a package index."""
+    uvx, pipx = shutil.which("uvx"), shutil.which("pipx")
+    if not uvx and not pipx:
+        pytest.skip("neither uvx nor pipx is installed")
+    places = [f"PIPX_{name}={tmp_path / name}" for name in ("HOME", "BIN_DIR", "MAN_DIR")]
+    said = []
+    if uvx:
+        cache = str(tmp_path / "cache")
+        words = [uvx, "--cache-dir", cache, "--from", f"{wheel}[report]", "qcompile", "--version"]
+        said.append(run(words, tmp_path))
+    if pipx:
+        run(["env", *places, pipx, "install", f"{wheel}[report]"], tmp_path)
+        said.append(run([tmp_path / "BIN_DIR/qcompile", "--version"], tmp_path))
+    assert {text.split()[-1] for text in said} == {qcompile.__version__}

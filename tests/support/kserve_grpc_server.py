@@ -25,13 +25,13 @@ class SmallService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
         self.ready, self.listed, self.served = ready, listed, 0
 
-    def ServerMetadata(self, request: Any, context: Any) -> Any:
+    def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         return service_pb2.ServerMetadataResponse(name="small", version="1.0", extensions=["statistics"])
 
-    def ModelReady(self, request: Any, context: Any) -> Any:
+    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         return service_pb2.ModelReadyResponse(ready=self.ready)
 
-    def ModelMetadata(self, request: Any, context: Any) -> Any:
+    def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.name != "digits":
             context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model: {request.name}")
         told, session = service_pb2.ModelMetadataResponse(name="digits", versions=["1"]), self.session
@@ -41,7 +41,7 @@ class SmallService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
                 tensors.add(name=one.name, datatype="FP32", shape=shape)
         return told
 
-    def ModelInfer(self, request: Any, context: Any) -> Any:
+    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
         feeds = {
             one.name: np.frombuffer(raw, np.float32).reshape(one.shape)
             for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
@@ -59,7 +59,7 @@ class SmallService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.served += 1
         return answer
 
-    def ModelStatistics(self, request: Any, context: Any) -> Any:
+    def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: N802
         answer = service_pb2.ModelStatisticsResponse()
         stats = answer.model_stats.add(name="digits", version="1").inference_stats
         for part in (stats.success, stats.queue, stats.compute_infer):

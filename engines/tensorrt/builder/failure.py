@@ -35,6 +35,11 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
         "FP8 begins with sm89, NVFP4 and MXFP8 with sm100: name other `gpus`, or another `precision`",
     ),
     (
+        r"fp32 gemm is not supported",
+        "one of the GPUs has no kernel for products of float32",
+        "choose `precision` fp16, or int8 with `float_precision` fp16; or leave sm75 out of `gpus`",
+    ),
+    (
         r"sm_vers_\.size\(\) == 1",
         "with these options an engine is for one GPU",
         "name one of `gpus` for each engine that takes new weights",

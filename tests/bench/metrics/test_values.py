@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,3 +80,13 @@ def test_what_has_no_such_value_is_refused(metric: str) -> None:
     text = {"y": np.array(["a"] * 4)}
     with pytest.raises(DataError, match="numbers are required"):
         read_metric(metric).score(text, text, Truth(None, 4, "data"))
+
+
+def test_the_metric_of_the_page_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "measuring.md").read_text()
+    marker = "<!-- metric: run by tests/bench/metrics/test_values.py -->\n```python\n"
+    (tmp_path / "metric.py").write_text(page.split(marker)[1].split("```")[0])
+    metric = read_metric(f"{tmp_path / 'metric.py'}:parity")
+    truth = Truth(np.array([2, 0, 0, 1]), 4, "data[0:4]")  # against classes 0, 1, 2, 3
+    scored = metric.score({"logits": np.eye(4)}, None, truth)
+    assert scored.statistics.tolist() == [[1, 1], [0, 1], [1, 1], [1, 1]]

@@ -152,6 +152,16 @@ def test_different_machines_are_refused_or_shown_side_by_side_without_a_verdict(
         compare_results(old, new, [parse_limit("slower:5%")], across_machines=True)
 
 
+def test_machines_that_read_alike_are_refused_with_what_differs() -> None:
+    old = run(row("a", noisy(5.0, 1)), features=["avx2", "avx512f"])
+    new = run(row("a", noisy(5.0, 2)), features=["avx2", "avx512f", "avx512_fp16"])
+    with pytest.raises(InvalidOption, match=r"some, 2 cores \(features: avx512_fp16 in one alone\)"):
+        compare_results(old, new)
+    older = run(row("a", noisy(5.0, 1)), architecture="x86_64")
+    with pytest.raises(InvalidOption, match=r"\(architecture: x86_64 and aarch64\)"):
+        compare_results(older, run(row("a", noisy(5.0, 2)), architecture="aarch64"))
+
+
 def test_different_settings_are_refused() -> None:
     old = run(row("a", noisy(5.0, 1)))
     new = replace(old, settings={"threads": 1, "inputs": {"x": "1x16"}})
@@ -165,7 +175,7 @@ def test_different_settings_are_refused() -> None:
 def test_too_few_rounds_are_no_comparison() -> None:
     [change] = compare_results(run(row("a", [5.0] * 3)), run(row("a", [5.0] * 30))).changes
     assert (change.speedup, change.reason) == (None, change.reason)
-    assert change.reason.startswith("3 and 30 rounds; at least 8 of each")
+    assert change.reason.startswith("the old results have 3 rounds, the new ones 30; at least 8 of each")
 
 
 @pytest.mark.parametrize("text", ["slower", "slower:5", "slower:x%", "faster:5%", "accuracy:1%", "slower:-1%",

