@@ -131,7 +131,8 @@ class Ranges:
         Args:
             tensor: Its name in the ONNX file.
             method: Chooses the threshold; `self.method` if it is None.
-            symmetric: Minimize the error on the grid of symmetric int8; else on that of 255 steps over the range.
+            symmetric: Minimize the error on the grid of symmetric int8; else on that of 255 steps over the
+                range.
 
         Returns:
             amax in the tensor's units, 0 or more; the symmetric int8 scale is amax / 127.
