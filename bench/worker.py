@@ -139,7 +139,7 @@ class WorkerSession:
             "backlog": served.backlog,
             "overloaded": served.overloaded,
             "servers": len(calls),
-            "at_rest": _wait_for_rest(),
+            "at_rest": self._rest(),
         }
 
     def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:
