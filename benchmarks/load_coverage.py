@@ -2,8 +2,8 @@
 
     python benchmarks/load_coverage.py
 
-Prints a Markdown table: M/D/1 and M/M/1 at several loads, 300 simulations of 2400 requests each; beside it what
-intervals hold that take the requests as independent. Nothing is timed, so any machine will do.
+Prints a Markdown table: M/D/1 and M/M/1 at several loads, 300 simulations of 2400 requests each, beside what
+intervals hold that take the requests as independent. Nothing is timed: any machine will do.
 """
 
 from __future__ import annotations
