@@ -1,4 +1,4 @@
-"""`make docs` fails where a reader would stumble: MkDocs builds small sites, called as the Makefile calls it."""
+"""`make docs` fails where a reader would stumble: MkDocs builds small sites, as the Makefile calls it."""
 
 from __future__ import annotations
 
