@@ -96,8 +96,9 @@ def results() -> dict[str, Source]:
 def taken() -> dict[str, Source]:
     """Return the classes of arguments that `qcompile` does not name."""
     found: dict[str, Source] = {}
-    for source in public().values():
-        for part in ast.walk(getattr(source.node, "args", ast.arguments([], []))):
+    functions = [one for one in public().values() if isinstance(one.node, ast.FunctionDef)]
+    for source in functions:
+        for part in ast.walk(source.node):
             if isinstance(part, ast.Name) and part.id in _TAKEN and part.id not in found:
                 made = find(part.id, source.module)
                 assert made is not None, part.id
