@@ -96,9 +96,10 @@ def results() -> dict[str, Source]:
 def taken() -> dict[str, Source]:
     """Return the classes of arguments that `qcompile` does not name."""
     found: dict[str, Source] = {}
-    functions = [one for one in public().values() if isinstance(one.node, ast.FunctionDef)]
-    for source in functions:
-        for part in ast.walk(source.node):
+    for source in public().values():
+        if not isinstance(source.node, ast.FunctionDef):
+            continue
+        for part in ast.walk(source.node.args):
             if isinstance(part, ast.Name) and part.id in _TAKEN and part.id not in found:
                 made = find(part.id, source.module)
                 assert made is not None, part.id
