@@ -194,9 +194,11 @@ def engine_graph(
     path = Path(engine)
     manifest = read_manifest(path)  # the file itself is not opened here
     if manifest is None or manifest.target not in MODULES:
-        target = manifest.target if manifest else "its manifest is missing"
+        found = f"is for {manifest.target or 'no target'}" if manifest else "has no manifest"
         raise ArtifactError(
-            f"{path}: {target}; an engine of TensorRT with its manifest is required", file=path
+            f"{path}: {found}; an engine of TensorRT with its manifest is required",
+            hint="give what `qcompile build` made, with its .json beside it",
+            file=path,
         )
     if manifest.options.get("calibrator"):
         raise InvalidOption(

@@ -18,7 +18,12 @@ from .manifest import Manifest, read_manifest
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file on disk with its manifest."""
+    """A file on disk with its manifest.
+
+    Attributes:
+        path: The file; its manifest lies beside it as `NAME.json`.
+        manifest: What is known of it.
+    """
 
     path: Path
     manifest: Manifest
@@ -53,7 +58,11 @@ def load_artifact(path: Path) -> Artifact:
     require_file(path)
     manifest = read_manifest(path)
     if manifest is None:
-        raise ArtifactError(f"{path}: has no manifest ({manifest_path(path).name})", file=path)
+        raise ArtifactError(
+            f"{path}: has no manifest ({manifest_path(path).name})",
+            hint="copy the manifest that was written beside it, or make the artifact again",
+            file=path,
+        )
     _require_digest(path, manifest, digest_artifact(path))
     return Artifact(path, manifest)
 

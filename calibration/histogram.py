@@ -123,7 +123,7 @@ class Histogram:
         """
         if self.total + other.total > _MOST:
             raise CalibrationError(
-                f"{self.total + other.total} values of a tensor are too many to be counted",
+                f"a histogram of {self.total + other.total} values; at most {_MOST} are required",
                 hint="a file is damaged, or was merged over and over; calibrate again",
             )
         self._grow(other.exponent)

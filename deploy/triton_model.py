@@ -106,7 +106,7 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
     if manifest.options.get("strip_weights"):
         raise ArtifactError(
             f"{path}: stored without weights (`strip_weights`); Triton loads whole plans",
-            hint="put the weights back first, or build without `strip_weights`",
+            hint=f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine",
             file=path,
         )
     io, notes = _tensorrt_io(_manifest_io(path, manifest), manifest)

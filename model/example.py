@@ -308,6 +308,6 @@ def takes_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
         raise ExportError(
             f"forward needs {len(required)} inputs ({', '.join(required)}); "
             f"{len(names)} given ({', '.join(names)})",
-            hint="give one of `inputs` for each",
+            hint="give `inputs` NAME:SHAPE for each",
         )
     return False

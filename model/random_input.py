@@ -63,7 +63,7 @@ def random_feeds(
         if tensor.dtype in ("string", "undefined"):
             raise DataError(
                 f"input {tensor.name!r} is of {tensor.dtype}; no input can be made for it",
-                hint="give data",
+                hint="give `data`",
                 tensor=tensor.name,
             )
         domain = (domains or {}).get(tensor.name) or named_domain(tensor)

@@ -159,11 +159,11 @@ class TrialMaker:
         self.batches: list[Batch] = list(Data(setting.data, io.inputs, limit=setting.samples))
         if metric.needs_labels and any(batch.labels is None for batch in self.batches):
             raise DataError(
-                f"metric {metric.name} needs labels, and the data has none",
+                f"{setting.data}: has no labels, and metric {metric.name} needs them",
                 hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
             )
         if not self.batches:
-            raise DataError("the data is empty; accuracy needs at least one sample")
+            raise DataError(f"{setting.data}: holds no samples; accuracy needs at least one")
         progress("run the float model")
         with engine("onnxruntime").open(str(setting.model), threads=setting.threads) as runner:
             self.reference: list[Outputs] = [runner.infer(batch.feeds) for batch in self.batches]

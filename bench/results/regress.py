@@ -183,7 +183,8 @@ def unpaired_speedup(old_ms: Launches, new_ms: Launches) -> Speedup:
     counts = [sum(map(len, launches)) for launches in (old_ms, new_ms)]
     if min(counts) < FEWEST_ROUNDS:
         raise InvalidOption(
-            f"{counts[0]} and {counts[1]} rounds; at least {FEWEST_ROUNDS} of each are required",
+            f"the old results have {counts[0]} rounds, the new ones {counts[1]}; "
+            f"at least {FEWEST_ROUNDS} of each are required",
             hint="raise `max_time_s`",
         )
     old, new = (level_of(logarithms(launches)) for launches in (old_ms, new_ms))

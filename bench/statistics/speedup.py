@@ -81,7 +81,7 @@ def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
     count = sum(map(len, pairs))
     if count < FEWEST_ROUNDS:
         raise InvalidOption(
-            f"{count} rounds in common; at least {FEWEST_ROUNDS} are required",
+            f"artifact and baseline have {count} rounds in common; at least {FEWEST_ROUNDS} are required",
             hint="raise `max_time_s`",
         )
     return level_of(pairs)
@@ -94,7 +94,9 @@ def logarithms(launches_ms: Launches) -> list[list[float]]:
         InvalidOption: If one is not above 0.
     """
     if any(value <= 0.0 for launch in launches_ms for value in launch):
-        raise InvalidOption("latency must be positive: the results are damaged")
+        raise InvalidOption(
+            "a latency is 0 ms or less; above 0 is required", hint="the results are damaged: measure again"
+        )
     return [[math.log(value) for value in launch] for launch in launches_ms]
 
 

@@ -70,7 +70,7 @@ def layer_diff(
     if samples < 1:
         raise InvalidOption(f"`samples` {samples}: at least 1 is required", option="samples")
     if threshold_db is not None and math.isnan(threshold_db):
-        raise InvalidOption("`threshold`: a number of decibels is required", option="threshold")
+        raise InvalidOption("`threshold` nan: a number of decibels is required", option="threshold")
     if max_builds is not None and max_builds < 0:
         raise InvalidOption(f"`max_builds` {max_builds}: 0 or more is required", option="max_builds")
     if results is not None:

@@ -45,6 +45,7 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
         return ExportError(
             f"{label}: operator {target.group(1)}{place} cannot be translated: {first_line(chain[-1])}"
             f"{_line(text)}",
+            hint="replace the operator in the model, or leave it out of the exported part",
             operator=target.group(1),
             module=module,
         )

@@ -87,7 +87,10 @@ def _half(request: QuantizeRequest) -> Outcome:
     half, kept = to_half(request.model, dtype, block=map(exactly, left), ranges=ranges)
     kept = {name: left.get(name, reason) for name, reason in kept.items()}
     if all(node.name in kept for node in request.model.graph.node if node.name) and kept:
-        raise QuantizationError(f"no node could become {dtype}", hint="see `exclude` and the model's types")
+        raise QuantizationError(
+            f"{request.path}: no node could become {dtype}: {next(iter(kept.values()))}",
+            hint="see `exclude`, `only` and `layers`, and the types of the model's tensors",
+        )
     proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
     return Outcome(lambda path: save_onnx(half, path), proof, warnings)
 

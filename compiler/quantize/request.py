@@ -54,7 +54,9 @@ class QuantizeRequest:
         from ...model.onnx_file import model_io
 
         if self.spec.data is None:
-            raise InvalidOption("this needs samples", hint="give `data`", option="data")
+            raise InvalidOption(
+                "`data` is missing; this quantization needs samples", hint="give `data`", option="data"
+            )
         return Data(self.spec.data, model_io(self.model).inputs, batch_size=1, limit=limit)
 
 

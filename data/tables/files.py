@@ -103,7 +103,7 @@ def _csv(path: Path) -> Table:
                 continue
             if len(row) != len(head):
                 raise DataError(
-                    f"{path} line {reader.line_num}: has {len(row)} columns; the head has {len(head)}",
+                    f"{path} line {reader.line_num}: has {len(row)} columns; its first line has {len(head)}",
                     hint="correct or remove the line; a text with commas needs quotes",
                     file=path,
                 )

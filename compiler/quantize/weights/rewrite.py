@@ -175,7 +175,7 @@ def _check_options(bits: int, block_size: int, method: str, form: str, hessians:
     if bits not in (4, 8):
         raise InvalidOption(f"bits: {bits}; 4 or 8 is required")
     if method not in ("rtn", "gptq") or form not in ("nbits", "qdq"):
-        raise InvalidOption(f"method {method!r}, form {form!r}: rtn or gptq, nbits or qdq")
+        raise InvalidOption(f"method {method!r}, form {form!r}: rtn or gptq, and nbits or qdq, are required")
     power = block_size >= _SMALLEST_BLOCK and not block_size & (block_size - 1)
     if block_size and (not power or (form == "nbits" and block_size > _LARGEST_NBITS_BLOCK)):
         raise InvalidOption(f"block size: {block_size}; 0 or a power of two, 16 to 256 in nbits, is required")

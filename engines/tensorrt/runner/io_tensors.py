@@ -66,7 +66,7 @@ def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, .
             raise ModelError(
                 f"{path}: tensor {name!r} is in format {_word(engine.get_tensor_format(name))}; "
                 "row-major (LINEAR) is required",
-                hint="build it without allowed_formats",
+                hint="build it without `io_formats`",
                 tensor=name,
             )
         tensors.append(

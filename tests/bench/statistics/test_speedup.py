@@ -75,7 +75,7 @@ def test_too_few_rounds_in_common_are_refused(first: list[list[float]], second: 
 
 
 def test_what_is_no_latency_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="latency must be positive"):
+    with pytest.raises(InvalidOption, match="a latency is 0 ms or less"):
         speedup([[1.0] * 8], [[1.0] * 7 + [0.0]])
 
 

@@ -201,7 +201,7 @@ def test_a_split_is_a_file_of_the_folder(tmp_path: Path, tokenizer: Path) -> Non
         ("a.jsonl", b'{"text": 5}\n', r"a\.jsonl line 1: '5'; a text or a list of words"),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}', r"a\.jsonl line 2: label None; a number"),
         ("a.jsonl", b'{"text": "a", "label": {}}', r"a\.jsonl line 1: label \{\}; a number"),
-        ("a.csv", b"text,label\na,1\nb,c,2\n", r"a\.csv line 3: has 3 columns; the head has 2"),
+        ("a.csv", b"text,label\na,1\nb,c,2\n", r"a\.csv line 3: has 3 columns; its first line has 2"),
         ("a.csv", b"body,label\na,1\n", r"found body, label\n  hint: add \?column="),
     ],
 )  # fmt: skip
