@@ -34,7 +34,7 @@ from .running_difference import FIGURES, OutputSums, RunningDifference
 
 VERSION = 1
 _KEY = "qcompile"
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Arrays = Mapping[str, NDArray[Any]]
 
