@@ -4,6 +4,7 @@
     python benchmarks/load.py compare --service 5 --load 0.55 --seeds 4 --requests 2000
     python benchmarks/load.py compare --model model.onnx
     python benchmarks/load.py rate --service 5 --bound 25
+    python benchmarks/load.py coverage            # simulated: how often the interval of p99 holds it
 
 `compare` lets requests arrive at one runner in this process, under LoadGen's Server scenario and ours in
 turn. It prints the ratios of p50, p90, p99 and of the answered requests. Both sides get the same arrivals
@@ -45,10 +46,12 @@ from qcompile.bench.measuring.open_loop import poisson_arrivals, serve_arrivals
 from qcompile.bench.measuring.under_load import arrival_point
 from qcompile.bench.results.under_load import ArrivalPoint
 from qcompile.bench.statistics.launches import percentile, student_quantile
+from qcompile.bench.statistics.tail import tail_interval
 
 Call = Callable[[], object]
 SHARES = (0.5, 0.9, 0.99)
 GOAL = 0.03
+SIMULATIONS = 300
 SMALLEST_STEP = 0.01  # of the search
 
 
@@ -331,10 +334,42 @@ def inside(folder: str) -> Iterator[None]:
         os.chdir(before)
 
 
+def coverage() -> None:
+    """Print how often the interval holds p99 of M/D/1 and M/M/1, and how often that of requests in a random
+    order would, as if they were independent."""
+    rng = np.random.default_rng(0)
+    print("| busy | calls | requests taken as independent | as here | no upper end |\n|---|---|---|---|---|")
+    for busy in (0.3, 0.5, 0.7, 0.8):
+        for name in ("M/D/1", "M/M/1"):
+            truth = statistics.fmean(
+                np.quantile(queue_latencies(rng, busy, 400_000, name), 0.99) for _ in range(5)
+            )
+            hits = alone = open_ended = 0
+            for _ in range(SIMULATIONS):
+                latencies = queue_latencies(rng, busy, 2400, name)
+                low, high = tail_interval(latencies)
+                hits += (low or 0.0) <= truth <= (high or math.inf)
+                open_ended += high is None
+                low, high = tail_interval(rng.permutation(latencies))
+                alone += (low or 0.0) <= truth <= (high or math.inf)
+            shares = " | ".join(f"{count / SIMULATIONS:.0%}" for count in (alone, hits, open_ended))
+            print(f"| {busy:.0%} | {name} | {shares} |", flush=True)
+
+
+def queue_latencies(rng: np.random.Generator, busy: float, count: int, name: str) -> NDArray[np.int64]:
+    """Latencies of one server whose calls take 1 ms on average."""
+    arrivals = np.cumsum(rng.exponential(1e6 / busy, count))
+    services = np.full(count, 1e6) if name == "M/D/1" else rng.exponential(1e6, count)
+    work = np.cumsum(services)
+    return (work + np.maximum.accumulate(arrivals - (work - services)) - arrivals).astype(np.int64)
+
+
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["all", "compare", "replay", "rate"], default="all")
+    parser.add_argument(
+        "what", nargs="?", choices=["all", "compare", "replay", "rate", "coverage"], default="all"
+    )
     parser.add_argument("--service", type=float, default=5.0, help="ms of a call that spins")
     parser.add_argument("--model", default=None, help="ONNX file; '' for convolutions")
     parser.add_argument("--load", type=float, default=0.55, help="share of the time that calls take")
@@ -343,6 +378,9 @@ def main() -> None:
     parser.add_argument("--bound", type=float, default=0.0, help="ms; default: five calls")
     parser.add_argument("--inline", action="store_true", help="call in LoadGen's thread, without a queue")
     given = parser.parse_args()
+    if given.what == "coverage":
+        coverage()
+        return
     spin = spinning(given.service)
     if given.what in ("all", "replay"):
         replay(spin, f"calls of {given.service:g} ms", given)

@@ -1,7 +1,8 @@
 """What serving costs: one ONNX file in a process of its own, and on real servers, in one interleaved bench.
 
     .venv/bin/python benchmarks/served.py                            # every server that is installed
-    .venv/bin/python benchmarks/served.py --servers triton --model model.onnx --batch-size 1 --max-time 120
+    .venv/bin/python benchmarks/served.py --servers triton --model model.onnx --batch-size 8 --max-time 120
+    .venv/bin/python benchmarks/served.py --servers triton --p99-below 20    # the largest rate of each
 
 `served_harness/servers.py` says how Triton, MLServer and KServe are installed. Each serves the file with ONNX
 Runtime and one thread, as the process of the baseline does, on this machine. Outputs are compared first: a
@@ -62,6 +63,10 @@ def show(results: Results) -> bool:
         for text in row.warnings:
             if "the server says" in text or "is served" in text:
                 print(f"{row.name}: {text}")
+        if row.largest_rate is not None:
+            found = row.largest_rate
+            per_s = f"{found.per_s:.0f} requests/s" if found.per_s else f"none ({found.reason})"
+            print(f"{row.name}: largest rate with p99 below {found.p99_below_ms:g} ms: {per_s}")
         for point in row.concurrency:
             print(f"{row.name}: {point.count} clients: {point.throughput_per_s:.0f} samples/s")
     return all(is_equal(row) for row in results.rows if row is not base)
@@ -74,6 +79,7 @@ def main() -> None:
     parser.add_argument("--servers", default=",".join(SERVERS), help=f"of {', '.join(SERVERS)}")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--clients", default="", help="numbers of clients, such as 1,2,4")
+    parser.add_argument("--p99-below", type=float, help="find the largest rate with p99 below, in ms")
     parser.add_argument("--max-time", type=float, default=60.0, help="seconds of the interleaved bench")
     parser.add_argument("-o", "--output", type=Path, help="results.json")
     given = parser.parse_args()
@@ -95,6 +101,7 @@ def main() -> None:
             batch_size=given.batch_size,
             threads=1,
             clients=[int(count) for count in given.clients.split(",") if count],
+            p99_below_ms=given.p99_below,
             max_time_s=given.max_time,
             output=given.output,
             progress=lambda text: print(text, file=sys.stderr),

@@ -23,6 +23,8 @@ _FILES = (
     "ARTIFACTS",
     "REFERENCE",
     "BASELINE",
+    "OLD",
+    "NEW",
     "random|FILE",
 )
 """Values that are texts, as they may be spelled otherwise too, and most often name a file."""

@@ -47,7 +47,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Return the text with links as the site has them."""
+    """Return the text with links as the site has them. Examples have wide tables, and no list of headings."""
+    if page.file.src_uri.startswith("examples/"):
+        page.meta["hide"] = ["toc"]
     places = {place: path for path, place in included().items() if place != "index.md"}
     source = places.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     return with_links_of_the_site(markdown, source, page.file.src_uri)

@@ -116,7 +116,8 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
     known |= {"--help", "--json", "--version"}
     foreign = {
         "--slow", "--without-halves",  # pytest
-        "--calib",  # trtexec
+        "--calib", "--fp16",  # trtexec
+        "--governor", "--query-gpu", "--format",  # cpupower, nvidia-smi
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
         "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
         "--results", "--table", "--steps",  # benchmarks/architectures.py, trained_classifiers.py

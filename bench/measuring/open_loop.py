@@ -93,7 +93,7 @@ def serve_arrivals(
     arrivals: Times,
     *,
     clock: Clock | None = None,
-    has_enough: Callable[[Sequence[int]], bool] = lambda _: False,
+    has_enough: Callable[[Sequence[int]], bool] | None = None,
     tell: Callable[[int], None] = lambda _: None,
 ) -> ServedArrivals:
     """Answer requests, each as soon as it has arrived and a server is free, in their order.
@@ -108,7 +108,7 @@ def serve_arrivals(
     Raises:
         ModelError: If a call fails.
     """
-    line = _Line(arrivals.tolist(), len(calls), clock or RealClock(), has_enough, tell)
+    line = _Line(arrivals.tolist(), len(calls), clock or RealClock(), has_enough or _never, tell)
     threads = [threading.Thread(target=line.serve, args=(call,), daemon=True) for call in calls[1:]]
     for thread in threads:
         thread.start()
@@ -119,6 +119,10 @@ def serve_arrivals(
         failure = line.failures[0]
         raise ModelError(f"open loop: a call fails: {first_line(failure)}") from failure
     return line.result()
+
+
+def _never(_: Sequence[int]) -> bool:
+    return False
 
 
 class _Line:

@@ -24,7 +24,7 @@ from .sweep import each_worker, warm
 
 POINT_S = 10.0
 _MOST = 10_000
-_SEARCH_POINT_S = 20.0
+_SEARCH_POINT_S = 30.0
 
 
 def sweep_rates(

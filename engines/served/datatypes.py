@@ -44,7 +44,8 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
 
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
-    return np.dtype(name).newbyteorder("<")
+    dtype: np.dtype[Any] = np.dtype(name).newbyteorder("<")
+    return dtype
 
 
 def to_bytes(array: NDArray[Any]) -> bytes:
@@ -71,7 +72,8 @@ def from_bytes(raw: memoryview, datatype: str, shape: tuple[int, ...], subject: 
 
 
 def _texts(raw: memoryview, count: int, subject: str) -> list[str]:
-    texts, at = [], 0
+    texts: list[str] = []
+    at = 0
     while at < len(raw):
         end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
         if end > len(raw) or len(texts) == count:

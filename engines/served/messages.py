@@ -48,7 +48,7 @@ def encode_request(feeds: Feeds, outputs: Sequence[str], *, binary: bool) -> tup
     inputs, parts = [], []
     for name, array in feeds.items():
         datatype = datatype_of(array)
-        entry = {"name": name, "shape": list(array.shape), "datatype": datatype}
+        entry: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": datatype}
         if binary:
             raw = to_bytes(array)
             parts.append(raw)

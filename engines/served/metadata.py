@@ -11,7 +11,7 @@ from ...tensors import Dim, ModelIO, TensorInfo
 from .datatypes import TO_NUMPY
 
 BINARY = "binary_tensor_data"
-STATISTICS = "statistics"
+CONFIGURATION = "model_configuration"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def server_facts(value: Mapping[str, Any]) -> ServerFacts:
     """Read the answer to `GET /v2`."""
     extensions = value.get("extensions")
     texts = [str(one) for one in extensions] if isinstance(extensions, list) else []
-    return ServerFacts(*(str(value.get(key) or "")[:80] for key in ("name", "version")), tuple(texts))
+    name, version = (str(value.get(key) or "")[:80] for key in ("name", "version"))
+    return ServerFacts(name, version, tuple(texts))
 
 
 def model_io(value: Mapping[str, Any], subject: str) -> ModelIO:

@@ -114,6 +114,8 @@ class Handler(BaseHTTPRequestHandler):
             spent = {**parts, "compute_output": 250_000, "success": 4_000_000}
             stats = {key: {"count": server.served, "ns": server.served * ns} for key, ns in spent.items()}
             self.json({"model_stats": [{"name": "digits", "version": "1", "inference_stats": stats}]})
+        elif self.path.endswith("/config") and "model_configuration" in behaviour.extensions:
+            self.json({"name": "digits", "max_batch_size": behaviour.batch})
         else:
             self.json({"error": f"{self.path} is not here"}, 404)
 

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from virtual_queue import MS, Virtual
 
 from qcompile.bench.measuring.enough import looks_at, tail_verdict
 from qcompile.bench.measuring.largest_rate import find_largest_rate
 from qcompile.bench.measuring.open_loop import poisson_arrivals, serve_arrivals
 from qcompile.bench.measuring.under_load import arrival_point, requests_at
 from qcompile.bench.results.under_load import ArrivalPoint
-from tests.bench.measuring.test_open_loop import MS, Virtual
 
 
 def p99_of_m_m_1(rate: float, service_ms: float = 5.0) -> float:

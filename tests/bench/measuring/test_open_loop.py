@@ -13,27 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from virtual_queue import MS, Virtual
 
 from qcompile.bench.measuring.open_loop import ServedArrivals, poisson_arrivals, serve_arrivals
 from qcompile.errors import ModelError
-
-MS = 1_000_000
-
-
-class Virtual:
-    """A clock that stands still, but for waits and for calls of a known length."""
-
-    def __init__(self, services: Sequence[int]) -> None:
-        self.at, self.services = 12_345, iter(services)
-
-    def now(self) -> int:
-        return self.at
-
-    def wait_until(self, at: int) -> None:
-        self.at = max(self.at, at)
-
-    def call(self) -> None:
-        self.at += next(self.services)
 
 
 def served(arrivals: Sequence[int] | NDArray[np.int64], services: Sequence[int]) -> ServedArrivals:

@@ -15,6 +15,8 @@ import pytest
 from kserve_server import serving
 
 import qcompile
+from qcompile.bench.worker import WorkerSession
+from qcompile.bench.workers.arrays import save_arrays
 from qcompile.engines.base import Runner
 from qcompile.engines.served import http_channel
 from qcompile.errors import DataError, EngineUnavailable, ModelError, QCompileError
@@ -139,6 +141,16 @@ def greet(listening: socket.socket) -> None:
         connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
+def test_a_host_that_cannot_be_and_an_answer_without_end(
+    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "is not known: no such host" in failure("kserve:http://a..b:80/v2/models/m").message
+    monkeypatch.setattr(http_channel, "MOST_BYTES", 1000)
+    answers = {f"{PATH}/infer": (200, {}, b"{" + b" " * 2000 + b"}")}
+    with serving(tiny_file("mlp"), answers=answers) as (_, url):
+        assert "answers with more than 1000 bytes" in failure(f"kserve:{url}").message
+
+
 def test_a_server_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_channel, "CONNECT_S", 0.3)
     stop = threading.Event()
@@ -202,3 +214,19 @@ def test_triton_tells_what_it_spent_its_time_on(tiny_file: Callable[..., Path]) 
 def server_times(runner: Runner) -> str:
     said: str = runner.server_times()  # type: ignore[attr-defined]
     return said
+
+
+def test_requests_that_arrive_by_themselves_have_connections_of_their_own(
+    tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    session = WorkerSession(lambda _: None)
+    save_arrays(tmp_path / "x.npz", {"x": X})
+    with serving(tiny_file("mlp"), extensions=("binary_tensor_data",)) as (server, url):
+        session.do_load({"artifact": f"kserve:{url}", "threads": 1})
+        session.do_feed({"path": str(tmp_path / "x.npz")})
+        answer = session.do_arrivals({"rate": 400.0, "requests": 60, "seed": 0})
+        assert len(answer["ns"]) == 60
+        assert answer["servers"] == 16
+        assert len(server.connections) >= 16
+        assert server.served == 61
+        session.runner.close()
