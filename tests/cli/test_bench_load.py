@@ -22,6 +22,7 @@ def test_load_is_printed_and_written_in_every_form(
     monkeypatch.setattr(under_load, "POINT_S", 0.1)
     monkeypatch.setattr(under_load, "_SEARCH_POINT_S", 0.1)
     monkeypatch.setattr(largest_rate, "RESOLUTION", 1.0)
+    monkeypatch.setattr(largest_rate, "_STEPS", 0)
     model = tiny_file("mlp")
     words = ["bench", model, "--baseline", model, "--threads", 1, "--max-time", 0.1, "--rate", "3000"]
     words += ["--p99-below", 5000, "-o", tmp_path / "r.json"]
