@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/support"))
@@ -67,6 +68,9 @@ def prepare(folder: Path, model: str, samples: int) -> None:
     for name in ("first", "second"):
         inputs = [f"image:[batch,{','.join(map(str, shape))}]"]
         qcompile.export(f"{model}?weights=random", folder / f"{name}.onnx", inputs=inputs)
+        exported = onnx.load(folder / f"{name}.onnx")
+        exported.producer_name = name  # another model: what was done for the first is not found
+        onnx.save(exported, folder / f"{name}.onnx")
         np.savez(folder / f"{name}.npz", image=rng.standard_normal((samples, *shape), np.float32))
         (folder / f"{name}.toml").write_text(RECIPE.format(name=name))
 
