@@ -83,7 +83,7 @@ class TensorInfo:
         shape: Extents; a dynamic axis is a string.
         extents: What was said of the extents of dynamic axes; no part of what the tensor is.
         preprocessing: How a sample (an image, a text, a recording) becomes this input, as
-            `model.preprocessing` writes it; None where nobody said. No part of what the tensor is either.
+            manifests have it; None where nobody said. No part of what the tensor is either.
     """
 
     name: str

@@ -18,7 +18,12 @@ from .manifest import Manifest, read_manifest
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file on disk with its manifest."""
+    """A file on disk with its manifest.
+
+    Attributes:
+        path: The file; its manifest lies beside it as `NAME.json`.
+        manifest: What is known of it.
+    """
 
     path: Path
     manifest: Manifest

@@ -42,8 +42,8 @@ class Manifest:
         proof: What was found inside: layers by precision, nodes quantized, ...
         checks: Verifications in the order they ran.
         warnings: What the user should know.
-        digest: "sha256:..." of the file with its side files; filled in by `commit`.
-        size_bytes: The file and its side files; filled in by `commit`.
+        digest: "sha256:..." of the file with its side files.
+        size_bytes: Of the file and its side files.
     """
 
     kind: str

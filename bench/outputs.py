@@ -16,7 +16,7 @@ from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
 from ..engines.served import is_served, parse_served
-from ..engines.served.connect import served_io
+from ..engines.served.connect import look_at
 from ..errors import DataError, EngineUnavailable, InvalidOption
 from ..files import temporary_folder
 from ..model.graph import graph_precision
@@ -54,6 +54,7 @@ class RunnableArtifact:
         made: Makes input for it; None where it is no ONNX file.
         weights: What its graph holds; None where it is no ONNX file.
         warnings: What to know of it before it is measured.
+        largest_batch: Most samples that it takes at once; None where that is not known.
     """
 
     name: str
@@ -72,6 +73,7 @@ class RunnableArtifact:
     made: RandomInput | None = None
     weights: WeightsHeld | None = None
     warnings: tuple[str, ...] = ()
+    largest_batch: int | None = None
 
 
 def describe(
@@ -149,17 +151,19 @@ def _elsewhere(manifest: Manifest | None, runtime: str) -> tuple[str, ...]:
 def _served(artifact: str, name: str) -> RunnableArtifact:
     """A model on a server, which is asked what the model takes; of the rest it says nothing."""
     address = parse_served(artifact)
+    io, largest_batch = look_at(address)
     return RunnableArtifact(
         name=name or address.short,
         artifact=artifact,
         engine=address.kind,
         precision=UNKNOWN,
-        io=served_io(address),
+        io=io,
         runs_on=f"served at {address.server}",
         size_bytes=None,
         why_not="",
         device=ON_SERVER,
         places=(),
+        largest_batch=largest_batch,
     )
 
 
@@ -210,7 +214,7 @@ def feeds_for(
         for batch in Data(data, io.inputs, batch_size=batch_size, limit=samples):
             yield batch.feeds
         return
-    size = batch_size or min(samples or 8, 8)
+    size = batch_size or min(samples or 8, 8, *(one.largest_batch for one in runnables if one.largest_batch))
     runnable = next((one for one in runnables if one.made and one.made.inputs == io.inputs), None)
     if runnable is None or runnable.made is None:
         yield random_feeds(io.inputs, extent=size)

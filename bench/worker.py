@@ -124,14 +124,14 @@ class WorkerSession:
         from .measuring.open_loop import poisson_arrivals, serve_arrivals
 
         below_ms, count = request.get("below_ms"), request["requests"]
-        ends_early = {"has_enough": looks_at(int(below_ms * 1e6), count)} if below_ms else {}
+        has_enough = looks_at(int(below_ms * 1e6), count) if below_ms else None
         arrivals = poisson_arrivals(request["rate"], count, seed=request["seed"])
         with contextlib.ExitStack() as stack:
             runners = [self.runner]
             for _ in range(1, self.runner.calls_at_once):
                 runners.append(self._for_another_client(stack))
             calls = [runner.prepare(self.feeds) for runner in runners]
-            served = serve_arrivals(calls, arrivals, tell=self.tell, **ends_early)
+            served = serve_arrivals(calls, arrivals, has_enough=has_enough, tell=self.tell)
         return {
             "ns": served.latencies.tolist(),
             "service_ns": served.services.tolist(),
@@ -139,7 +139,7 @@ class WorkerSession:
             "backlog": served.backlog,
             "overloaded": served.overloaded,
             "servers": len(calls),
-            "at_rest": _wait_for_rest(),
+            "at_rest": self._rest(),
         }
 
     def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -128,6 +128,15 @@ class Ranges:
     def amax(self, tensor: str, method: Method | None = None, *, symmetric: bool = True) -> float:
         """Return the clipping magnitude of a tensor, by the method or by the default one.
 
+        Args:
+            tensor: Its name in the ONNX file.
+            method: Chooses the threshold; `self.method` if it is None.
+            symmetric: Minimize the error on the grid of symmetric int8; else on that of 255 steps over the
+                range.
+
+        Returns:
+            amax in the tensor's units, 0 or more; the symmetric int8 scale is amax / 127.
+
         Raises:
             CalibrationError: If the tensor was not observed, or is only known from a TensorRT cache and a
                 method is asked for.
@@ -145,7 +154,7 @@ class Ranges:
     def limits(
         self, tensor: str, method: Method | None = None, *, symmetric: bool = True
     ) -> tuple[float, float]:
-        """Return (low, high), the range of a tensor that is quantized.
+        """Return (low, high), the range of a tensor that is quantized, in its units: low <= 0 <= high.
 
         Raises:
             CalibrationError: As `amax`.

@@ -54,7 +54,7 @@ def gate(session: Session, given: GateCommand) -> int:
         batch_size=given.batch_size,
         threads=given.threads,
         max_time_s=given.max_time_s,
-        devices=given.devices,
+        device=given.device,
         pythons=given.python,
         timeout_s=given.timeout_s,
         trust=given.trust,

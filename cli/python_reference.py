@@ -7,28 +7,22 @@ Python that runs this.
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import qcompile
-
 from .. import errors
 from .docstrings import Entry, paragraphs, sections_of
+from .public_names import Source, public, results, taken
 
-PACKAGE = Path(__file__).parents[1]
 _LONGEST = 100
 _ABOUT = """\
 The verbs of the [command line](commands.md) are functions of `qcompile`, and take the same options.
 Importing `qcompile` loads no runtime.
 
 ```python
-import qcompile
-
 model = qcompile.export("model.py:build", "model.onnx", inputs=["x:[batch,3,224,224]"])
 ranges = qcompile.calibrate(model.path, "data.npz", "model.ranges")
 int8 = qcompile.build(model.path, "int8.onnx", target="onnxruntime", precision="int8", ranges=ranges.path)
@@ -52,85 +46,6 @@ _KEYWORDS = "As keyword arguments; the types are those of the [recipe](recipe.md
 """What stands before the table of `**options`."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A class or function where it is defined.
-
-    Attributes:
-        module: Its path in the package, such as `pipeline/run.py`.
-        node: What the parser made of it.
-    """
-
-    module: Path
-    node: ast.FunctionDef | ast.ClassDef
-
-    @property
-    def doc(self) -> str:
-        """Its docstring, without indentation."""
-        return ast.get_docstring(self.node) or ""
-
-    def text(self, node: ast.AST) -> str:
-        """The words of a part, on one line."""
-        found = ast.get_source_segment(_source(self.module), node)
-        return " ".join((found or ast.unparse(node)).split())
-
-
-@functools.cache
-def _source(module: Path) -> str:
-    return (PACKAGE / module).read_text(encoding="utf-8")
-
-
-@functools.cache
-def _tree(module: Path) -> ast.Module:
-    return ast.parse(_source(module))
-
-
-def find(name: str, module: Path) -> Source | None:
-    """Return the class or function that a name of a module stands for; None if it is not of the package."""
-    for node in ast.walk(_tree(module)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            return Source(module, node)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            if [getattr(one, "id", "") for one in node.targets] == [name]:
-                return find(node.value.id, module)  # another name for it
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name and (place := _place(module, node)):
-                    return find(alias.name, place)
-    return None
-
-
-def _place(module: Path, node: ast.ImportFrom) -> Path | None:
-    folder = module.parent
-    for _ in range(node.level - 1):
-        folder = folder.parent
-    folder = folder.joinpath(*(node.module or "").split(".")) if node.module else folder
-    for place in (folder.with_suffix(".py"), folder / "__init__.py"):
-        if (PACKAGE / place).is_file() and place.name != ".py":
-            return place
-    return None
-
-
-def public() -> dict[str, Source]:
-    """Return the names of `qcompile.__all__` that are classes or functions, and where they are."""
-    found = {name: find(name, Path("__init__.py")) for name in qcompile.__all__ if name != "__version__"}
-    return {name: source for name, source in sorted(found.items()) if source is not None}
-
-
-def results() -> dict[str, Source]:
-    """Return the classes that public functions return and `qcompile` does not name."""
-    names = public()
-    found: dict[str, Source] = {}
-    for source in names.values():
-        if isinstance(source.node, ast.FunctionDef) and source.node.returns is not None:
-            for part in ast.walk(source.node.returns):
-                if isinstance(part, ast.Name) and part.id not in names and part.id not in found:
-                    made = find(part.id, source.module)
-                    if made is not None:
-                        found[part.id] = made
-    return dict(sorted(found.items()))
-
-
 def python_page(note: str, tables: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of the page.
 
@@ -148,6 +63,9 @@ def python_page(note: str, tables: Mapping[str, Sequence[str]], commands: Mappin
     for name, source in public().items():
         if isinstance(source.node, ast.ClassDef):
             yield from _class(name, source, tables.get(name, ()))
+    yield from ("", "## What functions take", "", "A version may move these classes.")
+    for name, source in taken().items():
+        yield from _class(name, source, tables.get(name, ()), home=_home(name, source.module))
     yield from ("", "## What functions return", "", "These classes have no name in `qcompile`.")
     for name, source in results().items():
         if isinstance(source.node, ast.ClassDef):
@@ -169,13 +87,22 @@ def _function(name: str, source: Source, table: Sequence[str], command: str) -> 
         yield from ("", f"On the command line: [`qcompile {verb}`](commands.md#{command}).")
 
 
-def _class(name: str, source: Source, table: Sequence[str] = ()) -> Iterator[str]:
+def _home(name: str, module: Path) -> str:
+    """Return the package that a class is imported from, or its module where the package has not its name."""
+    parts = ["qcompile", *module.with_suffix("").parts]
+    package = importlib.import_module(".".join(parts[:-1]))
+    return ".".join(parts[:-1] if hasattr(package, name) and len(parts) > 2 else parts)
+
+
+def _class(name: str, source: Source, table: Sequence[str] = (), home: str = "") -> Iterator[str]:
     assert isinstance(source.node, ast.ClassDef)
     yield from ("", f"### `{name}`", "")
+    if home:
+        yield from ("```python", f"from {home} import {name}", "```", "")
     if name in _OPAQUE:
         yield "\n\n".join(paragraphs(sections_of(source.doc)[0]))
         return
-    yield from _described(source.doc, _fields(source))
+    yield from _described(source.doc, {} if table else _fields(source))
     if table:
         yield from ("", "| name | type | default | |", *table[1:])
     members = [_member(source, node) for node in source.node.body]
@@ -184,26 +111,30 @@ def _class(name: str, source: Source, table: Sequence[str] = ()) -> Iterator[str
 
 
 def _fields(source: Source) -> dict[str, str]:
-    """Return each field of a class to its type, as far as that is a type alone."""
+    """Return each field of a class to its type and default, as far as they are plain."""
     assert isinstance(source.node, ast.ClassDef)
-    return {
-        node.target.id: source.text(node.annotation)
-        for node in source.node.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if not node.target.id.startswith("_") and "option(" not in source.text(node.annotation)
-    }
+    found = {}
+    for node in source.node.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        kind = source.text(node.annotation)
+        if not node.target.id.startswith("_") and "option(" not in kind:
+            if node.value is not None and not isinstance(node.value, ast.Call):
+                kind = f"{kind} = {_default(source, node.value)}"
+            found[node.target.id] = kind
+    return found
 
 
 def _member(source: Source, node: ast.stmt) -> str:
     """Return the row of a public method or property."""
-    if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+    if not isinstance(node, ast.FunctionDef) or (node.name.startswith("_") and node.name != "__call__"):
         return ""
     sentence = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
     marks = [source.text(one) for one in node.decorator_list]
     if any(mark in ("property", "cached_property", "functools.cached_property") for mark in marks):
         shown = node.name
     else:
-        shown = signature(node.name, source, node, method=True)
+        shown = signature(node.name, source, node, method="staticmethod" not in marks)
         shown = " ".join(shown.split()).replace("( ", "(").replace(", )", ")")
     shown = shown.replace("|", "\\|")
     return f"| `{shown}` | {sentence} |"
@@ -240,10 +171,13 @@ def _parameter(source: Source, one: ast.arg, default: ast.expr | None) -> str:
     kind = f": {source.text(one.annotation)}" if one.annotation is not None else ""
     if default is None:
         return one.arg + kind
-    shown = source.text(default)
-    if isinstance(default, ast.Name) and shown.isupper():
-        shown = _constant(shown, source.module)
+    shown = _default(source, default)
     return f"{one.arg}{kind} = {shown}" if kind else f"{one.arg}={shown}"
+
+
+def _default(source: Source, default: ast.expr) -> str:
+    shown = source.text(default)
+    return _constant(shown, source.module) if isinstance(default, ast.Name) and shown.isupper() else shown
 
 
 def _constant(name: str, module: Path) -> str:

@@ -18,6 +18,7 @@ import msgspec
 from ..deploy import TritonOptions
 from ..pipeline.migrate.flags import Tool, dashed, flags_of
 from ..spec.artifacts import BuildSpec, QuantizeSpec
+from ..spec.measure import Budget
 from ..spec.option import Option, fields_of, options_of
 from ..spec.recipes import RecipeFile
 from .format_reference import formats_page
@@ -137,6 +138,7 @@ def _python() -> Iterator[str]:
     tables = {
         "build": list(_table([one for one in fields_of(BuildSpec) if one.table is None])),
         "quantize": list(_table([one for one in fields_of(QuantizeSpec) if one.name != "ranges"])),
+        "Budget": list(_table(fields_of(Budget))),
         "TritonOptions": list(_table(fields_of(TritonOptions))),
     }
     anchors = {

@@ -189,17 +189,23 @@ class Runner(ABC):
         """Run once.
 
         Args:
-            feeds: Input name to array, exactly of the declared dtype; nothing is converted.
+            feeds: Input name to array, of the declared shape (any extent on dynamic axes) and exactly of the
+                declared dtype; nothing is converted.
 
         Returns:
-            Output name to array.
+            Output name to array, of the shapes and dtypes that `io.outputs` declares.
 
         Raises:
-            DataError: If the feeds do not fit.
+            DataError: If a name, a shape or a dtype of the feeds does not fit.
+            ModelError: If the runtime fails on feeds that fit.
         """
 
     def time(self, feeds: Feeds, iterations: int) -> NDArray[np.int64]:
-        """Run `iterations` times and return the duration of each in nanoseconds, int64 [iterations]."""
+        """Run `iterations` times and return the duration of each in nanoseconds, int64 [iterations].
+
+        Raises:
+            DataError, ModelError: As `infer`.
+        """
         run = self.prepare(feeds)
         clock = time.perf_counter_ns
         durations = np.empty(iterations, np.int64)

@@ -112,6 +112,9 @@ def auto(
         progress: Told of every step.
         listener: Told of every stage when it is over.
 
+    Returns:
+        The recommendation and its file; None where no artifact is faster within the budget.
+
     Raises:
         InvalidOption: If there are no samples to measure accuracy on, the folder belongs to another request,
             or the model's inputs are not known.

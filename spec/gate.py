@@ -85,14 +85,10 @@ class GateOptions(Checked):
             gt=0,
         ),
     ] = 30.0
-    devices: Annotated[
-        tuple[str, ...],
-        option(
-            "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.",
-            flag="--device",
-            metavar="DEVICE",
-        ),
-    ] = ()
+    device: Annotated[
+        str | None,
+        option("Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.", metavar="DEVICE"),
+    ] = None
     python: Annotated[
         tuple[str, ...],
         option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER"),

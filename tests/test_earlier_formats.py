@@ -59,6 +59,8 @@ FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
     "spec/recipes.py RECIPE_VERSION": ("recipe-*.toml", of_recipe),
 }
 """File and name of each constant, the files of its format, and their versions."""
+PRINTED = {"bench/gate/result.py SCHEMA_VERSION"}
+"""What `--json` prints, and nothing reads again."""
 
 
 @functools.cache
@@ -85,7 +87,7 @@ def by_commit(path: Path) -> str:
 
 def test_every_format_is_known_here() -> None:
     of_files = {name for name in versions_in_source() if "IR_VERSION" not in name}  # ONNX's own
-    assert of_files == FORMATS.keys(), "a new format needs files of its first version"
+    assert of_files - PRINTED == FORMATS.keys(), "a new format needs files of its first version"
 
 
 @pytest.mark.parametrize("constant", FORMATS)

@@ -46,7 +46,7 @@ def gate(
     batch_size: int | None = None,
     threads: int = 0,
     max_time_s: float = DEFAULT_MAX_TIME_S,
-    devices: Sequence[str] = (),
+    device: str | None = None,
     pythons: Sequence[str] = (),
     timeout_s: float = DEFAULT_TIMEOUT_S,
     trust: bool = False,
@@ -72,7 +72,7 @@ def gate(
         batch_size: Samples per call, where the model leaves it open.
         threads: The same for both; 0 takes every core this process may use.
         max_time_s: Of the rounds and launches of a pair; a clear case ends earlier.
-        devices: Where PyTorch and ONNX Runtime run.
+        device: Where PyTorch and ONNX Runtime run: "cpu", "cuda" or "cuda:1".
         pythons: `ENGINE=INTERPRETER` for engines whose workers run elsewhere.
         timeout_s: Give a worker up that does not answer for so long.
         trust: Run files that are not what their manifests say, and engines without one, all the same.
@@ -95,8 +95,9 @@ def gate(
         raise InvalidOption(
             "`max_drop`: accuracy needs labelled samples", hint="give `evaluation`", option="max_drop"
         )
-    if len(devices) > 1 or is_every_gpu(devices):
-        raise InvalidOption(f"`devices` {', '.join(devices)}: one device is required", option="devices")
+    devices = (device,) if device else ()
+    if is_every_gpu(devices):
+        raise InvalidOption(f"`device` {device}: one device is required", option="device")
     began = time.monotonic()
     found = find_pairs(old, new)
     limits = Limits(max_slower / 100.0, max_larger / 100.0, max_drop, outputs, strict)

@@ -96,7 +96,13 @@ class GateResult:
             "machine": self.machine,
             "threads": self.threads,
             "seconds": round(self.seconds, 3),
-            "limits": dict(vars(self.limits)),
+            "limits": {
+                "max_slower_percent": round(100.0 * self.limits.max_slower, 6),
+                "max_larger_percent": round(100.0 * self.limits.max_larger, 6),
+                "max_drop": self.limits.max_drop,
+                "outputs": self.limits.outputs,
+                "strict": self.limits.strict,
+            },
             "pairs": [_pair_json(pair) for pair in self.pairs],
             "added": list(self.added),
         }

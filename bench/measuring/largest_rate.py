@@ -75,23 +75,33 @@ class _Search:
         return below
 
     def make_certain(self) -> None:
-        """Go on on both sides until a rate is certain there; a few steps, where p99 is noisy."""
-        for start, step, wanted in ((self.below, 1 / _STEP, "below"), (self.above, _STEP, "above")):
-            rate = start
-            for _ in range(_STEPS if self.below and self.above else 0):
-                if wanted in self.verdicts.values():
-                    break
-                rate *= step
-                self.is_below(rate)
+        """Go on on both sides until a rate is certain that is nearer than those which are; a few steps."""
+        if not (self.below and self.above):
+            return
+        below, above = self.below, self.above
+        for step in range(1, _STEPS + 1):
+            rate = below / _STEP**step
+            if rate <= (self.sure_ends()[0] or 0.0) or self.verdicts.get(below) == "below":
+                break
+            self.is_below(rate)
+        for step in range(1, _STEPS + 1):
+            rate = above * _STEP**step
+            if rate >= (self.sure_ends()[1] or math.inf) or self.verdicts.get(above) == "above":
+                break
+            self.is_below(rate)
 
-    def result(self) -> LargestRate:
+    def sure_ends(self) -> tuple[float | None, float | None]:
+        """Return the largest rate that is certainly below the bound and the smallest that is above it."""
         sure = [rate for rate, verdict in self.verdicts.items() if verdict == "below"]
         beyond = [rate for rate, verdict in self.verdicts.items() if verdict == "above"]
         low, high = max(sure, default=None), min(beyond, default=None)
         if low and high and low > high:  # p99 is noisy: neither is certain
-            sure = [rate for rate in sure if rate < high]
-            beyond = [rate for rate in beyond if rate > low]
+            sure, beyond = [rate for rate in sure if rate < high], [rate for rate in beyond if rate > low]
             low, high = max(sure, default=None), min(beyond, default=None)
+        return low, high
+
+    def result(self) -> LargestRate:
+        low, high = self.sure_ends()
         if self.below:
             return LargestRate(self.bound_ms, self.below, low, high)
         least = min(self.verdicts)

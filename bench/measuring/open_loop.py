@@ -31,7 +31,7 @@ SEED = 20261122
 _SPIN_NS = 200_000  # what a sleep may come late
 _OVERLOAD_BACKLOG = 100  # requests of each server: a stable queue is never so long in practice
 _CHECKED_EVERY = 20  # requests
-_TOLD_EVERY_NS = 1_000_000_000
+_TOLD_EVERY_NS = 5_000_000_000
 
 Times = NDArray[np.int64]
 
@@ -93,7 +93,7 @@ def serve_arrivals(
     arrivals: Times,
     *,
     clock: Clock | None = None,
-    has_enough: Callable[[Sequence[int]], bool] = lambda _: False,
+    has_enough: Callable[[Sequence[int]], bool] | None = None,
     tell: Callable[[int], None] = lambda _: None,
 ) -> ServedArrivals:
     """Answer requests, each as soon as it has arrived and a server is free, in their order.
@@ -103,12 +103,12 @@ def serve_arrivals(
         arrivals: Nanoseconds from the start, ascending, [n], at least one.
         clock: Of the machine.
         has_enough: Given the latencies so far after each answer; no further request is begun after True.
-        tell: Called about once a second with the number of requests that were begun.
+        tell: Called every five seconds or so with the number of requests that were begun.
 
     Raises:
         ModelError: If a call fails.
     """
-    line = _Line(arrivals.tolist(), len(calls), clock or RealClock(), has_enough, tell)
+    line = _Line(arrivals.tolist(), len(calls), clock or RealClock(), has_enough or _never, tell)
     threads = [threading.Thread(target=line.serve, args=(call,), daemon=True) for call in calls[1:]]
     for thread in threads:
         thread.start()
@@ -119,6 +119,10 @@ def serve_arrivals(
         failure = line.failures[0]
         raise ModelError(f"open loop: a call fails: {first_line(failure)}") from failure
     return line.result()
+
+
+def _never(_: Sequence[int]) -> bool:
+    return False
 
 
 class _Line:

@@ -34,7 +34,7 @@ from .running_difference import FIGURES, OutputSums, RunningDifference
 
 VERSION = 1
 _KEY = "qcompile"
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Arrays = Mapping[str, NDArray[Any]]
 
@@ -267,8 +267,11 @@ def _difference(entry: _Entry, own: _Arrays, batches: int) -> RunningDifference:
         raise ValueError("its differences are not those of its batches")
     if batches and not figures:
         raise ValueError("it compares no output")
-    if any((one[:, :2] < 0).any() for one in figures):
-        raise ValueError("the squares of its differences are below zero")
+    # Sums of squares are not below zero, and no more rows agree than there are.
+    if any(
+        (one[:, :2] < 0).any() or (one[:, 7] < 0).any() or (one[:, 7] > one[:, 8]).any() for one in figures
+    ):
+        raise ValueError("its differences are none of outputs")
     difference = RunningDifference(entry.precision, keep=True)
     for number, rows in enumerate(zip(*(one.tolist() for one in figures), strict=True)):
         difference.include(

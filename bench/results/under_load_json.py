@@ -44,8 +44,8 @@ def read_largest_rate(value: object) -> LargestRate | None:
     bound = _positive(found.get("p99_below_ms"))
     if bound is None:
         return None
-    rates = (_positive(found.get(name)) for name in ("per_s", "low_per_s", "high_per_s"))
-    return LargestRate(bound, *rates, str(found.get("reason") or ""))
+    per_s, low, high = (_positive(found.get(name)) for name in ("per_s", "low_per_s", "high_per_s"))
+    return LargestRate(bound, per_s, low, high, str(found.get("reason") or ""))
 
 
 _FIGURES = ("median_ms", "p90_ms", "p99_ms", "p99_low_ms", "p99_high_ms", "busy")

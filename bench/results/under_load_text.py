@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...figures import DASH, figure
 from .row import Row
 from .under_load import ArrivalPoint, LargestRate
@@ -35,6 +37,6 @@ def largest_cells(found: LargestRate) -> list[str]:
     return [rate, figure(found.low_per_s), figure(found.high_per_s)]
 
 
-def bound_of(rows: list[Row]) -> float | None:
+def bound_of(rows: Sequence[Row]) -> float | None:
     """Return what p99 was to stay below; None where nobody asked."""
     return next((row.largest_rate.p99_below_ms for row in rows if row.largest_rate), None)

@@ -54,7 +54,7 @@ class Groups:
             self._kept.clear()
 
 
-def _clearing() -> Callable[[], None]:
+def _clearing() -> Callable[[Any], None]:
     """Return what clears them, which refers to nothing of qcompile: a scheduler need not have it."""
 
     def clear(dask_scheduler: Any) -> None:

@@ -109,6 +109,9 @@ def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis
         gpus: Compute capabilities to answer for, such as "sm86", in place of this machine's.
         python: `tensorflow=INTERPRETER` to look at.
 
+    Returns:
+        What works here, why the rest does not, and the fix.
+
     Raises:
         InvalidOption: If one is no compute capability, or the interpreter is spelled otherwise.
     """

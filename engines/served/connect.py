@@ -19,12 +19,12 @@ def connect(address: ServedAddress) -> ServedModel:
     return GrpcModel(address) if address.scheme == "grpc" else HttpModel(address)
 
 
-def served_io(address: ServedAddress) -> ModelIO | None:
-    """Return what a model takes and returns; None where its server does not say.
+def look_at(address: ServedAddress) -> tuple[ModelIO | None, int | None]:
+    """Return what a model takes and returns, and its largest batch; None for what its server does not say.
 
     Raises:
         EngineUnavailable, ModelError: As `connect`.
     """
     model = connect(address)
     model.close()
-    return model.io if model.io.inputs else None
+    return model.io if model.io.inputs else None, model.largest_batch

@@ -16,7 +16,7 @@ from .address import ServedAddress
 from .datatypes import TO_NUMPY, dtype_of, from_bytes, to_bytes
 from .http_channel import ANSWER_S, CONNECT_S, MOST_BYTES, unreachable
 from .messages import datatype_of
-from .metadata import ServerFacts, model_io
+from .metadata import CONFIGURATION, ServerFacts, model_io
 from .served_model import Call, ServedModel, no_such_model, not_ready, refused
 from .statistics import ServerTimes, server_times
 
@@ -121,6 +121,12 @@ class GrpcModel(ServedModel):
             raise not_ready(self.address, _said(error)) from error
         if not ready:
             raise not_ready(self.address, "")
+        if CONFIGURATION in self.facts.extensions:
+            with contextlib.suppress(self._grpc.RpcError):
+                request = messages.ModelConfigRequest(**self._which)
+                self.largest_batch = (
+                    stub.ModelConfig(request, timeout=CONNECT_S).config.max_batch_size or None
+                )
 
     def _request(self, feeds: Feeds) -> Any:
         request = self._messages.ModelInferRequest(

@@ -135,7 +135,8 @@ class HttpChannel:
         while chunk := response.read(_CHUNK):
             size += len(chunk)
             if size > MOST_BYTES:
-                raise http.client.HTTPException(f"an answer of more than {MOST_BYTES >> 30} GiB")
+                self.close()
+                raise unreachable(self.address, f"answers with more than {MOST_BYTES} bytes")
             read.append(chunk)
         if response.length:  # what was announced and did not come
             raise http.client.IncompleteRead(b"", response.length)
@@ -167,7 +168,7 @@ class HttpChannel:
         """Translate what the system and the HTTP library raise; the connection is left."""
         try:
             yield
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             self.close()
             if self._gave_up or isinstance(error, TimeoutError):
                 reason, hint = f"gave no answer within {self._limit_s:.3g} s", "look into the server's log"
@@ -176,11 +177,11 @@ class HttpChannel:
             raise unreachable(self.address, reason, hint) from error
 
 
-def _reason(error: OSError | http.client.HTTPException) -> tuple[str, str]:
+def _reason(error: OSError | http.client.HTTPException | UnicodeError) -> tuple[str, str]:
     """What went wrong, and the way out."""
     if isinstance(error, ConnectionRefusedError):
         return "refuses the connection", "start the server, or correct host and port"
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror | UnicodeError):  # the latter: its name cannot be one
         return "is not known: no such host", "correct the host"
     if isinstance(error, ssl.SSLError):
         return f"TLS fails ({first_line(error)})", "a certificate that this machine trusts is required"

@@ -13,7 +13,7 @@ from ...tensors import Feeds
 from .address import ServedAddress
 from .http_channel import Answer, HttpChannel, unreachable
 from .messages import decode_answer, encode_request, read_object
-from .metadata import BINARY, ServerFacts, model_io, server_facts
+from .metadata import BINARY, CONFIGURATION, ServerFacts, model_io, server_facts
 from .served_model import Call, ServedModel, no_such_model, not_ready, refused
 from .statistics import ServerTimes, server_times
 
@@ -41,6 +41,7 @@ class HttpModel(ServedModel):
                 raise no_such_model(address, f"HTTP {answer.status}", answer.said)
             self.io = model_io(read_object(answer.body, address.spec), address.spec)
             self._require_ready()
+            self.largest_batch = self._configured_batch()
         except BaseException:
             self.close()
             raise
@@ -81,6 +82,16 @@ class HttpModel(ServedModel):
         if answer.status != 200:  # the model may be behind a gateway that passes its own paths alone
             return ServerFacts()
         return server_facts(read_object(answer.body, self.address.spec))
+
+    def _configured_batch(self) -> int | None:
+        """Triton's extension for the configuration of a model; 0 there means that it forms no batches."""
+        if CONFIGURATION not in self.facts.extensions:
+            return None
+        answer = self._asked(f"{self._path}/config")
+        if answer.status != 200:
+            return None
+        found = read_object(answer.body, self.address.spec).get("max_batch_size")
+        return found if isinstance(found, int) and found > 0 else None
 
     def _require_ready(self) -> None:
         answer = self._asked(f"{self._path}/ready")

@@ -11,7 +11,7 @@ from ...tensors import Dim, ModelIO, TensorInfo
 from .datatypes import TO_NUMPY
 
 BINARY = "binary_tensor_data"
-STATISTICS = "statistics"
+CONFIGURATION = "model_configuration"
 
 
 @dataclass(frozen=True)

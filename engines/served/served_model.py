@@ -25,12 +25,14 @@ class ServedModel(ABC):
         facts: What its server says of itself.
         io: What it takes and returns; empty where the server does not say.
         carried: How tensors travel, in words.
+        largest_batch: Most samples in a request; None where the server does not say.
     """
 
     address: ServedAddress
     facts: ServerFacts
     io: ModelIO
     carried: str
+    largest_batch: int | None = None
 
     @abstractmethod
     def call(self, feeds: Feeds) -> Call:

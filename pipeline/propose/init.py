@@ -104,12 +104,15 @@ def init(
         targets: What to build for; by default what can be built here.
         gpus: What TensorRT-RTX builds for, such as "sm86".
         metric: Of the accuracy; "auto" chooses by the task and the labels.
-        max_drop: What a recommended artifact may lose, in points.
-        max_time_s: Time limit of the measurement.
+        max_drop: What a recommended artifact may lose, in the metric's unit: points of a share.
+        max_time_s: Time limit of the measurement, in seconds.
         trust: Load a `.pt2` or a Keras file that runs code when it is loaded all the same.
         force: Overwrite an existing file.
         command: Words that write it again, for its first line.
         progress: Told of every step.
+
+    Returns:
+        The recipe, its text, and the reasons behind its choices.
 
     Raises:
         InvalidOption: If the file exists, or the model's inputs are not known; it says which to give.

@@ -124,7 +124,7 @@ def test_folders_of_recipes_are_compared_artifact_by_artifact(qc: Qc, tiny_file:
         [("run", "passed")]
     ] * 3
     assert found["added"] == ["added.onnx"]
-    assert found["limits"]["max_slower"] == 0.02
+    assert found["limits"]["max_slower_percent"] == 2.0
 
 
 @pytest.mark.parametrize(

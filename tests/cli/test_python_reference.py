@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 
@@ -9,7 +10,7 @@ import pytest
 
 import qcompile
 from qcompile.cli.docstrings import sections_of
-from qcompile.cli.python_reference import public, results
+from qcompile.cli.public_names import public, results, taken
 from qcompile.cli.reference import pages
 
 PAGE = pages()["reference/python.md"]
@@ -19,7 +20,7 @@ CHAPTERS = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE 
 def test_every_public_name_has_a_chapter() -> None:
     names = set(qcompile.__all__) - {"__version__"}
     assert set(public()) == names
-    assert set(CHAPTERS) == names | set(results())
+    assert set(CHAPTERS) == names | set(results()) | set(taken())
 
 
 @pytest.mark.parametrize("name", [name for name in public() if name.islower()])
@@ -52,6 +53,13 @@ def test_every_parameter_of_a_function_is_told(name: str) -> None:
         for one in entry.names
     }
     assert told == set(inspect.signature(getattr(qcompile, name)).parameters) or name == "load_artifact"
+
+
+def test_what_is_imported_on_the_page_is_there() -> None:
+    shown = re.findall(r"^from (qcompile[\w.]*) import (\w+)$", PAGE, re.MULTILINE)
+    assert ("qcompile.untrusted.limits", "Limits") in shown  # of run_untrusted, not of the gate
+    for module, name in shown:
+        assert hasattr(importlib.import_module(module), name)
 
 
 def test_the_page_speaks_of_nothing_inside() -> None:

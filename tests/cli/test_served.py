@@ -12,7 +12,7 @@ def test_what_a_server_holds_is_compared_and_measured_and_nothing_else(
     qc: Qc, tiny_file: MakePath, tmp_path: Path
 ) -> None:
     model = tiny_file("mlp")
-    with serving(model) as (_, url):
+    with serving(model, batch=2, extensions=("model_configuration",)) as (_, url):
         assert qc("diff", model, f"kserve:{url}", "--atol", 0).code == 0
     for words in (["diff", model, f"kserve:{url}"], ["bench", f"kserve:{url}", "--baseline", model]):
         gone = qc(*words)

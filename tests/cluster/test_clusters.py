@@ -11,6 +11,7 @@ pytest.importorskip("distributed", reason="the extra cluster is not installed")
 from clusters import running_cluster
 
 
+@pytest.mark.slow  # of the support of other tests, which kill and restart, too
 def test_workers_are_killed_and_the_scheduler_comes_back_on_its_port(tmp_path: Path) -> None:
     with running_cluster(tmp_path, workers=1, plain=True) as cluster:
         with cluster.client() as client:

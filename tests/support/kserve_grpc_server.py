@@ -26,7 +26,9 @@ class SmallService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.ready, self.listed, self.served = ready, listed, 0
 
     def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return service_pb2.ServerMetadataResponse(name="small", version="1.0", extensions=["statistics"])
+        return service_pb2.ServerMetadataResponse(
+            name="small", version="1.0", extensions=["statistics", "model_configuration"]
+        )
 
     def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         return service_pb2.ModelReadyResponse(ready=self.ready)
@@ -57,6 +59,11 @@ class SmallService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
             else:
                 answer.raw_output_contents.append(array.tobytes())
         self.served += 1
+        return answer
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = service_pb2.ModelConfigResponse()
+        answer.config.max_batch_size = 4
         return answer
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -83,6 +83,8 @@ class KserveServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 1 << 16  # an answer in one write: a second one would wait for an acknowledgement
     server: KserveServer
 
     def log_message(self, *_: object) -> None:
@@ -114,6 +116,8 @@ class Handler(BaseHTTPRequestHandler):
             spent = {**parts, "compute_output": 250_000, "success": 4_000_000}
             stats = {key: {"count": server.served, "ns": server.served * ns} for key, ns in spent.items()}
             self.json({"model_stats": [{"name": "digits", "version": "1", "inference_stats": stats}]})
+        elif self.path.endswith("/config") and "model_configuration" in behaviour.extensions:
+            self.json({"name": "digits", "max_batch_size": behaviour.batch})
         else:
             self.json({"error": f"{self.path} is not here"}, 404)
 

@@ -13,6 +13,8 @@ import onnxruntime
 import pytest
 
 import qcompile
+from qcompile.engines.served import parse_served
+from qcompile.engines.served.connect import look_at
 from qcompile.errors import EngineUnavailable, ModelError
 
 pytest.importorskip("tritonclient.grpc", reason="pip install 'qcompile[triton]'")
@@ -22,7 +24,10 @@ X = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_outputs_are_those_of_the_file_bit_for_bit(tiny_file: Callable[..., Path], *, listed: bool) -> None:
+def test_outputs_are_those_of_the_file_bit_for_bit(
+    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, *, listed: bool
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # nobody is asked but the server
     path = tiny_file("mlp")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     [expected] = session.run(["y"], {"x": X})
@@ -30,6 +35,7 @@ def test_outputs_are_those_of_the_file_bit_for_bit(tiny_file: Callable[..., Path
         runner: Any = opened
         assert [str(one) for one in runner.io.inputs] == ["x:[batch,16]:float32"]
         assert "by small 1.0, over gRPC" in runner.notes[0]
+        assert look_at(parse_served(f"triton:{url}")) == (runner.io, 4)
         assert np.array_equal(runner.infer({"x": X})["y"], expected)
         runner.time({"x": X}, 2)
         assert "of its 2 requests meanwhile, on average: queue 3 ms" in runner.server_times()

@@ -141,6 +141,16 @@ def greet(listening: socket.socket) -> None:
         connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
+def test_a_host_that_cannot_be_and_an_answer_without_end(
+    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "is not known: no such host" in failure("kserve:http://a..b:80/v2/models/m").message
+    monkeypatch.setattr(http_channel, "MOST_BYTES", 1000)
+    answers = {f"{PATH}/infer": (200, {}, b"{" + b" " * 2000 + b"}")}
+    with serving(tiny_file("mlp"), answers=answers) as (_, url):
+        assert "answers with more than 1000 bytes" in failure(f"kserve:{url}").message
+
+
 def test_a_server_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_channel, "CONNECT_S", 0.3)
     stop = threading.Event()
