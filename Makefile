@@ -28,9 +28,10 @@ types: $(READY)
 	mkdir -p build/types && ln -sfn ../.. build/types/qcompile
 	MYPYPATH=build/types $(BIN)/mypy -p qcompile --exclude '/(build|tests|examples|benchmarks|supply|\.venv)/'
 
-# The site in build/site, to be opened as a folder. A broken link or anchor, or a page without a place, is an error.
+# The site in build/site, to be opened as a folder. A broken link or anchor, or a page without a place, is an error
+# (with --quiet, MkDocs counts no warnings).
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 resnet18: $(READY)
 	test -f benchmarks/digits_resnet18/resnet18.safetensors || $(BIN)/python benchmarks/digits_resnet18/train.py

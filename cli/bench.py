@@ -49,6 +49,7 @@ def bench() -> None:
     "qcompile bench model.onnx --baseline model.py:build --torch compile --batch-sizes 1,2,4,8",
     "qcompile bench model.onnx --baseline model.py:build --torch half --model int8=model.py:int8",
     "qcompile bench model.onnx --baseline model.py:build --rate 20,50,100 --p99-below 50",
+    "qcompile bench triton:http://127.0.0.1:8000/v2/models/digits --baseline model.onnx --clients 1,2,4",
     "qcompile bench compare old.json new.json --fail-if slower:5%",
     cls=MeasureVerb,
     short_help="measure artifacts against a baseline",

@@ -97,7 +97,9 @@ def taken() -> dict[str, Source]:
     """Return the classes of arguments that `qcompile` does not name."""
     found: dict[str, Source] = {}
     for source in public().values():
-        for part in ast.walk(getattr(source.node, "args", ast.arguments([], []))):
+        if not isinstance(source.node, ast.FunctionDef):
+            continue
+        for part in ast.walk(source.node.args):
             if isinstance(part, ast.Name) and part.id in _TAKEN and part.id not in found:
                 made = find(part.id, source.module)
                 assert made is not None, part.id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 from ..files import digest_files
 from ..tensors import TensorInfo
 from .readers import Batch
+
+_SETTLED_NS = 2_000_000_000
+"""A file that was changed since so long ago shows every further change in its times."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,8 @@ def digest_contents(paths: Sequence[Path]) -> str:
 
 def _digest_once(path: Path) -> str:
     state = path.stat()
+    if max(state.st_mtime_ns, state.st_ctime_ns) > time.time_ns() - _SETTLED_NS:
+        return digest_files([path])  # it may be written again within the clock's resolution
     return _digest_known(path, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 

@@ -189,7 +189,9 @@ class BenchCommand(BenchOptions):
     `qcompile bench compare OLD NEW` compares two results.
     """
 
-    artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
+    artifacts: Annotated[
+        tuple[str, ...], argument("Artifacts to measure; kserve:URL or triton:URL is one on a server.")
+    ]
     baseline: Annotated[str, option("Artifact or MODEL to compare with.", metavar="MODEL")]
     output: Annotated[
         Path | None, option("Results file to write, such as results.json.", short="-o", metavar="FILE")

@@ -50,6 +50,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
     "artifact/file_types.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
     "bench/results/results.py SCHEMA_VERSION": ("formats/*/results.json", of_json),
     "bench/results/sweep_results.py SCHEMA_VERSION": ("formats/*/sweep.json", of_json),
+    "bench/gate/result.py SCHEMA_VERSION": ("formats/*/gate.json", of_json),
     "bench/metrics/scores_file.py VERSION": ("formats/*/*.scores", of_metadata),
     "calibration/ranges_file.py FORMAT_VERSION": ("formats/*/*.ranges", of_metadata),
     "calibration/ranges_file.py _FIXED_VERSION": ("formats/*/*.ranges", of_metadata),
@@ -58,6 +59,8 @@ FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
     "spec/recipes.py RECIPE_VERSION": ("recipe-*.toml", of_recipe),
 }
 """File and name of each constant, the files of its format, and their versions."""
+PRINTED = {"bench/gate/result.py SCHEMA_VERSION"}
+"""What `--json` prints, and nothing reads again."""
 
 
 @functools.cache
@@ -84,7 +87,7 @@ def by_commit(path: Path) -> str:
 
 def test_every_format_is_known_here() -> None:
     of_files = {name for name in versions_in_source() if "IR_VERSION" not in name}  # ONNX's own
-    assert of_files == FORMATS.keys(), "a new format needs files of its first version"
+    assert of_files - PRINTED == FORMATS.keys(), "a new format needs files of its first version"
 
 
 @pytest.mark.parametrize("constant", FORMATS)

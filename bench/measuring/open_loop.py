@@ -31,7 +31,7 @@ SEED = 20261122
 _SPIN_NS = 200_000  # what a sleep may come late
 _OVERLOAD_BACKLOG = 100  # requests of each server: a stable queue is never so long in practice
 _CHECKED_EVERY = 20  # requests
-_TOLD_EVERY_NS = 1_000_000_000
+_TOLD_EVERY_NS = 5_000_000_000
 
 Times = NDArray[np.int64]
 
@@ -103,7 +103,7 @@ def serve_arrivals(
         arrivals: Nanoseconds from the start, ascending, [n], at least one.
         clock: Of the machine.
         has_enough: Given the latencies so far after each answer; no further request is begun after True.
-        tell: Called about once a second with the number of requests that were begun.
+        tell: Called every five seconds or so with the number of requests that were begun.
 
     Raises:
         ModelError: If a call fails.

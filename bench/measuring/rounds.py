@@ -63,7 +63,7 @@ class TimingSeries:
 
     @property
     def round_medians_ms(self) -> list[float]:
-        """Of all launches, one after the other."""
+        """Median of each block, one for each round; of all launches, one after the other."""
         return [value for launch in self.launches_ms for value in launch]
 
 

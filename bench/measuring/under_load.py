@@ -82,7 +82,7 @@ def measure_rate(
         worker: Has an artifact and its feeds.
         rate: Requests per second.
         requests: How many arrive; fewer where it does not keep up, or `below_ms` is decided before.
-        progress: Told about once a second.
+        progress: Told every five seconds or so.
         below_ms: What p99 is compared with.
         seed: Of the arrivals.
     """

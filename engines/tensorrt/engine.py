@@ -32,6 +32,7 @@ class TensorRT(Engine):
     suffix = ".engine"
     keeps_layers = True
     has_best = True
+    needs_gpu_to_build = True
     keeps_rejected = True
     lacks = frozenset(["Col2Im", "DFT", "Einsum", "EyeLike", "ScatterND"])  # some forms of them
     places: tuple[Place, ...] = ("cuda",)
@@ -48,7 +49,10 @@ class TensorRT(Engine):
 
     def fix(self) -> str:
         if self._why_not_import():
-            return f"pip install 'qcompile[{self.name}]'"
+            install = f"pip install 'qcompile[{self.name}]'"
+            if self.needs_gpu_to_build and why_no_gpu():
+                install += " on a machine with an NVIDIA GPU; `target` tensorrt-rtx builds without one"
+            return install
         if why_no_gpu():
             return "run it on a machine with an NVIDIA GPU, or build ahead of time with `target` tensorrt-rtx"
         return "pip install 'qcompile[cuda]'" if self._why_no_pycuda() else ""
@@ -193,6 +197,7 @@ class TensorRTRTX(TensorRT):
     """TensorRT-RTX: builds for GPUs that need not be here, and runs on one that is."""
 
     name = "tensorrt-rtx"
+    needs_gpu_to_build = False
     keeps_rejected = False  # it builds in seconds
 
     def why_not_build(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 
@@ -52,6 +53,13 @@ def test_every_parameter_of_a_function_is_told(name: str) -> None:
         for one in entry.names
     }
     assert told == set(inspect.signature(getattr(qcompile, name)).parameters) or name == "load_artifact"
+
+
+def test_what_is_imported_on_the_page_is_there() -> None:
+    shown = re.findall(r"^from (qcompile[\w.]*) import (\w+)$", PAGE, re.MULTILINE)
+    assert ("qcompile.untrusted.limits", "Limits") in shown  # of run_untrusted, not of the gate
+    for module, name in shown:
+        assert hasattr(importlib.import_module(module), name)
 
 
 def test_the_page_speaks_of_nothing_inside() -> None:

@@ -19,7 +19,7 @@ from qcompile.spec.words import BuildPrecision
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [path for path in ROOT.iterdir() if (path / "__init__.py").is_file() and path.name != "tests"]
-LEAST_LITERAL = 12
+LEAST_LITERAL, LEAST_TELLING, LEAST_SHARE = 12, 15, 0.3
 FILLED_IN = "\0"
 
 
@@ -93,31 +93,40 @@ def test_a_command_that_is_run_shows_what_it_printed() -> None:
 
 
 @cache
-def templates() -> list[tuple[str, str]]:
-    """Every text of the source: its longest fixed part, and a pattern with anything for what is filled in."""
+def templates() -> list[tuple[list[str], str]]:
+    """Every text of the source but docstrings: its fixed parts, and a pattern with anything between them."""
     found = []
     sources = [path for room in ROOMS for path in room.rglob("*.py")] + list(ROOT.glob("*.py"))
     for path in sources:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        parts = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):  # parents before their parts
+            if isinstance(node, ast.JoinedStr):
+                parts |= {id(part) for part in node.values}
+            elif isinstance(node, ast.Expr):
+                parts.add(id(node.value))
             if isinstance(node, ast.JoinedStr):
                 text = "".join(
                     str(part.value) if isinstance(part, ast.Constant) else FILLED_IN for part in node.values
                 )
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
                 text = node.value
             else:
                 continue
             # `option` of the source is spelled --option by the command line.
             fixed = re.sub(f"`[\\w {FILLED_IN}]+`", FILLED_IN, text).split(FILLED_IN)
-            if sum(len(piece.strip()) for piece in fixed) >= LEAST_LITERAL:
-                pattern = ".*?".join(map(re.escape, fixed))
-                found.append((max(fixed, key=len).strip(), pattern))
+            if sum(map(len, fixed)) >= LEAST_LITERAL:
+                found.append((fixed, ".*?".join(map(re.escape, fixed))))
     return found
 
 
 def is_a_message(text: str) -> bool:
-    """Whether some text of the source can become this one, or its end, apart from what stands before it."""
-    return any(fixed in text and re.search(pattern, text) for fixed, pattern in templates())
+    """Whether a text of the source can become this one, or a part of it that is long enough to tell."""
+    return any(
+        (sum(map(len, fixed)) >= LEAST_TELLING or sum(map(len, fixed)) >= LEAST_SHARE * len(text))
+        and all(piece in text for piece in fixed)
+        and re.search(pattern, text)
+        for fixed, pattern in templates()
+    )
 
 
 def quoted(text: str) -> list[str]:

@@ -83,6 +83,8 @@ class KserveServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 1 << 16  # an answer in one write: a second one would wait for an acknowledgement
     server: KserveServer
 
     def log_message(self, *_: object) -> None:
