@@ -88,7 +88,8 @@ def gate(
     """
     if not (0 < max_slower < math.inf and 0 <= max_larger < math.inf):
         raise InvalidOption(
-            f"`max_slower` {max_slower}, `max_larger` {max_larger}: percentages above 0 and from 0 are required",
+            f"`max_slower` {max_slower}, `max_larger` {max_larger}: percentages above 0 and "
+            "from 0 are required",
             hint="a slowdown of 0% cannot be told from noise",
         )
     if max_drop is not None and evaluation is None:
