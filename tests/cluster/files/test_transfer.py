@@ -28,7 +28,7 @@ from qcompile.cluster.messages import FileRef
 from qcompile.errors import ArtifactError, ClusterError, StorageError
 from qcompile.files import digest_files
 
-LARGE_BYTES = 300 << 20
+LARGE_BYTES = 160 << 20
 Test = Callable[["Machines"], Coroutine[Any, Any, None]]
 
 
@@ -286,7 +286,7 @@ def peak_bytes(pid: int) -> int:
 
 @with_machines
 async def test_a_large_file_takes_little_memory_and_survives_its_holder(given: Machines) -> None:
-    """300 MB go to a worker of another process, which is killed while a third one reads them."""
+    """160 MB go to a worker of another process, which is killed while a third one reads them."""
     path = given.folder / "large"
     with path.open("wb") as file:  # mostly holes: the disk of the client is spared
         file.truncate(LARGE_BYTES)
