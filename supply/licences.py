@@ -25,6 +25,7 @@ SPELLED = {
     "BSD": "BSD-3-Clause",
     "BSD License": "BSD-3-Clause",
     "FreeBSD": "BSD-2-Clause",
+    "GPL-3.0": "GPL-3.0-only",
     "ISC License (ISCL)": "ISC",
     "MIT License": "MIT",
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",

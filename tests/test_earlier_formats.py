@@ -50,7 +50,6 @@ FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
     "artifact/file_types.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
     "bench/results/results.py SCHEMA_VERSION": ("formats/*/results.json", of_json),
     "bench/results/sweep_results.py SCHEMA_VERSION": ("formats/*/sweep.json", of_json),
-    "bench/gate/result.py SCHEMA_VERSION": ("formats/*/gate.json", of_json),
     "bench/metrics/scores_file.py VERSION": ("formats/*/*.scores", of_metadata),
     "calibration/ranges_file.py FORMAT_VERSION": ("formats/*/*.ranges", of_metadata),
     "calibration/ranges_file.py _FIXED_VERSION": ("formats/*/*.ranges", of_metadata),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,9 +84,8 @@ def latency_check(old: Row, new: Row, found: Slowdown | None, limits: Limits) ->
     if found is None:
         why = "too few rounds for an interval"
         return Check("latency", "undecided", shown_old, shown_new, "", why, "raise `max_time_s`")
-    ends = f"[{change_text(found.low)}, {change_text(found.high)}]"
-    text = f"latency changes by {change_text(found.value)} {ends}; at most +{limit} is allowed"
-    change = f"{change_text(found.value)} {ends}"
+    change = interval_text(found)
+    text = f"latency changes by {change}; at most +{limit} is allowed"
     decision = decide(found, limits.max_slower)
     if decision != "undecided":
         return Check(
@@ -170,9 +170,16 @@ def percent(share: float) -> str:
     return f"{100.0 * share:.3g}%"
 
 
-def change_text(ratio: float) -> str:
-    """Return a ratio as a signed change: "+5.1%"; of more than a half as "3.1x"."""
-    if not 0.5 < ratio < 1.5:
+def interval_text(found: Slowdown) -> str:
+    """Return a slowdown with its interval; all three as percentages, or all as factors."""
+    values = (found.value, found.low, found.high)
+    shown = [change_text(value, of=values) for value in values]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]"
+
+
+def change_text(ratio: float, of: Sequence[float] = ()) -> str:
+    """Return a ratio as a signed change: "+5.1%"; as "3.1x" if it or one of `of` changes by over a half."""
+    if not all(0.5 < one < 1.5 for one in of or (ratio,)):
         return f"{ratio:.3g}x"
     return f"{100.0 * (ratio - 1.0):+.1f}%".replace("-", "\N{MINUS SIGN}")
 

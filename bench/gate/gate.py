@@ -88,8 +88,9 @@ def gate(
     """
     if not (0 < max_slower < math.inf and 0 <= max_larger < math.inf):
         raise InvalidOption(
-            f"`max_slower` {max_slower}, `max_larger` {max_larger}: percentages are required, and a slowdown "
-            "above 0, which noise can be told from"
+            f"`max_slower` {max_slower}, `max_larger` {max_larger}: percentages above 0 and "
+            "from 0 are required",
+            hint="a slowdown of 0% cannot be told from noise",
         )
     if max_drop is not None and evaluation is None:
         raise InvalidOption(
@@ -97,7 +98,11 @@ def gate(
         )
     devices = (device,) if device else ()
     if is_every_gpu(devices):
-        raise InvalidOption(f"`device` {device}: one device is required", option="device")
+        raise InvalidOption(
+            f"`device` {device}: one device is required",
+            hint="gate each GPU by itself, as cuda:0",
+            option="device",
+        )
     began = time.monotonic()
     found = find_pairs(old, new)
     limits = Limits(max_slower / 100.0, max_larger / 100.0, max_drop, outputs, strict)

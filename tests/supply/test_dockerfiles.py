@@ -73,6 +73,7 @@ def test_what_the_gpu_image_adds_has_the_versions_of_the_tests() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", FILES)
 def test_an_image_is_built_where_docker_is(name: str) -> None:
     docker = shutil.which("docker")
@@ -93,6 +94,7 @@ def test_an_image_is_built_where_docker_is(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_steps_of_the_cpu_image_make_an_environment_that_works(tmp_path: Path) -> None:
     """Context, wheel, environment and `doctor`, below a folder; needs a package index."""
     programs = replay("Dockerfile", tmp_path / "image")

@@ -142,6 +142,7 @@ def test_without_extras_every_command_names_the_extra_that_it_needs(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_walk_of_the_readme_works_from_the_wheel_in_an_empty_environment(
     wheel: Path, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_the_walk_of_the_readme_works_from_the_wheel_in_an_empty_environment(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_uvx_and_pipx_take_the_wheel_with_an_extra(wheel: Path, tmp_path: Path) -> None:
     """The lines of docs/install.md, each where its program is; needs a package index."""
     uvx, pipx = shutil.which("uvx"), shutil.which("pipx")

@@ -13,9 +13,11 @@ from qcompile.bench.gate.checks import (
     accuracy_check,
     change_text,
     checks_of,
+    interval_text,
     outputs_check,
     size_check,
 )
+from qcompile.bench.gate.rule import Slowdown
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Launch, Row
 
 LIMITS = Limits(0.02, 0.01, None, "auto", False)
@@ -110,3 +112,9 @@ def test_outputs_decide_where_they_say_something(
 def test_a_change_is_shown_in_percent_and_a_large_one_as_a_factor() -> None:
     shown = [change_text(ratio) for ratio in (1.0, 1.051, 0.98, 3.1, 0.25)]
     assert shown == ["+0.0%", "+5.1%", "\N{MINUS SIGN}2.0%", "3.1x", "0.25x"]
+
+
+def test_a_slowdown_and_its_ends_are_shown_alike() -> None:
+    minus = "\N{MINUS SIGN}"
+    assert interval_text(Slowdown(1.01, 0.98, 1.04, 3, 9)) == f"+1.0% [{minus}2.0%, +4.0%]"
+    assert interval_text(Slowdown(3.65, 1.29, 10.3, 3, 9)) == "3.65x [1.29x, 10.3x]"
