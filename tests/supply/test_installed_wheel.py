@@ -147,7 +147,7 @@ def test_the_walk_of_the_readme_works_from_the_wheel_in_an_empty_environment(
     wheel: Path, tmp_path: Path
 ) -> None:
     """pip installs what the README says, from an index: minutes, and some gigabytes."""
-    line = re.search(r"^pip install -e '\.\[(.*?)\]' (.*?)(?:\s+#.*)?$", README, re.M)
+    line = re.search(r"^pip install (?:-c constraints.txt )?-e '\.\[(.*?)\]' (.*?)(?:\s+#.*)?$", README, re.M)
     assert line
     run([sys.executable, "-m", "venv", tmp_path / "empty"], tmp_path)
     programs = tmp_path / "empty/bin"
