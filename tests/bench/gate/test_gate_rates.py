@@ -1,5 +1,5 @@
 """How often a gate fails one file against itself, and how often it catches 5%: the real rounds and the real
-rule on simulated machines (`simulated_bench`). Seeds are fixed."""
+rule on simulated machines (`bench_simulation`). Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from simulated_bench import MACHINES, SimulatedWorker, Simulation
+from bench_simulation import MACHINES, SimulatedWorker, Simulation
 
 from qcompile.bench.gate.rule import Decision, GateRule, decide, slowdown
 from qcompile.bench.measuring.rounds import TimingSeries, measure

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from simulated_bench import MACHINES, Machine, SimulatedWorker, Simulation
+from bench_simulation import MACHINES, Machine, SimulatedWorker, Simulation
 
 from qcompile.bench.measuring.rounds import TimingSeries, measure
 from qcompile.bench.statistics.speedup import speedup
