@@ -66,7 +66,7 @@ def _kind(path: Path) -> str:
                 f"{path}: is a manifest; the artifact beside it is required",
                 hint=f"inspect {path.with_name(path.name.removesuffix('.json'))}",
             )
-        if isinstance(value, dict) and value.get("kind") in _OTHERS:
+        if isinstance(value, dict) and str(value.get("kind")) in _OTHERS:
             what, hint = _OTHERS[str(value["kind"])]
             raise InvalidOption(f"{path}: holds {what}; an artifact or results are required", hint=hint)
     if path.suffix == ".cache":
