@@ -51,7 +51,7 @@ class TensorRT(Engine):
         if self._why_not_import():
             install = f"pip install 'qcompile[{self.name}]'"
             if self.needs_gpu_to_build and why_no_gpu():
-                install += " on a machine with an NVIDIA GPU; `target` tensorrt-rtx builds without one"
+                install += " on a machine with an NVIDIA GPU; tensorrt-rtx builds without one"
             return install
         if why_no_gpu():
             return "run it on a machine with an NVIDIA GPU, or build ahead of time with `target` tensorrt-rtx"

@@ -31,7 +31,7 @@ def test_what_cannot_be_tuned_is_refused_in_words(make: Callable[..., Case], tmp
     refused(InvalidOption, "target 'onnxrutime' is unknown", targets=["onnxrutime"])
     refused(EngineUnavailable, "torchscript cannot be tuned here", targets=["torchscript"])
     assert not case.out.exists()
-    refused(DataError, "metric top1 needs labels", metric="top1")
+    refused(DataError, "has no labels, and metric top1 needs them", metric="top1")
     made = qcompile.calibrate(case.model, case.data, tmp_path / "r")
     quantized = qcompile.quantize(case.model, tmp_path / "q.onnx", ranges=made.path)
     refused(InvalidOption, "its graph is int8 already", quantized.path)
