@@ -101,6 +101,7 @@ def check_figures(row: Row, base: Row, batch: int) -> None:
         assert 0 < row.difference.mean_abs_error < row.difference.max_abs_error
 
 
+@pytest.mark.slow
 def test_the_comparison_has_every_row_measured_or_with_its_reason(example: Path) -> None:
     results = run(example, *MEASURED, *NOT_HERE)
     rows = {row.name: row for row in results.rows}
