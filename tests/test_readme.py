@@ -123,7 +123,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--results", "--table", "--steps",  # benchmarks/architectures.py, trained_classifiers.py
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
-        "--servers", "--model", "--max-time",  # benchmarks/served.py
+        "--servers", "--model", "--max-time", "--inline",  # benchmarks/served.py, load.py
         "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers",  # benchmarks/cluster
         "--measured-s", "--megabytes", "--samples", "--rounds", "--cells", "--count", "--tasks",
         "--gres", "--ntasks-per-node", "--cpus-per-task",  # srun
