@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import signal
 import statistics
 import sys
 import tempfile
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--workers", type=int, default=2, help="of the larger cluster")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the clusters, as Ctrl-C does
     times: dict[int, list[dict[str, float]]] = {1: [], given.workers: []}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
