@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaged import ROOT, bare
 
-PLACES = ("/source", "/build", "/opt/qcompile", "/root/.cache/pip")
+PLACES = ("/source", "/build", "/opt/qcompile", "/var/cache/pip")
 """The folders of the image that the steps name."""
 
 
