@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from .decode import Checked
+from .measure import Pythons, Timeout
 from .option import argument, option
 from .signing import VERIFY_KEY
 from .words import AUTO, METRIC, METRIC_PATTERN
@@ -89,19 +90,8 @@ class GateOptions(Checked):
         str | None,
         option("Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.", metavar="DEVICE"),
     ] = None
-    python: Annotated[
-        tuple[str, ...],
-        option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER"),
-    ] = ()
-    timeout_s: Annotated[
-        float,
-        option(
-            "Time without an answer after which a worker counts as failed, in seconds.",
-            flag="--timeout",
-            metavar="SECONDS",
-            gt=0,
-        ),
-    ] = 600.0
+    python: Pythons = ()
+    timeout_s: Timeout = 600.0
     trust: Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")] = (
         False
     )

@@ -35,6 +35,22 @@ MAX_DROP = (
 )
 
 
+Pythons = Annotated[
+    tuple[str, ...],
+    option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER"),
+]
+Timeout = Annotated[
+    float,
+    option(
+        "Time without an answer after which a worker counts as failed, in seconds.",
+        flag="--timeout",
+        metavar="SECONDS",
+        gt=0,
+    ),
+]
+"""Of every verb that measures in worker processes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget(Checked):
     """The most that an artifact may take to be recommended; without a limit, anything."""
@@ -156,19 +172,8 @@ class BenchOptions(Checked):
             metavar="DEVICE",
         ),
     ] = ()
-    python: Annotated[
-        tuple[str, ...],
-        option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER"),
-    ] = ()
-    timeout_s: Annotated[
-        float,
-        option(
-            "Time without an answer after which a worker counts as failed, in seconds.",
-            flag="--timeout",
-            metavar="SECONDS",
-            gt=0,
-        ),
-    ] = 600.0
+    python: Pythons = ()
+    timeout_s: Timeout = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
