@@ -12,6 +12,7 @@ from .artifact import Artifact, Manifest
 from .files import temporary_folder
 from .lowering import LoweredGraph, first_sample, lower
 from .model.pt2_archive import trusting
+from .processor import resolve_isa
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec
 from .spec.decode import called, current, given
@@ -103,7 +104,13 @@ def request_for(
     return BuildRequest(
         lowered.path,
         output,
-        replace(spec, precision=lowered.precision, float_precision=lowered.float_precision, gpus=gpus),
+        replace(
+            spec,
+            precision=lowered.precision,
+            float_precision=lowered.float_precision,
+            gpus=gpus,
+            isa=resolve_isa(spec.isa, spec.target),
+        ),  # fmt: skip
         source=str(model),
         layers=lowered.layers,
         tf32=spec.precision == "best",

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..data.batches import Data
 from ..engines.gpu import parse_devices
-from ..engines.processor import processor
+from ..processor import processor
 from ..errors import QCompileError, WorkerError
 from ..files import temporary_folder, writing
 from ..model.pt2_archive import trusting

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from ..artifact import tool_versions
-from ..engines.processor import processor
+from ..processor import processor
 from ..machine_memory import machine_bytes
 from .messages import Facts
 

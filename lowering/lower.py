@@ -24,6 +24,7 @@ import msgspec
 from ..artifact import Manifest, commit, read_manifest
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, temporary_folder, writing
+from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
 from .constraints import Constraints, half_left_to_engine
@@ -133,6 +134,7 @@ def lower(
     from ..engines.registry import engine
 
     chosen = spec.ranges if ranges is None else ranges
+    spec = replace(spec, isa=resolve_isa(spec.isa, spec.target))
     spec = _decided(model, spec, capabilities, has_ranges=chosen is not None)
     engine(spec.target).check(spec)
     if capabilities.takes != "onnx":

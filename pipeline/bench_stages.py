@@ -45,7 +45,7 @@ def bench_stage(
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
-    from ..engines.processor import processor
+    from ..processor import processor
 
     section = recipe.bench
     assert section is not None, "the caller looks first"

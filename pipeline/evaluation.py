@@ -72,7 +72,7 @@ def evaluate_stage(
     from ..calibration.calibrate import parse_shard
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, parse_devices
-    from ..engines.processor import processor
+    from ..processor import processor
 
     section = recipe.bench
     assert section is not None, "the caller looks first"

@@ -201,7 +201,7 @@ def lower_stage(
 ) -> Stage | None:
     """The graph gets what the artifact's engine needs; None where it stays in float."""
     from ..data.batches import Data
-    from ..engines.processor import processor
+    from ..processor import processor
     from ..lowering import writes_types
 
     if not writes_types(one, needs):
@@ -246,7 +246,7 @@ def build_stage(
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu
-    from ..engines.processor import processor
+    from ..processor import processor
     from ..engines.registry import engine
     from ..lowering import load_lowered
 

@@ -135,7 +135,7 @@ def _setting(recipe: Recipe, told: Mapping[str, Any]) -> TrialSetting:
 def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> dict[str, Any]:
     """All that the outcome of a trial depends on."""
     from ..data.batches import Data
-    from ..engines.processor import processor
+    from ..processor import processor
 
     ranges, section = given_ranges(recipe), recipe.bench
     assert ranges is not None, "the recipe of a setting names them"

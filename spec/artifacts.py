@@ -17,6 +17,7 @@ from .tensorrt import TensorRTOptions
 from .words import (
     CALIBRATED,
     CLUSTER,
+    FORMER_ISAS,
     METHOD,
     METHOD_PATTERN,
     TENSORRT_TARGETS,
@@ -98,8 +99,13 @@ class QuantizeOptions(PrecisionOptions):
     ] = ()
     isa: Annotated[
         Isa,
-        option("Instruction set of the CPU that runs static INT8 on onnxruntime.", formerly="processor"),
-    ] = "vnni"
+        option(
+            "Instruction set of the CPU that will run INT8; auto means that of this machine. Files for avx2 run "
+            "on every x86 CPU.",
+            formerly="processor",
+            former_values=FORMER_ISAS,
+        ),
+    ] = "auto"
     correct_bias: Annotated[
         bool, option("Subtract the mean error of static INT8, measured on the data, from the biases.")
     ] = True

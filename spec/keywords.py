@@ -29,8 +29,9 @@ class BuildKeywords(TypedDict, total=False):
     """Layers that stay in floating point: name, glob or operator type."""
     only: Sequence[str]
     """The only layers to quantize: name, glob or operator type."""
-    isa: Literal["vnni", "avx2", "arm"]
-    """Instruction set of the CPU that runs static INT8 on onnxruntime."""
+    isa: Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "i8mm"]
+    """Instruction set of the CPU that will run INT8; auto means that of this machine. Files for avx2 run on
+    every x86 CPU."""
     correct_bias: bool
     """Subtract the mean error of static INT8, measured on the data, from the biases."""
     search: bool
@@ -93,8 +94,9 @@ class QuantizeKeywords(TypedDict, total=False):
     """Layers that stay in floating point: name, glob or operator type."""
     only: Sequence[str]
     """The only layers to quantize: name, glob or operator type."""
-    isa: Literal["vnni", "avx2", "arm"]
-    """Instruction set of the CPU that runs static INT8 on onnxruntime."""
+    isa: Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "i8mm"]
+    """Instruction set of the CPU that will run INT8; auto means that of this machine. Files for avx2 run on
+    every x86 CPU."""
     correct_bias: bool
     """Subtract the mean error of static INT8, measured on the data, from the biases."""
     search: bool

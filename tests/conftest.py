@@ -182,7 +182,7 @@ HALVES = {"avx512_bf16", "amx_bf16", "bf16", "avx512_fp16", "amx_fp16", "asimdhp
 @pytest.fixture
 def on_processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`on_processor("avx512_bf16")` lets this process run on an x86 processor that has these for 16 bits."""
-    from qcompile.engines import processor
+    from qcompile import processor
 
     def change(*features: str) -> None:
         monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -209,7 +209,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Take instruction sets away where that was asked for."""
     if config.getoption("--without-halves"):
-        from qcompile.engines import processor
+        from qcompile import processor
 
         read = processor._read_cpuinfo
 

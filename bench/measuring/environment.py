@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...artifact import tool_versions
-from ...engines.processor import processor
+from ...processor import processor
 from ...machine_memory import machine_bytes
 from .nvml import find_nvml
 

@@ -33,15 +33,15 @@ from random_networks import random_network  # noqa: E402
 from runtimes import OPENVINO_SLACK, on_onnxruntime, on_openvino  # noqa: E402
 
 import qcompile  # noqa: E402
-from qcompile.engines.processor import processor  # noqa: E402
+from qcompile.processor import processor  # noqa: E402
 from qcompile.errors import QuantizationError  # noqa: E402
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "onnxruntime 7 bits": {"target": "onnxruntime", "isa": "avx2"},
-    "onnxruntime 8 bits": {"target": "onnxruntime", "isa": "vnni"},
+    "onnxruntime 8 bits": {"target": "onnxruntime", "isa": "avx512-vnni"},
     "onnxruntime part": {"target": "onnxruntime", "isa": "avx2", "exclude": "random"},
     "openvino 7 bits": {"target": "openvino", "isa": "avx2"},
-    "openvino 8 bits": {"target": "openvino", "isa": "vnni"},
+    "openvino 8 bits": {"target": "openvino", "isa": "avx512-vnni"},
     "tensorrt": {"target": "tensorrt"},
     "dynamic": {"target": "onnxruntime", "mode": "dynamic", "weight_type": "uint8"},
     "int4": {"target": "onnxruntime", "mode": "weights", "precision": "int4"},

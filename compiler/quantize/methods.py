@@ -14,7 +14,7 @@ from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, 
 from ...model.graph_edits import name_nodes
 from ...model.onnx_file import load_onnx, save_onnx
 from ...model.session import import_onnxruntime
-from ...spec.words import BLOCK_FORMATS, HALVES
+from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
 from ..opset.layers_apart import keep_layers_apart
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from ..opset.upgrade import in_newer_opset
@@ -207,7 +207,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         if request.spec.target != "onnxruntime":
             return
         request.progress("look at what ONNX Runtime executes")
-        counts, in_float = executed(path, planned, signed=request.spec.isa == "arm")
+        counts, in_float = executed(path, planned, signed=request.spec.isa in ARM_ISAS)
         if in_float.keys() - request.in_float.keys():
             # As they are they only cost conversions: plan without them. What fed them may then miss, too.
             again = _static(replace(request, in_float={**request.in_float, **in_float}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from ...model.onnx_file import (
     load_onnx,
     model_io,
 )
+from ...processor import resolve_isa
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.decode import called, changed
@@ -73,6 +75,7 @@ def quantize(
     if isinstance(ranges, str | Path):
         told["ranges"], ranges = ranges, None
     spec = called(QuantizeSpec, spec, told)
+    spec = replace(spec, isa=resolve_isa(spec.isa, spec.target))
     check_options(spec)
     loaded = _open_ranges(spec.ranges, model) if ranges is None and spec.ranges is not None else ranges
     proto = load_onnx(model, external_data=False)

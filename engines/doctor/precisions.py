@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...spec.words import PRECISIONS, TENSORRT_TARGETS, Precision
-from ..processor import why_emulated
+from ...processor import why_emulated
 from .gpu_types import GpuTypes
 from .machine import Machine
 

@@ -18,12 +18,12 @@ from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
 from ...model.source_paths import strip_source_paths
 from ...model.weightless import read_weightless
-from ...spec.words import Precision
+from ...spec.words import ARM_ISAS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
 from ..faults import KnownFault
 from ..gpu import why_not_gpu
-from ..processor import is_arm, missing_features, processor
+from ...processor import is_foreign, missing_features, processor, resolve_isa
 from .compared import compare_with_graph
 from .known_faults import KNOWN_FAULTS, optimizers_to_leave_out
 
@@ -71,7 +71,8 @@ class OnnxRuntime(Engine):
     def build(self, request: BuildRequest) -> BuildOutcome:
         path = Path(request.model)
         before = load_onnx(path)
-        foreign = request.spec.isa == "arm" and not is_arm()
+        isa = resolve_isa(request.spec.isa, self.name)
+        foreign = is_foreign(isa)
         request.progress("optimize for ARM" if foreign else "optimize for this processor")
         # Memory layouts are those of the processor that optimizes.
         options = session_options(request.spec.threads, layouts=not (foreign or holds_half(before)))
@@ -100,7 +101,9 @@ class OnnxRuntime(Engine):
             planned=len(asked),
             reached=reached if counts.get(request.precision) else 0,
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
-            device={"processor": "ARM", "isa": "arm"} if foreign else processor(),
+            device={"processor": "ARM" if isa in ARM_ISAS else "x86", "isa": isa}
+            if foreign
+            else {**processor(), "isa": isa},
             packages=("onnxruntime", "onnx"),
             failure=failure,
             checks=[Check("runs after loading again", True, request.sampled), *compared],

@@ -20,7 +20,7 @@ from ...spec.decode import current
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
-from ..processor import processor, why_emulated
+from ...processor import processor, resolve_isa, why_emulated
 from .kernels import UNREPORTED, Computed, computed_by
 from .runner import OpenVinoRunner, reason
 
@@ -85,7 +85,7 @@ class OpenVino(Engine):
             planned=len(asked),
             reached=len(reached),
             proof={"layers_by_precision": _counted(nodes, computed)},
-            device=processor(),
+            device={**processor(), "isa": resolve_isa(request.spec.isa, self.name)},
             packages=("openvino", "onnx"),
             checks=[Check("runs after loading again", True, request.sampled)],
             layers=Planned(

@@ -16,7 +16,7 @@ from ...model.source import parse_source
 from ...progress import quiet
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo
 from ..base import BuildOutcome, BuildRequest
-from ..processor import processor
+from ...processor import processor
 from .engine import PyTorch
 from .runner import PyTorchRunner
 

@@ -117,8 +117,7 @@ class _Chooser:
             yield _artifact("onnx-fp32", "onnxruntime", "fp32", why)
         if self._static:
             why = "8-bit weights and activations, with ranges from the calibration samples"
-            isa = () if self.machine.has_vnni else (("isa", "avx2", "this processor has no 8-bit products"),)
-            yield _artifact("onnx-int8", "onnxruntime", "int8", why, *isa)
+            yield _artifact("onnx-int8", "onnxruntime", "int8", why)
         if self.quantizes and self.dynamic:
             why = "8-bit weights; activations get their scales at run time, so no calibration"
             yield _artifact("onnx-int8-dynamic", "onnxruntime", "int8", why, ("mode", "dynamic", ""))

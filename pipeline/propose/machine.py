@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...engines.gpu import find_gpu
-from ...engines.processor import processor, why_emulated
+from ...processor import processor, why_emulated
 from ...engines.registry import engine
 from ...spec.words import TARGETS, Target
 
@@ -26,7 +25,6 @@ class Machine:
         processor: Its name.
         cores: That may be used.
         emulates_bf16: Why the processor does not multiply in bfloat16; empty where it does.
-        has_vnni: Whether it has 8-bit products.
     """
 
     missing: dict[str, str]
@@ -35,7 +33,6 @@ class Machine:
     processor: str = ""
     cores: int = 1
     emulates_bf16: str = ""
-    has_vnni: bool = True
 
     def builds(self, target: Target) -> bool:
         """Whether an artifact for a target can be built here."""
@@ -48,8 +45,6 @@ def look_at_machine(targets: Sequence[Target] = TARGETS) -> Machine:
 
     reasons = {target: engine(target).why_not_build() for target in targets}
     gpu, here = find_gpu(), processor()
-    features: Any = here["features"]
-    eight_bit = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
     return Machine(
         {target: reason for target, reason in reasons.items() if reason},
         {target: engine(target).fix() for target, reason in reasons.items() if reason},
@@ -57,5 +52,4 @@ def look_at_machine(targets: Sequence[Target] = TARGETS) -> Machine:
         str(here["processor"]),
         usable_cores(),
         why_emulated("bf16"),
-        not features or bool(eight_bit & set(features)),
     )

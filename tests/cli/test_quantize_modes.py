@@ -26,7 +26,7 @@ def run(
     samples: Callable[..., Path],
     tmp_path: Path,
 ) -> Run:
-    """`run("--isa", "arm")` quantizes the tiny residual model to `q.onnx`; exit code, output, error."""
+    """`run("--isa", "neon")` quantizes the tiny residual model to `q.onnx`; exit code, output, error."""
     model = tiny_file("residual")
     targets = ["onnxruntime", "openvino", "tensorrt"]
     qcompile.calibrate(model, str(samples("residual")), tmp_path / "m.ranges", targets=targets)

@@ -97,8 +97,8 @@ def test_gptq_learns_from_the_recipes_data(recipe: WriteRecipe) -> None:
 
 
 def test_only_layers_and_correct_bias_reach_the_graph(recipe: WriteRecipe) -> None:
-    text = f'{STATIC}\nonly = ["Conv", "gemm"]\nlayers = ["conv[1]=fp32"]\ncorrect_bias = false\nisa = "arm"'
-    report = qcompile.run(recipe(STATIC.replace("cpu", "plain"), text.replace("arm", "vnni")))
+    text = f'{STATIC}\nonly = ["Conv", "gemm"]\nlayers = ["conv[1]=fp32"]\ncorrect_bias = false\nisa = "neon"'
+    report = qcompile.run(recipe(STATIC.replace("cpu", "plain"), text.replace("neon", "avx512-vnni")))
     stages = ["quantize-plain", "build-plain", "quantize-cpu", "build-cpu"]
     assert list(report.stages) == ["export", "calibrate", *stages]
     _, graph = graph_of(report, "cpu")
@@ -157,7 +157,11 @@ def test_balance_comes_before_calibration_and_serves_every_artifact(
     [
         ('float_precision = "int8"', "artifact[0].float_precision", "one of fp32, fp16, bf16 is required"),
         ('float_precision = "bf61"', "artifact[0].float_precision", "'bf61'"),
-        ('isa = "avx"', "artifact[0].isa", "one of vnni, avx2, arm is required"),
+        (
+            'isa = "avx"',
+            "artifact[0].isa",
+            "one of auto, avx2, avx-vnni, avx512-vnni, amx, neon, neon-dotprod, i8mm is required",
+        ),
         ('rounding = "gtpq"', "artifact[0].rounding", "one of rtn, gptq is required"),
         ('quant_format = "qqd"', "artifact[0].quant_format", "nbits, qdq is required"),
         ('layers = ["gemm"]', "artifact[0].layers[0]", "PATTERN=PRECISION is required"),

@@ -12,7 +12,7 @@ from ....errors import CalibrationError, QuantizationError, first_line
 from ....model.graph import producers
 from ....model.graph_edits import drop_unused_initializers, sort_nodes
 from ....progress import quiet
-from ....spec.words import GraphTarget, Isa
+from ....spec.words import ARM_ISAS, GraphTarget, Isa
 from .gathers import gather_by_vectors
 from .gemms import keep_adds_apart
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
@@ -30,7 +30,7 @@ def quantize_static(
     placement: Placement,
     ranges: Mapping[str, tuple[float, float]],
     *,
-    isa: Isa = "vnni",
+    isa: Isa = "avx512-vnni",
 ) -> onnx.ModelProto:
     """Return the prepared model with Q/DQ pairs.
 
@@ -99,7 +99,7 @@ def quantize_static(
 def _activation_type(target: GraphTarget, isa: Isa) -> Any:
     from onnxruntime.quantization import QuantType
 
-    signed = target == "tensorrt" or (target == "onnxruntime" and isa == "arm")
+    signed = target == "tensorrt" or (target == "onnxruntime" and isa in ARM_ISAS)
     return QuantType.QInt8 if signed else QuantType.QUInt8
 
 

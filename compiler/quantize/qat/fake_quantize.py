@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ....calibration.qparams import ASYMMETRIC_INT8, INT8, UINT8, Scheme, per_channel, scale_and_zero_point
-from ....spec.words import GraphTarget, Isa
+from ....spec.words import ARM_ISAS, GraphTarget, Isa
 
 SLOWEST_AVERAGE = 0.01
 """Least weight of the newest batch in the moving averages of low and high."""
@@ -74,7 +74,7 @@ class FakeQuantize(nn.Module):
         """
         if self.target == "tensorrt":
             return INT8
-        arm = self.isa == "arm" and self.target == "onnxruntime"
+        arm = self.isa in ARM_ISAS and self.target == "onnxruntime"
         return ASYMMETRIC_INT8 if arm else UINT8
 
     def extra_repr(self) -> str:

@@ -30,6 +30,7 @@ from ....model.pytorch import import_torch
 from ....progress import quiet
 from ....spec.artifacts import QuantizeOptions
 from ....spec.decode import with_former_names
+from ....processor import resolve_isa
 from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
 from .onnx_translations import TRAINED_FOR, onnx_translations, register_operators
 from .placement import Spots, find_spots, operator, weight_axis
@@ -60,7 +61,7 @@ def prepare(
     example_inputs: Any,
     target: GraphTarget = "onnxruntime",
     *,
-    isa: Isa = "vnni",
+    isa: Isa = "auto",
     exclude: Sequence[str] = (),
     dynamic_shapes: Any = None,
 ) -> torch.fx.GraphModule:
@@ -74,7 +75,7 @@ def prepare(
         model: The trained float model; it is not changed.
         example_inputs: A tensor, a tuple of positional, or a dict of keyword arguments of `forward`.
         target: "onnxruntime", "openvino" or "tensorrt" (also TensorRT-RTX): decides grids and places.
-        isa: What an artifact for ONNX Runtime will run on, as in `quantize_static`.
+        isa: What the CPU that runs it multiplies integers with; "auto" is this one's.
         exclude: Globs of names of modules (`fc`, `stages.0.*`) that stay in float.
         dynamic_shapes: For `torch.export.export`; by default the first axis of every input may vary.
 
@@ -87,6 +88,7 @@ def prepare(
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
     if isa not in ISAS:
         raise InvalidOption(f"isa {isa!r} is unknown; known are {', '.join(ISAS)}")
+    isa = resolve_isa(isa, target)
     captured = _capture(model, example_inputs, dynamic_shapes)
     _without_mutation(captured.graph)
     spots = find_spots(captured.graph, target, exclude)

@@ -14,24 +14,24 @@ from mode_models import normal, run, snr_db, static, stored, written
 
 import qcompile
 from qcompile.compiler.quantize.int8.executed import executed, require_executed
-from qcompile.engines.processor import is_arm, processor
+from qcompile.processor import is_arm, processor
 from qcompile.errors import QuantizationError
 
 
 def test_avx2_gets_weights_of_seven_bits_that_run(residual: Path, tmp_path: Path) -> None:
     largest = {}
-    for name in ("vnni", "avx2"):
+    for name in ("avx512-vnni", "avx2"):
         artifact = static(residual, tmp_path, name, isa=name)
         weights = [a for a in stored(artifact.path).values() if a.dtype == np.int8 and a.ndim > 1]
         assert len(weights) == 3
         largest[name] = max(int(np.abs(a.astype(int)).max()) for a in weights)
         x = np.load(tmp_path / "x.npz")["x"]
         assert snr_db(run(residual, x=x), run(artifact.path, x=x)) > 30
-    assert largest["avx2"] <= 64 < largest["vnni"] <= 127
+    assert largest["avx2"] <= 64 < largest["avx512-vnni"] <= 127
 
 
 def test_arm_gets_int8_activations_that_run(residual: Path, tmp_path: Path) -> None:
-    artifact = static(residual, tmp_path, isa="arm")
+    artifact = static(residual, tmp_path, isa="neon")
     points = {n.input[2] for n in onnx.load(artifact.path).graph.node if n.op_type == "QuantizeLinear"}
     values = stored(artifact.path)
     assert {values[name].dtype.name for name in points} == {"int8"}
@@ -42,7 +42,7 @@ def test_arm_gets_int8_activations_that_run(residual: Path, tmp_path: Path) -> N
 
 @pytest.mark.skipif("aarch64" in str(processor()).lower(), reason="ONNX Runtime fuses int8 activations there")
 def test_what_onnx_runtime_does_not_fuse_is_named(residual: Path, tmp_path: Path) -> None:
-    path = static(residual, tmp_path, isa="arm").path
+    path = static(residual, tmp_path, isa="neon").path
     planned = ["conv1", "conv2", "gemm"]
     _, missed = executed(path, planned)
     assert missed == dict.fromkeys(["conv1", "conv2"], "ONNX Runtime computes it in fp32")
@@ -101,17 +101,17 @@ def test_a_build_for_arm_keeps_every_layer_in_int8_and_no_layout_of_this_process
     np.savez(tmp_path / "x.npz", x=normal(16, 8, 8, 8))
     ranges = qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "m.ranges")
     built = qcompile.build(
-        model, tmp_path / "arm.onnx", target="onnxruntime", precision="int8", isa="arm", strict=True,
+        model, tmp_path / "arm.onnx", target="onnxruntime", precision="int8", isa="neon", strict=True,
         ranges=ranges.path, data=str(tmp_path / "x.npz"),
     )  # fmt: skip
     manifest = built.manifest
     assert manifest.proof["layers_by_precision"]["int8"] == {"QLinearConv": 3}  # type: ignore[index]
-    assert dict(manifest.device) == {"processor": "ARM", "isa": "arm"}
+    assert dict(manifest.device) == {"processor": "ARM", "isa": "neon"}
     assert any("speed says nothing about ARM" in text for text in manifest.warnings)
     proto = onnx.load(built.path)
     assert {node.domain for node in proto.graph.node} <= {"", "com.microsoft"}
     assert {array.dtype.name for array in stored(built.path).values() if array.ndim == 4} == {"int8"}
-    float_model = qcompile.build(model, tmp_path / "f.onnx", target="onnxruntime", isa="arm")
+    float_model = qcompile.build(model, tmp_path / "f.onnx", target="onnxruntime", isa="neon")
     assert {node.domain for node in onnx.load(float_model.path).graph.node} <= {"", "com.microsoft"}
     with qcompile.load(built.path) as runner, np.load(tmp_path / "x.npz") as samples:
         assert snr_db(run(model, x=samples["x"]), runner.infer({"x": samples["x"]})["y"]) > 25

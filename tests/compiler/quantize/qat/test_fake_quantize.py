@@ -10,7 +10,7 @@ from qcompile.compiler.quantize.qat.fake_quantize import FakeQuantize, FakeQuant
 
 
 def test_a_range_is_the_mean_of_the_first_batches_and_then_moves_slowly() -> None:
-    fake = FakeQuantize("onnxruntime", "vnni", torch.device("cpu"))
+    fake = FakeQuantize("onnxruntime", "avx512-vnni", torch.device("cpu"))
     assert torch.equal(fake.eval()(torch.tensor([0.3])), torch.tensor([0.3]))
     fake.train()
     for high in (1.0, 2.0, 6.0):
@@ -24,11 +24,11 @@ def test_a_range_is_the_mean_of_the_first_batches_and_then_moves_slowly() -> Non
 @pytest.mark.parametrize(
     ("target", "isa", "low", "expected"),
     [
-        ("onnxruntime", "vnni", -1.0, UINT8),
-        ("onnxruntime", "arm", 0.0, ASYMMETRIC_INT8),
-        ("openvino", "vnni", 0.0, UINT8),
-        ("openvino", "arm", -1.0, UINT8),
-        ("tensorrt", "vnni", 0.0, INT8),
+        ("onnxruntime", "avx512-vnni", -1.0, UINT8),
+        ("onnxruntime", "neon", 0.0, ASYMMETRIC_INT8),
+        ("openvino", "avx512-vnni", 0.0, UINT8),
+        ("openvino", "neon", -1.0, UINT8),
+        ("tensorrt", "avx512-vnni", 0.0, INT8),
     ],
 )
 def test_each_target_has_its_integers(target: str, isa: str, low: float, expected: Scheme) -> None:

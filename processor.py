@@ -1,10 +1,12 @@
-"""Identify the processor that an offline-optimized model was built for."""
+"""The processor of this machine: its instruction sets, and which of them multiplies integers (`isa`)."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+
+from .spec.words import ARM_ISAS, CPU_TARGETS, Isa
 
 # Instruction sets by which ONNX Runtime chooses kernels and memory layouts.
 _FEATURES = (
@@ -43,6 +45,57 @@ def processor() -> dict[str, object]:
         "architecture": platform.machine(),
         "features": [feature for feature in _FEATURES if feature in flags],
     }
+
+
+_ISAS: Mapping[Isa, str] = {
+    "amx": "amx_int8",
+    "avx512-vnni": "avx512_vnni",
+    "avx-vnni": "avx_vnni",
+    "i8mm": "i8mm",
+    "neon-dotprod": "asimddp",
+}
+"""Instruction set to its flag in /proc/cpuinfo, the best first."""
+
+
+def isa_here() -> Isa:
+    """Return the instruction set that multiplies integers of 8 bits here.
+
+    Where the system tells no instruction sets, it is the least of the architecture: "avx2" or "neon". A
+    processor with AVX-512 and without VNNI counts as "avx2", whose products its kernels use.
+    """
+    features = processor()["features"]
+    return isa_of(features if isinstance(features, list) else (), arm=is_arm())
+
+
+def isa_of(features: Collection[str], *, arm: bool) -> Isa:
+    """Return the instruction set that multiplies integers of 8 bits on a processor with these features."""
+    known = (isa for isa, flag in _ISAS.items() if flag in features and (isa in ARM_ISAS) == arm)
+    return next(known, "neon" if arm else "avx2")
+
+
+def resolve_isa(isa: Isa, target: str) -> Isa:
+    """Return what "auto" stands for here; it stays "auto" for a target that runs on no processor."""
+    return isa_here() if isa == "auto" and target in CPU_TARGETS else isa
+
+
+def is_foreign(isa: Isa) -> bool:
+    """Return whether files for an instruction set are for another architecture than this machine's."""
+    return isa != "auto" and (isa in ARM_ISAS) != is_arm()
+
+
+def why_not_exact(isa: Isa) -> str:
+    """Return why integers that are fitted to an instruction set are computed wrongly here; empty otherwise.
+
+    Weights for "avx2" are right everywhere. Those for other instruction sets of x86, and for ARM, overflow
+    where pairs of products are added in 16 bits, as kernels for AVX2 do.
+    """
+    here = isa_here()
+    if here != "avx2" or isa in ("auto", "avx2"):
+        return ""
+    return (
+        f"its INT8 is for {isa}, and this processor has no VNNI: its kernels add pairs of products in 16 bits, "
+        "which overflow"
+    )
 
 
 def is_arm() -> bool:
