@@ -11,6 +11,7 @@ QEMU 7.2 knows AVX2 and no AVX-512. Its ARM processor `max` has SVE, SME and pro
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -48,7 +49,7 @@ PROCESSORS = {
     "haswell": Processor("qemu-x86_64", "Haswell"),  # AVX2, no VNNI
     "cortex-a57": Processor("qemu-aarch64", "cortex-a57"),  # no dot product
     "neoverse-n1": Processor("qemu-aarch64", "neoverse-n1"),  # dot product
-    "arm-max": Processor("qemu-aarch64", "max"),  # dot product, i8mm, SVE, SME
+    "arm-max": Processor("qemu-aarch64", "max,sme=off"),
 }
 
 
@@ -81,6 +82,7 @@ def run_emulated(
     cases: Sequence[tuple[onnx.ModelProto | Path, Arrays]],
     folder: Path,
     *,
+    config: dict[str, str] | None = None,
     timeout_s: float = 120.0,
 ) -> list[Arrays]:
     """Run models on an emulated processor, all in one child process.
@@ -89,6 +91,7 @@ def run_emulated(
         name: Key of `PROCESSORS`.
         cases: Models, or paths of ONNX files, each with its inputs.
         folder: Gets the files of the run.
+        config: Entries of the sessions' configuration.
         timeout_s: Time for all of them together.
 
     Returns:
@@ -98,7 +101,7 @@ def run_emulated(
         EmulationError: If a model fails, or the time is up. It quotes what the child wrote to stderr.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    arguments: list[str | Path] = []
+    arguments: list[str | Path] = [json.dumps(config or {})]
     for index, (model, feeds) in enumerate(cases):
         stem = folder.resolve() / f"{name}-{index}"
         path = model if isinstance(model, Path) else stem.with_suffix(".onnx")
