@@ -2,7 +2,7 @@
 
 Found with ONNX Runtime 1.31.1 on QEMU 7.2.22. Weights of -127 to 127 are exact on all three, for every layer
 and pair of types here. Weights of -128 are not: some kernels add two products in int16, and twice
-(-128) * (-128) wraps to -32768. These kernels read a uint8 activation less 128, so its 0, as of ReLU, is a -128.
+(-128) * (-128) wraps to -32768. These kernels read uint8 activations less 128, so a 0, as of ReLU, is -128.
 
 | layer with weights of -128                        | Cortex-A57: no dot product   | Neoverse N1, `max` |
 |---------------------------------------------------|------------------------------|--------------------|
