@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, QCompileError
 from ..model.source import Source
-from ..model.user_code import call, load_function, where_raised
+from ..model.user_code import beside, call, load_function, where_raised
 from ..tensors import Feeds, TensorInfo, samples_in
 from .archive import load_arrays, read_rows, read_shapes
 
@@ -171,7 +171,8 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
     iterator, index = iter(result), 0
     while True:
         try:
-            item = next(iterator)
+            with beside(source):  # a generator runs, and imports, when it is asked for the next
+                item = next(iterator)
         except StopIteration:
             return
         except QCompileError:

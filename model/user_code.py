@@ -7,12 +7,15 @@ again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import ModelError, QCompileError
@@ -50,7 +53,7 @@ def call(function: Callable[[], Any], source: Source) -> Any:
         ModelError: With the cause kept.
     """
     try:
-        with _beside(source):
+        with beside(source):
             return function()
     except QCompileError:
         raise
@@ -84,7 +87,7 @@ def _import_file(source: Source) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _beside(source):
+        with beside(source):
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
@@ -95,26 +98,84 @@ def _import_file(source: Source) -> Any:
     return module
 
 
-_FOLDERS: set[str] = set()
+_FOLDERS: list[str] = []
+"""The folders that modules were imported from, the latest last."""
+_NAMESAKES: dict[str, dict[str, ModuleType]] = {}
+"""Modules of a folder that the rest of the process has under the same names, by folder."""
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_OWN = __name__.partition(".")[0]
 
 
 @contextlib.contextmanager
-def _beside(source: Source) -> Iterator[None]:
-    """Let a source import what lies beside it, and not a namesake from another source's folder."""
+def beside(source: Source) -> Iterator[None]:
+    """Let a source import what lies beside it, and no namesake from elsewhere.
+
+    1. A module from another source's folder is forgotten.
+    2. Another module of the process, whose namesake lies beside the source, is put aside and comes back.
+    3. Python's own modules and installed packages stay.
+    """
     if source.path is None:
         yield
         return
     folder = str(source.path.resolve().parent)
-    for name, module in list(sys.modules.items()):
-        origin = os.path.dirname(getattr(module, "__file__", None) or "")
-        if origin in _FOLDERS and origin != folder and not name.startswith(PREFIX):
-            del sys.modules[name]
-    _FOLDERS.add(folder)
+    if _FOLDERS[-1:] != [folder]:
+        _forget_others(folder)
+    aside = _take_out({name for name in _importable(folder) if _is_foreign(name, folder)})
+    sys.modules.update(_NAMESAKES.pop(folder, {}))
     sys.path.insert(0, folder)
     try:
         yield
     finally:
         sys.path.remove(folder)
+        if aside:
+            _NAMESAKES[folder] = _take_out({name.partition(".")[0] for name in aside})
+            sys.modules.update(aside)
+
+
+def _forget_others(folder: str) -> None:
+    for name, module in list(sys.modules.items()):
+        origin = os.path.dirname(getattr(module, "__file__", None) or "")
+        if origin in _FOLDERS and origin != folder and not name.startswith(PREFIX):
+            del sys.modules[name]
+    if folder in _FOLDERS:
+        _FOLDERS.remove(folder)
+    _FOLDERS.append(folder)
+
+
+def _importable(folder: str) -> tuple[str, ...]:
+    """Return the names of the modules and packages in a folder; none where it is there no more."""
+    try:
+        return _listed(folder, os.stat(folder).st_mtime_ns)
+    except OSError:
+        return ()
+
+
+@functools.lru_cache(maxsize=64)
+def _listed(folder: str, _changed_ns: int) -> tuple[str, ...]:
+    # A generator asks for every batch. The folder is read again where it has changed.
+    with os.scandir(folder) as entries:
+        return tuple(
+            entry.name.removesuffix(".py")
+            for entry in entries
+            if entry.name.endswith(".py") or os.path.isfile(os.path.join(entry.path, "__init__.py"))
+        )
+
+
+def _is_foreign(name: str, folder: str) -> bool:
+    """Return whether the imported module of this name is another than the folder's, and may be put aside."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not file or name == _OWN or name.startswith("__") or name in sys.stdlib_module_names:
+        return False
+    places = {os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")}
+    return not _INSTALLED.search(file) and os.path.realpath(file) not in places
+
+
+def _take_out(names: set[str]) -> dict[str, ModuleType]:
+    """Remove modules of these names, and their parts, from the imported ones, and return them."""
+    if not names:
+        return {}
+    taken = [name for name in sys.modules if name.partition(".")[0] in names]
+    return {name: sys.modules.pop(name) for name in taken}
 
 
 def _import_module(source: Source) -> Any:

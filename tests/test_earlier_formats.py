@@ -25,6 +25,7 @@ from qcompile.bench.results.sweep_results import load_sweep
 from qcompile.calibration import load_ranges
 from qcompile.calibration.tensorrt_cache import read_cache
 from qcompile.errors import ArtifactError, CalibrationError, QCompileError
+from qcompile.model.onnx_file import count_operators, load_onnx
 from qcompile.reporting.source import read_source
 
 ROOT = Path(__file__).parents[1]
@@ -98,11 +99,19 @@ def test_every_version_of_a_format_has_a_file(constant: str) -> None:
 
 
 @pytest.mark.parametrize("path", files("int8.onnx"), ids=by_commit)
-def test_an_artifact_of_an_earlier_version_is_what_its_manifest_says_and_runs(path: Path) -> None:
+def test_an_artifact_of_an_earlier_version_is_what_its_manifest_says_and_runs(
+    path: Path, on_processor: Callable[..., None]
+) -> None:
+    """The files are as they were written. The test presents the processor of their manifests."""
     manifest = load_artifact(path).manifest
     assert (manifest.kind, manifest.stage, manifest.target) == ("onnx", "build", "onnxruntime")
     assert manifest.precision == "int8"
     assert all(check.passed for check in manifest.checks)
+    # Any processor runs these operators: none is of a memory layout.
+    assert set(count_operators(load_onnx(path))) == {"QuantizeLinear", "com.microsoft::QGemm"}
+    features = manifest.device["features"]
+    assert isinstance(features, list)
+    on_processor(*features)
     x = np.load(SAMPLES)["x"]
     with qcompile.load(path) as runner, qcompile.load(SMALL) as small:
         quantized, exact = runner.infer({"x": x})["y"], small.infer({"x": x})["y"]

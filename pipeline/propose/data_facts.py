@@ -16,7 +16,7 @@ from ...data.readers import LABELS, Batch
 from ...data.spelling import FUNCTION, Spelling, parse_spelling
 from ...errors import DataError, QCompileError
 from ...model.source import parse_source
-from ...model.user_code import call, load_function
+from ...model.user_code import beside, call, load_function
 from ...progress import Progress
 from ...spec.first_use import ProposalOptions
 from ...tensors import Feeds, TensorInfo
@@ -163,7 +163,8 @@ def _of_function(spec: str, names: Sequence[str]) -> Feeds | None:
     source = parse_source(spec)
     result = call(load_function(source), source)
     try:
-        item = next(iter(itertools.islice(result, 1)), None)
+        with beside(source):
+            item = next(iter(itertools.islice(result, 1)), None)
     except QCompileError:
         raise
     except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -22,7 +23,7 @@ from cluster_trials import (
     write_recipe,
     wrong_files,
 )
-from clusters import Cluster, running_cluster
+from clusters import Cluster, Member, running_cluster
 from odd_workers import another_version, with_small_files
 
 WEIGHTS = 1 << 20
@@ -67,6 +68,18 @@ def test_a_worker_killed_in_a_calibration_loses_nothing(
     times = watch.times()
     assert before
     assert {times[stage] for stage in before} == {1}, "what the client held is not done again"
+
+
+def test_what_a_worker_finished_just_before_it_was_killed_is_counted(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)  # of no processes
+    cluster.workers["w1"] = cast(Member, None)
+    watch = Watch(cluster)
+    with watch.looking():
+        record = cluster.store("w1") / "export-1/stage.json"
+        record.parent.mkdir(parents=True)
+        record.touch()
+        del cluster.workers["w1"]  # before the next look
+    assert watch.times() == {"export-1": 1}
 
 
 def test_workers_without_room_or_of_another_version_are_named_and_others_go_on(

@@ -14,13 +14,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from small_examples import modules
 
 from qcompile.bench.results.export import HEADER
 from qcompile.bench.results.results import Results, load_results
 from qcompile.bench.results.row import Row
 
 EXAMPLE = Path(__file__).parents[2] / "examples/cifar_resnet18"
-MODULES = ("compare", "train", "model", "published", "stand_in", "cifar10", "images")
 MEASURED = (
     "pytorch", "torch.ao INT8 static (FX, x86)", "ONNX-Runtime-INT8-static", "OpenVINO-INT8",
 )  # fmt: skip
@@ -33,12 +33,10 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "cifar_resnet18"
     ignored = shutil.ignore_patterns("out", "data", "*.safetensors", "__pycache__")
     shutil.copytree(EXAMPLE, folder, ignore=ignored)
-    monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CIFAR10", raising=False)
-    yield folder
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    with modules(folder):
+        yield folder
 
 
 def load(name: str) -> ModuleType:
@@ -99,6 +97,14 @@ def check_figures(row: Row, base: Row, batch: int) -> None:
         assert row.difference.mean_abs_error is not None
         assert row.difference.max_abs_error is not None
         assert 0 < row.difference.mean_abs_error < row.difference.max_abs_error
+
+
+def test_a_namesake_of_its_model_that_was_imported_before_is_put_aside(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "model", ModuleType("model"))
+    request.getfixturevalue("example")
+    assert load("train").WIDTH == 64
 
 
 @pytest.mark.slow

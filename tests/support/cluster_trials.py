@@ -138,7 +138,8 @@ class Watch:
     """Looks at the stores of the workers, several times a second, for stages that were carried out.
 
     A finished stage is a folder with a record; one that is carried out again is another folder of the same
-    name, with another inode or in another store.
+    name, with another inode or in another store. A killed worker leaves its store, which is looked at until
+    the end: what the worker finished just before it died may have been seen by nobody else.
 
     Attributes:
         cluster: Its workers' stores.
@@ -147,11 +148,13 @@ class Watch:
 
     cluster: Cluster
     seen: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
     _ended: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def looking(self) -> Iterator[Watch]:
         """Look until the block ends."""
+        self._look()
         thread = threading.Thread(target=self._look_on, daemon=True)
         thread.start()
         try:
@@ -170,7 +173,8 @@ class Watch:
             self._look()
 
     def _look(self) -> None:
-        for name in list(self.cluster.workers):
+        self._names.update(list(self.cluster.workers))
+        for name in sorted(self._names):
             for path in records(self.cluster.store(name)):
                 try:
                     number = path.stat().st_ino

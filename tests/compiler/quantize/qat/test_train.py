@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnxruntime import InferenceSession, SessionOptions
+from small_examples import EXAMPLES, modules
 from torch import nn
 from torch.nn.functional import cross_entropy, hardswish, relu_
 
@@ -28,7 +30,6 @@ from qcompile.model.graph import weighted_nodes
 from qcompile.progress import quiet
 
 TARGETS = ["onnxruntime", "openvino", "tensorrt"]
-DIGITS = Path(__file__).parents[4] / "examples" / "digits"
 
 
 class Residual(nn.Module):
@@ -280,13 +281,14 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
         qat.convert(prepared)
 
 
-def digits_accuracies(target: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float, float]:
+def digits_accuracies(target: str, steps: int) -> tuple[float, float]:
     """Held-out accuracy of ResNet-20 in float, and of its graph in ONNX Runtime after `steps` of training."""
-    monkeypatch.syspath_prepend(str(DIGITS))
-    import data  # type: ignore[import-not-found]
-    import model as example  # type: ignore[import-not-found]
+    with modules(EXAMPLES / "digits", "data", "model") as (data, model):
+        return accuracies(data, model.build(), target, steps)
 
-    network = example.build()
+
+def accuracies(data: ModuleType, network: nn.Module, target: str, steps: int) -> tuple[float, float]:
+    """The same of a network, trained and evaluated on the data of an example."""
     images, labels = (torch.from_numpy(array) for array in data.training())
     torch.manual_seed(0)
     prepared = qat.prepare(network, images[:2], target)  # type: ignore[arg-type]
@@ -311,15 +313,15 @@ def digits_accuracies(target: str, steps: int, monkeypatch: pytest.MonkeyPatch) 
     return before, after
 
 
-def test_a_few_steps_keep_the_accuracy_of_the_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, after = digits_accuracies("onnxruntime", 6, monkeypatch)
+def test_a_few_steps_keep_the_accuracy_of_the_digits() -> None:
+    before, after = digits_accuracies("onnxruntime", 6)
     assert after >= before - 0.004
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_one_epoch_loses_no_accuracy_on_the_digits(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, after = digits_accuracies(target, 40, monkeypatch)
+def test_one_epoch_loses_no_accuracy_on_the_digits(target: str) -> None:
+    before, after = digits_accuracies(target, 40)
     assert after >= before - 0.001
 
 

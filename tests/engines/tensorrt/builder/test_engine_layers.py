@@ -101,7 +101,8 @@ def test_no_json_is_an_error(value: Any, profile: int) -> None:
 @given(st.text() | st.binary() | st.none() | st.integers())
 def test_no_text_is_an_error(answer: Any) -> None:
     read = read_layers(answer)
-    assert read.problem or not read.layers
+    if not read.problem:
+        json.loads(answer.strip("\0"), strict=False)  # a text that happens to be JSON, such as '["",""]'
 
 
 @given(st.data())
