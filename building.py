@@ -110,7 +110,7 @@ def request_for(
             float_precision=lowered.float_precision,
             gpus=gpus,
             isa=resolve_isa(spec.isa, spec.target),
-        ),  # fmt: skip
+        ),
         source=str(model),
         layers=lowered.layers,
         tf32=spec.precision == "best",

@@ -93,7 +93,7 @@ def why_not_exact(isa: Isa) -> str:
     if here != "avx2" or isa in ("auto", "avx2"):
         return ""
     return (
-        f"its INT8 is for {isa}, and this processor has no VNNI: its kernels add pairs of products in 16 bits, "
+        f"its INT8 is for {isa}, and this processor has no VNNI: its kernels add two products in 16 bits, "
         "which overflow"
     )
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from ..data.batches import Data
 from ..engines.gpu import parse_devices
-from ..processor import processor
 from ..errors import QCompileError, WorkerError
 from ..files import temporary_folder, writing
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
+from ..processor import processor
 from ..progress import Progress, silent
 from ..tensors import ModelIO
 from .metrics.accuracy import read_metric

@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 
 from ..artifact import tool_versions
-from ..processor import processor
 from ..machine_memory import machine_bytes
+from ..processor import processor
 from .messages import Facts
 
 PLENTY = 1000.0

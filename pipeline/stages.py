@@ -201,8 +201,8 @@ def lower_stage(
 ) -> Stage | None:
     """The graph gets what the artifact's engine needs; None where it stays in float."""
     from ..data.batches import Data
-    from ..processor import processor
     from ..lowering import writes_types
+    from ..processor import processor
 
     if not writes_types(one, needs):
         return None
@@ -246,9 +246,9 @@ def build_stage(
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu
-    from ..processor import processor
     from ..engines.registry import engine
     from ..lowering import load_lowered
+    from ..processor import processor
 
     tensorrt = one.target.startswith("tensorrt")
     here = one.target == "tensorrt" or not one.gpus  # TensorRT-RTX builds for GPUs that need not be here

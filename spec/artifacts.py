@@ -100,8 +100,8 @@ class QuantizeOptions(PrecisionOptions):
     isa: Annotated[
         Isa,
         option(
-            "Instruction set of the CPU that will run INT8; auto means that of this machine. Files for avx2 run "
-            "on every x86 CPU.",
+            "Instruction set of the CPU that will run INT8; auto means this machine's. Files for avx2 run on "
+            "every x86 CPU.",
             formerly="processor",
             former_values=FORMER_ISAS,
         ),

@@ -30,8 +30,8 @@ class BuildKeywords(TypedDict, total=False):
     only: Sequence[str]
     """The only layers to quantize: name, glob or operator type."""
     isa: Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "i8mm"]
-    """Instruction set of the CPU that will run INT8; auto means that of this machine. Files for avx2 run on
-    every x86 CPU."""
+    """Instruction set of the CPU that will run INT8; auto means this machine's. Files for avx2 run on every
+    x86 CPU."""
     correct_bias: bool
     """Subtract the mean error of static INT8, measured on the data, from the biases."""
     search: bool
@@ -95,8 +95,8 @@ class QuantizeKeywords(TypedDict, total=False):
     only: Sequence[str]
     """The only layers to quantize: name, glob or operator type."""
     isa: Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "i8mm"]
-    """Instruction set of the CPU that will run INT8; auto means that of this machine. Files for avx2 run on
-    every x86 CPU."""
+    """Instruction set of the CPU that will run INT8; auto means this machine's. Files for avx2 run on every
+    x86 CPU."""
     correct_bias: bool
     """Subtract the mean error of static INT8, measured on the data, from the biases."""
     search: bool

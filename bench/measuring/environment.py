@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...artifact import tool_versions
-from ...processor import processor
 from ...machine_memory import machine_bytes
+from ...processor import processor
 from .nvml import find_nvml
 
 MEASURED_PACKAGES = {

@@ -33,8 +33,8 @@ from random_networks import random_network  # noqa: E402
 from runtimes import OPENVINO_SLACK, on_onnxruntime, on_openvino  # noqa: E402
 
 import qcompile  # noqa: E402
-from qcompile.processor import processor  # noqa: E402
 from qcompile.errors import QuantizationError  # noqa: E402
+from qcompile.processor import processor  # noqa: E402
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "onnxruntime 7 bits": {"target": "onnxruntime", "isa": "avx2"},

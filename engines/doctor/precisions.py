@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...spec.words import PRECISIONS, TENSORRT_TARGETS, Precision
 from ...processor import why_emulated
+from ...spec.words import PRECISIONS, TENSORRT_TARGETS, Precision
 from .gpu_types import GpuTypes
 from .machine import Machine
 

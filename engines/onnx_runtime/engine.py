@@ -18,12 +18,12 @@ from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
 from ...model.source_paths import strip_source_paths
 from ...model.weightless import read_weightless
+from ...processor import is_foreign, missing_features, processor, resolve_isa
 from ...spec.words import ARM_ISAS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
 from ..faults import KnownFault
 from ..gpu import why_not_gpu
-from ...processor import is_foreign, missing_features, processor, resolve_isa
 from .compared import compare_with_graph
 from .known_faults import KNOWN_FAULTS, optimizers_to_leave_out
 

@@ -14,13 +14,13 @@ from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
 from ...model.tensor_sizes import require_tensor_sizes
+from ...processor import processor, resolve_isa, why_emulated
 from ...progress import silent
 from ...spec.artifacts import BuildSpec
 from ...spec.decode import current
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
-from ...processor import processor, resolve_isa, why_emulated
 from .kernels import UNREPORTED, Computed, computed_by
 from .runner import OpenVinoRunner, reason
 

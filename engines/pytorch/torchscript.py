@@ -13,10 +13,10 @@ from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example,
 from ...model.output_error import output_error
 from ...model.pytorch import import_torch, load_torch
 from ...model.source import parse_source
+from ...processor import processor
 from ...progress import quiet
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo
 from ..base import BuildOutcome, BuildRequest
-from ...processor import processor
 from .engine import PyTorch
 from .runner import PyTorchRunner
 

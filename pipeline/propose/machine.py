@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engines.gpu import find_gpu
-from ...processor import processor, why_emulated
 from ...engines.registry import engine
+from ...processor import processor, why_emulated
 from ...spec.words import TARGETS, Target
 
 USUAL_GPUS = ("sm86", "sm89")

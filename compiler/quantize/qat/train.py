@@ -27,10 +27,10 @@ import numpy as np
 from ....calibration.qparams import per_channel
 from ....errors import ExportError, InvalidOption, QuantizationError, first_line
 from ....model.pytorch import import_torch
+from ....processor import resolve_isa
 from ....progress import quiet
 from ....spec.artifacts import QuantizeOptions
 from ....spec.decode import with_former_names
-from ....processor import resolve_isa
 from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
 from .onnx_translations import TRAINED_FOR, onnx_translations, register_operators
 from .placement import Spots, find_spots, operator, weight_axis

@@ -14,8 +14,8 @@ from mode_models import normal, run, snr_db, static, stored, written
 
 import qcompile
 from qcompile.compiler.quantize.int8.executed import executed, require_executed
-from qcompile.processor import is_arm, processor
 from qcompile.errors import QuantizationError
+from qcompile.processor import is_arm, processor
 
 
 def test_avx2_gets_weights_of_seven_bits_that_run(residual: Path, tmp_path: Path) -> None:
