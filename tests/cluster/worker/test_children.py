@@ -234,6 +234,14 @@ def test_the_end_of_a_run_ends_its_stages_alone() -> None:
         pytest.fail("it is closed")
 
 
+def environment_of(pid: int) -> Mapping[str, str]:
+    """The variables of a process. For a moment after it was started, Linux shows none."""
+    until = time.monotonic() + 60
+    while not (variables := psutil.Process(pid).environ()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return variables
+
+
 def test_cores_are_shared_by_the_slots_and_all_are_for_one_that_runs_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -244,11 +252,11 @@ def test_cores_are_shared_by_the_slots_and_all_are_for_one_that_runs_alone(
     try:
         with pool.taken() as one, pool.taken() as two:
             assert (one.cores, two.cores) == (2, 2)
-            environment = psutil.Process(two.pid).environ()
+            environment = environment_of(two.pid)
             assert environment["OMP_NUM_THREADS"] == environment["QCOMPILE_CORES"] == "2"
         with pool.taken(alone=True) as child:
             assert child.cores == 4
-            environment = psutil.Process(child.pid).environ()
+            environment = environment_of(child.pid)
             assert environment["QCOMPILE_CORES"] == "4"
             assert not {"OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_"} & set(environment)
         assert len(pool.pids()) == 2, "one made room"
