@@ -14,6 +14,7 @@ from ...files import temporary_folder
 from ...model.judgement import Judgement, judge_outputs
 from ...model.onnx_file import load_onnx, save_onnx
 from ...model.random_input import run_on
+from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
 from ...tensors import Feeds
 from ..check import OnnxReference
@@ -35,7 +36,7 @@ def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
     for another runtime are not optimized: casts between kernels would go, and the rounding with them. Nor is
     FP8: its optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
     """
-    optimize = request.spec.target == "onnxruntime"
+    optimize = request.spec.target == "onnxruntime" and not why_not_exact(request.spec.isa)
     kinds = {request.spec.precision, request.spec.float_precision, *request.spec.layer_precisions.values()}
     if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
         return OnnxReference(path, optimize="fp8" not in kinds, integers=optimize)

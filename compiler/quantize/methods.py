@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...calibration import Ranges, observe, parse_method
 from ...calibration.taps import choose_taps
@@ -13,11 +16,13 @@ from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.onnx_file import load_onnx, save_onnx
+from ...model.saturating_kernels import NONE, SaturatingKernels, saturating_kernels
 from ...model.session import import_onnxruntime
 from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
 from ..opset.layers_apart import keep_layers_apart
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from ..opset.upgrade import in_newer_opset
+from .activations import channel_amax
 from .blocks.method import quantize_in_blocks
 from .half.precision import to_half
 from .int8.adaptive_rounding import round_weights
@@ -26,6 +31,7 @@ from .int8.dynamic import quantize_dynamic
 from .int8.executed import executed, require_executed
 from .int8.float8 import LOWEST_OPSET, to_float8
 from .int8.gemms import join_biases
+from .int8.pair_limits import PairLimits, largest_uint8, limits_of
 from .int8.placement import Placement, plan
 from .int8.qdq_cleanup import keep_norms_apart
 from .int8.static import activation_limits, quantize_static
@@ -134,8 +140,9 @@ def _dynamic(request: QuantizeRequest) -> Outcome:
         left = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
         tables = large_tables(model, left)
         planned, reached = quantize_dynamic(
-            model, path, exclude=tuple(map(exactly, left)), weight_type=request.spec.weight_type
-        )
+            model, path, exclude=tuple(map(exactly, left)), weight_type=request.spec.weight_type,
+            kernels=saturating_kernels(request.spec.target, request.spec.isa),
+        )  # fmt: skip
         made = load_onnx(path)
         quantize_tables(made, tables)
         keep_norms_apart(made.graph)
@@ -160,9 +167,11 @@ def _static(request: QuantizeRequest) -> Outcome:
         join_biases(ready, exclude=left)
     opens = request.spec.target == "tensorrt" and request.spec.precision == "int8"
     opened = open_lstms(ready, exclude=left) if opens else []
+    kernels = NONE if float8 else saturating_kernels(request.spec.target, request.spec.isa)
     placement = plan(
-        ready, request.spec.target, exclude=map(exactly, left), only=request.spec.only, float8=float8
-    )
+        ready, request.spec.target, exclude=map(exactly, left), only=request.spec.only, float8=float8,
+        multiplies_activations=not kernels.activations,
+    )  # fmt: skip
     floats = {**placement.left_in_float, **(closed_lstms(ready) if opens else {})}
     placement = replace(placement, left_in_float=in_own_patterns(floats, left))
     operators = {node.name: node.op_type for node in ready.graph.node}
@@ -170,7 +179,8 @@ def _static(request: QuantizeRequest) -> Outcome:
     if not planned:
         raise _nothing_to_quantize(placement)
     limits = activation_limits(ready, placement, request.ranges, chosen)
-    result = quantize_static(ready, placement, limits, isa=request.spec.isa)
+    pairs = _pair_limits(request, ready, placement, limits, kernels)
+    result = quantize_static(ready, placement, limits, isa=request.spec.isa, pairs=pairs)
     states = quantize_states(result) if opened else 0
     if float8:
         to_float8(
@@ -181,7 +191,9 @@ def _static(request: QuantizeRequest) -> Outcome:
     rounded = 0
     if request.spec.rounding == "gptq":
         samples = request.samples(_LEARNT_ON)
-        rounded = round_weights(request.path, result, samples, _LEARNT_ON, request.progress)
+        rounded = round_weights(
+            request.path, result, samples, _LEARNT_ON, request.progress, pairs=pairs
+        )  # fmt: skip
     corrected = 0
     if request.spec.correct_bias and request.spec.data is not None:
         samples = request.samples(_CORRECTED_ON)
@@ -219,6 +231,45 @@ def _static(request: QuantizeRequest) -> Outcome:
         proof["as_executed"] = counts
 
     return Outcome(write, proof, warnings)
+
+
+def _pair_limits(
+    request: QuantizeRequest,
+    ready: onnx.ModelProto,
+    placement: Placement,
+    limits: Mapping[str, tuple[float, float]],
+    kernels: SaturatingKernels,
+) -> dict[str, PairLimits]:
+    """The limits of weights whose products are added in 16 bits, by what the samples show of their inputs."""
+    planned = set(placement.nodes)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in ready.graph.node if kernels else ():
+        if node.op_type in WEIGHTED and node.name in planned and node.input[1] in shapes:
+            readers.setdefault(node.input[1], []).append(node)
+    largest: dict[str, NDArray[np.float64]] = {}
+    if readers and request.spec.data is not None:
+        for name, amax in _channel_amax(
+            request, [node for nodes in readers.values() for node in nodes]
+        ).items():
+            if name in limits:
+                largest[name] = largest_uint8(amax, limits[name])
+    return limits_of(readers, shapes, kernels, largest)
+
+
+def _channel_amax(
+    request: QuantizeRequest, nodes: Sequence[onnx.NodeProto]
+) -> Mapping[str, NDArray[np.float32]]:
+    """Activation that a node of the model makes, and that one of these reads, to the amax of its channels."""
+    if request.path not in request.channel_amax:
+        made = {name for node in request.model.graph.node for name in node.output}
+        axes = {node.input[0]: 1 if node.op_type.startswith("Conv") else -1 for node in nodes}
+        axes = {name: axis for name, axis in axes.items() if name in made}
+        samples = request.samples(_LEARNT_ON)
+        request.progress("look at channels")
+        found = channel_amax(request.path, axes, samples, _LEARNT_ON, request.progress)
+        request.channel_amax[request.path] = found
+    return request.channel_amax[request.path]
 
 
 def _nothing_to_quantize(placement: Placement) -> QuantizationError:

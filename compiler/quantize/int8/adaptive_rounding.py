@@ -7,7 +7,9 @@ chosen so that the layer's output changes least on what it reads: `weight_only.r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from ....progress import Progress, silent
 from ..prepare import prepare_graph
 from ..weights.hessians import collect_hessians, hessian_key, hessian_of
 from ..weights.rounding import gptq
+from .pair_limits import PairLimits
 
 if TYPE_CHECKING:
     import onnx
@@ -36,6 +39,8 @@ def round_weights(
     data: Data,
     limit: int,
     progress: Progress = silent,
+    *,
+    pairs: Mapping[str, PairLimits] = MappingProxyType({}),
 ) -> int:
     """Round the weights of a quantized model anew, in place; return how many.
 
@@ -48,6 +53,7 @@ def round_weights(
         data: Samples.
         limit: Use at most this many.
         progress: Told of every sample.
+        pairs: Weight of the float model to its limits, where two of its products are added in 16 bits.
 
     Raises:
         DataError, CalibrationError: If samples do not fit, or a tensor becomes NaN or infinite.
@@ -79,6 +85,7 @@ def round_weights(
         hessian = hessian_of([float_node], hessians)
         if hessian is None or tensor_values(scales).shape != (len(values),):
             continue
+        limits = pairs.get(float_node.input[1])
         rounded = gptq(
             values,
             hessian,
@@ -87,6 +94,7 @@ def round_weights(
             symmetric=True,
             scales=tensor_values(scales),
             name=tensor.name,
+            room=limits.room(tuple(tensor.dims), _MIDDLE) if limits else None,
         )
         codes = rounded.codes.astype(np.int16) - _MIDDLE
         _store(tensor, codes, tensor_values(scales), float_node)
@@ -121,13 +129,12 @@ def _by_output(node: onnx.NodeProto) -> bool:
 def _store(
     tensor: onnx.TensorProto, codes: NDArray[np.int16], scales: NDArray[Any], node: onnx.NodeProto
 ) -> None:
-    """Write the rows back in the weight's own layout; none is larger than what is stored by now."""
+    """Write the rows back in the weight's own layout."""
     from onnx import TensorProto
 
     before = tensor_values(tensor)
     integer = tensor.data_type == TensorProto.INT8
-    largest = int(np.abs(before.astype(np.int16)).max()) if integer else 127  # 7 bits for avx2
-    rows: NDArray[Any] = np.clip(codes, -largest, largest)
+    rows: NDArray[Any] = np.clip(codes, -127, 127)
     if not integer:
         rows = rows * scales.astype(np.float32)[:, None]
     values = rows.reshape(before.shape) if _by_output(node) else rows.T

@@ -11,19 +11,23 @@ speed of float. What is reached says so: "GRU (weights only)".
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....calibration.qparams import choose_weight_qparams, quantize
 from ....errors import InvalidOption, QuantizationError, first_line
 from ....model.graph import attribute, consumers
 from ....model.graph_edits import drop_unused_initializers, set_nodes, sort_nodes, store
 from ....model.onnx_file import load_onnx, save_onnx
+from ....model.saturating_kernels import NONE, SaturatingKernels
 from ....progress import quiet
 from ....spec.words import WeightType
 from ..match_nodes import match_nodes
+from .pair_limits import product_limits
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +45,12 @@ _INTEGER = (
 
 
 def quantize_dynamic(
-    model: onnx.ModelProto, path: Path, *, exclude: tuple[str, ...] = (), weight_type: WeightType = "int8"
+    model: onnx.ModelProto,
+    path: Path,
+    *,
+    exclude: tuple[str, ...] = (),
+    weight_type: WeightType = "int8",
+    kernels: SaturatingKernels = NONE,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Write the dynamically quantized model to `path`.
 
@@ -50,8 +59,9 @@ def quantize_dynamic(
         path: File to write, inside `files.writing`.
         exclude: Names, globs or operator types that stay in float.
         weight_type: "int8": symmetric, with a scale per output channel. "uint8": with a zero point too;
-            x86 processors without VNNI sum two products of uint8 by int8 in int16, which overflows, and
-            two of uint8 by uint8 in int32. A GRU's weights are int8 in both, as no integers are multiplied.
+            x86 processors without VNNI add two products of uint8 by uint8 in int32, in more instructions. A
+            GRU's weights are int8 in both, as no integers are multiplied.
+        kernels: What adds two products of uint8 by int8 in int16: int8 weights are fitted to it.
 
     Returns:
         Operator to number of nodes planned, and integer operator to number of nodes reached. A GRU is
@@ -62,6 +72,7 @@ def quantize_dynamic(
         InvalidOption: If a pattern matches nothing, or there is no such weight type.
     """
     import onnx
+    from onnx import numpy_helper
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
 
@@ -81,6 +92,9 @@ def quantize_dynamic(
     _give_own_weights(model.graph, names)
     _gemms_to_matmuls(model.graph, names)
     weights_only = _store_gru_weights(model.graph, names)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer} if kernels else {}
+    operands = {name for node in model.graph.node if node.name in names for name in node.input[1:3]}
+    floats = {name: numpy_helper.to_array(stored[name]) for name in operands & stored.keys()}
     left = {node.name for node in model.graph.node if node.name not in names}
     left |= {f"{name}_MatMul" for name in left}  # as the quantizer calls what it makes of a Gemm
     try:
@@ -99,6 +113,9 @@ def quantize_dynamic(
     written = onnx.load(path, load_external_data=False)
     sort_nodes(written.graph)  # the quantizer's own order leaves out what subgraphs read (1.31.1)
     onnx.save(written, path)
+    if weight_type == "int8" and kernels:
+        _fit_pairs(written, floats, kernels)
+        onnx.save(written, path)
     if weight_type == "uint8" and planned["LSTM"]:
         _lstms_to_uint8(path)
         written = onnx.load(path, load_external_data=False)
@@ -111,6 +128,34 @@ def quantize_dynamic(
             hint="exclude the operator type that the quantizer passes over",
         )
     return dict(planned), dict(reached)
+
+
+def _fit_pairs(
+    model: onnx.ModelProto, floats: Mapping[str, NDArray[Any]], kernels: SaturatingKernels
+) -> None:
+    """Store weights anew, so that no two products overflow where kernels add them in 16 bits.
+
+    The quantizer stores the weight NAME [depth, channels] as NAME_quantized with NAME_scale [channels], and
+    an LSTM's [directions, channels, depth] as [directions, depth, channels] with scales of two axes.
+    """
+    from onnx import TensorProto, numpy_helper
+
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        lstm = node.op_type == "DynamicQuantizeLSTM"
+        order = kernels.recurrent if lstm else kernels.dynamic if node.op_type in _INTEGER else ""
+        for weight in node.input[1 : 3 if lstm else 2] if order else ():
+            name = weight.removesuffix("_quantized")
+            if name not in floats or stored[weight].data_type != TensorProto.INT8:
+                continue
+            values = floats[name].transpose(0, 2, 1) if lstm else floats[name][None]
+            fitted = [product_limits(len(matrix)).fitted(matrix) for matrix in values]
+            scales, integers = (np.stack(parts) for parts in zip(*fitted, strict=True))
+            several = slice(None) if lstm else 0
+            zeros = np.zeros(scales.shape, np.int8)
+            for suffix, array in (("_scale", scales), ("_zero_point", zeros), ("_quantized", integers)):
+                tensor = stored[f"{name}{suffix}"]
+                tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array[several]), tensor.name))
 
 
 def _give_own_weights(graph: onnx.GraphProto, names: set[str]) -> None:

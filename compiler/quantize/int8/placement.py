@@ -86,6 +86,7 @@ def plan(
     exclude: Iterable[str] = (),
     only: Iterable[str] = (),
     float8: bool = False,
+    multiplies_activations: bool = True,
 ) -> Placement:
     """Decide which nodes of a prepared model are quantized.
 
@@ -95,6 +96,7 @@ def plan(
         exclude: Names, globs (`/head/*`) or operator types of nodes that stay in float.
         only: The same, for the nodes that may be quantized; empty for all.
         float8: Whether it is for FP8, for which there are fewer kernels.
+        multiplies_activations: Whether its kernels multiply two activations rightly.
 
     Raises:
         InvalidOption: If a pattern matches nothing, or the target is unknown.
@@ -103,7 +105,9 @@ def plan(
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
     excluded = match_nodes(model.graph, exclude)
     weighted_excluded = match_nodes(model.graph, (), only=only) | excluded
-    return _Planner(model, target, excluded, weighted_excluded, float8=float8).run()
+    planner = _Planner(model, target, excluded, weighted_excluded, float8=float8)
+    planner.multiplies_activations = multiplies_activations
+    return planner.run()
 
 
 class _Planner:
@@ -120,6 +124,7 @@ class _Planner:
     ) -> None:
         self.graph, self.target, self.float8 = model.graph, target, float8
         self.excluded, self.weighted_excluded = excluded, weighted_excluded
+        self.multiplies_activations = True
         self.constants = constant_names(model)
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
         self.shared = _read_elsewhere(model.graph)
@@ -194,6 +199,8 @@ class _Planner:
                 return f"its weight has {axes} axes; scales per channel need 2"
         elif self.target == "onnxruntime" and len(activations) > 1:
             return "it multiplies two activations, which ONNX Runtime does faster in float"
+        elif not self.multiplies_activations and len(activations) > 1:
+            return "it multiplies two activations, whose products overflow without VNNI"
         bias = self.stored.get(node.input[2]) if len(node.input) > 2 else None
         if node.op_type == "Gemm" and bias is not None and len(bias.dims) != 1:
             return "its bias is not one value per channel"

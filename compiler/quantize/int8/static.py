@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ....progress import quiet
 from ....spec.words import ARM_ISAS, GraphTarget, Isa
 from .gathers import gather_by_vectors
 from .gemms import keep_adds_apart
+from .pair_limits import PairLimits
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
 from .qdq_cleanup import keep_norms_apart, read_floats
 from .residuals import join_with_convolutions
@@ -31,6 +33,7 @@ def quantize_static(
     ranges: Mapping[str, tuple[float, float]],
     *,
     isa: Isa = "avx512-vnni",
+    pairs: Mapping[str, PairLimits] = MappingProxyType({}),
 ) -> onnx.ModelProto:
     """Return the prepared model with Q/DQ pairs.
 
@@ -38,9 +41,9 @@ def quantize_static(
         model: From `prepare.prepared`; it is changed.
         placement: From `placement.plan`.
         ranges: Tensor name to (min, max) in real units.
-        isa: What an artifact for ONNX Runtime will run on. "vnni": x86 that multiplies uint8 by int8
-            into int32. "avx2": x86 that sums two products in int16, which overflows unless weights have
-            7 bits. "arm": its kernels take int8 activations.
+        isa: Instruction set of the processor that will run it: ONNX Runtime's kernels for ARM take int8
+            activations.
+        pairs: Weight to its limits, where kernels add two of its products in 16 bits.
 
     Raises:
         CalibrationError: If a tensor that gets a scale has no range.
@@ -64,11 +67,11 @@ def quantize_static(
     planned = set(placement.nodes)
     _mark_inferred(model)
     try:
-        with quiet(), all_channels_at_once() as quantizer_class:
+        with quiet(), all_channels_at_once(pairs) as quantizer_class:
             quantizer = quantizer_class(
                 model,
                 per_channel=True,
-                reduce_range=isa == "avx2",
+                reduce_range=False,
                 weight_qType=QuantType.QInt8,
                 activation_qType=_activation_type(placement.target, isa),
                 tensors_range=TensorsData(CalibrationMethod.MinMax, values),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ....calibration.qparams import ASYMMETRIC_INT8, INT8, UINT8, Scheme, per_channel, scale_and_zero_point
 from ....spec.words import ARM_ISAS, GraphTarget, Isa
+from ..int8.pair_limits import PairLimits
 
 SLOWEST_AVERAGE = 0.01
 """Least weight of the newest batch in the moving averages of low and high."""
@@ -102,19 +103,19 @@ class FakeQuantizeWeight(nn.Module):
 
     Args:
         axis: The axis of the output channels.
-        qmax: 127, or 63 for a processor whose sums of two products saturate.
+        limits: Of a layer whose kernel adds two products in 16 bits: no pair of its integers overflows.
     """
 
-    def __init__(self, axis: int, qmax: int) -> None:
+    def __init__(self, axis: int, limits: PairLimits | None = None) -> None:
         super().__init__()
-        self.axis, self.qmax = axis, qmax
+        self.axis, self.limits = axis, limits
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the weight rounded, in its own dtype and shape."""
         scales = self.scales(weight)
         zeros = torch.zeros_like(scales, dtype=torch.int32)
         rounded = torch.fake_quantize_per_channel_affine(
-            weight.float(), scales, zeros, self.axis, -self.qmax, self.qmax
+            weight.float(), scales, zeros, self.axis, -INT8.qmax, INT8.qmax
         )
         return rounded.to(weight.dtype)
 
@@ -122,18 +123,27 @@ class FakeQuantizeWeight(nn.Module):
         """Return the scale of each channel, float32 [weight.shape[axis]]; 1 for a channel of zeros."""
         others = [axis for axis in range(weight.dim()) if axis != self.axis]
         amax = weight.detach().float().abs().amax(others)
-        scheme = Scheme(-self.qmax, self.qmax, symmetric=True)
-        scales: Tensor = scale_and_zero_point(-amax, amax, scheme, torch)[0]
+        if self.limits is not None:
+            least = self.limits.least_scales(weight.detach().float().cpu().numpy()) * INT8.qmax
+            amax = torch.maximum(amax, torch.from_numpy(least).to(amax))
+        scales: Tensor = scale_and_zero_point(-amax, amax, INT8, torch)[0]
         return scales
 
     def integers(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rounded weight as int8 and its scales; their product is what forward returns."""
+        """Return the rounded weight as int8 and its scales; their product is what forward returns.
+
+        Where rounding took a pair beyond its limit, one of its integers is a step nearer to zero.
+        """
         scales = self.scales(weight)
-        steps = torch.round(self(weight.detach()).float() / per_channel(scales, self.axis, weight.dim()))
+        factors = per_channel(scales, self.axis, weight.dim())
+        steps = torch.round(self(weight.detach()).float() / factors)
+        if self.limits is not None:
+            wanted = (weight.detach().float() / factors).cpu().numpy()
+            steps = torch.from_numpy(self.limits.limited(steps.cpu().numpy(), wanted)).to(steps.device)
         return steps.to(torch.int8), scales
 
     def extra_repr(self) -> str:
-        return f"axis={self.axis}, qmax={self.qmax}"
+        return f"axis={self.axis}, limited={self.limits is not None}"
 
 
 class BatchNorm(nn.BatchNorm2d):

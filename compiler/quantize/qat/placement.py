@@ -19,6 +19,7 @@ from ....errors import InvalidOption
 from ....spec.words import GraphTarget
 
 if TYPE_CHECKING:
+    import onnx
     import torch
 
 _CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
@@ -67,6 +68,16 @@ def operator(node: torch.fx.Node) -> str:
 def weight_axis(node: torch.fx.Node) -> int:
     """Return the axis of the output channels in a weighted node's weight."""
     return 1 if operator(node) in _TRANSPOSED else 0
+
+
+def as_onnx(node: torch.fx.Node) -> onnx.NodeProto:
+    """Return the operator of ONNX that a weighted node becomes, with its group."""
+    from onnx import helper
+
+    if operator(node) not in _CONVOLUTIONS | _TRANSPOSED:
+        return helper.make_node("Gemm", [], [], transB=1)
+    group = node.args[6] if len(node.args) > 6 else 1
+    return helper.make_node("ConvTranspose" if operator(node) in _TRANSPOSED else "Conv", [], [], group=group)
 
 
 def find_spots(graph: torch.fx.Graph, target: GraphTarget, exclude: Sequence[str]) -> Spots:

@@ -27,13 +27,15 @@ import numpy as np
 from ....calibration.qparams import per_channel
 from ....errors import ExportError, InvalidOption, QuantizationError, first_line
 from ....model.pytorch import import_torch
+from ....model.saturating_kernels import SaturatingKernels, saturating_kernels
 from ....processor import resolve_isa
 from ....progress import quiet
 from ....spec.artifacts import QuantizeOptions
 from ....spec.decode import with_former_names
 from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
+from ..int8.pair_limits import pair_limits
 from .onnx_translations import TRAINED_FOR, onnx_translations, register_operators
-from .placement import Spots, find_spots, operator, weight_axis
+from .placement import Spots, as_onnx, find_spots, operator, weight_axis
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +101,7 @@ def prepare(
             hint="choose another target, or leave the model in float",
             reasons=dict(spots.left_in_float),
         )
-    _insert_weights(captured, spots, 63 if isa == "avx2" and target == "onnxruntime" else 127)
+    _insert_weights(captured, spots, saturating_kernels(target, isa))
     _insert_activations(captured, spots, target, isa)
     _follow_mode(captured)
     prepared = _rebuilt(captured, type(model).__name__)
@@ -222,17 +224,18 @@ def _without_mutation(graph: torch.fx.Graph) -> None:
             reader.replace_input_with(value, node)
 
 
-def _insert_weights(model: torch.fx.GraphModule, spots: Spots, qmax: int) -> None:
+def _insert_weights(model: torch.fx.GraphModule, spots: Spots, kernels: SaturatingKernels) -> None:
     from .fake_quantize import FakeQuantizeWeight
 
     graph = model.graph
     for index, node in enumerate(spots.weighted):
         name = f"weight_fake_quantize_{index}"
-        model.add_submodule(name, FakeQuantizeWeight(weight_axis(node), qmax))
-        weight = node.args[1]
+        weight: Any = node.args[1]
+        limits = pair_limits(as_onnx(node), tuple(_attribute(model, weight.target).shape), kernels)
+        model.add_submodule(name, FakeQuantizeWeight(weight_axis(node), limits))
         with graph.inserting_before(node):
             rounded = graph.call_module(name, (weight,))
-        node.replace_input_with(weight, rounded)  # type: ignore[arg-type]
+        node.replace_input_with(weight, rounded)
 
 
 def _insert_activations(model: torch.fx.GraphModule, spots: Spots, target: GraphTarget, isa: Isa) -> None:

@@ -11,6 +11,7 @@ codes that came out (least squares: `sum(w * c) / sum(c * c)`, with `c = code - 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from ....errors import QuantizationError
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
+Room = Callable[[int, Codes], tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 # Parts of the full range that are tried. With 8 bits the steps are fine, and clipping gains little.
 _SHRINKS = {4: tuple(np.linspace(0.6, 1.0, 11)), 8: (0.9, 0.95, 1.0)}
@@ -97,6 +99,7 @@ def gptq(
     damping: float = 0.01,
     name: str = "",
     scales: Floats | None = None,
+    room: Room | None = None,
 ) -> Rounded:
     """Return the weight rounded so that the layer's output changes least on the observed inputs.
 
@@ -113,6 +116,8 @@ def gptq(
         damping: Part of the mean of the Hessian's diagonal that is added to the diagonal.
         name: Of the weight, for messages.
         scales: float32 [N], where a symmetric weight's are given: one for each row, whatever `block_size`.
+        room: Of a symmetric weight with scales: from a column and the codes [columns before it, N], the
+            lowest and the highest step of each row.
 
     Raises:
         QuantizationError: If the Hessian has another shape, is not finite or not positive.
@@ -138,6 +143,9 @@ def gptq(
             errors = np.empty((last - first, left.shape[1]), np.float32)
             for column in range(first, last):
                 steps = _nearest(left[column], block_scales, zeros, bits)
+                if room is not None:
+                    lowest, highest = room(column, codes)
+                    steps = np.clip(steps, lowest + middle, highest + middle)
                 codes[column] = steps
                 error = (left[column] - (steps - zeros) * block_scales) / factor[column, column]
                 left[column + 1 : last] -= factor[column, column + 1 : last, None] * error

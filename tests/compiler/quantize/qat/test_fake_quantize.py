@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from onnx import helper
 
 from qcompile.calibration.qparams import ASYMMETRIC_INT8, INT8, UINT8, Scheme
+from qcompile.compiler.quantize.int8.pair_limits import pair_limits
 from qcompile.compiler.quantize.qat.fake_quantize import FakeQuantize, FakeQuantizeWeight
+from qcompile.model.saturating_kernels import RECORDED
 
 
 def test_a_range_is_the_mean_of_the_first_batches_and_then_moves_slowly() -> None:
@@ -40,11 +43,28 @@ def test_each_target_has_its_integers(target: str, isa: str, low: float, expecte
 def test_a_weight_is_its_integers_times_its_scales_and_gradients_pass() -> None:
     weight = torch.randn(3, 4, 2, 2, requires_grad=True)
     weight.data[1] = 0
-    fake = FakeQuantizeWeight(axis=0, qmax=63)
+    fake = FakeQuantizeWeight(axis=0)
     integers, scales = fake.integers(weight)
     torch.testing.assert_close(integers * scales.view(3, 1, 1, 1), fake(weight))
     assert integers.dtype == torch.int8
-    assert [int(row.abs().max()) for row in integers] == [63, 0, 63]
+    assert [int(row.abs().max()) for row in integers] == [127, 0, 127]
+    fake(weight).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.min() == weight.grad.max() == 1
+
+
+def test_a_limited_weight_has_no_pair_that_overflows_and_learns_all_the_same() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(6, 4, 3, 3, requires_grad=True)
+    limits = pair_limits(helper.make_node("Conv", [], []), (6, 4, 3, 3), RECORDED["onnxruntime", "avx2"])
+    assert limits is not None
+    fake = FakeQuantizeWeight(0, limits)
+    integers, scales = fake.integers(weight)
+    assert limits.fits(integers.numpy())
+    assert not limits.fits(FakeQuantizeWeight(0).integers(weight)[0].numpy())
+    difference = (integers * scales.view(6, 1, 1, 1) - fake(weight)).abs() / scales.view(6, 1, 1, 1)
+    assert difference.max() <= 1 + 1e-3  # a step, where rounding took a pair beyond its limit
+    assert (difference > 0.5).float().mean() < 0.1
     fake(weight).sum().backward()
     assert weight.grad is not None
     assert weight.grad.min() == weight.grad.max() == 1

@@ -1,0 +1,246 @@
+"""Which integer kernels of a runtime add two products in 16 bits, and which products are such a pair.
+
+x86 without VNNI multiplies uint8 by int8 with `vpmaddubsw`: two neighbouring products are added in int16,
+which saturates at 32,767, before sums go on in int32: 2 * 255 * 127 = 64,770 becomes 32,767.
+Which neighbours meet depends on the order in which a kernel reads weights:
+
+    flat    kernel positions, then channels: (0, 1), (2, 3), ... of all; pairs may cross positions
+    taps    the channels of one kernel position: (0, 1), (2, 3), ...; an odd last channel is alone
+
+`probe` asks the runtime that is here: a layer of each kind, activations of 255, and output channels with two
+weights of 127 each, at places that only one of the orders pairs. For another instruction set than this
+processor's, the answers are recordings of the same probe.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..processor import isa_here
+from ..spec.words import CPU_TARGETS, GraphTarget, Isa
+
+if TYPE_CHECKING:
+    import onnx
+
+Order = Literal["", "flat", "taps"]
+
+
+@dataclass(frozen=True)
+class SaturatingKernels:
+    """The order in which the kernels of each kind of layer pair products; empty where none saturates.
+
+    Attributes:
+        dense: Convolutions of one group.
+        grouped: Convolutions of several groups.
+        depthwise: Convolutions with one channel in and out of each group.
+        products: MatMul and Gemm by a stored weight.
+        activations: MatMul of two activations.
+        dynamic: MatMulInteger, whose activations get their scale at run time.
+        recurrent: DynamicQuantizeLSTM.
+    """
+
+    dense: Order = ""
+    grouped: Order = ""
+    depthwise: Order = ""
+    products: Order = ""
+    activations: Order = ""
+    dynamic: Order = ""
+    recurrent: Order = ""
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) for field in fields(self))
+
+    def convolution(self, channels_in: int, channels_out: int, group: int) -> Order:
+        """Return the order of a convolution with so many channels in and out of each group."""
+        if group == 1:
+            return self.dense
+        return self.depthwise if channels_in == channels_out == 1 else self.grouped
+
+
+NONE = SaturatingKernels()
+RECORDED: Mapping[tuple[str, Isa], SaturatingKernels] = {
+    ("onnxruntime", "avx2"): SaturatingKernels(
+        dense="flat", grouped="flat", products="flat", dynamic="flat", recurrent="flat"
+    ),
+    ("openvino", "avx2"): SaturatingKernels(
+        dense="taps", grouped="flat", products="flat", activations="flat"
+    ),
+}
+"""Answers of `probe` with AVX2 and nothing beyond: ONNX Runtime 1.31.1 (QEMU 7.2, Haswell), OpenVINO 2026.4.1
+(ONEDNN_MAX_CPU_ISA=AVX2); 2026-11-23. Of the other instruction sets no kernel saturates."""
+
+
+def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
+    """Return what saturates on an instruction set; asked here where it is this processor's.
+
+    Args:
+        target: The runtime; "tensorrt" runs on no processor.
+        isa: Not "auto".
+    """
+    if target not in CPU_TARGETS:
+        return NONE
+    if isa == isa_here() and _is_installed(target):
+        return probe(target)
+    return RECORDED.get((target, isa), NONE)
+
+
+@functools.cache
+def probe(target: GraphTarget) -> SaturatingKernels:
+    """Return which kernels of a runtime saturate on this processor.
+
+    Args:
+        target: "onnxruntime" or "openvino", which must be installed.
+    """
+    if target == "openvino":
+        sums = _run_openvino(*_static_layers())
+    else:
+        sums = _run_onnxruntime(*_static_layers()) | _run_onnxruntime(*_dynamic_layers())
+    return SaturatingKernels(**{name: _order(values) for name, values in sums.items()})
+
+
+_PAIRS = ((0, 1), (2, 3), (3, 4), (1, 4))
+"""Where each output channel has its two weights, of three channels in and two kernel positions: at a pair of
+both orders, of "flat" alone, of "taps" alone, of none."""
+
+_Feeds = Mapping[str, NDArray[Any]]
+
+
+def _order(sums: NDArray[Any]) -> Order:
+    """The order that the sums of the four output channels show; where none saturates they are equal."""
+    both, flat, taps = (bool(value < 0.75 * sums[3]) for value in sums[:3])
+    if flat or taps:
+        return "flat" if flat else "taps"
+    return "flat" if both else ""
+
+
+def _weights() -> NDArray[np.int8]:
+    """int8 [4, 6]: two weights of 127 in each row."""
+    weights = np.zeros((len(_PAIRS), 6), np.int8)
+    for row, pair in enumerate(_PAIRS):
+        weights[row, list(pair)] = 127
+    return weights
+
+
+def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
+    """A layer of each kind between Q/DQ of scale 1; what they read is 255 everywhere."""
+    from onnx import helper
+
+    flat = _weights()
+    dense = flat.reshape(4, 2, 3).transpose(0, 2, 1)  # [out, channel, position]
+    layers: dict[str, tuple[str, NDArray[Any], tuple[int, ...], dict[str, int]]] = {
+        "dense": ("Conv", dense, (1, 3, 2), {}),
+        "grouped": ("Conv", np.concatenate([dense, dense]), (1, 6, 2), {"group": 2}),
+        "depthwise": ("Conv", flat[:, None], (1, 4, 6), {"group": 4}),
+        "products": ("MatMul", flat.T, (1, 6), {}),
+        "activations": ("MatMul", flat.T, (1, 6), {}),
+    }
+    nodes: list[onnx.NodeProto] = []
+    feeds: dict[str, NDArray[Any]] = {}
+    stored: dict[str, Any] = {
+        "one": np.float32(1), "step": np.float32(512), "zero": np.uint8(0), "none": np.int8(0),
+    }  # fmt: skip
+
+    def rounded(name: str, scale: str, zero_point: str) -> str:
+        operands = [scale, zero_point]
+        nodes.append(helper.make_node("QuantizeLinear", [name, *operands], [f"{name}/q"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}/q", *operands], [f"{name}/dq"]))
+        return f"{name}/dq"
+
+    for name, (operator, weights, shape, options) in layers.items():
+        x, w = f"{name}/x", f"{name}/w"
+        feeds[x] = np.full(shape, 255, np.float32)
+        operands = [rounded(x, "one", "zero")]
+        if name == "activations":
+            feeds[w] = weights.astype(np.float32)
+            operands.append(rounded(w, "one", "none"))
+        else:
+            axis = 1 if operator == "MatMul" else 0
+            channels = weights.shape[axis]
+            stored |= {w: np.ascontiguousarray(weights), f"{w}/scale": np.ones(channels, np.float32)}
+            stored[f"{w}/zero"] = np.zeros(channels, np.int8)
+            parts = [w, f"{w}/scale", f"{w}/zero"]
+            nodes.append(helper.make_node("DequantizeLinear", parts, [f"{w}/dq"], axis=axis))
+            operands.append(f"{w}/dq")
+        nodes.append(helper.make_node(operator, operands, [f"{name}/y"], f"{name}/layer", **options))
+        rounded(f"{name}/y", "step", "zero")
+    return _model(nodes, stored, feeds, {name: f"{name}/y/dq" for name in layers}), feeds
+
+
+def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
+    """MatMulInteger, and an LSTM whose cell gates hold the weights; small sums keep its tanh straight."""
+    from onnx import helper
+
+    flat = _weights()
+    gates = np.zeros((1, 6, 4, 4), np.int8)
+    gates[0, :, 3] = flat.T  # ONNX's order of gates: input, output, forget, cell
+    stored = {
+        "weights": np.ascontiguousarray(flat.T), "zero": np.uint8(0), "none": np.zeros(1, np.int8),
+        "W": gates.reshape(1, 6, 16), "R": np.zeros((1, 4, 16), np.int8),
+        "W/scale": np.full(1, 1e-6, np.float32), "R/scale": np.ones(1, np.float32),
+    }  # fmt: skip
+    operands = ["sequence", "W", "R", "", "", "", "", "", "W/scale", "none", "R/scale", "none"]
+    lstm = helper.make_node("DynamicQuantizeLSTM", operands, ["", "recurrent/y"], domain="com.microsoft")
+    lstm.attribute.append(helper.make_attribute("hidden_size", 4))
+    nodes = [
+        helper.make_node("MatMulInteger", ["x", "weights", "zero"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["dynamic/y"], to=1),
+        lstm,
+    ]
+    feeds: _Feeds = {"x": np.full((1, 6), 255, np.uint8), "sequence": np.ones((1, 1, 6), np.float32)}
+    return _model(nodes, stored, feeds, {"dynamic": "dynamic/y", "recurrent": "recurrent/y"}), feeds
+
+
+def _model(
+    nodes: list[onnx.NodeProto], stored: Mapping[str, Any], feeds: _Feeds, outputs: Mapping[str, str]
+) -> onnx.ModelProto:
+    """A model whose outputs are named after the kinds of layers."""
+    from onnx import helper, numpy_helper
+
+    made = [helper.make_node("Identity", [tensor], [name]) for name, tensor in outputs.items()]
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in feeds.items()
+    ]
+    results = [helper.make_tensor_value_info(name, 1, None) for name in outputs]
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
+    graph = helper.make_graph([*nodes, *made], "probe", inputs, results, weights)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def _run_onnxruntime(model: onnx.ModelProto, feeds: _Feeds) -> dict[str, NDArray[Any]]:
+    from .session import import_onnxruntime, session_options
+
+    session = import_onnxruntime().InferenceSession(
+        model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in model.graph.output]
+    results = session.run(names, dict(feeds))
+    return {name: _sums(values) for name, values in zip(names, results, strict=True)}
+
+
+def _run_openvino(model: onnx.ModelProto, feeds: _Feeds) -> dict[str, NDArray[Any]]:
+    import openvino
+
+    core = openvino.Core()
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
+    results = compiled(dict(feeds))
+    return {value.name: _sums(results[value.name]) for value in model.graph.output}
+
+
+def _sums(values: NDArray[Any]) -> NDArray[Any]:
+    """The sums of the first four output channels; every layer has one position."""
+    return values.reshape(-1)[: len(_PAIRS)]
+
+
+def _is_installed(target: GraphTarget) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(target) is not None
