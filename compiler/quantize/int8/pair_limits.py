@@ -15,8 +15,8 @@ just large enough for its largest pair: of the float weights p and q,
 
     s = max(amax / 127, max over its pairs of (A max(p, 0) + B max(q, 0)) / 32767, and of the negative parts)
 
-Where rounding takes a pair beyond the limit, the weight that was rounded up most is rounded down. GPTQ asks for
-the room that the partner of a weight leaves.
+Where rounding takes a pair beyond the limit, the weight that was rounded up most is rounded down. GPTQ asks
+for the room that the partner of a weight leaves.
 
 Where samples show how large the activations of each input channel become, A and B are that, with a margin.
 Sums of larger activations saturate: they lose what is beyond the limit, and no more.

@@ -20,6 +20,7 @@ from qcompile.errors import CalibrationError, InvalidOption, QCompileError, Quan
 from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
 from qcompile.model.random_input import random_feeds
 from qcompile.model.weightless import fingerprint
+from qcompile.processor import isa_here
 from qcompile.spec.words import GraphTarget
 
 # What others get wrong, each behind a plain product; weights without values are filled with normal ones.
@@ -90,7 +91,8 @@ def test_the_manifest_says_what_was_done_and_how_well(
     )
     manifest = artifact.manifest
     assert (manifest.target, manifest.precision, manifest.stage) == (target, "int8", "quantize")
-    assert manifest.options == {"exclude": ["conv2"]}  # what differs from the defaults
+    isa = {"isa": isa_here()} if target != "tensorrt" else {}
+    assert manifest.options == {"exclude": ["conv2"], **isa}  # what differs from the defaults
     assert manifest.proof["method"] == "minmax"
     assert manifest.sources["model"] == fingerprint(model)
     assert manifest.proof["nodes_by_precision"] == {

@@ -17,7 +17,7 @@ from qcompile.compiler.quantize.int8.weights import all_channels_at_once
 
 
 @contextmanager
-def its_own() -> Iterator[type]:
+def its_own(_: object) -> Iterator[type]:
     yield QDQQuantizer
 
 
@@ -33,17 +33,18 @@ def test_the_graph_is_the_one_that_onnx_runtimes_loops_give(
 ) -> None:
     model, ranges = tiny_file(name), tmp_path / "m.ranges"
     qcompile.calibrate(model, str(samples(name)), ranges)
-    qcompile.quantize(model, tmp_path / "ours.onnx", ranges=ranges, target=target)  # type: ignore[arg-type]
+    isa = "avx512-vnni"
+    qcompile.quantize(model, tmp_path / "ours.onnx", ranges=ranges, target=target, isa=isa)  # type: ignore[arg-type]
     monkeypatch.setattr(static_int8, "all_channels_at_once", its_own)
-    qcompile.quantize(model, tmp_path / "theirs.onnx", ranges=ranges, target=target)  # type: ignore[arg-type]
+    qcompile.quantize(model, tmp_path / "theirs.onnx", ranges=ranges, target=target, isa=isa)  # type: ignore[arg-type]
     ours, theirs = onnx.load(tmp_path / "ours.onnx"), onnx.load(tmp_path / "theirs.onnx")
     assert ours == theirs
 
 
 def test_the_library_is_left_as_it_was() -> None:
     before = qdq_quantizer.quantize_onnx_initializer
-    with all_channels_at_once():
+    with all_channels_at_once({}):
         assert qdq_quantizer.quantize_onnx_initializer is not before
-    with pytest.raises(KeyError), all_channels_at_once():
+    with pytest.raises(KeyError), all_channels_at_once({}):
         raise KeyError
     assert qdq_quantizer.quantize_onnx_initializer is before
