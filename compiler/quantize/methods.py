@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ...calibration import Ranges, observe, parse_method
 from ...calibration.taps import choose_taps
@@ -16,13 +13,12 @@ from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.onnx_file import load_onnx, save_onnx
-from ...model.saturating_kernels import NONE, SaturatingKernels, saturating_kernels
+from ...model.saturating_kernels import NONE, saturating_kernels
 from ...model.session import import_onnxruntime
 from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
 from ..opset.layers_apart import keep_layers_apart
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from ..opset.upgrade import in_newer_opset
-from .activations import channel_amax
 from .blocks.method import quantize_in_blocks
 from .half.precision import to_half
 from .int8.adaptive_rounding import round_weights
@@ -31,7 +27,7 @@ from .int8.dynamic import quantize_dynamic
 from .int8.executed import executed, require_executed
 from .int8.float8 import LOWEST_OPSET, to_float8
 from .int8.gemms import join_biases
-from .int8.pair_limits import PairLimits, largest_uint8, limits_of
+from .int8.pair_limits import limits_of
 from .int8.placement import Placement, plan
 from .int8.qdq_cleanup import keep_norms_apart
 from .int8.static import activation_limits, quantize_static
@@ -179,7 +175,8 @@ def _static(request: QuantizeRequest) -> Outcome:
     if not planned:
         raise _nothing_to_quantize(placement)
     limits = activation_limits(ready, placement, request.ranges, chosen)
-    pairs = _pair_limits(request, ready, placement, limits, kernels)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
+    pairs = limits_of([node for node in ready.graph.node if node.name in set(planned)], shapes, kernels)
     result = quantize_static(ready, placement, limits, isa=request.spec.isa, pairs=pairs)
     states = quantize_states(result) if opened else 0
     if float8:
@@ -231,45 +228,6 @@ def _static(request: QuantizeRequest) -> Outcome:
         proof["as_executed"] = counts
 
     return Outcome(write, proof, warnings)
-
-
-def _pair_limits(
-    request: QuantizeRequest,
-    ready: onnx.ModelProto,
-    placement: Placement,
-    limits: Mapping[str, tuple[float, float]],
-    kernels: SaturatingKernels,
-) -> dict[str, PairLimits]:
-    """The limits of weights whose products are added in 16 bits, by what the samples show of their inputs."""
-    planned = set(placement.nodes)
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in ready.graph.node if kernels else ():
-        if node.op_type in WEIGHTED and node.name in planned and node.input[1] in shapes:
-            readers.setdefault(node.input[1], []).append(node)
-    largest: dict[str, NDArray[np.float64]] = {}
-    if readers and request.spec.data is not None:
-        for name, amax in _channel_amax(
-            request, [node for nodes in readers.values() for node in nodes]
-        ).items():
-            if name in limits:
-                largest[name] = largest_uint8(amax, limits[name])
-    return limits_of(readers, shapes, kernels, largest)
-
-
-def _channel_amax(
-    request: QuantizeRequest, nodes: Sequence[onnx.NodeProto]
-) -> Mapping[str, NDArray[np.float32]]:
-    """Activation that a node of the model makes, and that one of these reads, to the amax of its channels."""
-    if request.path not in request.channel_amax:
-        made = {name for node in request.model.graph.node for name in node.output}
-        axes = {node.input[0]: 1 if node.op_type.startswith("Conv") else -1 for node in nodes}
-        axes = {name: axis for name, axis in axes.items() if name in made}
-        samples = request.samples(_LEARNT_ON)
-        request.progress("look at channels")
-        found = channel_amax(request.path, axes, samples, _LEARNT_ON, request.progress)
-        request.channel_amax[request.path] = found
-    return request.channel_amax[request.path]
 
 
 def _nothing_to_quantize(placement: Placement) -> QuantizationError:

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...calibration import Ranges
 from ...data.batches import Data
 from ...errors import InvalidOption
@@ -34,8 +31,6 @@ class QuantizeRequest:
         in_float: Names of nodes that the runtime was found to compute in float, each with the reason: they
             are not quantized.
         progress: Told of every step.
-        channel_amax: Path of a model to the largest magnitude of each channel of what its layers read, kept
-            while candidates are tried.
     """
 
     path: Path
@@ -45,7 +40,6 @@ class QuantizeRequest:
     ranges: Ranges | None = None
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
-    channel_amax: dict[Path, dict[str, NDArray[np.float32]]] = field(default_factory=dict)
 
     def asking(self, **options: Any) -> QuantizeRequest:
         """Return the request with other options."""

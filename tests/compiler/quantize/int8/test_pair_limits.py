@@ -13,9 +13,7 @@ from onnx import helper
 from pairwise_sums import convolution_operands, neighbours, pairwise_sums, saturate16
 
 from qcompile.compiler.quantize.int8.pair_limits import (
-    LARGEST,
     PairLimits,
-    largest_uint8,
     limits_of,
     pair_limits,
     product_limits,
@@ -28,8 +26,8 @@ FLAT, TAPS = RECORDED["onnxruntime", "avx2"], RECORDED["openvino", "avx2"]
 CONVOLUTIONS = [((8, 4, 3, 3), 1), ((8, 3, 3, 3), 1), ((6, 1, 3), 1), ((8, 3, 2, 2), 4), ((6, 1, 3, 3), 3)]
 
 
-def limits_for(shape: tuple[int, ...], group: int, kernels: SaturatingKernels, **how: Any) -> PairLimits:
-    limits = pair_limits(helper.make_node("Conv", [], [], group=group), shape, kernels, **how)
+def limits_for(shape: tuple[int, ...], group: int, kernels: SaturatingKernels) -> PairLimits:
+    limits = pair_limits(helper.make_node("Conv", [], [], group=group), shape, kernels)
     assert limits is not None
     return limits
 
@@ -38,8 +36,8 @@ def weights(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
-def brute_force_fits(integers: Array, group: int, order: str, largest: Array) -> bool:
-    """Whether no corner of the activations, all 0 or largest, saturates a sum that ONNX Runtime makes."""
+def brute_force_fits(integers: Array, group: int, order: str) -> bool:
+    """Whether no corner of the activations, all 0 or 255, saturates a sum that ONNX Runtime makes."""
     channels = integers.shape[1] * group
     x = np.zeros((1, channels, *integers.shape[2:]), np.int64)
     how = {"strides": [1] * (integers.ndim - 2), "pads": [0] * 2 * (integers.ndim - 2), "group": group}
@@ -50,10 +48,9 @@ def brute_force_fits(integers: Array, group: int, order: str, largest: Array) ->
         c = integers.shape[1]
         pairs = [(s + k, s + k + 1) for s in range(0, depth, c) for k in range(0, c - 1, 2)]
     for g in range(group):
-        a = np.tile(largest[g * integers.shape[1] : (g + 1) * integers.shape[1]], depth // integers.shape[1])
         for i, j in pairs:
-            for p in (0, a[i]):
-                for q in (0, a[j]):
+            for p in (0, 255):
+                for q in (0, 255):
                     sums = p * columns[g, i] + q * columns[g, j]
                     if not np.array_equal(sums, saturate16(sums)):
                         return False
@@ -64,12 +61,10 @@ def brute_force_fits(integers: Array, group: int, order: str, largest: Array) ->
 @pytest.mark.parametrize("order", ["flat", "taps"])
 def test_no_corner_of_the_activations_saturates(shape: tuple[int, ...], group: int, order: str) -> None:
     kernels = SaturatingKernels(dense=order, grouped=order)  # type: ignore[arg-type]
-    random = np.random.default_rng(7)
-    for largest in (np.full(shape[1] * group, LARGEST), random.integers(40, 256, shape[1] * group)):
-        limits = limits_for(shape, group, kernels, largest=largest)
-        _, integers = limits.fitted(weights(*shape))
-        assert limits.fits(integers)
-        assert brute_force_fits(integers, group, order, largest)
+    limits = limits_for(shape, group, kernels)
+    _, integers = limits.fitted(weights(*shape))
+    assert limits.fits(integers)
+    assert brute_force_fits(integers, group, order)
 
 
 def test_weights_of_eight_bits_are_caught_by_the_brute_force_and_by_us() -> None:
@@ -80,7 +75,7 @@ def test_weights_of_eight_bits_are_caught_by_the_brute_force_and_by_us() -> None
     for integers, flat, taps in ((within, True, False), (across, False, True)):
         for kernels, order, fits in ((FLAT, "flat", flat), (TAPS, "taps", taps)):
             assert limits_for(integers.shape, 1, kernels).fits(integers) == fits
-            assert brute_force_fits(integers, 1, order, np.full(3, LARGEST)) == fits
+            assert brute_force_fits(integers, 1, order) == fits
 
 
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 10**6), st.floats(1e-6, 1e6))
@@ -114,22 +109,6 @@ def test_a_channel_of_zeros_has_scale_one() -> None:
     assert not integers.any()
 
 
-def test_observed_activations_leave_more_room() -> None:
-    weight = weights(16, 8, 3, 3)
-    whole = limits_for(weight.shape, 1, FLAT).fitted(weight)[0]
-    observed = limits_for(weight.shape, 1, FLAT, largest=np.full(8, 150)).fitted(weight)[0]
-    free = limits_for(weight.shape, 1, FLAT, largest=np.full(8, 128)).fitted(weight)[0]
-    assert np.all(observed <= whole)
-    assert observed.mean() < 0.95 * whole.mean()
-    np.testing.assert_allclose(free, np.abs(weight).max((1, 2, 3)) / 127, rtol=1e-6)
-
-
-def test_the_largest_uint8_of_a_channel_has_a_margin_and_its_zero_point() -> None:
-    assert largest_uint8(np.float32([0.5, 1.0, 0.0]), (0.0, 1.0)).tolist() == [141, 255, 0]
-    signed = largest_uint8(np.float32([0.5]), (-1.0, 1.0))  # zero_point 128 + 64 steps and a tenth
-    assert signed.tolist() == [199]
-
-
 def test_kernels_that_add_in_32_bits_limit_nothing() -> None:
     conv, product = helper.make_node("Conv", [], [], group=4), helper.make_node("MatMul", [], [])
     assert pair_limits(conv, (4, 1, 3, 3), FLAT) is None  # depthwise
@@ -153,13 +132,10 @@ def test_transposed_weights_are_read_along_their_depth() -> None:
     assert limits.fits(limits.fitted(weights(6, 5, 2, 2))[1])
 
 
-def test_a_weight_of_two_layers_fits_both() -> None:
-    nodes = [helper.make_node("MatMul", [name, "w"], [f"{name}y"]) for name in "ab"]
-    largest = {"a": np.float64([10, 200]), "b": np.float64([200, 10])}
-    limits = limits_of({"w": nodes}, {"w": (2, 3)}, FLAT, largest)
-    assert limits["w"].largest.tolist() == [200, 200]
-    unknown = limits_of({"w": nodes}, {"w": (2, 3)}, FLAT, {"a": largest["a"]})
-    assert unknown["w"].largest.tolist() == [255, 255]
+def test_only_stored_weights_have_limits() -> None:
+    nodes = [helper.make_node("MatMul", ["a", name], ["y"]) for name in ("w", "b")]
+    assert list(limits_of(nodes, {"w": (2, 3)}, FLAT)) == ["w"]
+    assert limits_of(nodes, {"w": (2, 3)}, NONE) == {}
 
 
 @pytest.mark.parametrize(
