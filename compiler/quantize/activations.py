@@ -71,6 +71,7 @@ def run_samples(
     progress: Progress = silent,
     *,
     doing: str = "look at channels",
+    integers: bool = True,
 ) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
     """Yield what some tensors of a model hold, sample by sample, and where the sample came from.
 
@@ -80,6 +81,8 @@ def run_samples(
         tensors: Names of float32 tensors, which need not be outputs.
         data, limit, progress: As `channel_amax`.
         doing: What progress is told.
+        integers: Whether Q/DQ pairs may become integer kernels; without, they are computed as they are
+            written, whatever the kernels of this processor make of them.
 
     Raises:
         ModelError: If a tensor is not in the model, or ONNX Runtime refuses the model.
@@ -91,7 +94,7 @@ def run_samples(
     absent = [name for name in names if name not in made]
     if absent:
         raise ModelError(f"{path}: no node makes the tensor {absent[0]!r}", file=path, tensor=absent[0])
-    session = _session_returning(model, names)
+    session = _session_returning(model, names, integers=integers)
     done, total = 0, data.total
     total = limit if total is None or (limit is not None and limit < total) else total
 
@@ -104,7 +107,7 @@ def run_samples(
         progress(doing, done, total)
 
 
-def _session_returning(model: onnx.ModelProto, names: list[str]) -> Any:
+def _session_returning(model: onnx.ModelProto, names: list[str], *, integers: bool) -> Any:
     """A session of the model with these outputs alone."""
     import onnx
 
@@ -115,4 +118,5 @@ def _session_returning(model: onnx.ModelProto, names: list[str]) -> Any:
     with temporary_folder("channels") as folder:
         file = folder / "model.onnx"
         save_onnx(copy, file)  # a model over 2 GB cannot be handed over as bytes
-        return make_session(file, session_options())
+        without = [] if integers else ["WeightBiasQuantization"]
+        return make_session(file, session_options(integers=integers), without=without)

@@ -98,7 +98,7 @@ def rank_layers(
         save_onnx(_with_errors(ready, layers, limits, target, written), errors)
         save_onnx(_with_injection(ready, layers), injected)
         # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
-        first = make_session(errors, session_options(), without=["WeightBiasQuantization"])
+        first = make_session(errors, session_options(integers=False), without=["WeightBiasQuantization"])
         second = make_session(injected, session_options())
         samples = 0
         for batch in data:

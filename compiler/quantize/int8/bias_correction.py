@@ -179,7 +179,9 @@ def _measure(
     axes = {layer.error_name: layer.axis for layer in layers}
     sums = {name: np.zeros(1) for name in axes}
     counts = dict.fromkeys(axes, 0)
-    for _, arrays in run_samples(beside, path, list(axes), data, limit, progress, doing="correct biases"):
+    for _, arrays in run_samples(
+        beside, path, list(axes), data, limit, progress, doing="correct biases", integers=False
+    ):
         for name, array in arrays.items():
             others = tuple(i for i in range(array.ndim) if i != axes[name] % array.ndim)
             sums[name] = sums[name] + array.sum(axis=others, dtype=np.float64)
