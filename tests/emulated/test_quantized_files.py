@@ -1,0 +1,180 @@
+"""Files that `quantize` writes compute what their graphs say on processors that are emulated.
+
+The network is the trained ResNet-20 of `examples/digits`; samples are those that it is evaluated on. The reference of
+a graph is computed here without integer kernels, so that no result depends on the processor of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from emulated import require_emulated, run_emulated
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+import qcompile
+from qcompile.data.batches import Data
+from qcompile.model.onnx_file import model_io
+from qcompile.model.output_error import output_error
+from qcompile.model.session import make_session, run_session, session_options
+from qcompile.processor import is_arm
+
+Array = NDArray[Any]
+DIGITS = Path(__file__).parents[2] / "examples/digits"
+IMAGES = 32
+ISAS = {"haswell": "avx2", "cortex-a57": "neon", "neoverse-n1": "neon-dotprod", "arm-max": "i8mm"}
+AGREES_DB = 40.0
+"""Executed against the graph's own reference: integer kernels may round to the next integer."""
+LOSES_DB = 0.2
+"""What execution may lose of the signal-to-noise ratio that the graph has against the float model."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The float model with its ranges, images [32, 3, 32, 32], and its outputs."""
+
+    model: Path
+    ranges: Path
+    images: Array
+    expected: Array
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    folder = tmp_path_factory.mktemp("digits")
+    model, ranges = folder / "model.onnx", folder / "model.ranges"
+    shape = "image:[batch,3,32,32]"
+    qcompile.export(f"{DIGITS}/model.py:build", folder / "exported.onnx", inputs=[shape])
+    qcompile.simplify(folder / "exported.onnx", model)
+    qcompile.calibrate(model, f"{DIGITS}/data.py:calibration", ranges)
+    batch = next(iter(Data(f"{DIGITS}/data.py:evaluation", model_io(onnx.load(model)).inputs)))
+    images = batch.feeds["image"][:IMAGES]
+    return Digits(model, ranges, images, as_written(model, {"image": images}))
+
+
+def as_written(path: Path, feeds: dict[str, Array]) -> Array:
+    """The first output, with Q/DQ rounding floats."""
+    session = make_session(
+        path, session_options(integers=False, layouts=False), without=["WeightBiasQuantization"]
+    )
+    (output, *_) = run_session(session, [value.name for value in session.get_outputs()], feeds, str(path))
+    return np.asarray(output)
+
+
+def snr_db(expected: Array, output: Array) -> float:
+    return output_error(expected, output).snr_db
+
+
+def executed(processor: str, path: Path, feeds: dict[str, Array], folder: Path) -> Array:
+    require_emulated(processor)
+    (outputs,) = run_emulated(processor, [(path, feeds)], folder)
+    return next(iter(outputs.values()))
+
+
+@pytest.mark.parametrize("processor", ISAS)
+def test_a_trained_network_computes_what_its_graph_says(
+    processor: str, digits: Digits, tmp_path: Path
+) -> None:
+    require_emulated(processor)
+    feeds = {"image": digits.images}
+    made = qcompile.quantize(digits.model, tmp_path / "q.onnx", ranges=digits.ranges, isa=ISAS[processor])  # type: ignore[arg-type]
+    reference = as_written(made.path, feeds)
+    output = executed(processor, made.path, feeds, tmp_path)
+    assert snr_db(reference, output) > AGREES_DB
+    assert snr_db(digits.expected, output) > snr_db(digits.expected, reference) - LOSES_DB
+    assert snr_db(digits.expected, output) > 34  # 38.5 dB; with weights of seven bits 32.4 dB
+    np.testing.assert_array_equal(output.argmax(-1), digits.expected.argmax(-1))
+
+
+def test_samples_and_gptq_take_it_to_the_decibels_of_vnni(digits: Digits, tmp_path: Path) -> None:
+    """41.9 dB for VNNI with corrected biases; both against the reference of the graph."""
+    require_emulated("haswell")
+    feeds, found = {"image": digits.images}, {}
+    for isa in ("avx2", "avx512-vnni"):
+        made = qcompile.quantize(
+            digits.model, tmp_path / f"{isa}.onnx", ranges=digits.ranges, isa=isa,  # type: ignore[arg-type]
+            data=f"{DIGITS}/data.py:calibration", allow_loss=True,
+        )  # fmt: skip
+        found[isa] = snr_db(digits.expected, as_written(made.path, feeds))
+    output = executed("haswell", tmp_path / "avx2.onnx", feeds, tmp_path)
+    assert snr_db(digits.expected, output) > found["avx512-vnni"] - 2
+    assert snr_db(digits.expected, output) > found["avx2"] - LOSES_DB
+
+
+def test_the_file_for_vnni_is_wrong_on_a_haswell(digits: Digits, tmp_path: Path) -> None:
+    """The tests above can fail: this is what they would see."""
+    require_emulated("haswell")
+    feeds = {"image": digits.images}
+    made = qcompile.quantize(
+        digits.model, tmp_path / "q.onnx", ranges=digits.ranges, isa="avx512-vnni", allow_loss=True
+    )
+    output = executed("haswell", made.path, feeds, tmp_path)
+    assert snr_db(as_written(made.path, feeds), output) < 20
+
+
+@pytest.mark.skipif(is_arm(), reason="oneDNN's AVX2 kernels are of x86")
+def test_openvino_with_kernels_for_avx2_computes_what_its_graph_says(digits: Digits, tmp_path: Path) -> None:
+    made = qcompile.quantize(
+        digits.model, tmp_path / "q.onnx", ranges=digits.ranges, target="openvino", isa="avx2"
+    )
+    np.save(tmp_path / "images.npy", digits.images)
+    code = """import sys, numpy, openvino
+compiled = openvino.Core().compile_model(sys.argv[1], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+numpy.save(sys.argv[3], compiled([numpy.load(sys.argv[2])])[0])"""
+    names = [str(tmp_path / name) for name in ("q.onnx", "images.npy", "output.npy")]
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    subprocess.run([sys.executable, "-c", code, *names], env=environment, check=True, timeout=120)
+    output, reference = np.load(names[2]), as_written(made.path, {"image": digits.images})
+    assert snr_db(reference, output) > AGREES_DB
+    assert snr_db(digits.expected, output) > snr_db(digits.expected, reference) - LOSES_DB
+
+
+def dynamic_network(path: Path) -> Path:
+    """An LSTM and a product, whose weights have pairs that overflow with eight bits."""
+    random = np.random.default_rng(3)
+
+    def stored(name: str, *shape: int) -> onnx.TensorProto:
+        values = np.abs(random.standard_normal(shape)) * 0.2  # of one sign: every pair is large
+        return numpy_helper.from_array(values.astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("LSTM", ["x", "w", "r"], ["", "h", ""], "lstm", hidden_size=8),
+        helper.make_node("MatMul", ["h", "v"], ["y"], "product"),
+    ]
+    graph = helper.make_graph(
+        nodes, "dynamic", [helper.make_tensor_value_info("x", 1, [5, 2, 12])],
+        [helper.make_tensor_value_info("y", 1, [1, 2, 6])],
+        [stored("w", 1, 32, 12), stored("r", 1, 32, 8), stored("v", 8, 6)],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(("isa", "least_db", "most_db"), [("avx2", 36, 200), ("avx512-vnni", -200, 25)])
+def test_dynamic_products_and_lstms_are_right_on_a_haswell_where_they_are_for_it(
+    isa: str, least_db: float, most_db: float, tmp_path: Path
+) -> None:
+    require_emulated("haswell")
+    model = dynamic_network(tmp_path / "m.onnx")
+    x = np.random.default_rng(4).standard_normal((5, 2, 12)).astype(np.float32)
+    made = qcompile.quantize(model, tmp_path / "q.onnx", mode="dynamic", isa=isa)  # type: ignore[arg-type]
+    output = executed("haswell", made.path, {"x": x}, tmp_path)
+    assert least_db < snr_db(as_written(model, {"x": x}), output) < most_db
+
+
+def test_no_weight_is_minus_128(digits: Digits, tmp_path: Path) -> None:
+    """Kernels for ARM without dot products add two products in 16 bits, too: only -128 overflows there."""
+    made = qcompile.quantize(
+        digits.model, tmp_path / "q.onnx", ranges=digits.ranges, isa="neon", rounding="gptq", search=False,
+        data=f"{DIGITS}/data.py:calibration", allow_loss=True,
+    )  # fmt: skip
+    weights = [t for t in onnx.load(made.path).graph.initializer if t.data_type == 3 and len(t.dims) > 1]
+    assert min(int(numpy_helper.to_array(tensor).min()) for tensor in weights) >= -127
