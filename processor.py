@@ -83,18 +83,50 @@ def is_foreign(isa: Isa) -> bool:
     return isa != "auto" and (isa in ARM_ISAS) != is_arm()
 
 
-def why_not_exact(isa: Isa) -> str:
-    """Return why integers that are fitted to an instruction set are computed wrongly here; empty otherwise.
+def is_elsewhere(isa: Isa) -> bool:
+    """Return whether files for an instruction set are for another processor than this one.
+
+    Such files hold nothing of this processor, so that they run on any that has the instruction set.
+    """
+    return isa not in ("auto", isa_here())
+
+
+def device_for(isa: Isa) -> dict[str, object]:
+    """Return the device of a manifest: this processor, or all of an architecture with an instruction set."""
+    if not is_elsewhere(isa):
+        return {**processor(), "isa": isa}
+    arm = isa in ARM_ISAS
+    architecture = ("aarch64" if arm else "x86_64") if is_foreign(isa) else platform.machine()
+    return {"processor": "ARM" if arm else "x86", "architecture": architecture, "isa": isa}
+
+
+def why_unchecked(isa: Isa) -> list[str]:
+    """Return what a build for an instruction set cannot tell here: nothing for this processor's."""
+    if not is_elsewhere(isa):
+        return []
+    name, it = ("ARM", "ARM") if is_foreign(isa) and isa in ARM_ISAS else (isa, "it")
+    return [
+        f"built for {name} on another processor, whose speed says nothing about {it}",
+        f"which kernels run on {isa} was not checked: the proof of types is of this processor ({isa_here()})",
+    ]
+
+
+def overflows(isa: Isa, on: Isa) -> bool:
+    """Return whether INT8 that is fitted to an instruction set is computed wrongly on another one.
 
     Weights for "avx2" are right everywhere. Those for other instruction sets of x86, and for ARM, overflow
     where pairs of products are added in 16 bits, as kernels for AVX2 do.
     """
-    here = isa_here()
-    if here != "avx2" or isa in ("auto", "avx2"):
+    return on == "avx2" and isa not in ("auto", "avx2")
+
+
+def why_not_exact(isa: Isa) -> str:
+    """Return why INT8 that is fitted to an instruction set is computed wrongly here; empty otherwise."""
+    if not overflows(isa, isa_here()):
         return ""
     return (
-        f"its INT8 is for {isa}, and this processor has no VNNI: its kernels add two products in 16 bits, "
-        "which overflow"
+        f"its INT8 is for {isa}, and this processor ({processor()['processor']}) has no VNNI: "
+        "its kernels add two products in 16 bits, which overflow"
     )
 
 
@@ -118,8 +150,10 @@ def why_emulated(precision: str) -> str:
 
 
 def missing_features(device: Mapping[str, object]) -> list[str]:
-    """Return what an artifact's device had and this machine lacks; without an architecture it is any."""
+    """Return what an artifact's device had and this machine lacks; without features it is any."""
     here = processor()
+    if "features" not in device:
+        return []
     if "architecture" in device and device.get("architecture") != here["architecture"]:
         return [str(device.get("architecture"))]
     needed, present = device.get("features"), here["features"]

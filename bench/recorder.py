@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import InvalidOption, QCompileError
+from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..model.weights_held import WeightsHeld
 from ..spec.words import ON_SERVER
 from .measuring.rounds import TimingSeries
@@ -75,7 +75,9 @@ class Recorder:
     def failed(self, name: str, error: QCompileError) -> None:
         """Record why an artifact has no figures, and what its worker said last."""
         tail = str(error.data.get("output", ""))
-        self._change(name, status="failed", reason=error.message, output_tail=tail)
+        refused = isinstance(error, ArtifactError) and error.hint
+        reason = f"{error.message}; {error.hint}" if refused else error.message
+        self._change(name, status="failed", reason=reason, output_tail=tail)
 
     def warn(self, name: str, *texts: str) -> None:
         """Add what the user should know."""

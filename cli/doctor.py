@@ -63,6 +63,7 @@ def _show_machine(session: Session, diagnosis: Diagnosis) -> None:
     memory = f"{bytes_text(machine.memory_bytes)} memory, {bytes_text(machine.memory_free_bytes)} free"
     parts = [f"{machine.cores} cores, {machine.usable} threads here", caches, memory]
     session.say("  " + "; ".join(part for part in parts if part))
+    session.say(f"  {diagnosis.int8.sentence}")
     for place in machine.places:
         used = f"{bytes_text(place.used_bytes)} used, " if place.used_bytes else ""
         session.say(f"  {place.what}: {place.path}, {used}{bytes_text(place.free_bytes)} free")

@@ -26,6 +26,7 @@ import msgspec
 from ..artifact import tool_versions
 from ..machine_memory import machine_bytes
 from ..processor import processor
+from ..spec.words import Isa
 from .messages import Facts
 
 PLENTY = 1000.0
@@ -187,6 +188,16 @@ def capabilities(
     for gpu in gpus:
         found[f"gpu-{gpu}"] = found.get(f"gpu-{gpu}", 0.0) + 1.0
     return found
+
+
+def isa_announced(facts: Facts) -> Isa | None:
+    """Return the instruction set that multiplies integers on a worker; None where it does not tell."""
+    has = facts.resources
+    if has.get("cpu-avx2") or has.get("cpu-avx512"):
+        vnni: Isa = "avx512-vnni" if has.get("cpu-avx512") else "avx-vnni"
+        return "amx" if has.get("cpu-amx") else vnni if has.get("cpu-vnni") else "avx2"
+    arm: Mapping[str, Isa] = {"cpu-i8mm": "i8mm", "cpu-dotprod": "neon-dotprod"}
+    return next((isa for name, isa in arm.items() if has.get(name)), None)
 
 
 def _first_text(paths: Sequence[str]) -> str:

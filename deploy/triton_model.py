@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from ..artifact import Check, Manifest, load_artifact, read_manifest
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
+from ..int8_isa import PACKAGE_ELSEWHERE, require_exact
 from ..tensors import ModelIO, TensorInfo
 from .triton_backends import ONNX_RUNTIME, OPENVINO, PYTORCH, TENSORRT, Backend
 from .triton_model_onnx import onnx_io, onnx_side_files
@@ -69,7 +70,7 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
 
     Raises:
         MissingFile: If there is no such file.
-        ArtifactError: If it is not what its manifest says, or nothing Triton serves.
+        ArtifactError: If it is not what its manifest says, nothing Triton serves, or its INT8 overflows here.
         ModelError: If an ONNX file is damaged.
     """
     require_file(path, what="artifact")
@@ -85,6 +86,7 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
     checks: tuple[Check, ...] = ()
     if manifest is not None and verify:
         load_artifact(path)
+        require_exact(path, manifest, hint=PACKAGE_ELSEWHERE)
         checks = (Check("the file is what its manifest says", True, manifest.digest),)
     model = _READERS[kind](path, manifest)
     _check_types(model)

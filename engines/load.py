@@ -7,6 +7,7 @@ from pathlib import Path
 from ..artifact import accept, checked_input, read_manifest
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
+from ..int8_isa import require_exact
 from ..model.pt2_archive import trusting
 from ..model.source import SERVED, parse_source
 from ..tensors import ModelIO
@@ -47,7 +48,8 @@ def load(
     Raises:
         MissingFile: If there is no such file.
         InvalidOption: If its engine does not run there, or has no streams and CUDA graphs.
-        ArtifactError: If the file is not what its manifest says, or was built for something else.
+        ArtifactError: If the file is not what its manifest says, was built for something else, or holds INT8
+            that this processor computes wrongly.
         EngineUnavailable: If its runtime cannot run here.
     """
     text = str(artifact)
@@ -64,6 +66,7 @@ def load(
         raise InvalidOption(f"{text}: engine {name} runs on a GPU, not on the processor", option="devices")
     with trusting(trust):
         if number is None and streams == 1 and not cuda_graph and "cpu" in chosen.places:
+            require_exact(path, read_manifest(path))
             return chosen.open(text, threads=threads, io=io)
         run = DeviceRun(number or 0, streams, cuda_graph, runtime_cache)
         return chosen.open_on_gpu(text, run, threads=threads, io=io)

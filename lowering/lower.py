@@ -24,6 +24,7 @@ import msgspec
 from ..artifact import Manifest, commit, read_manifest
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, temporary_folder, writing
+from ..int8_isa import QUANTIZE_AGAIN, carried_isa, require_exact
 from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
@@ -238,6 +239,8 @@ class _Lowering:
         planned: Sequence[str] = ()
         left: Mapping[str, str] = {}
         if not self._must_be_typed():
+            if self.needed == "int8":
+                require_exact(source, read_manifest(source), on=self.spec.isa, hint=QUANTIZE_AGAIN)
             from ..compiler.quantize.half.rest import with_half_rest
 
             half = self.capabilities.in_graph.get(self.spec.float_precision, "fp32")
@@ -386,6 +389,7 @@ class _Lowering:
             target=self.spec.target,
             precision=self.needed,
             sources={"model": fingerprint(source)},
+            options=carried_isa(source),
         )
         io = model_io(load_onnx(self.path, external_data=False))
         options = {**manifest.options, _RECORD: lowered.as_json()}

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from ..artifact import accepting, checked_input, known_digest, tool_versions
 from ..model.preprocessing_names import digest_preprocessing
 from ..model.source import Source, parse_source
+from ..processor import isa_here, processor
 from ..progress import Progress
 from ..spec.artifacts import BuildSpec
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
+from ..spec.words import CPU_TARGETS, Isa
 from .published import BALANCED, GRAPH, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .recipe_batches import default_shapes, has_shapes, measured_batches
@@ -202,10 +204,10 @@ def lower_stage(
     """The graph gets what the artifact's engine needs; None where it stays in float."""
     from ..data.batches import Data
     from ..lowering import writes_types
-    from ..processor import processor
 
     if not writes_types(one, needs):
         return None
+    one = with_isa(one)
     spec = _spec(recipe, one, ranges)
 
     def work(path: Path, progress: Progress) -> object:
@@ -248,8 +250,8 @@ def build_stage(
     from ..engines.gpu import find_gpu
     from ..engines.registry import engine
     from ..lowering import load_lowered
-    from ..processor import processor
 
+    one = with_isa(one)
     tensorrt = one.target.startswith("tensorrt")
     here = one.target == "tensorrt" or not one.gpus  # TensorRT-RTX builds for GPUs that need not be here
     gpu = find_gpu(one.tensorrt.device) if tensorrt and here else None
@@ -285,6 +287,16 @@ def build_stage(
         "tools": tool_versions("torch", "openvino", "tensorrt", "tensorrt-rtx", *ONNX_TOOLS),
     }
     return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
+
+
+def with_isa(one: ArtifactSection, isa: Isa | None = None) -> ArtifactSection:
+    """Return an artifact whose "auto" is the instruction set it stands for, by default this processor's.
+
+    Another processor then has another key, and a worker makes what whoever sent the stage asked for.
+    """
+    if one.isa != "auto" or one.target not in CPU_TARGETS:
+        return one
+    return replace(one, isa=isa or isa_here())
 
 
 def _build_options(recipe: Recipe, one: ArtifactSection) -> dict[str, object]:

@@ -37,6 +37,7 @@ def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
         "method": setting.method,
         "exclude": list(setting.exclude),
         "threads": setting.threads,
+        "isa": setting.isa,
     }
     return json.dumps(shared | ({"ask": ask.as_json()} if ask else {}), sort_keys=True)
 
@@ -129,6 +130,7 @@ def _setting(recipe: Recipe, told: Mapping[str, Any]) -> TrialSetting:
         method=told["method"],
         exclude=tuple(told["exclude"]),
         threads=told["threads"],
+        isa=told["isa"],
     )
 
 

@@ -13,8 +13,9 @@ from ..bench.results.row import Row
 from ..data.batches import Data
 from ..errors import QCompileError
 from ..files import digest_files
+from ..processor import isa_here
 from ..progress import Progress
-from ..spec.words import CPU_TARGETS, CpuTarget
+from ..spec.words import CPU_TARGETS, CpuTarget, Isa
 from .executor import Executor
 from .published import BALANCED, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
@@ -98,6 +99,7 @@ def tune_recipe(
     calibration, evaluation = (
         located(recipe, text) for text in (recipe.data.calibration, recipe.data.evaluation)
     )
+    isa = _isa(recipe.artifact)
     settings = {
         "model": digest_files([model]),
         "data": [
@@ -108,6 +110,7 @@ def tune_recipe(
         "max_drop": max_drop,
         "metric": recipe.bench.metric,
         "method": recipe.calibrate.method,
+        "isa": isa_here() if isa == "auto" else isa,
     }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     if isinstance(known, Mapping) and known.get("key") == key:
@@ -130,6 +133,7 @@ def tune_recipe(
             batch_size=recipe.bench.batch_size,
             threads=recipe.bench.threads,
             max_time_s=min(recipe.bench.max_time_s, _LONGEST_S),
+            isa=isa,
             elsewhere=on_executor(executor, folder, progress=progress) if executor else None,
             progress=progress,
         )
@@ -138,7 +142,13 @@ def tune_recipe(
     notes = tuple(f"tune: {note}" for note in tuned.notes)
     if tuned.best.precision != "int8" or _is_there(recipe.artifact, tuned.best.in_float):
         return Found(key, (), notes)
-    return Found(key, tuple(artifact_lines(tuned.best, TUNED)), notes)
+    return Found(key, tuple(artifact_lines(tuned.best, TUNED, isa=isa)), notes)
+
+
+def _isa(artifacts: Sequence[ArtifactSection]) -> Isa:
+    """What the INT8 of a recipe is for: the first instruction set that it names."""
+    named = (one.isa for one in artifacts if one.precision == "int8" and one.target in CPU_TARGETS)
+    return next((isa for isa in named if isa != "auto"), "auto")
 
 
 def _serves(row: Row | None, max_drop: float, fastest_float_ms: float) -> bool:

@@ -31,7 +31,7 @@ from ..model.onnx_file import load_onnx, model_io
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
 from ..spec.decode import given
-from ..spec.words import FloatPrecision, Target
+from ..spec.words import FloatPrecision, Isa, Target
 from ..tensors import TensorInfo
 
 _LOOKED_AT = 8  # samples that rank the layers
@@ -50,6 +50,7 @@ class TrialSetting:
         method: Calibration method; None for the ranges' own.
         exclude: Patterns of nodes that stay in float.
         threads: Of every artifact; 0 takes every core.
+        isa: What INT8 is for, wherever it is made.
     """
 
     model: Path
@@ -60,6 +61,7 @@ class TrialSetting:
     method: str | None = None
     exclude: tuple[str, ...] = ()
     threads: int = 0
+    isa: Isa = "auto"
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ class TrialMaker:
     def _spec(self, ask: TrialAsk) -> BuildSpec:
         """What a trial is; what an artifact is worth is measured, also of one that missed its precision."""
         setting = self.setting
-        options: dict[str, Any] = {"target": ask.target, "precision": ask.precision}
+        options: dict[str, Any] = {"target": ask.target, "precision": ask.precision, "isa": setting.isa}
         if ask.precision == "int8":
             options |= {
                 "float_precision": ask.float_precision, "method": setting.method,

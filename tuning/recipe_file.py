@@ -9,6 +9,7 @@ from pathlib import Path
 from ..data.batches import seen_from
 from ..model.source import parse_source
 from ..plain_text import plain_toml
+from ..spec.words import Isa
 from .trials import Trial
 
 
@@ -20,6 +21,7 @@ def recipe_text(
     method: str | None,
     exclude: Sequence[str],
     folder: Path,
+    isa: Isa = "auto",
 ) -> str:
     """Return the TOML of a recipe that lies in `folder`."""
     lines = [
@@ -38,12 +40,12 @@ def recipe_text(
         "[calibrate]",
         f"method = {_text(method or 'auto')}",
         "",
-        *artifact_lines(best, best.name, exclude),
+        *artifact_lines(best, best.name, exclude, isa),
     ]
     return "\n".join(lines) + "\n"
 
 
-def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = ()) -> list[str]:
+def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = (), isa: Isa = "auto") -> list[str]:
     """Return the `[[artifact]]` of a trial, for a recipe of the same graph."""
     lines = [
         "[[artifact]]",
@@ -51,6 +53,8 @@ def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = ()) -> list[
         f"target = {_text(best.target)}",
         f"precision = {_text(best.precision)}",
     ]
+    if isa != "auto":
+        lines.append(f"isa = {_text(isa)}")
     if best.float_precision != "fp32":
         lines.append(f"float_precision = {_text(best.float_precision)}")
     if best.precision == "int8":

@@ -21,8 +21,9 @@ from ..files import write_json, write_text
 from ..model.graph import graph_precision
 from ..model.onnx_file import load_onnx
 from ..model.source import parse_source
+from ..processor import isa_here
 from ..progress import Progress, silent
-from ..spec.words import AUTO, CPU_TARGETS, CpuTarget, FloatPrecision, Target
+from ..spec.words import AUTO, CPU_TARGETS, CpuTarget, FloatPrecision, Isa, Target
 from .ahead import Possible, search_ahead
 from .costs import slower_layers
 from .making import Elsewhere, TrialAsk, TrialMaker, TrialSetting
@@ -110,6 +111,7 @@ def tune(
     batch_size: int | None = None,
     threads: int = 0,
     max_time_s: float = 60.0,
+    isa: Isa = "auto",
     elsewhere: Callable[[TrialSetting], Elsewhere] | None = None,
     progress: Progress = silent,
 ) -> TuneResult:
@@ -130,6 +132,7 @@ def tune(
         batch_size: Samples per call when latency is measured.
         threads: The same for every artifact; 0 takes every core.
         max_time_s: For each of the measurements of latency.
+        isa: Instruction set that INT8 is for; "auto" is that of this processor, which measures.
         elsewhere: Gives what makes the trials of a setting at the same time, in other processes or on other
             machines. What is found is what one process finds; latency is measured here.
         progress: Told of every step.
@@ -154,7 +157,7 @@ def tune(
         raise InvalidOption(f"{path}: its graph is {precision} already", hint="tune the float model instead")
     setting = TrialSetting(
         path, _ranges(path, calibration or data, folder, method, chosen_targets, progress), data, metric,
-        samples, method, tuple(exclude), threads,
+        samples, method, tuple(exclude), threads, isa_here() if isa == "auto" else isa,
     )  # fmt: skip
     maker = TrialMaker(setting, progress)
     bench = TrialRunner(maker, folder, progress, elsewhere(setting) if elsewhere else None)
@@ -169,7 +172,7 @@ def tune(
             run.try_target(target, damage[target])
         best = run.choose()
     recipe = folder / "recipe.toml"
-    write_text(recipe, recipe_text(best, path, calibration or data, data, method, exclude, folder))
+    write_text(recipe, recipe_text(best, path, calibration or data, data, method, exclude, folder, isa))
     tuned = TuneResult(
         best, bench.trials, run.front(), damage, maker.float_value, run.slow_layers, recipe, run.notes,
         maker.metric.name,

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -249,6 +250,9 @@ def _as_error(answer: dict[str, Any], name: str, output: str) -> QCompileError:
 
     kind = getattr(errors, answer["type"], None)
     if isinstance(kind, type) and issubclass(kind, QCompileError):
-        return kind(f"{name}: {answer['message']}", hint=answer["hint"], artifact=name, output=output)
+        text = answer["message"]
+        if Path(text.partition(": ")[0]).name != name:  # else it begins with the artifact's file
+            text = f"{name}: {text}"
+        return kind(text, hint=answer["hint"], artifact=name, output=output)
     message = ": ".join(part for part in (answer["type"], answer["message"]) if part)
     return WorkerError(f"{name}: {message}", artifact=name, output=output)

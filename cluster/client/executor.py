@@ -21,9 +21,13 @@ from ...errors import ClusterError, EngineUnavailable
 from ...pipeline.executor import Done, ThisProcess
 from ...pipeline.kinds import kind_of_others
 from ...pipeline.recipe import Recipe
+from ...pipeline.stages import with_isa
 from ...pipeline.steps import Step
 from ...pipeline.store import Store
+from ...processor import isa_here
 from ...progress import Progress, silent
+from ...spec.words import Isa
+from ..facts import isa_announced
 from ..messages import Facts
 from .errand import Errand
 from .groups import Groups
@@ -203,12 +207,21 @@ class ClusterExecutor:
         chosen = place(step, whole, ready).workers[0]
         return next(one for one in ready if one.address == chosen)
 
+    def _isa(self, recipe: Recipe, store: Store) -> Isa:
+        """What "auto" stands for: the instruction set of the worker that measures, else of this machine."""
+        home: Facts | None = None
+        with contextlib.suppress(EngineUnavailable):
+            home = self.home(recipe, store)
+        return (isa_announced(home) if home else None) or isa_here()
+
     def _state(self, recipe: Recipe, store: Store) -> RunState:
         with self._lock:
             if self.stopped.is_set():
                 raise stopped()
             state = self._states.get(store)
             if state is None:
+                isa = self._isa(recipe, store)
+                recipe = replace(recipe, artifact=tuple(with_isa(one, isa) for one in recipe.artifact))
                 state = self._states[store] = RunState(
                     f"{self._session}.{next(self._number)}", recipe, store.folder
                 )

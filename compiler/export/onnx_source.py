@@ -8,6 +8,7 @@ from pathlib import Path
 from ...artifact import Artifact, Check, commit
 from ...data.batches import Data
 from ...files import writing
+from ...int8_isa import carried_isa
 from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
 from ...model.preprocessing import Preprocessing
 from ...model.random_input import run_on
@@ -44,5 +45,6 @@ def take_onnx(
         if preprocessing is not None:
             note_preprocessing(path, preprocessing, feeds)
             proto = load_onnx(path)
-        manifest = commit(path, export_manifest(proto, {"model": source.spec, "opset": opset(proto)}, checks))
+        options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
+        manifest = commit(path, export_manifest(proto, options, checks))
     return Artifact(output, manifest)

@@ -11,6 +11,7 @@ from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...data.batches import Data
 from ...errors import ModelError
 from ...files import writing
+from ...int8_isa import carried_isa
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision
 from ...model.onnx_file import (
     check_onnx,
@@ -87,7 +88,7 @@ def fit_opset(
                 io=model_io(after),
                 sources={"model": digest_model(model, load_onnx(model, external_data=False))},
                 tools=tool_versions("onnx", "onnxruntime"),
-                options={"opset": opset(after), "opset_before": opset(before)},
+                options={"opset": opset(after), "opset_before": opset(before), **carried_isa(model)},
                 proof={"operators": count_operators(after)},
                 checks=checks,
                 warnings=warnings,

@@ -17,6 +17,7 @@ from ...data.batches import Data
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
 from ...files.storage import hidden_storage_error
+from ...int8_isa import carried_isa
 from ...machine_memory import out_of_memory
 from ...model.graph import graph_precision
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
@@ -229,7 +230,7 @@ def _manifest(
         io=model_io(after),
         sources={"model": fingerprint(model)},
         tools=tool_versions("onnx", "onnxsim", "onnxruntime"),
-        options={"opset": opset(after)},
+        options={"opset": opset(after), **carried_isa(model)},
         proof={
             "operators": counts[1],
             "nodes_before": sum(counts[0].values()),

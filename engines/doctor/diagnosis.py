@@ -14,6 +14,7 @@ from ..registry import engine, names
 from .extras import ExtraState, extra_states
 from .gpu_types import GpuTypes, gpu_types
 from .gpus import GpuState, gpus_here
+from .int8 import Int8Gain, int8_gain
 from .machine import Machine, this_machine
 from .precisions import Installed, PrecisionState, precision_states
 from .problems import Problem, find_problems
@@ -77,6 +78,7 @@ class Diagnosis:
         gpus: GPUs of this machine.
         asked: Compute capabilities that were asked for, and need not be here.
         precisions: Every target's precisions, on this processor and those GPUs.
+        int8: What INT8 gains and costs on this processor.
         extras: State of every extra.
         tensorflow: The interpreter that converts TensorFlow models.
     """
@@ -91,6 +93,7 @@ class Diagnosis:
     gpus: list[GpuState]
     asked: list[GpuTypes]
     precisions: list[PrecisionState]
+    int8: Int8Gain
     extras: list[ExtraState]
     tensorflow: TensorFlowState
 
@@ -99,6 +102,7 @@ class Diagnosis:
         return asdict(self) | {
             "gpus": [gpu.as_json() for gpu in self.gpus],
             "asked": [gpu.as_json() for gpu in self.asked],
+            "int8": {**asdict(self.int8), "sentence": self.int8.sentence},
         }
 
 
@@ -134,6 +138,7 @@ def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis
         gpus=here,
         asked=asked,
         precisions=precision_states(installed, machine, asked or distinct, here=not asked),
+        int8=int8_gain(machine),
         extras=extra_states(_version, _requirements, torchvision=_torchvision()),
         tensorflow=tensorflow_state(python),
     )

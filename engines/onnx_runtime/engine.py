@@ -18,7 +18,16 @@ from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
 from ...model.source_paths import strip_source_paths
 from ...model.weightless import read_weightless
-from ...processor import is_foreign, missing_features, processor, resolve_isa
+from ...processor import (
+    device_for,
+    is_elsewhere,
+    is_foreign,
+    isa_here,
+    missing_features,
+    processor,
+    resolve_isa,
+    why_unchecked,
+)
 from ...spec.words import ARM_ISAS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
@@ -31,10 +40,12 @@ if TYPE_CHECKING:
     import onnx
 
 _WARMUP, _PROFILED = 2, 10
+_LAYOUTS = "com.microsoft.nchwc::"
 _SLOWER = ("SkipLayerNormFusion",)
 """Fusions whose kernel is slower than what it replaces. SkipLayerNormalization takes 0.20 ms where Add and
 LayerNormalization take 0.03 ms (1.31.1, 128 x 768 values, x86 with AVX-512)."""
-_FOREIGN = "built for ARM on another processor, whose speed says nothing about ARM"
+_BLOCKS_OF_16 = "avx512f"
+"""With it a block of channels has 16 in ONNX Runtime's layouts for convolutions, and 8 without."""
 
 
 class OnnxRuntime(Engine):
@@ -72,12 +83,12 @@ class OnnxRuntime(Engine):
         path = Path(request.model)
         before = load_onnx(path)
         isa = resolve_isa(request.spec.isa, self.name)
-        foreign = is_foreign(isa)
-        request.progress("optimize for ARM" if foreign else "optimize for this processor")
+        elsewhere = is_elsewhere(isa)
+        request.progress(f"optimize for {isa if elsewhere else 'this processor'}")
         # Memory layouts are those of the processor that optimizes.
-        options = session_options(request.spec.threads, layouts=not (foreign or holds_half(before)))
-        if foreign:
-            options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
+        options = session_options(request.spec.threads, layouts=not (elsewhere or holds_half(before)))
+        if is_foreign(isa):
+            options.add_session_config_entry(SIGNED_ACTIVATIONS, str(int(isa in ARM_ISAS)))
         # The optimizer would refer to data beside its input, which lies elsewhere.
         beside = bool(external_files(path, read_weightless(path).model))
         optimize_file(
@@ -101,13 +112,11 @@ class OnnxRuntime(Engine):
             planned=len(asked),
             reached=reached if counts.get(request.precision) else 0,
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
-            device={"processor": "ARM" if isa in ARM_ISAS else "x86", "isa": isa}
-            if foreign
-            else {**processor(), "isa": isa},
+            device=device_for(isa),
             packages=("onnxruntime", "onnx"),
             failure=failure,
             checks=[Check("runs after loading again", True, request.sampled), *compared],
-            warnings=[_FOREIGN] if foreign else [],
+            warnings=why_unchecked(isa),
             layers=layers,
         )
 
@@ -199,3 +208,24 @@ def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None
             hint="build it again on this machine",
             file=path,
         )
+    blocks, other = (_blocks(features) for features in (device.get("features"), processor()["features"]))
+    if blocks and other and blocks != other and _holds_layouts(path):
+        portable = "" if device.get("isa") == isa_here() else f", or there with `isa` {isa_here()}"
+        raise ArtifactError(
+            f"{path}: holds convolutions in blocks of {blocks} channels, of the processor that built it; "
+            f"ONNX Runtime would read them in blocks of {other} here, and compute other values",
+            hint=f"build it again on this machine{portable}",
+            file=path,
+        )
+
+
+def _blocks(features: object) -> int:
+    """Return the channels of a block on a processor with these features; 0 where nothing tells."""
+    if not isinstance(features, list) or "avx2" not in features:
+        return 0
+    return 16 if _BLOCKS_OF_16 in features else 8
+
+
+def _holds_layouts(path: Path) -> bool:
+    """Whether a file holds tensors in blocks of channels."""
+    return any(name.startswith(_LAYOUTS) for name in count_operators(load_onnx(path, external_data=False)))

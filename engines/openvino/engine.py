@@ -14,7 +14,7 @@ from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
 from ...model.tensor_sizes import require_tensor_sizes
-from ...processor import processor, resolve_isa, why_emulated
+from ...processor import device_for, resolve_isa, why_emulated, why_unchecked
 from ...progress import silent
 from ...spec.artifacts import BuildSpec
 from ...spec.decode import current
@@ -79,15 +79,17 @@ class OpenVino(Engine):
         asked = nodes["int8" if request.precision == "int8" else "fp32"]
         told = {node.name: computed[node.name] for node in asked}
         reached = [one for one in computed.values() if one.precision == request.precision]
+        isa = resolve_isa(request.spec.isa, self.name)
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
             planned=len(asked),
             reached=len(reached),
             proof={"layers_by_precision": _counted(nodes, computed)},
-            device={**processor(), "isa": resolve_isa(request.spec.isa, self.name)},
+            device=device_for(isa),
             packages=("openvino", "onnx"),
             checks=[Check("runs after loading again", True, request.sampled)],
+            warnings=why_unchecked(isa),
             layers=Planned(
                 tuple(told),
                 {

@@ -10,8 +10,18 @@ from importlib.metadata import version
 import msgspec
 import pytest
 
-from qcompile.cluster.facts import MUST_MATCH, PLENTY, Found, facts_here, host_id, versions_here, why_refused
+from qcompile.cluster.facts import (
+    MUST_MATCH,
+    PLENTY,
+    Found,
+    facts_here,
+    host_id,
+    isa_announced,
+    versions_here,
+    why_refused,
+)
 from qcompile.cluster.messages import Facts
+from qcompile.processor import isa_here
 from qcompile.version import __version__
 
 SMALL = Found({"onnxruntime": "", "openvino": "", "tensorrt": "no GPU", "pytorch": ""})
@@ -103,3 +113,28 @@ def test_a_package_that_only_one_has_is_no_reason() -> None:
     without = {name: text for name, text in facts.versions.items() if name not in MUST_MATCH}
     assert why_refused(msgspec.structs.replace(facts, versions=without), facts.versions) == ""
     assert why_refused(facts, {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("features", "isa"),
+    [((), "avx2"), (("avx512_vnni",), "avx512-vnni"), (("avx512_vnni", "amx_int8"), "amx")],
+)
+def test_the_instruction_set_of_a_worker_is_what_it_announces(
+    features: tuple[str, ...], isa: str, on_processor: Callable[..., None]
+) -> None:
+    on_processor(*features)
+    assert isa_announced(here()) == isa == isa_here()
+
+
+@pytest.mark.parametrize(
+    ("announced", "isa"),
+    [
+        (["cpu-avx2", "cpu-vnni"], "avx-vnni"),
+        (["cpu-dotprod"], "neon-dotprod"),
+        (["cpu-dotprod", "cpu-i8mm"], "i8mm"),
+        ([], None),
+    ],
+)
+def test_the_instruction_set_of_other_workers(announced: list[str], isa: str | None) -> None:
+    facts = Facts("w", "tcp://127.0.0.1:1", "host", {}, dict.fromkeys(announced, 1000.0), 1, 1)
+    assert isa_announced(facts) == isa

@@ -23,6 +23,7 @@ from qcompile.errors import InvalidOption
 from qcompile.pipeline import stages
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.stages import Made, build_stage, lower_stage
+from qcompile.processor import isa_here
 from qcompile.progress import silent
 from qcompile.spec.artifacts import ArtifactSection, BuildCommand, BuildSpec
 from qcompile.spec.decode import shared
@@ -88,7 +89,7 @@ def test_it_reaches_the_engine_and_the_manifest_of_a_build(
     plain = qcompile.build(model, tmp_path / "a.onnx", target="onnxruntime").manifest
     blue = qcompile.build(model, tmp_path / "b.onnx", target="onnxruntime", colour="blue").manifest
     assert colours == ["red", "blue"]
-    assert (plain.options, blue.options) == ({}, {"colour": "blue"})
+    assert (plain.options, blue.options) == ({"isa": isa_here()}, {"isa": isa_here(), "colour": "blue"})
     with pytest.raises(InvalidOption, match="`colour` 'green': one of red, blue is required"):
         qcompile.build(model, tmp_path / "c.onnx", target="onnxruntime", colour="green")
 
@@ -116,7 +117,7 @@ def test_it_reaches_the_engine_the_keys_and_the_manifest_of_a_run(
     build_stage(recipe, blue, str(model), "sha256:0").work(tmp_path / "built.onnx", silent)
     manifest = read_manifest(tmp_path / "built.onnx")
     assert manifest is not None
-    assert manifest.options == {"colour": "blue"}
+    assert manifest.options == {"isa": isa_here(), "colour": "blue"}
     assert colours == ["blue"]
 
 

@@ -117,8 +117,9 @@ def test_the_json_form_is_plain(diagnosis: Diagnosis) -> None:
     value = json.loads(json.dumps(diagnosis.as_json()))
     assert set(value) == {
         "python", "system", "processor", "packages", "targets", "problems", "machine", "gpus", "asked",
-        "precisions", "extras", "tensorflow",
+        "precisions", "int8", "extras", "tensorflow",
     }  # fmt: skip
+    assert set(value["int8"]) == {"isa", "cost", "measured", "measured_on", "sentence"}
     assert set(value["precisions"][0]) == {"target", "device", "precision", "state", "reason", "fix"}
     assert set(value["extras"][0]) == {"extra", "state", "missing", "problem", "fix"}
     assert set(value["targets"][0]) == {"target", "why_not_build", "why_not_run", "why_not_run_on_gpu", "fix"}

@@ -1,0 +1,295 @@
+"""Artifacts on another processor than that of their build: refused where they would compute wrong values.
+
+Weights for AVX2 are right on every x86 processor. Others overflow where a processor has no VNNI. The tests
+change manifests to tell another processor, so that every processor runs them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from commands import Qc, Said
+from onnx import numpy_helper, parser
+
+import qcompile
+from qcompile.artifact import Manifest, read_manifest
+from qcompile.bench.workers import command
+from qcompile.cli import main
+from qcompile.errors import ArtifactError
+from qcompile.files import manifest_path
+from qcompile.int8_isa import int8_isa
+from qcompile.model.onnx_file import count_operators, load_onnx
+from qcompile.processor import isa_here
+
+OnProcessor = Callable[..., None]
+MakePath = Callable[..., Path]
+MEANS = (
+    "its INT8 is for avx512-vnni, and this processor (Some CPU) has no VNNI: "
+    "its kernels add two products in 16 bits, which overflow"
+)
+WAY_OUT = "build it again here, or with --isa avx2, which every x86 processor computes exactly"
+XEON = ["avx", "avx2", "avx512f", "avx512_vnni"]
+
+
+def told(path: Path, **changes: Any) -> Path:
+    """Let the manifest beside a file tell something else; None removes a key of its options or device."""
+    beside = manifest_path(path)
+    manifest = json.loads(beside.read_text())
+    for table, values in changes.items():
+        manifest[table] = {name: value for name, value in values.items() if value is not None}
+    beside.write_text(json.dumps(manifest))
+    return path
+
+
+@pytest.fixture
+def ranges(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> Path:
+    """Ranges of the tiny residual model, which lies beside them."""
+    return qcompile.calibrate(tiny_file("residual"), str(samples("residual")), tmp_path / "m.ranges").path
+
+
+@pytest.fixture
+def quantized(ranges: Path, on_processor: OnProcessor) -> Callable[..., Path]:
+    """`quantized("openvino")` is a graph for AVX2 whose manifest says AVX-512 VNNI, or what is given."""
+
+    def make(target: str = "onnxruntime", isa: str | None = "avx512-vnni") -> Path:
+        on_processor()
+        path = ranges.with_name(f"{target}-{isa}.onnx")
+        qcompile.quantize(ranges.with_name("residual.onnx"), path, target=target, ranges=ranges, isa="avx2")  # type: ignore[arg-type]
+        return told(path, options={"isa": isa})
+
+    return make
+
+
+@pytest.fixture
+def built(ranges: Path, on_processor: OnProcessor) -> Callable[..., Path]:
+    """As `quantized`, built for the target."""
+
+    def make(target: str = "onnxruntime", isa: str | None = "avx512-vnni") -> Path:
+        pytest.importorskip(target)
+        on_processor()
+        path = ranges.with_name(f"built-{target}-{isa}.onnx")
+        qcompile.build(
+            ranges.with_name("residual.onnx"), path, target=target, precision="int8", ranges=ranges,  # type: ignore[arg-type]
+            isa="avx2", allow_fallback=True,
+        )  # fmt: skip
+        return told(path, options={"isa": isa}, device={"processor": "x86", "isa": isa})
+
+    return make
+
+
+@pytest.fixture
+def workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes are on the processor of `on_processor()`, too."""
+    here = (
+        "import qcompile.processor as here\nhere._read_cpuinfo = lambda: ({'avx2', 'avx512f'}, 'Some CPU')\n"
+    )
+    monkeypatch.setattr(command, "_START", command._START.replace("runpy.run_", f"{here}runpy.run_"))
+
+
+@pytest.fixture
+def qc(capsys: pytest.CaptureFixture[str]) -> Qc:
+    """`qc("diff", ...)` runs a command."""
+
+    def call(*arguments: object) -> Said:
+        with pytest.raises(SystemExit) as done:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return Said(int(done.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_int8_for_vnni_is_not_loaded_where_there_is_none(
+    target: str, quantized: Callable[..., Path], built: Callable[..., Path], on_processor: OnProcessor
+) -> None:
+    for path in (built(target), quantized(target)):
+        with pytest.raises(ArtifactError) as caught:
+            qcompile.load(path)
+        assert caught.value.message == f"{path}: {MEANS}"
+        assert caught.value.data["file"] == path
+        assert caught.value.hint == WAY_OUT.replace("--isa", "`isa`")
+        with pytest.raises(ArtifactError, match="has no VNNI"):
+            qcompile.load(path, trust=True)
+        on_processor("avx512_vnni")
+        with qcompile.load(path) as runner:
+            assert runner.infer({"x": np.zeros((1, 4, 8, 8), np.float32)})["y"].shape == (1, 3)
+        on_processor()
+
+
+@pytest.mark.parametrize("isa", ["avx-vnni", "amx", "neon", "vnni", "arm"])
+def test_every_other_instruction_set_is_refused_by_its_name_of_today(
+    isa: str, quantized: Callable[..., Path]
+) -> None:
+    named = {"vnni": "avx512-vnni", "arm": "neon"}.get(isa, isa)
+    with pytest.raises(ArtifactError, match=f"its INT8 is for {named}, and this processor"):
+        qcompile.load(quantized(isa=isa))
+
+
+@pytest.mark.parametrize("features", [(), ("avx512_vnni",), ("avx_vnni",), ("amx_int8", "avx512_vnni")])
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_int8_for_avx2_is_loaded_on_every_processor(
+    target: str, features: tuple[str, ...], built: Callable[..., Path], on_processor: OnProcessor
+) -> None:
+    path = built(target, "avx2")
+    on_processor(*features)
+    qcompile.load(path).close()
+
+
+@pytest.mark.usefixtures("workers_too")
+def test_diff_refuses_either_side(
+    built: Callable[..., Path], ranges: Path, qc: Qc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, model = built(), ranges.with_name("residual.onnx")
+    monkeypatch.chdir(path.parent)
+    for sides in ((model.name, path.name), (path.name, model.name), (model.name, path.name, "--layers")):
+        said = qc("diff", *sides)
+        assert said.code == 1
+        assert said.err.endswith(f"{path.name}: {MEANS}\n  hint: {WAY_OUT}\n")
+
+
+@pytest.mark.usefixtures("workers_too")
+def test_bench_says_so_in_place_of_figures(built: Callable[..., Path], ranges: Path, qc: Qc) -> None:
+    path, model = built(), ranges.with_name("residual.onnx")
+    said = qc("bench", path, "--baseline", model, "--max-time", 0.2)
+    assert said.code == 1
+    words = " ".join((said.out + said.err).split())
+    assert f"{path.name}: failed: " in words
+    assert f"{MEANS}; {WAY_OUT}" in words
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_it_is_not_packaged(target: str, built: Callable[..., Path], qc: Qc, tmp_path: Path) -> None:
+    path = built(target)
+    said = qc("package", "triton", path, "--name", "m", "-o", tmp_path / "repository")
+    assert said.code == 1
+    hint = "package it on a processor like the server's, or build it with --isa avx2, which every x86"
+    assert f"{path}: {MEANS}\n  hint: {hint} processor computes exactly\n" in said.err
+    assert not (tmp_path / "repository" / "m").exists()
+    told(path, options={"isa": "avx2"})
+    assert qc("package", "triton", path, "--name", "m", "-o", tmp_path / "repository").code == 0
+
+
+def test_a_graph_for_vnni_is_not_built_for_avx2(
+    quantized: Callable[..., Path], qc: Qc, on_processor: OnProcessor, tmp_path: Path
+) -> None:
+    """Neither here, nor for AVX2 by a processor with VNNI: the artifact would say that it is exact."""
+    path, output = quantized(), tmp_path / "n.onnx"
+    build = ("build", path, "--target", "onnxruntime", "--precision", "int8", "-o", output)
+    hint = f"quantize the float model again here, or {WAY_OUT.removeprefix('build it again here, or ')}"
+    said = qc(*build)
+    assert (said.code, f"{path}: {MEANS}\n  hint: {hint}\n" in said.err) == (1, True)
+    on_processor("avx512_vnni")
+    said = qc(*build, "--isa", "avx2")
+    assert (said.code, "for avx512-vnni; on avx2 products would overflow" in said.err) == (1, True)
+    assert not output.exists()
+    assert qc(*build).code == 0
+
+
+def test_a_simplified_graph_is_for_what_it_was_quantized_for(
+    quantized: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = qcompile.simplify(quantized(), tmp_path / "simplified.onnx").path
+    with pytest.raises(ArtifactError, match="its INT8 is for avx512-vnni"):
+        qcompile.load(path)
+
+
+def of(stage: str = "build", **more: Any) -> Manifest:
+    return Manifest("onnx", stage, **{"target": "onnxruntime", "precision": "int8", **more})
+
+
+@pytest.mark.parametrize(
+    ("manifest", "isa"),
+    [
+        (of("quantize"), "avx512-vnni"),  # of 0.2.0, whose default was "vnni"
+        (of("quantize", target="openvino", options={"mode": "dynamic"}), "avx512-vnni"),
+        (of("quantize", options={"isa": "avx2"}), "avx2"),
+        (of("quantize", options={"processor": "arm"}), "neon"),  # of 0.1.0
+        (of(device={"architecture": "x86_64", "features": XEON}), "avx512-vnni"),
+        (of(device={"architecture": "x86_64", "features": ["avx2"]}), "avx2"),
+        (of(device={"architecture": "aarch64", "features": ["asimd", "asimddp"]}), "neon-dotprod"),
+        (of(device={"architecture": "x86_64", "features": XEON}, options={"isa": "avx2"}), "avx2"),
+        (of(device={"architecture": "arm64", "features": []}), "auto"),
+        (of("quantize", options={"mode": "weights"}), "auto"),
+        (of("quantize", target="tensorrt"), "auto"),
+        (of(precision="fp32", options={"isa": "amx"}), "auto"),
+        (of("export", target=""), "auto"),
+        (None, "auto"),
+    ],
+)
+def test_what_int8_is_for_is_read_from_manifests_of_every_version(
+    manifest: Manifest | None, isa: str
+) -> None:
+    assert int8_isa(manifest) == isa
+
+
+def convolution(path: Path, channels: int = 16) -> Path:
+    """A convolution that ONNX Runtime computes in blocks of 8 or 16 channels."""
+    proto = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,{channels},8,8] x) => (float[1,{channels},8,8] y) {{ y = Conv <pads=[1,1,1,1]> (x, w) }}"""
+    )
+    values = np.random.default_rng(0).standard_normal((channels, channels, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(values, "w"))
+    onnx.save(proto, path)
+    return path
+
+
+def test_layouts_of_another_processor_are_refused(
+    tmp_path: Path, on_processor: OnProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = qcompile.build(convolution(tmp_path / "m.onnx"), tmp_path / "f.onnx", target="onnxruntime").path
+    assert any("nchwc" in name for name in count_operators(load_onnx(path))), "only a real file shows it"
+    told(path, device={"architecture": "x86_64", "features": ["avx2"], "isa": "avx2"})
+    on_processor("avx512_vnni")
+    with pytest.raises(ArtifactError, match=r"in blocks of 8 channels.* in blocks of 16 here") as caught:
+        qcompile.load(path)
+    assert caught.value.hint == "build it again on this machine, or there with `isa` avx512-vnni"
+    told(path, device={"architecture": "x86_64", "features": ["avx2", "avx512f"], "isa": "avx2"})
+    qcompile.load(path).close()
+    monkeypatch.setattr("qcompile.processor._read_cpuinfo", lambda: ({"avx2"}, "Some CPU"))
+    with pytest.raises(ArtifactError, match="for a processor with avx512f, which this one lacks"):
+        qcompile.load(path)
+
+
+def test_a_file_without_layouts_does_not_care_for_the_size_of_blocks(
+    tiny_file: MakePath, tmp_path: Path, on_processor: OnProcessor
+) -> None:
+    path = qcompile.build(tiny_file("mlp"), tmp_path / "f.onnx", target="onnxruntime").path
+    told(path, device={"architecture": "x86_64", "features": ["avx2"]})
+    on_processor("avx512_vnni")
+    qcompile.load(path).close()
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_a_build_for_another_instruction_set_holds_nothing_of_this_processor(
+    target: str, tmp_path: Path, on_processor: OnProcessor
+) -> None:
+    pytest.importorskip(target)
+    on_processor("avx512_vnni")
+    model = convolution(tmp_path / "m.onnx")
+    built = qcompile.build(model, tmp_path / "b.onnx", target=target, isa="avx2")  # type: ignore[arg-type]
+    assert built.manifest.device == {"processor": "x86", "architecture": "x86_64", "isa": "avx2"}
+    assert list(built.manifest.warnings) == [
+        "built for avx2 on another processor, whose speed says nothing about it",
+        "which kernels run on avx2 was not checked: the proof of types is of this processor (avx512-vnni)",
+    ]
+    assert {node.domain for node in load_onnx(built.path).graph.node} <= {"", "com.microsoft"}
+    on_processor()
+    qcompile.load(built.path).close()
+    here = qcompile.build(model, tmp_path / "h.onnx", target=target, isa="avx2").manifest  # type: ignore[arg-type]
+    assert here.device["features"] == ["avx2", "avx512f"]
+    assert not here.warnings
+
+
+def test_a_build_names_the_instruction_set_of_this_processor(tiny_file: MakePath, tmp_path: Path) -> None:
+    manifest = read_manifest(qcompile.build(tiny_file("mlp"), tmp_path / "f.onnx", target="onnxruntime").path)
+    assert manifest is not None
+    assert manifest.device["isa"] == manifest.options["isa"] == isa_here()
