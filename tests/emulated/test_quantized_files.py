@@ -1,7 +1,7 @@
 """Files that `quantize` writes compute what their graphs say on processors that are emulated.
 
-The network is the trained ResNet-20 of `examples/digits`; samples are those that it is evaluated on. The reference of
-a graph is computed here without integer kernels, so that no result depends on the processor of the tests.
+The network is the trained ResNet-20 of `examples/digits`; samples are those that it is evaluated on. The
+reference of a graph is computed here without integer kernels, so that no result depends on this processor.
 """
 
 from __future__ import annotations
