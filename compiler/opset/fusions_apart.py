@@ -2,8 +2,8 @@
 
     Conv ─ QuantizeLinear        becomes        Conv ─ Max(·, -1e30) ─ QuantizeLinear
 
-No layer gives less than -1e30, so that Max is its operand. OpenVINO fuses it with neither side. Fusions are wrong
-(2026.4.1, on every processor) where
+No layer gives less than -1e30, so that Max is its operand. OpenVINO fuses it with neither side. These
+fusions are wrong (2026.4.1, on every processor):
 
 1. a QuantizeLinear reads a ReduceMax or ReduceMin, directly or through other operators: it becomes part of
    the reduction's kernel, which stores what it reduces as an integer of 0 to 255 first;
@@ -118,7 +118,7 @@ class _Products:
         self._constants: set[str] | None = None
 
     def merged_biases(self, *, shaped: bool) -> list[str]:
-        names = []
+        names: list[str] = []
         for node in self._dynamic():
             last, tensors, biased = self._with_constants(node)
             reads_integers = self._reads_integers(node)
@@ -132,7 +132,7 @@ class _Products:
         return names
 
     def moved_scales(self) -> list[str]:
-        names = []
+        names: list[str] = []
         for node in self._dynamic():
             if self._reads_integers(node) and not self._bias(node):
                 shape = self.shapes.get(node.output[0], ())
@@ -157,7 +157,7 @@ class _Products:
         yield from (node for node in nodes if _is_dynamic(self.shapes.get(node.output[0], [""] * fed)))
 
     def _with_constants(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, Sequence[str], bool]:
-        """The last of a product and its constant Adds and Muls, the results of all, whether there is a bias."""
+        """The last of a product and its constant Adds and Muls, the results of all, if there is a bias."""
         biased, tensors = self._bias(node), [node.output[0]]
         while True:
             behind = [reader for reader in self.read_by.get(tensors[-1], ()) if self._adds_constant(reader)]
