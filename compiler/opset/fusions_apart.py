@@ -17,7 +17,7 @@ fusions are wrong (2026.4.1, on every processor):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,8 +42,13 @@ if TYPE_CHECKING:
 _LOWEST = {"tensor(float16)": np.float16(-65504)}
 _REDUCED = ("ReduceMax", "ReduceMin")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
-_OPAQUE = WEIGHTED | {"Max", "QuantizeLinear", "DequantizeLinear"}
-"""Operators at which the way of a value to a quantization ends; Max is what this module puts there."""
+_FUSED = frozenset(
+    """
+    Abs Add Cast Clip Concat Div Elu Erf Exp Flatten Gelu HardSigmoid HardSwish Identity LeakyRelu Min Mish
+    Mul Neg PRelu Pow Relu Reshape Selu Sigmoid Softplus Sqrt Squeeze Sub Swish Tanh Transpose Unsqueeze
+    """.split()
+)
+"""Operators that become part of a reduction's kernel with the quantization behind them, or let it pass."""
 _LINEAR = ("Add", "Sub", "Mul", "Div")
 _PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")
 """Operators through which OpenVINO moves a quantization to the bias in front."""
@@ -65,7 +70,7 @@ def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
         read_by = consumers(graph)
         for node in graph.node:
             if node.op_type in _REDUCED and node.domain in ONNX_DOMAINS:
-                reached = _reached(node.output[0], read_by)
+                reached = _reached(node.output[0], read_by, _FUSED)
                 names += [_name(node)] * any(reader.op_type == "QuantizeLinear" for reader in reached)
     return names
 
@@ -214,14 +219,14 @@ class _Products:
 
 
 def _reached(
-    tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Sequence[str] | frozenset[str] = ()
+    tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
 ) -> Iterator[onnx.NodeProto]:
-    """Yield what reads a tensor, directly or through operators: of these types, or all but the opaque."""
+    """Yield what reads a tensor, directly or through operators of these types."""
     waiting, seen = [tensor], {tensor}
     while waiting:
         for reader in read_by.get(waiting.pop(), ()):
             yield reader
-            if reader.op_type in passed if passed else reader.op_type not in _OPAQUE:
+            if reader.op_type in passed:
                 waiting += [name for name in reader.output if name not in seen]
                 seen.update(reader.output)
 
