@@ -44,9 +44,9 @@ _REDUCED = ("ReduceMax", "ReduceMin")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _FUSED = frozenset(
     """
-    Abs Add Cast Clip Concat Div Elu Erf Exp Expand Flatten Gather Gelu HardSigmoid HardSwish Identity LeakyRelu
-    Min Mish Mul Neg PRelu Pow Relu Reshape Selu Sigmoid Slice Softplus Split Sqrt Squeeze Sub Swish Tanh Tile
-    Transpose Unsqueeze
+    Abs Add Cast Clip Concat Div Elu Erf Exp Expand Flatten Gather Gelu HardSigmoid HardSwish Identity
+    LeakyRelu Min Mish Mul Neg PRelu Pow Relu Reshape Selu Sigmoid Slice Softplus Split Sqrt Squeeze Sub Swish
+    Tanh Tile Transpose Unsqueeze
     """.split()
 )
 """Operators that become part of a reduction's kernel with the quantization behind them, or let it pass."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+import qcompile
 from qcompile.compiler.opset.cures import FAULTY_GRAPHS
 from qcompile.engines.openvino.known_faults import KNOWN_FAULTS
 from qcompile.model.onnx_file import copy_model
@@ -298,3 +300,78 @@ def test_a_graph_that_is_computed_rightly_stays(kind: str) -> None:
     model = plain(kind)
     assert [fault.name for fault in KNOWN_FAULTS if FAULTY_GRAPHS[fault.name].find(model)] == []
     assert snr_db(model, model, fixed=False) > RIGHT_DB
+
+
+def pooled(graph: Graph) -> onnx.ModelProto:
+    features = graph.add("Relu", [graph.add("Conv", ["x", graph.normal(16, 16, 3, 3), graph.normal(16)])])
+    largest = graph.add("ReduceMax", [features], axes=[2, 3], keepdims=0)
+    return graph.model(IMAGE, graph.add("Gemm", [largest, graph.normal(16, 10), graph.normal(10)]))
+
+
+def recognizer(graph: Graph) -> onnx.ModelProto:
+    """Two convolutions, and two steps of a recurrence that begins with zeros."""
+    features = "x"
+    for _ in range(2):
+        operands = [features, graph.normal(16, 16, 3, 3), graph.normal(16)]
+        features = graph.add("Relu", [graph.add("Conv", operands, pads=[1] * 4)])
+    rows = graph.add("ReduceMean", [features], axes=[2], keepdims=0)
+    batch = graph.add("Slice", [graph.add("Shape", ["x"]), graph.ints(0), graph.ints(1)])
+    target = graph.add("Concat", [batch, graph.ints(16)], axis=0)
+    state = graph.add("Expand", [graph.store([[0.0]]), target])
+    weights = [graph.normal(16, 16), graph.normal(16)], [graph.normal(16, 16), graph.normal(16)]
+    for step in range(2):
+        column = graph.add("Gather", [rows, graph.store(step, np.int64)], axis=2)
+        kept = graph.add("Gemm", [state, *weights[0]])
+        state = graph.add("Tanh", [graph.add("Add", [graph.add("Gemm", [column, *weights[1]]), kept])])
+    return graph.model(IMAGE, state)
+
+
+def heads(graph: Graph) -> onnx.ModelProto:
+    rows = graph.add("Reshape", ["x", graph.ints(-1, 16)])
+    queries = graph.add("Gemm", [rows, graph.normal(16, 32)])
+    groups = graph.add("Reshape", [queries, graph.ints(-1, 32, 32)])
+    last = graph.add("MatMul", [groups, graph.normal(32, 10)])
+    return graph.model(["n", 32, 16], last)
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [(pooled, "quantized-extremum"), (recognizer, "merged-bias"), (heads, "moved-scale")],
+)
+def test_a_built_file_computes_its_graph_wherever_it_is_loaded(
+    make: Callable[[Graph], onnx.ModelProto], fault: str, tmp_path: Path
+) -> None:
+    model = onnx.shape_inference.infer_shapes(make(Graph()))
+    onnx.save(model, tmp_path / "m.onnx")
+    feeds = [
+        {"x": np.random.default_rng(seed).standard_normal((1, 16, 6, 6), np.float32)} for seed in range(8)
+    ]
+    if make is heads:
+        feeds = [{"x": array["x"].reshape(-1)[:512].reshape(1, 32, 16)} for array in feeds]
+    (tmp_path / "data").mkdir()
+    for index, arrays_of_one in enumerate(feeds):
+        np.savez(tmp_path / "data" / f"{index}.npz", **{name: a[0] for name, a in arrays_of_one.items()})
+    data = str(tmp_path / "data")
+    ranges = qcompile.calibrate(tmp_path / "m.onnx", data, tmp_path / "r", targets=["openvino"])
+    built = qcompile.build(
+        tmp_path / "m.onnx",
+        tmp_path / "b.onnx",
+        target="openvino",
+        precision="int8",
+        ranges=ranges.path,
+        data=data,
+    )
+    assert fault in dict(built.manifest.proof["worked_around"])  # type: ignore[call-overload]
+    layers = built.manifest.proof["layers_by_precision"]
+    assert isinstance(layers, dict)
+    assert not layers["fp32"]
+    assert layers["int8"].get("Conv", 0) == sum(node.op_type == "Conv" for node in model.graph.node)
+    written = onnx.load(built.path)
+    for fixed in (False, True):
+        for given in feeds[:2]:
+            (expected,), (found,) = (
+                as_written(written, given),
+                by_openvino(str(built.path), given, fixed=fixed),
+            )
+            assert output_error(expected, found).snr_db > 45  # a value between two integers goes either way
+            assert output_error(as_written(model, given)[0], found).snr_db > 25
