@@ -21,6 +21,14 @@ from .exact_forms import (
     one_group_by_instances,
     shapes_then_slices,
 )
+from .fusions_apart import (
+    biases_apart,
+    extrema_apart,
+    find_merged_biases,
+    find_moved_scales,
+    find_quantized_extrema,
+    scales_apart,
+)
 from .grid_samples import (
     find_deformable_attention,
     find_renamed_modes,
@@ -34,6 +42,7 @@ from .patterns import (
     find_reducing_scatters,
     find_resizes_behind_if,
 )
+from .reduced_axes import find_reduced_axes, sums_of_axes
 
 
 @dataclass(frozen=True)
@@ -43,10 +52,12 @@ class FaultyGraph:
     Attributes:
         find: Returns the names of the nodes that are affected.
         cure: Rewrites them in place, as far as it can; None where there is no rewrite.
+        quantized: Whether only a quantized graph shows it, which is then what is compared.
     """
 
     find: Finder
     cure: Cure | None = None
+    quantized: bool = False
 
 
 FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
@@ -58,6 +69,10 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "group-norm-of-one": FaultyGraph(find_one_group, one_group_by_instances),
     "recurrent-layout": FaultyGraph(find_batch_first, layouts_time_first),
     "requantized-layer": FaultyGraph(find_requantized, keep_layers_apart),
+    "reduced-axes": FaultyGraph(find_reduced_axes, sums_of_axes),
+    "quantized-extremum": FaultyGraph(find_quantized_extrema, extrema_apart, quantized=True),
+    "merged-bias": FaultyGraph(find_merged_biases, biases_apart, quantized=True),
+    "moved-scale": FaultyGraph(find_moved_scales, scales_apart, quantized=True),
     "shape-slice": FaultyGraph(find_sliced_shapes, shapes_then_slices),
     "scatter-reduction": FaultyGraph(find_reducing_scatters),
     "resize-behind-if": FaultyGraph(find_resizes_behind_if),

@@ -21,7 +21,9 @@ from ...spec.decode import current
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
+from ..faults import KnownFault
 from .kernels import UNREPORTED, Computed, computed_by
+from .known_faults import known_faults
 from .runner import OpenVinoRunner, reason
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ class OpenVino(Engine):
     def graph_precision(self, precision: Precision) -> Precision:
         # fp16 and bf16 are a hint to the runtime, which then converts the float graph by itself.
         return precision if precision in ("int8", "int4") else "fp32"
+
+    def known_faults(self) -> Sequence[KnownFault]:
+        return known_faults()
 
     def check(self, spec: BuildSpec) -> None:
         computed_in = _computed_in(spec.precision, spec.float_precision)

@@ -13,6 +13,7 @@ from two_opsets import model, operators, run
 
 from qcompile.compiler.opset.cures import FAULTY_GRAPHS
 from qcompile.engines.onnx_runtime import known_faults as of_onnx_runtime
+from qcompile.engines.openvino import known_faults as of_openvino
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
 from qcompile.model.onnx_file import copy_model
 
@@ -50,7 +51,7 @@ def stands(name: str, proto: onnx.ModelProto) -> None:
 
 
 def test_each_known_fault_has_its_finder_and_each_rewrite_its_cure() -> None:
-    known = [*KNOWN_FAULTS, *of_onnx_runtime.KNOWN_FAULTS]
+    known = [*KNOWN_FAULTS, *of_onnx_runtime.KNOWN_FAULTS, *of_openvino.KNOWN_FAULTS]
     assert {fault.name for fault in known} == set(FAULTY_GRAPHS)
     assert len(known) == len(FAULTY_GRAPHS)
     for fault in known:
@@ -222,3 +223,32 @@ def test_attention_and_its_transposed_inputs_are_found() -> None:
     assert len(FAULTY_GRAPHS["transposed-input-attention"].find(direct)) == 1
     assert FAULTY_GRAPHS["transposed-input-attention"].find(behind) == []
     assert len(FAULTY_GRAPHS["fused-attention-sm120"].find(behind)) == 1
+
+
+@pytest.mark.parametrize("version", [11, 13, 17])
+@pytest.mark.parametrize("operator", ["ReduceL1", "ReduceLogSum", "ReduceLogSumExp"])
+@pytest.mark.parametrize(("axes", "keep"), [("1", 0), ("0, -1", 1), ("-2, -1", 0)])
+def test_reductions_that_lose_their_axes_become_sums(
+    version: int, operator: str, axes: str, keep: int
+) -> None:
+    body = f"y = {operator} <axes = [{axes}], keepdims = {keep}> (x)"
+    shape = ", ".join("M" for _ in range(3 if keep else 2 if axes == "1" else 1))
+    before = model(version, "(float[B, 3, L] x) => (float y)".replace("float y", f"float[{shape}] y"), body)
+    after = cured("reduced-axes", before, {"x": 40 * np.abs(normal(2, 3, 5)) + 0.1})
+    assert operator not in operators(after)
+
+
+def test_a_sum_of_exponentials_of_nothing_is_nothing() -> None:
+    before = model(
+        17, "(float[B, 3] x) => (float[B] y)", "y = ReduceLogSumExp <axes = [1], keepdims = 0> (x)"
+    )
+    after = copy_model(before)
+    FAULTY_GRAPHS["reduced-axes"].cure(after)  # type: ignore[misc]
+    feeds = {"x": np.array([[-np.inf] * 3, [1, -np.inf, 1]], np.float32)}
+    np.testing.assert_allclose(run(after, feeds)[0], [-np.inf, 1 + np.log(2)], rtol=1e-6)
+
+
+def test_reductions_of_all_axes_and_of_newer_opsets_stay() -> None:
+    stands("reduced-axes", model(17, "(float[2, 3] x) => (float[1, 1] y)", "y = ReduceL1 (x)"))
+    stored = "<int64[1] a = {1}>"
+    stands("reduced-axes", model(18, "(float[2, 3] x) => (float[2, 1] y)", "y = ReduceL1 (x, a)", stored))

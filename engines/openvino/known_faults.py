@@ -1,0 +1,61 @@
+"""Known faults: graphs that OpenVINO's optimizer or reader turns into graphs that compute something else.
+
+All were found here, with 2026.4.1 on every processor that it runs on; tests/engines/test_openvino_faults.py
+has the smallest graphs. Older versions, from 2024.4 on, were not tried, and count as affected.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from ..faults import KnownFault
+
+_SEEN = ("seen by us with OpenVINO 2026.4.1; not reported",)
+_VERSIONS = {"openvino": ("2024.4", "")}
+
+KNOWN_FAULTS: tuple[KnownFault, ...] = (
+    KnownFault(
+        "reduced-axes",
+        "ReduceL1, ReduceLogSum and ReduceLogSumExp",
+        _SEEN,
+        "before opset 18 reduce all axes, whichever are named",
+        "rewrite",
+        versions=_VERSIONS,
+    ),
+    KnownFault(
+        "quantized-extremum",
+        "ReduceMax or ReduceMin",
+        _SEEN,
+        "in front of a QuantizeLinear is rounded to an integer of 0 to 255 first",
+        "rewrite",
+        versions=_VERSIONS,
+        precisions=("int8",),
+    ),
+    KnownFault(
+        "merged-bias",
+        "Conv, ConvTranspose, MatMul or Gemm",
+        _SEEN,
+        "with dynamic shapes, read by a QuantizeLinear and elsewhere, has channel 0's bias in all channels",
+        "rewrite",
+        versions=_VERSIONS,
+        precisions=("int8",),
+    ),
+    KnownFault(
+        "moved-scale",
+        "Conv, ConvTranspose, MatMul or Gemm",
+        _SEEN,
+        "without bias and with a dynamic batch in front of a Reshape is scaled along another axis",
+        "rewrite",
+        versions=_VERSIONS,
+        precisions=("int8",),
+    ),
+)
+
+
+def known_faults() -> tuple[KnownFault, ...]:
+    """Return those of the installed version; all where none is installed."""
+    try:
+        version = metadata.version("openvino")
+    except metadata.PackageNotFoundError:
+        return KNOWN_FAULTS
+    return tuple(fault for fault in KNOWN_FAULTS if fault.affects("openvino", version))
