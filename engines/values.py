@@ -1,0 +1,377 @@
+"""Prove the values of an artifact on this processor: what it computes is what its graph says.
+
+The proof of types counts kernels. It does not see a kernel, or a rewrite, that computes something else. So
+the artifact runs on samples, in every way in which it is loaded. Three outputs are compared, as sums over
+all samples: `ref` of the graph as written, `plain` of the graph without the roundings of activations
+(`model.reference_forms`), `out` of the artifact.
+
+    q = Σ|ref − plain|²        what quantization costs
+    e = Σ|out − plain|² − q    what execution adds
+    An output fails where e > max(q, floor) + noise: execution adds a larger error than quantization.
+
+Let out = ref + d. Then e = Σ|d|² + 2 Σ d·(ref − plain). The error d of a faulty kernel is independent of the
+roundings, so the second sum is nearly 0 and e = Σ|d|². A right kernel that rounds elsewhere, or not at all,
+has no larger error than ref: Σ|out − plain|² is at most about q, and e about 0, although `out` and `ref`
+differ. Without quantization q is 0, and e = Σ|out − ref|².
+
+The floor is what it costs to round an output once to 8 bits: max(n / 12, 1) * (amax / 127)², n elements of
+largest magnitude amax. In a tiny model all roundings may be 0 by chance, and a right kernel may round to the
+neighbouring integer. The noise is that of the precision that floats are computed in (`judgement.lowest_db`).
+
+Where an output fails, prefixes of the graph are built and compared by the same rule. The first one that fails
+names the layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..artifact import Check
+from ..errors import EngineUnavailable, ModelError, QCompileError
+from ..files import temporary_folder
+from ..model.cut import cut
+from ..model.graph import attribute, consumers, producers, tensor_values, weighted_nodes
+from ..model.judgement import enough_agreement, lowest_db
+from ..model.onnx_file import copy_model, model_io, save_onnx
+from ..model.output_error import decibels
+from ..model.reference_forms import is_random, rounds_activations, without_roundings, without_saturation
+from ..model.requantized import OPTIMIZER
+from ..model.session import make_session, run_session, session_options
+from ..processor import isa_here, why_not_exact
+from ..tensors import Feeds
+from .base import BuildRequest, Runner
+
+if TYPE_CHECKING:
+    import onnx
+
+SUBJECT = "computes what its graph says"
+_FLOATS = ("fp32", "fp16", "bf16")
+_FUSED = frozenset(["Add", "Cast", "Clip", "Mul", "Relu"])
+"""Operators that runtimes fuse into the kernel in front of them, without Q/DQ in between."""
+
+Outputs = dict[str, list[NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How an engine makes an artifact of a graph, and the ways to load it.
+
+    Attributes:
+        runtime: Its name, for messages.
+        make: Writes the artifact of a graph's file: (graph, artifact).
+        ways: Words to what opens an artifact so, the way of this package first.
+    """
+
+    runtime: str
+    make: Callable[[Path, Path], None]
+    ways: Mapping[str, Callable[[Path], Runner]]
+
+
+@dataclass(frozen=True)
+class Values:
+    """What was found: the check for the manifest, why the build fails, the way out, warnings."""
+
+    checks: Sequence[Check] = ()
+    failure: str = ""
+    hint: str = ""
+    warnings: Sequence[str] = ()
+
+
+@dataclass
+class Deviation:
+    """Sums over all samples of one output, see the module; of labels, numbers of elements that differ.
+
+    Attributes:
+        elements: How many were compared.
+        amax, signal: Largest magnitude and sum of squares of `ref`.
+        quantization: Σ|ref − plain|².
+        total: Σ|out − plain|².
+        error: Σ|out − ref|².
+        labels: Whether its elements are no floats.
+    """
+
+    elements: int = 0
+    amax: float = 0.0
+    signal: float = 0.0
+    quantization: float = 0.0
+    total: float = 0.0
+    error: float = 0.0
+    labels: bool = False
+
+    def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add a batch; where `ref` or `plain` is not finite, only `out` and `ref` are compared."""
+        self.elements += ref.size
+        if ref.dtype.kind != "f":
+            self.labels = True
+            self.quantization += float((ref != plain).sum())
+            self.error += float((out != ref).sum())
+            self.total = self.quantization + self.error
+            return
+        a, b, c = (array.astype(np.float64).ravel() for array in (ref, plain, out))
+        same = (a == c) | (np.isnan(a) & np.isnan(c))
+        finite = np.isfinite(a) & np.isfinite(b)
+        if not (same | (np.isfinite(a) & np.isfinite(c))).all():
+            self.total = self.error = math.inf
+        a, b, c = a[finite], b[finite], c[finite]
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.amax = max(self.amax, float(np.abs(a).max(initial=0.0)))
+            self.signal += float(a @ a)
+            self.quantization += float((a - b) @ (a - b))
+            self.total += float((c - b) @ (c - b))
+            self.error += float((c - a) @ (c - a))
+
+    def excess(self, *, integers: bool, noise_db: float | None) -> float:
+        """Return what execution adds as a share of what is allowed; above 1 it fails.
+
+        Args:
+            integers: Whether the artifact rounds to integers at all, so that the floor counts.
+            noise_db: Signal-to-noise ratio that computing floats may cost; None where they are of 32 bits.
+        """
+        added = self.total - self.quantization
+        if not added > 0 and not math.isnan(added):
+            return 0.0
+        if self.labels:
+            same = self.elements - int(added)
+            return 2.0 if added > self.quantization and not enough_agreement(same, self.elements)[0] else 0.5
+        floor = max(self.elements / 12, 1) * (self.amax / 127) ** 2 if integers else 0.0
+        noise = self.signal * 10 ** (-noise_db / 10) if noise_db is not None else 0.0
+        allowed = max(self.quantization, floor) + noise
+        return added / allowed if allowed else math.inf
+
+    def words(self, name: str) -> str:
+        """Return how far the output is from its graph, and that from the one without roundings."""
+        if self.labels:
+            return f"output {name!r}: {self.error:.0f} of {self.elements} elements differ from its graph"
+        equal = (
+            "equal to its graph"
+            if not self.error
+            else f"{decibels(self.signal, self.error):.1f} dB from its graph"
+        )
+        if not self.quantization:
+            return f"output {name!r}: {equal}"
+        return f"output {name!r}: {equal}, which has {decibels(self.signal, self.quantization):.1f} dB"
+
+
+def check_values(
+    request: BuildRequest,
+    graph: onnx.ModelProto,
+    artifact: Path,
+    execution: Execution,
+    feeds: Sequence[Feeds],
+) -> Values:
+    """Compare an artifact with its graph, in every way in which it is loaded.
+
+    Args:
+        request: What was built.
+        graph: Which the engine was given.
+        artifact: What it made.
+        execution: How it makes and loads artifacts.
+        feeds: Samples.
+    """
+    if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
+        warning = f"values are not checked here: {reason}; `qcompile diff` on such a machine compares them"
+        return Values(warnings=[warning])
+    if is_random(graph):
+        return _not_compared("operators of the graph draw random numbers")
+    comparison = _Comparison(request, execution, feeds)
+    try:
+        found = comparison.deviations(graph, artifact)
+    except (EngineUnavailable, ModelError) as error:
+        return _not_compared(error.message)
+    if not any(found.values()):
+        return _not_compared("the extents of its outputs depend on their values")
+    excess = {
+        (words, name): comparison.excess(one)
+        for words, outputs in found.items()
+        for name, one in outputs.items()
+    }
+    words, name = max(excess, key=lambda key: excess[key])
+    detail = found[words][name].words(name)
+    number = sum(next(iter(one.values())).shape[0] if next(iter(one.values())).ndim else 1 for one in feeds)
+    samples = f"{number} samples" if request.samples else request.sampled
+    if excess[words, name] <= 1:
+        return Values([Check(SUBJECT, True, f"{detail}; {samples}, {' and '.join(execution.ways)}")])
+    failing = {way for way, output in excess if excess[way, output] > 1}
+    right = [way for way in execution.ways if way not in failing]
+    comparison.execution = Execution(execution.runtime, execution.make, {words: execution.ways[words]})
+    return _failure(comparison, graph, f"{detail}; {samples}, {words}", words, right)
+
+
+def _failure(
+    comparison: _Comparison, graph: onnx.ModelProto, detail: str, way: str, right: Sequence[str]
+) -> Values:
+    layer = comparison.first_layer(graph)
+    place = "in the whole graph, and in no prefix of it" if layer is None else f"from layer {layer.name!r} on"
+    failure = f"{comparison.execution.runtime} computes something else, {place}: {detail}"
+    hint = "choose another target, or give `allow_fallback`"
+    if layer is not None:
+        hint = f"keep it in float (`layers` {layer.name}=fp32), {hint}"
+    if right:
+        failure += f"; it is right {' and '.join(right)}, and wrong {way}"
+        hint = "fix the shapes of the model's inputs, choose another target, or give `allow_fallback`"
+    elif layer is not None and isa_here() == "avx2" and _overflows(graph, layer):
+        failure += "; pairs of its products overflow the 16 bits in which this processor adds them"
+        hint = "quantize it again with `isa` avx2, or give `allow_fallback`"
+    return Values([Check(SUBJECT, False, detail)], failure, hint)
+
+
+def _not_compared(reason: str) -> Values:
+    return Values([Check(SUBJECT, True, f"not compared: {reason}")])
+
+
+class _Comparison:
+    """Graphs and their artifacts, compared on the same samples; one session is open at a time."""
+
+    def __init__(self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds]) -> None:
+        self.execution, self.feeds = execution, feeds
+        precision, floats = request.precision, request.spec.float_precision
+        computed_in = precision if precision in _FLOATS else floats if floats in ("fp16", "bf16") else ""
+        self.noise_db = lowest_db(computed_in) if computed_in else None
+        self.integers = precision not in _FLOATS
+        self.threads = request.spec.threads
+        self.progress = request.progress
+
+    def deviations(self, graph: onnx.ModelProto, artifact: Path) -> dict[str, dict[str, Deviation]]:
+        """Return way to output to its deviation, of outputs whose extents agree.
+
+        Raises:
+            EngineUnavailable: If ONNX Runtime is not installed.
+            ModelError: If it cannot run the graph as written.
+        """
+        self.progress("compare with its graph")
+        self.integers |= rounds_activations(graph)
+        ref = self._outputs(without_saturation(graph))
+        plain = self._outputs(without_roundings(graph)) if rounds_activations(graph) else ref
+        floats = [name for name, arrays in ref.items() if arrays[0].dtype.kind == "f"]
+        names = floats or [name for name, arrays in ref.items() if arrays[0].dtype.kind in "iub"]
+        found: dict[str, dict[str, Deviation]] = {}
+        for words, opened in self.execution.ways.items():
+            sums = {name: Deviation() for name in names}
+            with opened(artifact) as runner:
+                for index, feeds in enumerate(self.feeds):
+                    out = runner.infer({tensor.name: feeds[tensor.name] for tensor in runner.io.inputs})
+                    for name in list(sums):
+                        a, b = ref[name][index], plain[name][index]
+                        if a.shape == b.shape == out[name].shape:
+                            sums[name].add(a, b, out[name])
+                        else:  # such as the boxes above a threshold
+                            del sums[name]
+            found[words] = sums
+        return found
+
+    def excess(self, deviation: Deviation) -> float:
+        """Return what execution adds to an output, as a share of what is allowed."""
+        return deviation.excess(integers=self.integers, noise_db=self.noise_db)
+
+    def first_layer(self, graph: onnx.ModelProto) -> onnx.NodeProto | None:
+        """Return the weighted node of the first prefix that fails; None where no prefix does.
+
+        Prefixes are halved: where one fails, its ancestors remain; where one does not, they go.
+        """
+        weighted = {node.name: node for nodes in weighted_nodes(graph).values() for node in nodes}
+        suspects = [node for node in graph.graph.node if node.name in weighted]
+        made_by, readers = producers(graph.graph), consumers(graph.graph)
+        found: onnx.NodeProto | None = None
+        while suspects:
+            middle = suspects[len(suspects) // 2]
+            tensor = _result(middle, readers, weighted)
+            before = _ancestors(tensor, made_by) - {middle.name}
+            if self._prefix_fails(graph, tensor):
+                found = middle
+                suspects = [node for node in suspects if node.name in before]
+            else:
+                suspects = [node for node in suspects if node.name not in before | {middle.name}]
+        return found
+
+    def _prefix_fails(self, graph: onnx.ModelProto, tensor: str) -> bool:
+        part = copy_model(graph)
+        cut(part, [tensor])
+        with temporary_folder("prefix") as folder:
+            path, artifact = folder / "prefix.onnx", folder / "artifact.onnx"
+            save_onnx(part, path)
+            try:
+                self.execution.make(path, artifact)
+                found = self.deviations(part, artifact)
+            except QCompileError:  # a prefix that cannot be built tells nothing
+                return False
+        return any(self.excess(one) > 1 for outputs in found.values() for one in outputs.values())
+
+    def _outputs(self, graph: onnx.ModelProto) -> Outputs:
+        """Outputs of a graph by name, each a list by sample, without integer kernels."""
+        io = model_io(graph)
+        names = [tensor.name for tensor in io.outputs]
+        with temporary_folder("reference") as folder:
+            path = folder / "reference.onnx"
+            save_onnx(graph, path)
+            options = session_options(self.threads, integers=False, layouts=False)
+            session = make_session(path, options, without=[OPTIMIZER])
+            runs = [
+                run_session(session, names, {one.name: feeds[one.name] for one in io.inputs}, "the graph")
+                for feeds in self.feeds
+            ]
+        return {
+            name: arrays
+            for name, arrays in zip(names, map(list, zip(*runs, strict=True)), strict=True)
+            if all(isinstance(array, np.ndarray) for array in arrays)
+        }
+
+
+def _result(
+    node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]], layers: Collection[str]
+) -> str:
+    """The tensor that shows what a layer computes: where it is quantized, else behind what is fused with it."""
+    fused = tensor = str(node.output[0])
+    is_fused = True
+    while True:
+        behind = readers.get(tensor, [])
+        quantized = [one for one in behind if one.op_type == "QuantizeLinear"]
+        follower = quantized[0] if quantized else behind[0] if len(behind) == 1 else None
+        if follower is None or follower.name in layers:
+            return fused
+        tensor = str(follower.output[0])
+        if follower.op_type == "DequantizeLinear":
+            return tensor
+        is_fused &= follower.op_type in _FUSED
+        fused = tensor if is_fused else fused
+
+
+def _ancestors(tensor: str, made_by: Mapping[str, onnx.NodeProto]) -> set[str]:
+    """Names of the nodes that a tensor is made of."""
+    names: set[str] = set()
+    waiting = [tensor]
+    while waiting:
+        node = made_by.get(waiting.pop())
+        if node is not None and node.name not in names:
+            names.add(node.name)
+            waiting += node.input
+    return names
+
+
+def _overflows(graph: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Whether two neighbouring products of the layer can leave int16: 255 times both weights."""
+    stored = {tensor.name: tensor for tensor in graph.graph.initializer}
+    made_by = producers(graph.graph)
+    for name in node.input[1:3] if "LSTM" in node.op_type else node.input[1:2]:
+        maker = made_by.get(name)
+        tensor = stored.get(maker.input[0] if maker is not None and maker.input else name)
+        if tensor is None or (weight := tensor_values(tensor)).dtype != np.int8 or weight.ndim < 2:
+            continue
+        if node.op_type.startswith("Conv"):
+            if attribute(node, "group", 1) == len(weight):  # depthwise kernels add in 32 bits
+                continue
+            columns = np.moveaxis(weight, 1, -1).reshape(len(weight), -1).T
+        else:
+            columns = weight.reshape(-1, *weight.shape[-2:])
+            columns = (columns.swapaxes(1, 2) if attribute(node, "transB", 0) else columns).swapaxes(0, 1)
+        for sign in (1, -1):
+            parts = np.maximum(columns.astype(np.int16) * sign, 0)
+            if (parts[:-1:2] + parts[1::2][: len(parts[:-1:2])] > 128).any():
+                return True
+    return False
