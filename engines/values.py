@@ -106,7 +106,7 @@ class Deviation:
     labels: bool = False
 
     def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
-        """Add a batch; where `ref` or `plain` is not finite, only `out` and `ref` are compared."""
+        """Add a batch. `out` must be finite where `ref` is, and else equal to it."""
         self.elements += ref.size
         if ref.dtype.kind != "f":
             self.labels = True
@@ -116,7 +116,7 @@ class Deviation:
             return
         a, b, c = (array.astype(np.float64).ravel() for array in (ref, plain, out))
         same = (a == c) | (np.isnan(a) & np.isnan(c))
-        finite = np.isfinite(a) & np.isfinite(b)
+        finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
         if not (same | (np.isfinite(a) & np.isfinite(c))).all():
             self.total = self.error = math.inf
         a, b, c = a[finite], b[finite], c[finite]
@@ -135,7 +135,7 @@ class Deviation:
             noise_db: Signal-to-noise ratio that computing floats may cost; None where they are of 32 bits.
         """
         added = self.total - self.quantization
-        if not added > 0 and not math.isnan(added):
+        if added <= 0:
             return 0.0
         if self.labels:
             same = self.elements - int(added)
@@ -180,7 +180,7 @@ def check_values(
         return Values(warnings=[warning])
     if is_random(graph):
         return _not_compared("operators of the graph draw random numbers")
-    comparison = _Comparison(request, execution, feeds)
+    comparison = _Comparison(request, execution, feeds, rounds=rounds_activations(graph))
     try:
         found = comparison.deviations(graph, artifact)
     except (EngineUnavailable, ModelError) as error:
@@ -229,12 +229,15 @@ def _not_compared(reason: str) -> Values:
 class _Comparison:
     """Graphs and their artifacts, compared on the same samples; one session is open at a time."""
 
-    def __init__(self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds]) -> None:
+    def __init__(
+        self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds], *, rounds: bool
+    ) -> None:
         self.execution, self.feeds = execution, feeds
         precision, floats = request.precision, request.spec.float_precision
-        computed_in = precision if precision in _FLOATS else floats if floats in ("fp16", "bf16") else ""
+        # Where weights alone are rounded, the runtime may round activations, too.
+        computed_in = precision if precision in _FLOATS or not rounds else "" if floats == "fp32" else floats
         self.noise_db = lowest_db(computed_in) if computed_in else None
-        self.integers = precision not in _FLOATS
+        self.integers = rounds or precision not in _FLOATS
         self.threads = request.spec.threads
         self.progress = request.progress
 
@@ -246,7 +249,6 @@ class _Comparison:
             ModelError: If it cannot run the graph as written.
         """
         self.progress("compare with its graph")
-        self.integers |= rounds_activations(graph)
         ref = self._outputs(without_saturation(graph))
         plain = self._outputs(without_roundings(graph)) if rounds_activations(graph) else ref
         floats = [name for name, arrays in ref.items() if arrays[0].dtype.kind == "f"]
@@ -326,7 +328,7 @@ class _Comparison:
 def _result(
     node: onnx.NodeProto, readers: Mapping[str, Sequence[onnx.NodeProto]], layers: Collection[str]
 ) -> str:
-    """The tensor that shows what a layer computes: where it is quantized, else behind what is fused with it."""
+    """The tensor that shows what a layer computes: quantized, else behind what is fused with it."""
     fused = tensor = str(node.output[0])
     is_fused = True
     while True:

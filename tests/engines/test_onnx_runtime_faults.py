@@ -159,7 +159,9 @@ def test_a_build_that_computes_another_output_than_its_graph_is_refused(tmp_path
         # Past `lower`, which rewrites the graph.
         return build_engine(BuildRequest(str(tmp_path / "m.onnx"), tmp_path / "built.onnx", spec))
 
-    with pytest.raises(IntentNotReached, match="ONNX Runtime computes something else, from layer 'Conv3' on: output 'y'"):
+    with pytest.raises(
+        IntentNotReached, match="ONNX Runtime computes something else, from layer 'Conv3' on: output 'y'"
+    ):
         built(fallback=False)
     assert not (tmp_path / "built.onnx").exists()
     kept = built(fallback=True).manifest

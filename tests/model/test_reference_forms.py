@@ -1,0 +1,165 @@
+"""Forms of quantized graphs, by NumPy: what integer kernels should compute, and that without roundings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper, parser
+
+import qcompile
+from qcompile.model.reference_forms import (
+    is_random,
+    rounds_activations,
+    without_roundings,
+    without_saturation,
+)
+
+Array = NDArray[Any]
+HIDDEN = 3
+
+
+def outputs(model: onnx.ModelProto, x: Array) -> list[Array]:
+    """Outputs of a model as it is written, node by node."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    onnx.checker.check_model(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    return list(session.run(None, {"x": x}))
+
+
+def stored(model: onnx.ModelProto) -> dict[str, Array]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def rounded(x: Array) -> Array:
+    """What DynamicQuantizeLinear stores of x, times its scale again."""
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    if low == high:
+        return x
+    scale = np.float32((high - low) / 255)
+    zero = np.rint(-low / scale)
+    return (np.clip(np.rint(x / scale) + zero, 0, 255) - zero) * scale
+
+
+def dynamic(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
+    onnx.save(model, path)
+    return onnx.load(qcompile.quantize(path, path.with_name("q.onnx"), mode="dynamic").path)
+
+
+def lstm() -> onnx.ModelProto:
+    random = np.random.default_rng(0)
+    shapes = {"w": (1, 4 * HIDDEN, 6), "r": (1, 4 * HIDDEN, HIDDEN), "b": (1, 8 * HIDDEN)}
+    weights = [
+        numpy_helper.from_array(random.normal(0, 0.6, s).astype(np.float32), n) for n, s in shapes.items()
+    ]
+    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], "lstm", hidden_size=HIDDEN)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", 1, [5, 1, 6])],
+        [helper.make_tensor_value_info("y", 1, [5, 1, 1, HIDDEN])], weights,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def lstm_by_numpy(x: Array, w: Array, r: Array, bias: Array, round_to: Callable[[Array], Array]) -> Array:
+    """Steps of an LSTM [steps, 1, inputs] with w [inputs, 4 * hidden]; ONNX's order of gates: i, o, f, c."""
+    h = c = np.zeros((1, HIDDEN))
+    states = []
+    read = round_to(x)
+    for step in range(len(x)):
+        gates = read[step] @ w + round_to(h) @ r + bias[: 4 * HIDDEN] + bias[4 * HIDDEN :]
+        i, o, f = (1 / (1 + np.exp(-gates[:, k * HIDDEN : (k + 1) * HIDDEN])) for k in range(3))
+        c = f * c + i * np.tanh(gates[:, 3 * HIDDEN :])
+        h = o * np.tanh(c)
+        states.append(h)
+    return np.stack(states)[:, None]
+
+
+def test_a_dynamic_product_without_saturation_is_the_integer_product(
+    tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    model = dynamic(tmp_path / "m.onnx", tiny("mlp"))
+    x = np.random.default_rng(0).normal(0, 3, (9, 16)).astype(np.float32)
+    values = stored(model)
+    first, second = (n for n in model.graph.node if n.op_type == "MatMulInteger")
+    w1, w2 = (
+        values[n.input[1]] * values[n.input[1].replace("_quantized", "_scale")] for n in (first, second)
+    )
+    (bias,) = (
+        values[n] for node in model.graph.node if node.name == "bias1" for n in node.input if n in values
+    )
+    hidden = np.maximum(rounded(x) @ w1 + bias, 0)
+    exact = without_saturation(model)
+    assert {
+        stored(exact)[n.input[1]].dtype.name for n in exact.graph.node if n.op_type == "MatMulInteger"
+    } == {"uint8"}
+    np.testing.assert_allclose(outputs(exact, x)[0], rounded(hidden) @ w2, atol=1e-3)
+    plain = outputs(without_roundings(model), x)[0]
+    np.testing.assert_allclose(plain, np.maximum(x @ w1 + bias, 0) @ w2, atol=1e-4)
+    assert np.abs(plain - rounded(hidden) @ w2).max() > 0.01, "the roundings show"
+
+
+def test_a_dynamic_lstm_without_saturation_is_that_of_integer_products(tmp_path: Path) -> None:
+    model = dynamic(tmp_path / "m.onnx", lstm())
+    (node,) = (n for n in model.graph.node if n.op_type == "DynamicQuantizeLSTM")
+    values = stored(model)
+    w, r = (
+        (values[node.input[i]].astype(float) * values[node.input[i + 7 + (i == 2)]].reshape(1, 1, -1))[0]
+        for i in (1, 2)
+    )
+    bias = values[node.input[3]][0]
+    x = np.random.default_rng(1).normal(0, 2, (5, 1, 6)).astype(np.float32)
+    exact = without_saturation(model)
+    (shifted,) = (n for n in exact.graph.node if n.op_type == "DynamicQuantizeLSTM")
+    assert {stored(exact)[shifted.input[i]].dtype.name for i in (1, 2, 9, 11)} == {"uint8"}
+    np.testing.assert_allclose(outputs(exact, x)[0], lstm_by_numpy(x, w, r, bias, rounded), atol=1e-4)
+    plain = without_roundings(model)
+    assert [n.op_type for n in plain.graph.node] == ["LSTM"]
+    np.testing.assert_allclose(outputs(plain, x)[0], lstm_by_numpy(x, w, r, bias, np.asarray), atol=1e-5)
+    assert np.abs(outputs(plain, x)[0] - outputs(exact, x)[0]).max() > 1e-3, "the roundings show"
+
+
+PAIRS = """<ir_version: 9, opset_import: ["" : 19]> g (float[n] x) => (float[n] y)
+    <float s = {0.5}, float t = {0.25}, uint8 z = {10}, int8[2] w = {3, -4}>
+    { q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, SCALE, z)
+      v = DequantizeLinear (w, s) y = Mul (d, v) }"""
+
+
+def test_a_pair_without_rounding_clips_to_its_range_and_weights_stay() -> None:
+    model = parser.parse_model(PAIRS.replace("SCALE", "s"))
+    plain = without_roundings(model)
+    assert [node.op_type for node in plain.graph.node] == ["Max", "Min", "DequantizeLinear", "Mul"]
+    for x, expected in [((1.3, -1.3), (1.3, -1.3)), ((-99, 999), (-5, 122.5))]:
+        (y,) = outputs(plain, np.array(x, np.float32))
+        np.testing.assert_allclose(y, np.array(expected) * (1.5, -2), rtol=1e-6)
+    assert rounds_activations(model)
+    assert not rounds_activations(plain)
+
+
+def test_a_pair_of_two_scales_stays() -> None:
+    model = parser.parse_model(PAIRS.replace("SCALE", "t"))
+    assert [node.op_type for node in without_roundings(model).graph.node][:2] == [
+        "QuantizeLinear",
+        "DequantizeLinear",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "random"),
+    [
+        ("r = RandomNormalLike (x) y = Add (x, r)", True),
+        ("y = Dropout (x, ratio, yes)", True),
+        ("y = Dropout (x, ratio, no)", False),
+        ("y = Dropout (x)", False),
+    ],
+)
+def test_operators_that_draw_numbers_make_a_graph_random(body: str, random: bool) -> None:
+    text = f"""<ir_version: 9, opset_import: ["" : 19]> g (float[n] x) => (float[n] y)
+        <float ratio = {{0.5}}, bool yes = {{1}}, bool no = {{0}}> {{ {body} }}"""
+    assert is_random(parser.parse_model(text)) is random
