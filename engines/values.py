@@ -56,6 +56,8 @@ _FLOATS = ("fp32", "fp16", "bf16")
 _FUSED = frozenset(["Add", "Cast", "Clip", "Mul", "Relu"])
 """Operators that runtimes fuse into the kernel in front of them, without Q/DQ in between."""
 
+_DYNAMIC = ("MatMulInteger", "ConvInteger", "QAttention", "DynamicQuantizeLSTM")
+
 Outputs = dict[str, list[NDArray[Any]]]
 
 
@@ -176,7 +178,7 @@ def check_values(
         feeds: Samples.
     """
     if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
-        warning = f"values are not checked here: {reason}; `qcompile diff` on such a machine compares them"
+        warning = f"values are not checked here: {reason}; check them with `qcompile diff` where it runs"
         return Values(warnings=[warning])
     if is_random(graph):
         return _not_compared("operators of the graph draw random numbers")
@@ -218,7 +220,8 @@ def _failure(
         hint = "fix the shapes of the model's inputs, choose another target, or give `allow_fallback`"
     elif layer is not None and isa_here() == "avx2" and _overflows(graph, layer):
         failure += "; pairs of its products overflow the 16 bits in which this processor adds them"
-        hint = "quantize it again with `isa` avx2, or give `allow_fallback`"
+        option = "`weight_type` uint8" if layer.op_type in _DYNAMIC else "`isa` avx2"
+        hint = f"quantize it again with {option}, or give `allow_fallback`"
     return Values([Check(SUBJECT, False, detail)], failure, hint)
 
 
