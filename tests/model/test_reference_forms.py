@@ -12,8 +12,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, parser
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 import qcompile
+from qcompile.model.output_error import output_error
 from qcompile.model.reference_forms import (
     is_random,
     rounds_activations,
@@ -163,3 +165,52 @@ def test_operators_that_draw_numbers_make_a_graph_random(body: str, random: bool
     text = f"""<ir_version: 9, opset_import: ["" : 19]> g (float[n] x) => (float[n] y)
         <float ratio = {{0.5}}, bool yes = {{1}}, bool no = {{0}}> {{ {body} }}"""
     assert is_random(parser.parse_model(text)) is random
+
+
+def attention() -> onnx.ModelProto:
+    """ONNX Runtime's Attention: x [1,3,8], two heads."""
+    shapes = {"w": (8, 24), "b": (24,)}
+    random = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(random.normal(0, 0.4, s).astype(np.float32), n) for n, s in shapes.items()
+    ]
+    node = helper.make_node(
+        "Attention", ["x", "w", "b"], ["y"], "attention", domain="com.microsoft", num_heads=2
+    )
+    values = [helper.make_tensor_value_info(name, 1, [1, 3, 8]) for name in "xy"]
+    graph = helper.make_graph([node], "g", values[:1], values[1:], weights)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def convolution() -> onnx.ModelProto:
+    """A Conv of weights [4,2,3,3]: x [1,2,5,5]."""
+    w = np.random.default_rng(0).normal(0, 0.4, (4, 2, 3, 3)).astype(np.float32)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])
+    x = helper.make_tensor_value_info("x", 1, [1, 2, 5, 5])
+    y = helper.make_tensor_value_info("y", 1, [1, 4, 5, 5])
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(w, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(("made", "integer"), [(attention, "QAttention"), (convolution, "ConvInteger")])
+def test_what_onnx_runtime_quantizes_dynamically_has_both_forms(
+    made: Callable[[], onnx.ModelProto], integer: str, tmp_path: Path
+) -> None:
+    """Its own quantizer, with weights that are rounded to few enough bits that no kernel overflows."""
+    onnx.save(made(), tmp_path / "m.onnx")
+    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx", weight_type=QuantType.QInt8, reduce_range=True)
+    model = onnx.load(tmp_path / "q.onnx")
+    assert integer in {node.op_type for node in model.graph.node}
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    exact = without_saturation(model)
+    (shifted,) = (node for node in exact.graph.node if node.op_type == integer)
+    assert stored(exact)[shifted.input[1]].dtype == np.uint8
+    np.testing.assert_allclose(outputs(exact, x)[0], outputs(model, x)[0], atol=1e-5)
+    plain = without_roundings(model)
+    assert not rounds_activations(plain)
+    # Weights of 7 bits are nearly those of the float model.
+    expected, found, rounded_output = (outputs(one, x)[0] for one in (made(), plain, model))
+    assert output_error(expected, found).snr_db > 35
+    assert 25 < output_error(found, rounded_output).snr_db < 60
