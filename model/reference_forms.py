@@ -12,6 +12,9 @@ as they are stored.
     x ─ QuantizeLinear ─ DequantizeLinear ─    becomes    x ─ Max(low) ─ Min(high) ─
     x ─ DynamicQuantizeLinear ─ MatMulInteger(w)  becomes  x ─ MatMul(float w - zw), with scale 1 of x
     DynamicQuantizeLSTM(x, w, r)            becomes     LSTM(x, (w - zw) * sw, (r - zr) * sr)
+
+`with_halves` is the graph as a runtime computes it in 16 bits where the graph has float32: what nodes make is
+rounded, and so are the weights of products.
 """
 
 from __future__ import annotations
@@ -22,8 +25,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import attribute, constant_names, consumers, every_graph, producers, tensor_values
-from .graph_edits import drop_unread, drop_unused_initializers, set_nodes, store, store_constants
+from .graph import (
+    WEIGHTED,
+    attribute,
+    constant_names,
+    consumers,
+    every_graph,
+    infer_types,
+    producers,
+    tensor_values,
+)
+from .graph_edits import drop_unread, drop_unused_initializers, set_nodes, set_values, store, store_constants
 from .onnx_file import copy_model
 
 if TYPE_CHECKING:
@@ -39,6 +51,9 @@ _SATURATING = {
 """Operator to the places of its weights and of their zero points."""
 _PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 _RANDOM = frozenset(["Multinomial", "Bernoulli"])
+
+_HALVES = {"fp16": 10, "bf16": 16}
+_LARGEST_FP16 = 65504
 
 Stored = Mapping[str, "onnx.TensorProto"]
 
@@ -99,6 +114,39 @@ def _shifted(graph: onnx.GraphProto, stored: Stored, name: str) -> str:
         values = tensor_values(stored[name]) if name else np.zeros((), np.int8)
         store(graph, shifted, (values.astype(np.int16) + 128).astype(np.uint8))
     return shifted
+
+
+def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
+    """Return a copy that rounds float32 to "fp16" or "bf16", see the module; Q/DQ pairs stay as they are."""
+    import onnx
+
+    result = copy_model(model)
+    graph = result.graph
+    store_constants(graph)
+    types, constants, readers = infer_types(result), constant_names(result), consumers(graph)
+    weights = {name for node in graph.node if node.op_type in WEIGHTED for name in node.input}
+    half = onnx.helper.tensor_dtype_to_np_dtype(_HALVES[precision])
+    for tensor in graph.initializer:
+        if tensor.name in weights and tensor.data_type == onnx.TensorProto.FLOAT:
+            set_values(tensor, tensor_values(tensor).astype(half).astype(np.float32))
+    limit = np.float32(_LARGEST_FP16 if precision == "fp16" else np.inf)
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        for place, name in enumerate(node.output):
+            behind = readers.get(name)
+            integer = node.op_type == "DequantizeLinear" or (
+                behind and all(reader.op_type == "QuantizeLinear" for reader in behind)
+            )
+            if types.get(name) == "float32" and name not in constants and not integer:
+                node.output[place] = f"{name}/exact"
+                nodes += _clipped(graph, f"{name}/exact", f"{name}/within", (-limit, limit))
+                for operand, output, to in ((f"{name}/within", f"{name}/half", _HALVES[precision]),
+                                            (f"{name}/half", name, onnx.TensorProto.FLOAT)):  # fmt: skip
+                    nodes.append(_made("Cast", [operand], output))
+                    nodes[-1].attribute.append(onnx.helper.make_attribute("to", to))
+    set_nodes(graph, nodes)
+    return result
 
 
 def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:

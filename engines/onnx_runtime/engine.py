@@ -103,7 +103,7 @@ class OnnxRuntime(Engine):
             feeds, _ = run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
         ways = {"as it is": opened, "with the default options": opened_by_default}
         execution = Execution("ONNX Runtime", optimize, ways)
-        values = check_values(request, before, request.output, execution, request.samples or [feeds])
+        values = check_values(request, before, request.output, execution, feeds)
         counts = count_weighted(after, as_executed=True)
         asked = weighted_nodes(before).get(request.precision, [])
         layers = _planned(asked, after, request.precision)

@@ -153,8 +153,9 @@ class OpenVino(Engine):
         ways: dict[str, Callable[[Path], Runner]] = {"at their extents": opened}
         if any(tensor.dynamic_axes for tensor in model_io(graph).inputs):
             ways["with dynamic shapes"] = functools.partial(opened, dynamic=True)
-        execution = Execution("OpenVINO", copy, ways)
-        return check_values(request, graph, request.output, execution, request.samples or [feeds])
+        halves = precision if precision in ("fp16", "bf16") else ""
+        execution = Execution("OpenVINO", copy, ways, halves)
+        return check_values(request, graph, request.output, execution, feeds)
 
     def _ask(
         self, model: onnx.ModelProto, path: Path, request: BuildRequest

@@ -48,7 +48,7 @@ def checked(on_processor: Callable[..., None]) -> Callable[[Path, NDArray[Any]],
             str(path), path, BuildSpec(target="onnxruntime", precision="int8", isa="avx2"), samples=[{"x": x}]
         )
         execution = Execution("ONNX Runtime", shutil.copyfile, {"as it is": OnHaswell})
-        return check_values(request, load_onnx(path), path, execution, request.samples)
+        return check_values(request, load_onnx(path), path, execution, {"x": x})
 
     return check
 

@@ -143,7 +143,7 @@ def test_a_built_file_computes_what_the_graph_says_with_any_options(name: str, t
     (check,) = [one for one in built.manifest.checks if one.name == "computes what its graph says"]
     assert check.passed
     assert re.fullmatch(
-        r"output 'y': (equal to|\d+\.\d dB from) its graph.*; one random input, "
+        r"output 'y': (equal to|\d+\.\d dB from) its graph.*; 16 random inputs, "
         "as it is and with the default options", check.detail,
     )  # fmt: skip
 
