@@ -296,3 +296,43 @@ def test_values_for_another_processor_are_not_checked_where_it_overflows(
     (warning,) = [one for one in built.manifest.warnings if "values are not checked here" in one]
     assert "this processor has no VNNI" in warning
     assert "qcompile diff" in warning
+
+
+def test_few_samples_get_random_input_beside_them(
+    tiny_file: MakePath, samples: MakePath, target: str, tmp_path: Path
+) -> None:
+    data = str(samples("mlp", 5))
+    built = qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target=target, data=data)
+    assert "; 5 samples and 15 random inputs, " in check_of(built).detail
+
+
+def test_made_up_input_that_the_graph_refuses_leaves_the_samples(target: str, tmp_path: Path) -> None:
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]> g (int64[n] x) => (float[n] y)
+        <float[3] table = {1.0, 2.0, 3.0}, int64 ten = {10}, int64 twenty = {20}>
+        { tens = Mul (x, ten) i = Sub (tens, twenty) y = Gather (table, i) }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=np.full(2, 2, np.int64))
+    built = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "b.onnx", target=target, data=str(tmp_path / "x.npz")
+    )
+    ways = WAYS[target]
+    assert check_of(built).detail == f"output 'y': equal to its graph; 2 samples, {ways}"
+
+
+def test_a_file_that_a_plain_loader_cannot_run_fails_the_build(
+    tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    from qcompile.engines.openvino.runner import OpenVinoRunner
+    from qcompile.errors import ModelError
+
+    infer = OpenVinoRunner.infer
+
+    def refuse(self: OpenVinoRunner, feeds: Any) -> Any:
+        if self._dynamic:
+            raise ModelError("it fails")
+        return infer(self, feeds)
+
+    monkeypatch.setattr(OpenVinoRunner, "infer", refuse)
+    with pytest.raises(IntentNotReached, match=r"OpenVINO does not run it: it fails \(with dynamic shapes\)"):
+        qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target="openvino")

@@ -19,6 +19,7 @@ from qcompile.model.output_error import output_error
 from qcompile.model.reference_forms import (
     is_random,
     rounds_activations,
+    with_halves,
     without_roundings,
     without_saturation,
 )
@@ -214,3 +215,41 @@ def test_what_onnx_runtime_quantizes_dynamically_has_both_forms(
     expected, found, rounded_output = (outputs(one, x)[0] for one in (made(), plain, model))
     assert output_error(expected, found).snr_db > 35
     assert 25 < output_error(found, rounded_output).snr_db < 60
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_halves_round_what_nodes_make_and_the_weights_of_products(precision: str, dtype: str) -> None:
+    import ml_dtypes
+
+    def half(values: Array) -> Array:
+        largest = 65504 if dtype == "float16" else np.inf
+        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+        return np.clip(values, -largest, largest).astype(kind).astype(np.float32)
+
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]> g (float[n,2] x) => (float[n,1] y)
+        <float[2,1] w = {0.123456, 7.654321}, float b = {1.2345678}>
+        { m = MatMul (x, w) y = Add (m, b) }""")
+    x = np.array([[1.2345678, 3.3333333], [1e6, 1e6]], np.float32)
+    w = half(np.array([[0.123456], [7.654321]], np.float32))
+    expected = half(half(x @ w) + np.float32(1.2345678))
+    rounded_model = with_halves(model, precision)
+    np.testing.assert_array_equal(outputs(rounded_model, x)[0], expected)
+    options = onnxruntime.SessionOptions()  # its optimizer keeps the casts
+    serialized = rounded_model.SerializeToString()
+    optimized = onnxruntime.InferenceSession(serialized, options, ["CPUExecutionProvider"])
+    np.testing.assert_array_equal(optimized.run(None, {"x": x})[0], expected)
+
+
+def test_halves_leave_integers_and_their_pairs() -> None:
+    model = parser.parse_model(PAIRS.replace("SCALE", "s"))
+    operators = [node.op_type for node in with_halves(model, "bf16").graph.node]
+    assert operators == [
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DequantizeLinear",
+        "Mul",
+        "Max",
+        "Min",
+        "Cast",
+        "Cast",
+    ]
