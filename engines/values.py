@@ -248,7 +248,9 @@ def _failure(
         hint = f"keep it in float (`layers` {layer.name}=fp32), {hint}"
     if right:
         failure += f"; it is right {' and '.join(right)}, and wrong {way}"
-        hint = "fix the shapes of the model's inputs, choose another target, or give `allow_fallback`"
+        hint = (
+            "export the model with fixed extents (`inputs`), choose another target, or give `allow_fallback`"
+        )
     elif layer is not None and isa_here() == "avx2" and overflows(graph, layer):
         failure += "; pairs of its products overflow the 16 bits in which this processor adds them"
         option = "`weight_type` uint8" if layer.op_type in _DYNAMIC else "`isa` avx2"
