@@ -336,3 +336,34 @@ def test_a_file_that_a_plain_loader_cannot_run_fails_the_build(
     monkeypatch.setattr(OpenVinoRunner, "infer", refuse)
     with pytest.raises(IntentNotReached, match=r"OpenVINO does not run it: it fails \(with dynamic shapes\)"):
         qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target="openvino")
+
+
+@pytest.mark.parametrize("operator", ["TopK", "Split"])
+def test_what_topk_chooses_is_no_fault_where_all_layers_are_right(
+    operator: str, target: str, wrong: Callable[..., None], tmp_path: Path
+) -> None:
+    chosen = {
+        "TopK": "v, i = TopK (m, k)",
+        "Split": "v, rest = Split <axis = 1> (m, k2)",
+    }[operator]
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n,2] x) => (float[n,2] y)
+        <float[2,4] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, int64[1] k = {{2}}, int64[2] k2 = {{2, 2}},
+        float two = {{2}}>
+        {{ m = MatMul (x, w) {chosen} y = Mul (v, two) }}""")
+    for node in model.graph.node:
+        node.name = node.op_type
+    onnx.save(model, tmp_path / "m.onnx")
+
+    def as_chosen_otherwise(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.name == "two":
+                tensor.CopyFrom(numpy_helper.from_array(np.float32(-2), "two"))
+
+    wrong(as_chosen_otherwise)
+    if operator == "Split":
+        with pytest.raises(IntentNotReached, match="in the whole graph, and in no prefix of it"):
+            qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target=target)
+        return
+    check = check_of(qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target=target))
+    assert check.passed
+    assert check.detail.startswith("not compared: TopK may choose other elements: output 'y': -6.0 dB")
