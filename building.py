@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .artifact import Artifact, Manifest
 from .files import temporary_folder
-from .lowering import LoweredGraph, first_sample, lower
+from .lowering import LoweredGraph, first_samples, lower
 from .model.pt2_archive import trusting
 from .processor import resolve_isa
 from .progress import Progress, silent
@@ -117,7 +117,7 @@ def request_for(
         planned=lowered.planned,
         left_in_float=lowered.left_in_float,
         worked_around=lowered.worked_around,
-        sample=first_sample(model, spec) if engine(spec.target).takes == "onnx" else None,
+        samples=first_samples(model, spec) if engine(spec.target).takes == "onnx" else (),
         warnings=lowered.warnings,
         progress=progress,
     )

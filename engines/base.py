@@ -42,7 +42,7 @@ class BuildRequest:
         planned: Names of the layers that were to be quantized before the runtime was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
         worked_around: Known fault of the runtime to the nodes that were rewritten because of it.
-        sample: Real input to check the artifact on; random input otherwise.
+        samples: Real input to check the artifact on, batch by batch; without any it is random.
         warnings: What was found while the graph was made, for the manifest.
         debug_tensors: Tensors that an engine of TensorRT can show while it runs; None for all that are not
             fused.
@@ -58,7 +58,7 @@ class BuildRequest:
     planned: Sequence[str] = ()
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    sample: Feeds | None = None
+    samples: Sequence[Feeds] = ()
     warnings: Sequence[str] = ()
     debug_tensors: Sequence[str] | None = ()
     progress: Progress = silent
@@ -71,7 +71,12 @@ class BuildRequest:
     @property
     def sampled(self) -> str:
         """What the artifact is checked on, in words."""
-        return "one random input" if self.sample is None else "the data"
+        return "the data" if self.samples else "one random input"
+
+    @property
+    def sample(self) -> Feeds | None:
+        """The first batch of the samples; None for random input."""
+        return self.samples[0] if self.samples else None
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ class BuildOutcome:
         versions: Package to version, where the runtime tells its own better than its package does.
         layers: The planned layers by name; None where the runtime names none.
         failure: Why its outputs are not what they should be; empty where they are, or it was not run.
+        hint: What to do about the failure, where the engine knows.
         calibration_cache: What the runtime's own calibrator wrote.
         checks: Verifications that were carried out.
         warnings: What the user should know.
@@ -127,6 +133,7 @@ class BuildOutcome:
     versions: Mapping[str, str] = field(default_factory=dict)
     layers: Planned | None = None
     failure: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def build_engine(request: BuildRequest) -> Artifact:
             kept = keep_rejected(path, final, manifest) if chosen.keeps_rejected else ""
             raise IntentNotReached(
                 f"{request.source or request.model} for {spec.target}: {failure}",
-                hint=_way_out(weighed) + kept,
+                hint=_way_out(weighed, outcome) + kept,
                 proof={**outcome.proof, **weighed.proof},
             )
         manifest = commit(path, manifest)
@@ -178,9 +178,9 @@ def _left_out(request: BuildRequest) -> list[str]:
     ]
 
 
-def _way_out(weighed: Weighed) -> str:
+def _way_out(weighed: Weighed, outcome: BuildOutcome) -> str:
     if not weighed.failure:
-        return (
+        return outcome.hint or (
             "keep layers in float32 (`layers` NAME=fp32), choose another precision, or give `allow_fallback`"
         )
     if weighed.proof.get("missed"):

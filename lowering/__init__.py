@@ -3,6 +3,6 @@
 lower ─▶ quantized or cast (`compiler`) ─▶ `fitting`: what the parser reads ─▶ `constraints` left over
 """
 
-from .lower import LoweredGraph, first_sample, load_lowered, lower, writes_types
+from .lower import LoweredGraph, first_samples, load_lowered, lower, writes_types
 
-__all__ = ["LoweredGraph", "first_sample", "load_lowered", "lower", "writes_types"]
+__all__ = ["LoweredGraph", "first_samples", "load_lowered", "lower", "writes_types"]

@@ -145,14 +145,22 @@ def lower(
         return lowering.run(output, Path(model), keep=keep)
 
 
-def first_sample(model: str | Path, spec: BuildSpec) -> Feeds | None:
-    """Return the first batch of the spec's data, to run a graph on; None for random input."""
+def first_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> list[Feeds]:
+    """Return the first batches of the spec's data, one at least, up to so many samples; none without data."""
     from ..data.batches import Data
     from ..model.weightless import read_weightless
 
     if spec.data is None:
-        return None
-    return next(iter(Data(spec.data, read_weightless(Path(model)).io.inputs))).feeds
+        return []
+    batches: list[Feeds] = []
+    for batch in Data(spec.data, read_weightless(Path(model)).io.inputs):
+        count -= batch.samples
+        if batches and count < 0:
+            break
+        batches.append(batch.feeds)
+        if count <= 0:
+            break
+    return batches
 
 
 @contextmanager
@@ -348,14 +356,14 @@ class _Lowering:
         from ..model.graph import weighted_nodes
         from ..model.weightless import read_weightless
 
-        spec, sample = self.spec, first_sample(self.model, self.spec)
+        spec, samples = self.spec, first_samples(self.model, self.spec, 1)
         graph = self._typed()
         planned = [node.name for node in weighted_nodes(read_weightless(graph).model)["int8"]]
         left: dict[str, str] = {}
         for _ in range(_ROUNDS):
             self.progress("ask which layers run in float")
             request = BuildRequest(
-                str(graph), self.path, spec, str(self.model), sample=sample, progress=self.progress,
+                str(graph), self.path, spec, str(self.model), samples=samples, progress=self.progress,
             )  # fmt: skip
             missed = missed_or_refused(engine(spec.target), request, planned, left, self._typed)
             if not missed or len(left) + len(missed) >= len(planned):

@@ -9,9 +9,9 @@ from ...errors import InvalidOption
 from ...files import temporary_folder
 from ...model.weightless import read_weightless
 from ...progress import Progress, silent
-from .cut import observable
 from .engine_refine import EngineRefinement
 from .engine_taps import EngineRuns
+from .observable import observable
 from .outcome import LayerDiff
 from .pairing import Pairs, pair_outputs, pair_tensors
 from .polygraphy_results import require_polygraphy, save_results

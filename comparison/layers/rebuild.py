@@ -13,12 +13,12 @@ from ...engines.tensorrt.adapter import Adapter, load_adapter
 from ...engines.tensorrt.builder.builder import build_plan
 from ...engines.tensorrt.builder.debug_marks import marks_unfused
 from ...files import held_folder
+from ...model.cut import cut
 from ...model.onnx_file import load_onnx, save_onnx
 from ...progress import Progress
 from ...spec.artifacts import BuildSpec
 from ...spec.decode import changed
 from ...tensors import format_shape
-from .cut import cut
 from .sides import Side
 
 Profile = Mapping[str, Mapping[str, Sequence[int]]]

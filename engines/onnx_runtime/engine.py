@@ -33,8 +33,9 @@ from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
 from ..faults import KnownFault
 from ..gpu import why_not_gpu
-from .compared import compare_with_graph
+from ..values import Execution, check_values
 from .known_faults import KNOWN_FAULTS, optimizers_to_leave_out
+from .runner import OnnxRuntimeRunner
 
 if TYPE_CHECKING:
     import onnx
@@ -85,23 +86,35 @@ class OnnxRuntime(Engine):
         isa = resolve_isa(request.spec.isa, self.name)
         elsewhere = is_elsewhere(isa)
         request.progress(f"optimize for {isa if elsewhere else 'this processor'}")
-        # Memory layouts are those of the processor that optimizes.
-        options = session_options(request.spec.threads, layouts=not (elsewhere or holds_half(before)))
-        if is_foreign(isa):
-            options.add_session_config_entry(SIGNED_ACTIVATIONS, str(int(isa in ARM_ISAS)))
-        # The optimizer would refer to data beside its input, which lies elsewhere.
-        beside = bool(external_files(path, read_weightless(path).model))
-        optimize_file(
-            path, request.output, options,
-            large=beside or is_large(before), without=_SLOWER, error=BuildError,
-        )  # fmt: skip
+        threads, half = request.spec.threads, holds_half(before)
+
+        def optimize(graph: Path, output: Path) -> None:
+            # Memory layouts are those of the processor that optimizes.
+            options = session_options(threads, layouts=not (elsewhere or half))
+            if is_foreign(isa):
+                options.add_session_config_entry(SIGNED_ACTIVATIONS, str(int(isa in ARM_ISAS)))
+            large = is_large(before) or bool(external_files(graph, read_weightless(graph).model))
+            optimize_file(graph, output, options, large=large, without=_SLOWER, error=BuildError)
+
+        def opened(file: Path) -> Runner:
+            return self._opened(file, threads, optimized=True)
+
+        def opened_by_default(file: Path) -> Runner:
+            return OnnxRuntimeRunner(
+                make_session(file, session_options(threads, layouts=not half), error=BuildError)
+            )
+
+        optimize(path, request.output)
         after = load_onnx(request.output)
+        # The optimizer refers to data beside its input, which lies elsewhere.
+        beside = bool(external_files(path, read_weightless(path).model))
         if strip_source_paths(after) or (beside and not is_large(before)):
             save_onnx(after, request.output)
-        runner = self._opened(request.output, request.spec.threads, optimized=True)
-        with runner:
+        with opened(request.output) as runner:
             feeds, _ = run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)
-        compared, failure = compare_with_graph(path, before, request.output, feeds, request.spec.threads)
+        ways = {"as it is": opened, "with the default options": opened_by_default}
+        execution = Execution("ONNX Runtime", optimize, ways)
+        values = check_values(request, before, request.output, execution, feeds)
         counts = count_weighted(after, as_executed=True)
         asked = weighted_nodes(before).get(request.precision, [])
         layers = _planned(asked, after, request.precision)
@@ -114,9 +127,10 @@ class OnnxRuntime(Engine):
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device=device_for(isa),
             packages=("onnxruntime", "onnx"),
-            failure=failure,
-            checks=[Check("runs after loading again", True, request.sampled), *compared],
-            warnings=why_unchecked(isa),
+            failure=values.failure,
+            hint=values.hint,
+            checks=[Check("runs after loading again", True, request.sampled), *values.checks],
+            warnings=[*why_unchecked(isa), *values.warnings],
             layers=layers,
         )
 
@@ -124,8 +138,6 @@ class OnnxRuntime(Engine):
         return self._opened(Path(artifact), threads)
 
     def _opened(self, path: Path, threads: int, *, optimized: bool = False) -> Runner:
-        from .runner import OnnxRuntimeRunner
-
         reason = self.why_not_run()
         if reason:
             raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
 from ..faults import KnownFault
+from ..values import Execution, Values, check_values
 from .kernels import UNREPORTED, Computed, computed_by
 from .known_faults import known_faults
 from .runner import OpenVinoRunner, reason
@@ -80,7 +82,8 @@ class OpenVino(Engine):
         before = load_onnx(Path(request.model))
         save_onnx(before, request.output)
         request.progress("compile for this processor")
-        computed, nodes = self._ask(before, request.output, request), weighted_nodes(before)
+        feeds, computed = self._ask(before, request.output, request)
+        values, nodes = self._values(before, request, feeds), weighted_nodes(before)
         asked = nodes["int8" if request.precision == "int8" else "fp32"]
         told = {node.name: computed[node.name] for node in asked}
         reached = [one for one in computed.values() if one.precision == request.precision]
@@ -93,8 +96,10 @@ class OpenVino(Engine):
             proof={"layers_by_precision": _counted(nodes, computed)},
             device=device_for(isa),
             packages=("openvino", "onnx"),
-            checks=[Check("runs after loading again", True, request.sampled)],
-            warnings=why_unchecked(isa),
+            failure=values.failure,
+            hint=values.hint,
+            checks=[Check("runs after loading again", True, request.sampled), *values.checks],
+            warnings=[*why_unchecked(isa), *values.warnings],
             layers=Planned(
                 tuple(told),
                 {
@@ -111,7 +116,7 @@ class OpenVino(Engine):
         with temporary_folder("ask") as folder:
             path = folder / "asked.onnx"
             save_onnx(model, path)
-            computed = self._ask(model, path, request)
+            _, computed = self._ask(model, path, request)
         return {
             node.name: computed[node.name].detail
             for node in weighted_nodes(model)[request.precision]
@@ -140,17 +145,44 @@ class OpenVino(Engine):
             )
         return self._compiled(path, precision, threads, profile=profile)
 
-    def _ask(self, model: onnx.ModelProto, path: Path, request: BuildRequest) -> dict[str, Computed]:
-        """Compile a file, run it once, and return name to what computes each of its products."""
+    def _values(self, graph: onnx.ModelProto, request: BuildRequest, feeds: Feeds) -> Values:
+        """Compare what is compiled with its graph, at fixed extents and as it is compiled by default."""
+        precision = _computed_in(request.precision, request.spec.float_precision)
+
+        def opened(path: Path, *, dynamic: bool = False) -> Runner:
+            shown = request.source or request.model
+            return self._compiled(path, precision, request.spec.threads, shown, dynamic=dynamic)
+
+        def copy(path: Path, output: Path) -> None:
+            save_onnx(load_onnx(path), output)
+
+        ways: dict[str, Callable[[Path], Runner]] = {"at their extents": opened}
+        if any(tensor.dynamic_axes for tensor in model_io(graph).inputs):
+            ways["with dynamic shapes"] = functools.partial(opened, dynamic=True)
+        halves = precision if precision in ("fp16", "bf16") else ""
+        execution = Execution("OpenVINO", copy, ways, halves)
+        return check_values(request, graph, request.output, execution, feeds)
+
+    def _ask(
+        self, model: onnx.ModelProto, path: Path, request: BuildRequest
+    ) -> tuple[Feeds, dict[str, Computed]]:
+        """Compile a file, run it once, and return its input, and name to what computes each product."""
         nodes = [node for kind in weighted_nodes(model).values() for node in kind]
         precision = _computed_in(request.precision, request.spec.float_precision)
         runner = self._compiled(path, precision, request.spec.threads, request.source or request.model)
         with runner:
-            run_on(model, request.sample, runner.infer, inputs=runner.io.inputs)
-            return computed_by(model.graph, nodes, runner.kernels())
+            feeds, _ = run_on(model, request.sample, runner.infer, inputs=runner.io.inputs)
+            return feeds, computed_by(model.graph, nodes, runner.kernels())
 
     def _compiled(
-        self, path: Path, precision: str, threads: int, shown: str = "", *, profile: bool = False
+        self,
+        path: Path,
+        precision: str,
+        threads: int,
+        shown: str = "",
+        *,
+        profile: bool = False,
+        dynamic: bool = False,
     ) -> OpenVinoRunner:
         import openvino
 
@@ -173,7 +205,7 @@ class OpenVino(Engine):
             "PERFORMANCE_HINT": "LATENCY",
             "PERF_COUNT": profile,
         }
-        return OpenVinoRunner(core, model, settings, io, path)
+        return OpenVinoRunner(core, model, settings, io, path, dynamic=dynamic)
 
 
 def _require_dtypes(io: ModelIO, shown: str | Path) -> None:

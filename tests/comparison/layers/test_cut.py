@@ -10,8 +10,9 @@ import onnxruntime
 from layer_faults import all_at_once, random_network
 from onnx import parser
 
-from qcompile.comparison.layers.cut import cut, observable
+from qcompile.comparison.layers.observable import observable
 from qcompile.comparison.layers.pairing import pair_outputs, pair_tensors
+from qcompile.model.cut import cut
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 

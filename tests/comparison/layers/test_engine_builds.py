@@ -22,7 +22,7 @@ from simulated_debug import make_debug_adapter
 import qcompile
 from qcompile.building import engine_graph
 from qcompile.comparison.layers import layer_diff
-from qcompile.comparison.layers.cut import observable
+from qcompile.comparison.layers.observable import observable
 from qcompile.comparison.layers.pairing import pair_tensors
 from qcompile.comparison.layers.rebuild import EngineSource, Rebuilder
 from qcompile.comparison.layers.sides import Side

@@ -61,7 +61,7 @@ def request(
 ) -> BuildRequest:  # fmt: skip
     more: dict[str, Any] = {"calibrator": calibrator, "data": "d.npz"} if calibrator else {}
     spec = BuildSpec(target="tensorrt", precision=precision, tensorrt=TensorRTOptions(**options), **more)
-    return BuildRequest(str(model), model, spec, sample=sample)
+    return BuildRequest(str(model), model, spec, samples=[] if sample is None else [sample])
 
 
 def noisy(decibels: float) -> Callable[[Any], Any]:
@@ -239,7 +239,7 @@ def test_random_input_says_little_of_scales_that_tensorrt_found(tiny_file: MakeF
     found = verified(outcome(model), asked, lambda: Stand(model, noisy(5)))
     assert (found.failure, found.checks[0].passed) == ("", False)
     assert "'y' of the engine has 5.0 dB" in found.warnings[0]
-    shown = replace(asked, sample={"x": np.ones((2, 4, 8, 8), np.float32)})
+    shown = replace(asked, samples=[{"x": np.ones((2, 4, 8, 8), np.float32)}])
     found = verified(outcome(model), shown, lambda: Stand(model, noisy(5)))
     assert "'y' of the engine has 5.0 dB" in found.failure
 

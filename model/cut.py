@@ -7,35 +7,16 @@ x ─▶ Conv ─▶ Relu ─▶ Conv ─▶ Add ─▶ y        cut at the Relu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...model.graph import captured_names, consumers, infer_shapes, infer_types, producers
-from ...model.graph_edits import drop_unused_initializers, set_nodes
-from .forms import Form
-from .pairing import Pairs, restricted
+from .graph import captured_names, infer_shapes, infer_types, producers
+from .graph_edits import drop_unused_initializers, set_nodes
 
 if TYPE_CHECKING:
     import onnx
 
 _AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
 """Types that an engine returns and numpy has; other floats are cast to float32, exactly."""
-
-
-def observable(pairs: Pairs, graph: onnx.ModelProto) -> Pairs:
-    """Return the pairs of a graph that can be outputs of an engine: of integers, what they are scaled to."""
-    readers = consumers(graph.graph)
-    found, kept = list(pairs.pairs), []
-    for index, pair in enumerate(pairs.pairs):
-        if not pair.form.is_integer:
-            kept.append(index)
-            continue
-        scaled = [node for node in readers.get(pair.artifact, []) if node.op_type == "DequantizeLinear"]
-        if scaled:
-            form = Form(channels_last=pair.form.channels_last)
-            found[index] = replace(pair, artifact=str(scaled[0].output[0]), form=form)
-            kept.append(index)
-    return restricted(replace(pairs, pairs=tuple(found)), kept)
 
 
 def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:

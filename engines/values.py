@@ -1,0 +1,353 @@
+"""Prove the values of an artifact on this processor: what it computes is what its graph says.
+
+The proof of types counts kernels. It does not see a kernel, or a rewrite, that computes something else. So
+the artifact runs on samples, in every way in which it is loaded. Three outputs are compared, as sums over
+all samples: `ref` of the graph as written, `plain` of the graph without the roundings of activations
+(`model.reference_forms`), `out` of the artifact.
+
+    q = Σ|ref − plain|²        what rounding costs
+    e = Σ|out − plain|² − q    what execution adds
+    An output fails where e > max(q, floor) + noise: execution adds a larger error than quantization.
+
+Let out = ref + d. Then e = Σ|d|² + 2 Σ d·(ref − plain). The error d of a faulty kernel is independent of the
+roundings, so the second sum is nearly 0 and e = Σ|d|². A right kernel that rounds elsewhere, or not at all,
+has no larger error than ref: Σ|out − plain|² is at most about q, and e about 0, although `out` and `ref`
+differ. Without quantization q is 0, and e = Σ|out − ref|².
+
+The floor is what it costs to round an output once to 8 bits: max(n / 12, 1) * (amax / 127)², n elements of
+largest magnitude amax. In a tiny model all roundings may be 0 by chance, and a right kernel may round to the
+neighbouring integer. The noise is that of the precision that floats are computed in (`judgement.lowest_db`).
+
+Where an output fails, prefixes of the graph are built and compared by the same rule. The first one that fails
+names the layer.
+
+Two outputs that round independently have errors whose sums over few samples differ by chance. Of a Visformer
+with random weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..artifact import Check
+from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
+from ..files import temporary_folder
+from ..model.cut import cut
+from ..model.input_domain import read_domains
+from ..model.judgement import enough_agreement, lowest_db
+from ..model.onnx_file import copy_model, model_io, save_onnx
+from ..model.output_error import decibels
+from ..model.random_input import random_feeds
+from ..model.reference_forms import (
+    is_random,
+    rounds_activations,
+    with_halves,
+    without_roundings,
+    without_saturation,
+)
+from ..model.requantized import OPTIMIZER
+from ..model.session import make_session, run_session, session_options
+from ..processor import isa_here, why_not_exact
+from ..tensors import Feeds, samples_in
+from .base import BuildRequest, Runner
+from .faulty_layer import first_layer, overflows
+
+if TYPE_CHECKING:
+    import onnx
+
+SUBJECT = "computes what its graph says"
+SAMPLES = 16
+"""Of fewer, the sums tell little: two independent errors as large as q can differ by q."""
+_FLOATS = ("fp32", "fp16", "bf16")
+_CHOOSE = frozenset(["ArgMax", "ArgMin", "NonMaxSuppression", "TopK", "Unique"])
+"""Operators whose results the least error can change to any other."""
+_DYNAMIC = ("MatMulInteger", "ConvInteger", "QAttention", "DynamicQuantizeLSTM")
+
+Outputs = dict[str, list[NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How an engine makes an artifact of a graph, and the ways to load it.
+
+    Attributes:
+        runtime: Its name, for messages.
+        make: Writes the artifact of a graph's file: (graph, artifact).
+        ways: Words to what opens an artifact so, the way of this package first.
+        halves: "fp16" or "bf16" where the runtime was told to compute float32 in it.
+    """
+
+    runtime: str
+    make: Callable[[Path, Path], None]
+    ways: Mapping[str, Callable[[Path], Runner]]
+    halves: str = ""
+
+
+@dataclass(frozen=True)
+class Values:
+    """What was found: the check for the manifest, why the build fails, the way out, warnings."""
+
+    checks: Sequence[Check] = ()
+    failure: str = ""
+    hint: str = ""
+    warnings: Sequence[str] = ()
+
+
+@dataclass
+class Deviation:
+    """Sums over all samples of one output, see the module; of labels, numbers of elements that differ.
+
+    Attributes:
+        elements: How many were compared.
+        amax, signal: Largest magnitude and sum of squares of `ref`.
+        quantization: Σ|ref − plain|².
+        total: Σ|out − plain|².
+        error: Σ|out − ref|².
+        labels: Whether its elements are no floats.
+    """
+
+    elements: int = 0
+    amax: float = 0.0
+    signal: float = 0.0
+    quantization: float = 0.0
+    total: float = 0.0
+    error: float = 0.0
+    labels: bool = False
+
+    def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add a batch. `out` must be finite where `ref` is, and else equal to it."""
+        self.elements += ref.size
+        if ref.dtype.kind != "f":
+            self.labels = True
+            self.quantization += float((ref != plain).sum())
+            self.error += float((out != ref).sum())
+            self.total = self.quantization + self.error
+            return
+        a, b, c = (array.astype(np.float64).ravel() for array in (ref, plain, out))
+        same = (a == c) | (np.isnan(a) & np.isnan(c))
+        finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+        if not (same | (np.isfinite(a) & np.isfinite(c))).all():
+            self.total = self.error = math.inf
+        a, b, c = a[finite], b[finite], c[finite]
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.amax = max(self.amax, float(np.abs(a).max(initial=0.0)))
+            self.signal += float(a @ a)
+            self.quantization += float((a - b) @ (a - b))
+            self.total += float((c - b) @ (c - b))
+            self.error += float((c - a) @ (c - a))
+
+    def excess(self, *, integers: bool, noise_db: float | None) -> float:
+        """Return what execution adds as a share of what is allowed; above 1 it fails.
+
+        Args:
+            integers: Whether the artifact rounds to integers at all, so that the floor counts.
+            noise_db: Signal-to-noise ratio that computing floats may cost; None where they are of 32 bits.
+        """
+        added = self.total - self.quantization
+        if added <= 0:
+            return 0.0
+        if self.labels:
+            same = self.elements - int(added)
+            return 2.0 if added > self.quantization and not enough_agreement(same, self.elements)[0] else 0.5
+        floor = max(self.elements / 12, 1) * (self.amax / 127) ** 2 if integers else 0.0
+        noise = self.signal * 10 ** (-noise_db / 10) if noise_db is not None else 0.0
+        allowed = max(self.quantization, floor) + noise
+        return added / allowed if allowed else math.inf
+
+    def words(self, name: str) -> str:
+        """Return how far the output is from its graph, and that from the one without roundings."""
+        if self.labels:
+            return f"output {name!r}: {self.error:.0f} of {self.elements} elements differ from its graph"
+        equal = (
+            "equal to its graph"
+            if not self.error
+            else f"{decibels(self.signal, self.error):.1f} dB from its graph"
+        )
+        if not self.quantization:
+            return f"output {name!r}: {equal}"
+        return f"output {name!r}: {equal}, which has {decibels(self.signal, self.quantization):.1f} dB"
+
+
+def check_values(
+    request: BuildRequest, graph: onnx.ModelProto, artifact: Path, execution: Execution, feeds: Feeds
+) -> Values:
+    """Compare an artifact with its graph, in every way in which it is loaded.
+
+    Args:
+        request: What was built.
+        graph: Which the engine was given.
+        artifact: What it made.
+        execution: How it makes and loads artifacts.
+        feeds: Input that it takes, whose extents random input gets beside the request's samples.
+    """
+    if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
+        warning = f"values are not checked here: {reason}; check them with `qcompile diff` where it runs"
+        return Values(warnings=[warning])
+    if is_random(graph):
+        return _not_compared("operators of the graph draw random numbers")
+    runtime, samples = execution.runtime, list(request.samples)
+    random = _random_feeds(graph, feeds, sum(map(samples_in, samples)))
+    comparison = _Comparison(request, execution, [*samples, *random], rounds=rounds_activations(graph))
+    try:
+        try:
+            found = comparison.deviations(graph, artifact)
+        except ModelError:  # input that was made up; what ran is left
+            random = [] if samples else [feeds]
+            comparison.feeds = [*samples, *random]
+            found = comparison.deviations(graph, artifact)
+    except (EngineUnavailable, ModelError) as error:
+        return _not_compared(error.message)
+    except BuildError as error:
+        return Values([Check(SUBJECT, False, error.message)], f"{runtime} does not run it: {error.message}")
+    if not any(found.values()):
+        return _not_compared("the extents of its outputs depend on their values")
+    excess = {
+        (words, name): comparison.excess(one)
+        for words, outputs in found.items()
+        for name, one in outputs.items()
+    }
+    words, name = max(excess, key=lambda key: excess[key])
+    detail = found[words][name].words(name)
+    counts = {"samples": sum(map(samples_in, samples)), "random inputs": sum(map(samples_in, random))}
+    detail += "; " + " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    if excess[words, name] <= 1:
+        return Values([Check(SUBJECT, True, f"{detail}, {' and '.join(execution.ways)}")])
+    failing = {way for way, output in excess if excess[way, output] > 1}
+    right = [way for way in execution.ways if way not in failing]
+    comparison.execution = replace(execution, ways={words: execution.ways[words]})
+    return _failure(comparison, graph, f"{detail}, {words}", words, right)
+
+
+def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, count: int) -> list[Feeds]:
+    """Random input of the extents of `feeds`, so that it is `SAMPLES` with as many as there are."""
+    shapes = {name: array.shape for name, array in feeds.items()}
+    inputs, domains = model_io(graph).inputs, read_domains(graph)
+    made: list[Feeds] = []
+    while feeds and count < SAMPLES:
+        try:
+            made.append(random_feeds(inputs, seed=len(made), shapes=shapes, domains=domains))
+        except DataError:  # texts cannot be made up
+            break
+        count += max(samples_in(feeds), 1)
+    return made
+
+
+def _failure(
+    comparison: _Comparison, graph: onnx.ModelProto, detail: str, way: str, right: Sequence[str]
+) -> Values:
+    layer = first_layer(graph, lambda tensor: comparison.prefix_fails(graph, tensor))
+    chooses = sorted({node.op_type for node in graph.graph.node} & _CHOOSE)
+    if layer is None and chooses:  # all layers are right; of nearly equal values another is the largest
+        return _not_compared(f"{', '.join(chooses)} may choose other elements: {detail}")
+    place = "in the whole graph, and in no prefix of it" if layer is None else f"from layer {layer.name!r} on"
+    failure = f"{comparison.execution.runtime} computes something else, {place}: {detail}"
+    hint = "choose another target, or give `allow_fallback`"
+    if layer is not None:
+        hint = f"keep it in float (`layers` {layer.name}=fp32), {hint}"
+    if right:
+        failure += f"; it is right {' and '.join(right)}, and wrong {way}"
+        hint = (
+            "export the model with fixed extents (`inputs`), choose another target, or give `allow_fallback`"
+        )
+    elif layer is not None and isa_here() == "avx2" and overflows(graph, layer):
+        failure += "; pairs of its products overflow the 16 bits in which this processor adds them"
+        option = "`weight_type` uint8" if layer.op_type in _DYNAMIC else "`isa` avx2"
+        hint = f"quantize it again with {option}, or give `allow_fallback`"
+    return Values([Check(SUBJECT, False, detail)], failure, hint)
+
+
+def _not_compared(reason: str) -> Values:
+    return Values([Check(SUBJECT, True, f"not compared: {reason}")])
+
+
+class _Comparison:
+    """Graphs and their artifacts, compared on the same samples; one session is open at a time."""
+
+    def __init__(
+        self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds], *, rounds: bool
+    ) -> None:
+        self.execution, self.feeds = execution, feeds
+        precision, floats = request.precision, request.spec.float_precision
+        # Where weights alone are rounded, the runtime may round activations, too.
+        computed_in = precision if precision in _FLOATS or not rounds else "" if floats == "fp32" else floats
+        self.noise_db = lowest_db(computed_in) if computed_in else None
+        self.integers = rounds or precision not in _FLOATS
+        self.threads = request.spec.threads
+        self.progress = request.progress
+
+    def deviations(self, graph: onnx.ModelProto, artifact: Path) -> dict[str, dict[str, Deviation]]:
+        """Return way to output to its deviation, of outputs whose extents agree.
+
+        Raises:
+            EngineUnavailable: If ONNX Runtime is not installed.
+            ModelError: If it cannot run the graph as written.
+            BuildError: If the runtime does not load or run the artifact.
+        """
+        self.progress("compare with its graph")
+        written, halves = without_saturation(graph), self.execution.halves
+        rounds = rounds_activations(graph) or halves
+        ref = self._outputs(with_halves(written, halves) if halves else written)
+        plain = self._outputs(without_roundings(graph)) if rounds else ref
+        floats = [name for name, arrays in ref.items() if arrays[0].dtype.kind == "f"]
+        names = floats or [name for name, arrays in ref.items() if arrays[0].dtype.kind in "iub"]
+        found: dict[str, dict[str, Deviation]] = {}
+        for words, opened in self.execution.ways.items():
+            sums = {name: Deviation() for name in names}
+            with opened(artifact) as runner:
+                for index, feeds in enumerate(self.feeds):
+                    try:
+                        out = runner.infer({tensor.name: feeds[tensor.name] for tensor in runner.io.inputs})
+                    except ModelError as error:
+                        raise BuildError(f"{error.message} ({words})", hint=error.hint) from error
+                    for name in list(sums):
+                        a, b = ref[name][index], plain[name][index]
+                        if a.shape == b.shape == out[name].shape:
+                            sums[name].add(a, b, out[name])
+                        else:  # such as the boxes above a threshold
+                            del sums[name]
+            found[words] = sums
+        return found
+
+    def excess(self, deviation: Deviation) -> float:
+        """Return what execution adds to an output, as a share of what is allowed."""
+        return deviation.excess(integers=self.integers, noise_db=self.noise_db)
+
+    def prefix_fails(self, graph: onnx.ModelProto, tensor: str) -> bool:
+        """Return whether the part of a graph before a tensor fails, built as the whole."""
+        part = copy_model(graph)
+        cut(part, [tensor])
+        with temporary_folder("prefix") as folder:
+            path, artifact = folder / "prefix.onnx", folder / "artifact.onnx"
+            save_onnx(part, path)
+            try:
+                self.execution.make(path, artifact)
+                found = self.deviations(part, artifact)
+            except QCompileError:  # a prefix that cannot be built tells nothing
+                return False
+        return any(self.excess(one) > 1 for outputs in found.values() for one in outputs.values())
+
+    def _outputs(self, graph: onnx.ModelProto) -> Outputs:
+        """Outputs of a graph by name, each a list by sample, without integer kernels."""
+        io = model_io(graph)
+        names = [tensor.name for tensor in io.outputs]
+        with temporary_folder("reference") as folder:
+            path = folder / "reference.onnx"
+            save_onnx(graph, path)
+            options = session_options(self.threads, integers=False, layouts=False)
+            session = make_session(path, options, without=[OPTIMIZER])
+            runs = [
+                run_session(session, names, {one.name: feeds[one.name] for one in io.inputs}, "the graph")
+                for feeds in self.feeds
+            ]
+        return {
+            name: arrays
+            for name, arrays in zip(names, map(list, zip(*runs, strict=True)), strict=True)
+            if all(isinstance(array, np.ndarray) for array in arrays)
+        }

@@ -1,0 +1,288 @@
+"""Forms of a quantized graph that tell what integer kernels should compute, and what rounding costs.
+
+`without_saturation` is the graph as written. Kernels for AVX2 add two products of uint8 and int8 in 16 bits,
+which overflow. They add products of uint8 and uint8 exactly. Q/DQ pairs need no other form: a session without
+integer kernels rounds floats (`session_options(integers=False)`).
+
+    MatMulInteger(x, int8 w, zx, zw)        becomes     MatMulInteger(x, uint8 w + 128, zx, zw + 128)
+
+`without_roundings` is the graph whose activations are clipped to their ranges, and not rounded. Weights stay
+as they are stored.
+
+    x ─ QuantizeLinear ─ DequantizeLinear ─    becomes    x ─ Max(low) ─ Min(high) ─
+    x ─ DynamicQuantizeLinear ─ MatMulInteger(w)  becomes  x ─ MatMul(float w - zw), with scale 1 of x
+    DynamicQuantizeLSTM(x, w, r)            becomes     LSTM(x, (w - zw) * sw, (r - zr) * sr)
+
+`with_halves` is the graph as a runtime computes it in 16 bits where the graph has float32: what nodes make is
+rounded, and so are the weights of products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .graph import (
+    WEIGHTED,
+    attribute,
+    constant_names,
+    consumers,
+    every_graph,
+    infer_types,
+    producers,
+    tensor_values,
+)
+from .graph_edits import drop_unread, drop_unused_initializers, set_nodes, set_values, store, store_constants
+from .onnx_file import copy_model
+
+if TYPE_CHECKING:
+    import onnx
+
+_SATURATING = {
+    "MatMulInteger": ((1, 3),),
+    "ConvInteger": ((1, 3),),
+    "DynamicQuantizeMatMul": ((1, 3),),
+    "QAttention": ((1, 7),),
+    "DynamicQuantizeLSTM": ((1, 9), (2, 11)),
+}
+"""Operator to the places of its weights and of their zero points."""
+_PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
+_RANDOM = frozenset(["Multinomial", "Bernoulli"])
+
+_HALVES = {"fp16": 10, "bf16": 16}
+_LARGEST_FP16 = 65504
+
+Stored = Mapping[str, "onnx.TensorProto"]
+
+
+def rounds_activations(model: onnx.ModelProto) -> bool:
+    """Return whether a graph quantizes activations."""
+    rounding = ("QuantizeLinear", "DynamicQuantizeLinear", *_SATURATING)
+    return any(node.op_type in rounding for graph in every_graph(model.graph) for node in graph.node)
+
+
+def is_random(model: onnx.ModelProto) -> bool:
+    """Return whether a graph may compute something else each time: it draws numbers."""
+    graphs = list(every_graph(model.graph))
+    off = {""} | {t.name for graph in graphs for t in graph.initializer if _is_false(t)}
+    return any(
+        node.op_type.startswith("Random")
+        or node.op_type in _RANDOM
+        or (node.op_type == "Dropout" and _at(node, 2) not in off)
+        for graph in graphs
+        for node in graph.node
+    )
+
+
+def _is_false(tensor: onnx.TensorProto) -> bool:
+    import onnx
+
+    return tensor.data_type == onnx.TensorProto.BOOL and not tensor_values(tensor).any()
+
+
+def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy with weights of uint8 where kernels of int8 saturate; the model itself without such."""
+    if not any(node.op_type in _SATURATING for node in model.graph.node):
+        return model
+    result = copy_model(model)
+    graph = result.graph
+    store_constants(graph)
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        for weight, zero_point in _SATURATING.get(node.op_type, ()):
+            if len(node.input) > weight and _is_int8(stored.get(node.input[weight])):
+                node.input.extend([""] * (zero_point + 1 - len(node.input)))
+                node.input[weight] = _shifted(graph, stored, node.input[weight])
+                node.input[zero_point] = _shifted(graph, stored, node.input[zero_point])
+    drop_unused_initializers(graph)
+    return result
+
+
+def _is_int8(tensor: onnx.TensorProto | None) -> bool:
+    import onnx
+
+    return tensor is not None and tensor.data_type == onnx.TensorProto.INT8
+
+
+def _shifted(graph: onnx.GraphProto, stored: Stored, name: str) -> str:
+    """Store integers plus 128 as uint8, once, and return the name; a zero point that is absent is 0."""
+    shifted = f"{name}/shifted"
+    if not any(tensor.name == shifted for tensor in graph.initializer):
+        values = tensor_values(stored[name]) if name else np.zeros((), np.int8)
+        store(graph, shifted, (values.astype(np.int16) + 128).astype(np.uint8))
+    return shifted
+
+
+def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
+    """Return a copy that rounds float32 to "fp16" or "bf16", see the module; Q/DQ pairs stay as they are."""
+    import onnx
+
+    result = copy_model(model)
+    graph = result.graph
+    store_constants(graph)
+    types, constants, readers = infer_types(result), constant_names(result), consumers(graph)
+    weights = {name for node in graph.node if node.op_type in WEIGHTED for name in node.input}
+    half = onnx.helper.tensor_dtype_to_np_dtype(_HALVES[precision])
+    for tensor in graph.initializer:
+        if tensor.name in weights and tensor.data_type == onnx.TensorProto.FLOAT:
+            set_values(tensor, tensor_values(tensor).astype(half).astype(np.float32))
+    limit = np.float32(_LARGEST_FP16 if precision == "fp16" else np.inf)
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        for place, name in enumerate(node.output):
+            behind = readers.get(name)
+            integer = node.op_type == "DequantizeLinear" or (
+                behind and all(reader.op_type == "QuantizeLinear" for reader in behind)
+            )
+            if types.get(name) == "float32" and name not in constants and not integer:
+                node.output[place] = f"{name}/exact"
+                nodes += _clipped(graph, f"{name}/exact", f"{name}/within", (-limit, limit))
+                for operand, output, to in ((f"{name}/within", f"{name}/half", _HALVES[precision]),
+                                            (f"{name}/half", name, onnx.TensorProto.FLOAT)):  # fmt: skip
+                    nodes.append(_made("Cast", [operand], output))
+                    nodes[-1].attribute.append(onnx.helper.make_attribute("to", to))
+    set_nodes(graph, nodes)
+    return result
+
+
+def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy that does not round activations, see the module.
+
+    Pairs whose scale is not stored, or has several values, stay as they are.
+    """
+    result = copy_model(model)
+    graph = result.graph
+    store_constants(graph)
+    constants = constant_names(result)
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    made_by, readers = producers(graph), consumers(graph)
+    dynamic = {
+        node.output[0]
+        for node in graph.node
+        if node.op_type == "DynamicQuantizeLinear"
+        and all(
+            one.op_type in (*_PRODUCTS, "QAttention") and one.input[1] in stored
+            for one in readers.get(node.output[0], ())
+        )
+    }
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        maker = made_by.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if maker is not None and maker.input[0] not in constants and (limits := _limits(maker, node, stored)):
+            nodes += _clipped(graph, maker.input[0], node.output[0], limits)
+        elif node.op_type == "DynamicQuantizeLinear" and node.output[0] in dynamic:
+            nodes.append(_made("Identity", [node.input[0]], node.output[0]))
+            store(graph, node.output[1], np.float32(1))
+            store(graph, node.output[2], np.uint8(0))
+        elif node.op_type in (*_PRODUCTS, "QAttention") and node.input[0] in dynamic:
+            nodes.append(_float_product(graph, node, stored))
+        elif node.op_type == "DynamicQuantizeLSTM":
+            nodes.append(_float_lstm(graph, node, stored))
+        else:
+            nodes.append(node)
+    set_nodes(graph, nodes)
+    drop_unread(graph, ("QuantizeLinear",))
+    drop_unused_initializers(graph)
+    del graph.value_info[:]  # integers became floats
+    return result
+
+
+def _limits(
+    quantize: onnx.NodeProto, dequantize: onnx.NodeProto, stored: Stored
+) -> tuple[NDArray[Any], ...] | None:
+    """The least and largest value of a Q/DQ pair; None where it must stay."""
+    import onnx
+
+    if quantize.op_type != "QuantizeLinear":
+        return None
+    names = [[name for name in node.input[1:3] if name] for node in (quantize, dequantize)]
+    if any(name not in stored for pair in names for name in pair):
+        return None
+    written, read = ([tensor_values(stored[name]) for name in pair] for pair in names)
+    if len(written) != len(read) or any(a.size != 1 or a != b for a, b in zip(written, read, strict=True)):
+        return None
+    kind = int(attribute(quantize, "output_dtype", 0)) or int(onnx.TensorProto.UINT8)
+    dtype = written[1].dtype if len(written) > 1 else onnx.helper.tensor_dtype_to_np_dtype(kind)
+    if dtype.kind not in "iu":  # float8, and 4 bits, which NumPy does not know
+        return np.float32(-np.inf).astype(written[0].dtype), np.float32(np.inf).astype(written[0].dtype)
+    scale, zero = written[0].reshape(()), int(written[1].item()) if len(written) > 1 else 0
+    ends = (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return tuple((scale * (int(end) - zero)).astype(scale.dtype) for end in ends)
+
+
+def _clipped(
+    graph: onnx.GraphProto, value: str, output: str, limits: tuple[NDArray[Any], ...]
+) -> list[onnx.NodeProto]:
+    low, high = (
+        store(graph, f"{output}/{end}", limit) for end, limit in zip(("low", "high"), limits, strict=True)
+    )
+    return [_made("Max", [value, low], f"{output}/above"), _made("Min", [f"{output}/above", high], output)]
+
+
+def _float_product(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) -> onnx.NodeProto:
+    """MatMul, Conv or Attention of the dequantized weights; the scale of x is 1 now."""
+    if node.op_type == "QAttention":
+        weight = _dequantized(graph, stored, node.input[1], _at(node, 7), _at(node, 4))
+        operands = [node.input[0], weight, node.input[2], _at(node, 5), _at(node, 8)]
+        made = _made("Attention", operands, node.output[0], node)
+        made.domain = node.domain
+        made.output.extend(node.output[1:])
+        return made
+    axis = -1 if node.op_type == "MatMulInteger" else 0
+    weight = _dequantized(graph, stored, node.input[1], _at(node, 3), "", axis=axis)
+    return _made(_PRODUCTS[node.op_type], [node.input[0], weight], node.output[0], node)
+
+
+def _float_lstm(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) -> onnx.NodeProto:
+    """LSTM of the dequantized weights, as [directions, inputs, 4 * hidden]."""
+    weights = [
+        _dequantized(graph, stored, node.input[place], _at(node, zero), _at(node, scale), swapped=True)
+        for place, scale, zero in ((1, 8, 9), (2, 10, 11))
+    ]
+    made = _made("LSTM", [node.input[0], *weights, *node.input[3:8]], node.output[0], node)
+    made.output.extend(node.output[1:])
+    return made
+
+
+def _dequantized(
+    graph: onnx.GraphProto, stored: Stored, name: str, zero_point: str, scale: str,
+    *, axis: int = -1, swapped: bool = False,
+) -> str:  # fmt: skip
+    """Store (w - zero_point) * scale as float32, and return its name; both are of one value or along an axis.
+
+    Those of an LSTM are [directions] or [directions, 4 * hidden], and its weights swap their last two axes.
+    """
+    weight = tensor_values(stored[name]).astype(np.float32)
+
+    def spread(other: str, default: float) -> NDArray[Any]:
+        values = tensor_values(stored[other]).astype(np.float32) if other else np.float32(default)
+        if swapped:
+            return values.reshape(weight.shape[0], 1, -1) if np.ndim(values) else np.asarray(values)
+        shape = [1] * weight.ndim
+        shape[axis] = -1
+        return values.reshape(shape) if np.ndim(values) == 1 else np.asarray(values)
+
+    weight = (weight - spread(zero_point, 0)) * spread(scale, 1)
+    result = f"{name}/float"
+    if not any(tensor.name == result for tensor in graph.initializer):
+        store(graph, result, weight.swapaxes(1, 2) if swapped else weight)
+    return result
+
+
+def _at(node: onnx.NodeProto, place: int) -> str:
+    return node.input[place] if len(node.input) > place else ""
+
+
+def _made(
+    operator: str, operands: list[str], output: str, like: onnx.NodeProto | None = None
+) -> onnx.NodeProto:
+    from onnx import helper
+
+    made = helper.make_node(operator, operands, [output], name=output if like is None else like.name)
+    if like is not None:
+        made.attribute.extend(like.attribute)
+    return made

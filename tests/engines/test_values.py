@@ -1,0 +1,369 @@
+"""The values of artifacts: a kernel that computes something else fails the build, and names its layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+import qcompile
+from qcompile.artifact import Artifact
+from qcompile.engines import values
+from qcompile.engines.onnx_runtime import engine as ort_engine
+from qcompile.engines.values import SUBJECT, Deviation
+from qcompile.errors import IntentNotReached
+
+Array = NDArray[Any]
+MakePath = Callable[..., Path]
+TARGETS = ("onnxruntime", "openvino")
+WAYS = {
+    "onnxruntime": "as it is and with the default options",
+    "openvino": "at their extents and with dynamic shapes",
+}
+
+
+def deviation(*batches: tuple[Any, Any, Any]) -> Deviation:
+    found = Deviation()
+    for batch in batches:
+        found.add(*(np.asarray(part) for part in batch))
+    return found
+
+
+def excess(*batches: tuple[Any, Any, Any], integers: bool = True, noise_db: float | None = None) -> float:
+    return deviation(*batches).excess(integers=integers, noise_db=noise_db)
+
+
+def test_the_rule_is_that_of_a_hand_computed_example() -> None:
+    found = deviation(([1.0], [1.1], [1.3]), ([2.0], [1.9], [2.0]))
+    assert found.quantization == pytest.approx(0.01 + 0.01)
+    assert found.total == pytest.approx(0.04 + 0.01)
+    assert found.error == pytest.approx(0.09)
+    assert found.excess(integers=True, noise_db=None) == pytest.approx((0.05 - 0.02) / 0.02)
+    assert found.excess(integers=True, noise_db=10) == pytest.approx(0.03 / (0.02 + 5 * 0.1))
+
+
+def test_a_kernel_that_rounds_the_other_way_or_not_at_all_passes() -> None:
+    plain = np.random.default_rng(0).uniform(-9, 9, 1000)
+    ref = np.rint(plain)
+    assert excess((ref, plain, 2 * plain - ref)) == 0
+    assert excess((ref, plain, plain)) == 0
+    assert excess((ref, plain, ref)) == 0
+    noise = np.random.default_rng(1).uniform(-1, 1, 1000)
+    assert 0.9 < excess((ref, plain, ref + 0.5 * noise)) < 1.1  # as much as rounding itself
+    assert 3.5 < excess((ref, plain, ref + noise)) < 4.5
+
+
+def test_without_quantization_error_a_neighbouring_integer_passes_and_two_do_not() -> None:
+    ref = np.full(4, 12.7)
+    one, two = ref + np.array([0.1, 0, 0, 0]), ref + np.array([0.2, 0, 0, 0])
+    assert excess((ref, ref, one)) == pytest.approx(1.0)
+    assert excess((ref, ref, two)) == pytest.approx(4.0)
+    assert excess((ref, ref, one), integers=False) == math.inf
+
+
+def test_noise_of_floats_is_allowed_at_its_decibels() -> None:
+    ref = np.ones(100)
+    assert excess((ref, ref, ref + 0.0099), integers=False, noise_db=40) < 1
+    assert excess((ref, ref, ref + 0.0101), integers=False, noise_db=40) > 1
+
+
+def test_what_is_not_finite_is_equal_where_the_reference_has_it() -> None:
+    ref = np.array([1.0, np.nan, np.inf, -np.inf])
+    assert excess((ref, ref, ref)) == 0
+    assert excess((ref, ref, np.array([1.0, 0.0, np.inf, -np.inf]))) == math.inf
+    assert excess((ref, ref, np.array([np.nan, np.nan, np.inf, -np.inf]))) == math.inf
+
+
+def test_labels_may_differ_as_quantization_or_chance_lets_them() -> None:
+    ref = np.arange(100)
+    plain, out = ref.copy(), ref.copy()
+    out[:20] = -1
+    assert excess((ref, plain, out)) > 1
+    plain[50:80] = -1
+    assert excess((ref, plain, out)) < 1
+    assert excess((ref[:1], ref[:1], np.array([7]))) < 1  # one row tells little
+
+
+def quantized(model: Path, data: Path, folder: Path, target: str) -> Path:
+    ranges = qcompile.calibrate(model, str(data), folder / "r", targets=[target])
+    # Weights for AVX2 are right on every processor.
+    return qcompile.quantize(
+        model,
+        folder / "q.onnx",
+        ranges=ranges.path,
+        target=target,
+        isa="avx2" if target == "onnxruntime" else "auto",
+    ).path
+
+
+def check_of(built: Artifact) -> Any:
+    (check,) = [one for one in built.manifest.checks if one.name == SUBJECT]
+    return check
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip(request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def int8(target: str, tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> Path:
+    return quantized(tiny_file("residual"), samples("residual"), tmp_path, target)
+
+
+@pytest.fixture
+def wrong(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[onnx.ModelProto], None]], None]:
+    """`wrong(edit)` lets the target's runtime compute edited graphs, in every way in which it loads them."""
+
+    def plant(edit: Callable[[onnx.ModelProto], None], *, dynamic_only: bool = False) -> None:
+        if target == "onnxruntime":
+            optimize = ort_engine.optimize_file
+
+            def optimize_wrongly(path: Path, output: Path, *args: Any, **options: Any) -> None:
+                model = onnx.load(path)
+                edit(model)
+                onnx.save(model, path.with_name("edited.onnx"))
+                optimize(path.with_name("edited.onnx"), output, *args, **options)
+
+            monkeypatch.setattr(ort_engine, "optimize_file", optimize_wrongly)
+            return
+        import openvino
+
+        class Wrong(openvino.Core):  # type: ignore[misc]
+            def read_model(self, path: Path) -> Any:
+                model = onnx.load(path)
+                edit(model)
+                self.wrong, self.right = (
+                    super().read_model(model.SerializeToString()),
+                    super().read_model(path),
+                )
+                return self.right if dynamic_only else self.wrong
+
+            def compile_model(self, model: Any, *args: Any) -> Any:
+                model = self.wrong if dynamic_only and model.is_dynamic() else model
+                return super().compile_model(model, *args)
+
+        monkeypatch.setattr(openvino, "Core", Wrong)
+
+    return plant
+
+
+def drop_bias(name: str) -> Callable[[onnx.ModelProto], None]:
+    """Take the bias from a layer, as a fusion that loses a term."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            if node.name == name:
+                del node.input[2:]
+
+    return edit
+
+
+def test_a_right_build_passes_on_all_samples(
+    int8: Path, target: str, samples: MakePath, tmp_path: Path
+) -> None:
+    data = str(samples("residual"))
+    built = qcompile.build(int8, tmp_path / "b.onnx", target=target, precision="int8", data=data)
+    check = check_of(built)
+    assert check.passed
+    assert check.detail.startswith("output 'y': ")
+    assert check.detail.endswith(f" dB; 16 samples, {WAYS[target]}")
+    assert " dB from its graph, which has " in check.detail
+
+
+@pytest.mark.parametrize("layer", ["conv1", "conv2", "gemm"])
+def test_a_fusion_that_loses_a_term_fails_the_build_and_names_the_layer(
+    layer: str, int8: Path, target: str, wrong: Callable[..., None], tmp_path: Path
+) -> None:
+    wrong(drop_bias(layer))
+    name = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}[target]
+    with pytest.raises(
+        IntentNotReached, match=rf"{name} computes something else, from layer '{layer}' on"
+    ) as caught:
+        qcompile.build(int8, tmp_path / "b.onnx", target=target, precision="int8")
+    assert f"`layers` {layer}=fp32" in caught.value.hint
+    assert not (tmp_path / "b.onnx").exists()
+    kept = qcompile.build(int8, tmp_path / "b.onnx", target=target, precision="int8", allow_fallback=True)
+    assert not check_of(kept).passed
+    assert any(f"from layer '{layer}' on" in warning for warning in kept.manifest.warnings)
+
+
+def test_a_float_artifact_that_loses_a_term_fails_too(
+    target: str, tiny_file: MakePath, wrong: Callable[..., None], tmp_path: Path
+) -> None:
+    assert check_of(qcompile.build(tiny_file("residual"), tmp_path / "b.onnx", target=target)).passed
+    wrong(drop_bias("conv2"))
+    with pytest.raises(IntentNotReached, match="from layer 'conv2' on"):
+        qcompile.build(tiny_file("residual"), tmp_path / "c.onnx", target=target)
+
+
+@pytest.mark.parametrize("target", ["openvino"], indirect=True)
+def test_what_is_wrong_with_dynamic_shapes_alone_is_said(
+    int8: Path, wrong: Callable[..., None], tmp_path: Path
+) -> None:
+    wrong(drop_bias("conv2"), dynamic_only=True)
+    said = "from layer 'conv2' on: .* it is right at their extents, and wrong with dynamic shapes"
+    with pytest.raises(IntentNotReached, match=said) as caught:
+        qcompile.build(int8, tmp_path / "b.onnx", target="openvino", precision="int8")
+    assert "with fixed extents" in caught.value.hint
+
+
+def test_a_model_whose_quantization_costs_nothing_passes(target: str, tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 19]> g (float[n,2] x) => (float[n,2] y)
+        <float s = {1.0}, uint8 z = {128}, int8[2,2] w = {1, 2, -3, 4}, int8 v = {0}>
+        { q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) u = DequantizeLinear (w, s, v)
+          [product] m = MatMul (d, u) p = QuantizeLinear (m, s, z) y = DequantizeLinear (p, s, z) }"""
+    model = parser.parse_model(text)
+    for index, node in enumerate(model.graph.node):
+        node.name = node.name or f"node{index}"
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=np.arange(32, dtype=np.float32).reshape(16, 2))
+    built = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "b.onnx", target=target, precision="int8", allow_fallback=True,
+        data=str(tmp_path / "x.npz"),
+    )  # fmt: skip
+    assert check_of(built).passed
+    assert check_of(built).detail == f"output 'y': equal to its graph; 16 samples, {WAYS[target]}"
+
+
+def test_dynamic_int8_is_compared(
+    tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Weights of uint8 are right on every processor.
+    path = qcompile.quantize(tiny_file("mlp"), tmp_path / "q.onnx", mode="dynamic", weight_type="uint8").path
+    built = qcompile.build(path, tmp_path / "b.onnx", target="onnxruntime", precision="int8")
+    assert check_of(built).passed
+    optimize = ort_engine.optimize_file
+
+    def clip_weights(path: Path, output: Path, *args: Any, **options: Any) -> None:
+        model, edited = onnx.load(path), path.with_name("edited.onnx")
+        weights = {node.input[1] for node in model.graph.node if node.name.startswith("matmul2")}
+        for tensor in model.graph.initializer:
+            if tensor.name in weights:
+                clipped = np.minimum(numpy_helper.to_array(tensor), 160)
+                tensor.CopyFrom(numpy_helper.from_array(clipped, tensor.name))
+        onnx.save(model, edited)
+        optimize(edited, output, *args, **options)
+
+    monkeypatch.setattr(ort_engine, "optimize_file", clip_weights)
+    with pytest.raises(IntentNotReached, match="from layer 'matmul2_quant' on"):
+        qcompile.build(path, tmp_path / "c.onnx", target="onnxruntime", precision="int8")
+
+
+def test_a_random_graph_is_not_compared_and_the_check_says_so(target: str, tmp_path: Path) -> None:
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]> g (float[2,4] x) => (float[2,4] y)
+        { r = RandomNormal <shape = [2,4]> () y = Add (x, r) }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    check = check_of(qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target=target))
+    assert check.passed
+    assert check.detail == "not compared: operators of the graph draw random numbers"
+
+
+def test_without_onnx_runtime_openvino_is_not_compared(
+    tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    from qcompile.errors import EngineUnavailable
+
+    def missing(*_: Any, **__: Any) -> None:
+        raise EngineUnavailable("ONNX Runtime cannot be imported", engine="onnxruntime")
+
+    monkeypatch.setattr(values, "session_options", missing)
+    check = check_of(qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target="openvino"))
+    assert check.passed
+    assert check.detail == "not compared: ONNX Runtime cannot be imported"
+
+
+def test_values_for_another_processor_are_not_checked_where_it_overflows(
+    tiny_file: MakePath, samples: MakePath, tmp_path: Path, on_processor: Callable[..., None]
+) -> None:
+    model = quantized(tiny_file("residual"), samples("residual"), tmp_path, "onnxruntime")
+    on_processor()
+    built = qcompile.build(
+        model, tmp_path / "b.onnx", target="onnxruntime", precision="int8", isa="avx512-vnni"
+    )
+    assert [one.name for one in built.manifest.checks] == ["runs after loading again"]
+    (warning,) = [one for one in built.manifest.warnings if "values are not checked here" in one]
+    assert "this processor has no VNNI" in warning
+    assert "qcompile diff" in warning
+
+
+def test_few_samples_get_random_input_beside_them(
+    tiny_file: MakePath, samples: MakePath, target: str, tmp_path: Path
+) -> None:
+    data = str(samples("mlp", 5))
+    built = qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target=target, data=data)
+    assert "; 5 samples and 15 random inputs, " in check_of(built).detail
+
+
+def test_made_up_input_that_the_graph_refuses_leaves_the_samples(target: str, tmp_path: Path) -> None:
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]> g (int64[n] x) => (float[n] y)
+        <float[3] table = {1.0, 2.0, 3.0}, int64 ten = {10}, int64 twenty = {20}>
+        { tens = Mul (x, ten) i = Sub (tens, twenty) y = Gather (table, i) }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=np.full(2, 2, np.int64))
+    built = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "b.onnx", target=target, data=str(tmp_path / "x.npz")
+    )
+    ways = WAYS[target]
+    assert check_of(built).detail == f"output 'y': equal to its graph; 2 samples, {ways}"
+
+
+def test_a_file_that_a_plain_loader_cannot_run_fails_the_build(
+    tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    from qcompile.engines.openvino.runner import OpenVinoRunner
+    from qcompile.errors import ModelError
+
+    infer = OpenVinoRunner.infer
+
+    def refuse(self: OpenVinoRunner, feeds: Any) -> Any:
+        if self._dynamic:
+            raise ModelError("it fails")
+        return infer(self, feeds)
+
+    monkeypatch.setattr(OpenVinoRunner, "infer", refuse)
+    with pytest.raises(IntentNotReached, match=r"OpenVINO does not run it: it fails \(with dynamic shapes\)"):
+        qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target="openvino")
+
+
+@pytest.mark.parametrize("operator", ["TopK", "Split"])
+def test_what_topk_chooses_is_no_fault_where_all_layers_are_right(
+    operator: str, target: str, wrong: Callable[..., None], tmp_path: Path
+) -> None:
+    chosen = {
+        "TopK": "v, i = TopK (m, k)",
+        "Split": "v, rest = Split <axis = 1> (m, k2)",
+    }[operator]
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n,2] x) => (float[n,2] y)
+        <float[2,4] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, int64[1] k = {{2}}, int64[2] k2 = {{2, 2}},
+        float two = {{2}}>
+        {{ m = MatMul (x, w) {chosen} y = Mul (v, two) }}""")
+    for node in model.graph.node:
+        node.name = node.op_type
+    onnx.save(model, tmp_path / "m.onnx")
+
+    def as_chosen_otherwise(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.name == "two":
+                tensor.CopyFrom(numpy_helper.from_array(np.float32(-2), "two"))
+
+    wrong(as_chosen_otherwise)
+    if operator == "Split":
+        with pytest.raises(IntentNotReached, match="in the whole graph, and in no prefix of it"):
+            qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target=target)
+        return
+    check = check_of(qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target=target))
+    assert check.passed
+    assert check.detail.startswith("not compared: TopK may choose other elements: output 'y': -6.0 dB")
