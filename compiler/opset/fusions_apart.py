@@ -40,13 +40,15 @@ if TYPE_CHECKING:
     import onnx
 
 _LOWEST = {"tensor(float16)": np.float16(-65504)}
+_APART = "/apart"
+"""What the name of each Max that this module writes ends with, but for a number that makes it unique."""
 _REDUCED = ("ReduceMax", "ReduceMin")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _FUSED = frozenset(
     """
     Abs Add Cast Clip Concat Div Elu Erf Exp Expand Flatten Gather Gelu HardSigmoid HardSwish Identity
-    LeakyRelu Min Mish Mul Neg PRelu Pow Relu Reshape Selu Sigmoid Slice Softplus Split Sqrt Squeeze Sub Swish
-    Tanh Tile Transpose Unsqueeze
+    LeakyRelu Max Min Mish Mul Neg PRelu Pow Relu Reshape Selu Sigmoid Slice Softplus Split Sqrt Squeeze Sub
+    Swish Tanh Tile Transpose Unsqueeze
     """.split()
 )
 """Operators that become part of a reduction's kernel with the quantization behind them, or let it pass."""
@@ -71,6 +73,8 @@ def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
         read_by = consumers(graph)
         for node in graph.node:
             if node.op_type in _REDUCED and node.domain in ONNX_DOMAINS:
+                if any(_APART in reader.name for reader in read_by.get(node.output[0], ())):
+                    continue
                 reached = _reached(node.output[0], read_by, _FUSED)
                 names += [_name(node)] * any(reader.op_type == "QuantizeLinear" for reader in reached)
     return names
@@ -99,9 +103,9 @@ def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
     result = node.output[0]
     lowest = scope.store(_LOWEST.get(scope.type(result), np.float32(-1e30)), f"{result}/lowest")
-    inner = scope.fresh(f"{result}/apart")
+    inner = scope.fresh(f"{result}{_APART}")
     node.output[0] = inner
-    return [node, helper.make_node("Max", [inner, lowest], [result], scope.fresh(f"{_name(node)}/apart"))]
+    return [node, helper.make_node("Max", [inner, lowest], [result], scope.fresh(f"{_name(node)}{_APART}"))]
 
 
 extrema_apart = rewriting(find_quantized_extrema, with_max)

@@ -139,6 +139,8 @@ def amax(operator: str = "ReduceMax", between: str = "") -> onnx.ModelProto:
     reduced = graph.add(operator, ["x"], axes=[1], keepdims=0)
     if between == "Concat":
         reduced = graph.add("Concat", [reduced, graph.add("ReduceMin", ["x"], axes=[1], keepdims=0)], axis=1)
+    elif between == "Max, Min":
+        reduced = graph.add("Min", [graph.add("Max", [reduced, graph.store(-6)]), graph.store(6)])
     elif between == "Flatten":
         reduced = graph.add("Flatten", [graph.add("Unsqueeze", [reduced, graph.ints(1)])])
     elif between == "Clip":
@@ -213,6 +215,7 @@ CASES: dict[str, tuple[str, Callable[[], onnx.ModelProto]]] = {
     "amin": ("quantized-extremum", lambda: amax("ReduceMin")),
     "amax, relu": ("quantized-extremum", lambda: amax(between="Relu")),
     "amax, clip": ("quantized-extremum", lambda: amax(between="Clip")),
+    "amax, bounds": ("quantized-extremum", lambda: amax(between="Max, Min")),
     "amax, concat": ("quantized-extremum", lambda: amax(between="Concat")),
     "amax, flatten": ("quantized-extremum", lambda: amax(between="Flatten")),
     "amax, sigmoid": ("quantized-extremum", lambda: amax(between="Sigmoid")),
