@@ -232,7 +232,8 @@ def _random_feeds(graph: onnx.ModelProto, feeds: Feeds, count: int) -> list[Feed
     made: list[Feeds] = []
     while feeds and count < SAMPLES:
         try:
-            made.append(random_feeds(inputs, seed=len(made), shapes=shapes, domains=domains))
+            values = random_feeds(inputs, seed=len(made), shapes=shapes, domains=domains)
+            made.append({**feeds, **values})  # an artifact may take inputs that the optimizer left over
         except DataError:  # texts cannot be made up
             break
         count += max(samples_in(feeds), 1)
