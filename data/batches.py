@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from ..errors import DataError, InvalidOption
 from ..model.source import Source, digest_source, parse_source
-from ..tensors import TensorInfo, check_feeds
+from ..tensors import Feeds, TensorInfo, check_feeds
 from .kinds import find_kind, open_set
 from .ordered import in_order
 from .query import read_query
@@ -89,6 +89,18 @@ class Data:
             yield from self._in_stream()
             return
         yield from self._from_set(self._groups)
+
+    def first_batches(self, samples: int) -> list[Feeds]:
+        """Return the first batches, one at least, up to so many samples."""
+        batches: list[Feeds] = []
+        for batch in self:
+            samples -= batch.samples
+            if batches and samples < 0:
+                break
+            batches.append(batch.feeds)
+            if samples <= 0:
+                break
+        return batches
 
     def at(self, holds: Holds) -> Iterator[Batch]:
         """Yield the batches whose number, from 0, `holds` says, as `__iter__` has them.

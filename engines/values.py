@@ -68,7 +68,6 @@ SAMPLES = 16
 _FLOATS = ("fp32", "fp16", "bf16")
 _CHOOSE = frozenset(["ArgMax", "ArgMin", "NonMaxSuppression", "TopK", "Unique"])
 """Operators whose results the least error can change to any other."""
-_DYNAMIC = ("MatMulInteger", "ConvInteger", "QAttention", "DynamicQuantizeLSTM")
 
 Outputs = dict[str, list[NDArray[Any]]]
 
@@ -259,8 +258,7 @@ def _failure(
         )
     elif layer is not None and isa_here() == "avx2" and overflows(graph, layer):
         failure += "; pairs of its products overflow the 16 bits in which this processor adds them"
-        option = "`weight_type` uint8" if layer.op_type in _DYNAMIC else "`isa` avx2"
-        hint = f"quantize it again with {option}, or give `allow_fallback`"
+        hint = "quantize it again with `isa` avx2, or give `allow_fallback`"
     return Values([Check(SUBJECT, False, detail)], failure, hint)
 
 

@@ -150,17 +150,8 @@ def first_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> list[F
     from ..data.batches import Data
     from ..model.weightless import read_weightless
 
-    if spec.data is None:
-        return []
-    batches: list[Feeds] = []
-    for batch in Data(spec.data, read_weightless(Path(model)).io.inputs):
-        count -= batch.samples
-        if batches and count < 0:
-            break
-        batches.append(batch.feeds)
-        if count <= 0:
-            break
-    return batches
+    data = spec.data
+    return [] if data is None else Data(data, read_weightless(Path(model)).io.inputs).first_batches(count)
 
 
 @contextmanager
