@@ -249,7 +249,8 @@ def _take_back(
     request.progress("damage of each layer")
     ranked = rank_layers(
         request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON),
-        method=_method(request), exclude=[*request.spec.exclude, *_floats_by_name(request)],
+        isa=request.spec.isa, method=_method(request),
+        exclude=[*request.spec.exclude, *_floats_by_name(request)],
     )  # fmt: skip
     names = [damage.layer for damage in ranked]
     limit = min(int(most * len(names)) + 1, len(names))  # so many are too many
