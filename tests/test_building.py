@@ -16,6 +16,7 @@ from qcompile.engines import load, names
 from qcompile.errors import CalibrationError, IntentNotReached, InvalidOption
 from qcompile.model.output_error import output_error
 from qcompile.model.weightless import fingerprint
+from qcompile.processor import isa_here
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import TARGETS
 
@@ -170,10 +171,10 @@ def test_a_spec_builds_what_its_keyword_arguments_build(model: Path, ranges: Pat
         exclude=["gemm"],
     ).manifest
     assert by_spec.sources == by_name.sources
-    assert by_spec.options == by_name.options == {"exclude": ["gemm"]}
+    assert by_spec.options == by_name.options == {"isa": isa_here(), "exclude": ["gemm"]}
     other = build(model, tmp_path / "c.onnx", spec, exclude=[]).manifest
     assert other.sources["graph"] != by_spec.sources["graph"]
-    assert other.options == {}
+    assert other.options == {"isa": isa_here()}
 
 
 def test_mappings_and_none_are_keyword_arguments_too(model: Path, tmp_path: Path) -> None:
