@@ -8,8 +8,7 @@ one whose outputs are nearest to the float model's is kept:
 2. biases corrected (`int8.bias_correction`);
 3. other methods, where `auto` is asked for: minmax, percentile, entropy. A correction of biases destroys
    some models together with a method that clips: few rows are clipped, and all get the correction;
-4. weights rounded by GPTQ, where two products are added in 16 bits: it makes up for the coarser scales;
-5. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
+4. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
    the outputs pass.
 
 Where there are enough samples, those that judge are not those that factors and biases are learnt from.
@@ -26,7 +25,6 @@ from ...errors import InvalidOption, QuantizationError
 from ...files import temporary_folder
 from ...model.judgement import SNR_DB
 from ...model.onnx_file import load_onnx, save_onnx
-from ...model.saturating_kernels import saturating_kernels
 from .balance.in_memory import Floats, equalized, smoothed
 from .judge import Judge, Judged
 from .match_nodes import exactly
@@ -133,8 +131,6 @@ def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:
         search.offer("corrected biases", search.request.asking(correct_bias=True), least_db=0.0)
     for method in _others(chosen):
         search.offer(str(method), search.request.asking(method=str(method)))
-    if saturating_kernels(request.spec.target, request.spec.isa) and request.spec.rounding == "rtn":
-        search.offer("weights rounded by GPTQ", search.request.asking(rounding="gptq"))
     kept = _kept_in_float(search)
     outcome = search.best.outcome
     left = outcome.proof.get("left_in_float")
@@ -249,7 +245,8 @@ def _take_back(
     request.progress("damage of each layer")
     ranked = rank_layers(
         request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON),
-        method=_method(request), exclude=[*request.spec.exclude, *_floats_by_name(request)],
+        isa=request.spec.isa, method=_method(request),
+        exclude=[*request.spec.exclude, *_floats_by_name(request)],
     )  # fmt: skip
     names = [damage.layer for damage in ranked]
     limit = min(int(most * len(names)) + 1, len(names))  # so many are too many

@@ -9,7 +9,7 @@ layer, with that layer's error alone. Memory is that of one sample's activations
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +23,12 @@ from ...model.graph import WEIGHTED, attribute, consumers
 from ...model.graph_edits import set_nodes, store
 from ...model.onnx_file import copy_model, save_onnx
 from ...model.output_error import ErrorSums, decibels
+from ...model.saturating_kernels import SaturatingKernels, saturating_kernels
 from ...model.session import make_session, run_session, session_options
+from ...processor import resolve_isa
 from ...progress import Progress, silent
-from ...spec.words import GraphTarget
+from ...spec.words import GraphTarget, Isa
+from .int8.pair_limits import pair_limits
 from .int8.placement import WRITES_FLOAT, Placement, plan
 from .int8.static import activation_limits
 from .prepare import prepare_graph
@@ -63,6 +66,7 @@ def rank_layers(
     ranges: Ranges,
     data: Data,
     *,
+    isa: Isa = "auto",
     method: Method | None = None,
     exclude: Sequence[str] = (),
     part: tuple[int, int] = (1, 1),
@@ -75,6 +79,7 @@ def rank_layers(
         target: Decides which layers, and in which scales.
         ranges: Of this model.
         data: The samples; each is run once per layer.
+        isa: What the CPU that runs it multiplies integers with; "auto" is this one's.
         method: Another method than the ranges' own.
         exclude: Patterns of nodes that stay in float anyway.
         part: (2, 3) looks at the second of three parts of the layers alone, in the order of the graph. The
@@ -85,7 +90,8 @@ def rank_layers(
         DataError, ModelError: If a sample does not fit, or the model fails on it.
     """
     ready = prepare_graph(model)
-    placement = plan(ready, target, exclude=exclude)
+    kernels = saturating_kernels(target, resolve_isa(isa, target))
+    placement = plan(ready, target, exclude=exclude, multiplies_activations=not kernels.activations)
     limits = activation_limits(ready, placement, ranges, method)
     layers = _layers(ready, placement)
     names = [layer.name for layer in layers]
@@ -95,7 +101,7 @@ def rank_layers(
     with temporary_folder("tune") as folder:
         errors, injected = folder / "errors.onnx", folder / "injected.onnx"
         written = _written_as_integers(ready, layers, placement) if target == "onnxruntime" else {}
-        save_onnx(_with_errors(ready, layers, limits, target, written), errors)
+        save_onnx(_with_errors(ready, layers, limits, target, written, kernels), errors)
         save_onnx(_with_injection(ready, layers), injected)
         # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
         first = make_session(errors, session_options(integers=False), without=["WeightBiasQuantization"])
@@ -168,13 +174,14 @@ def _with_errors(
     limits: Limits,
     target: GraphTarget,
     written: Mapping[str, str],
+    kernels: SaturatingKernels,
 ) -> onnx.ModelProto:
     """The model with each layer's error as an output: on quantized operands, less the float result."""
     from onnx import helper
 
     copy = copy_model(model)
     graph = copy.graph
-    operands = _Operands(graph, limits, target)
+    operands = _Operands(graph, limits, target, kernels)
     nodes = list(graph.node)
     for layer in layers:
         twin = type(layer)()
@@ -194,8 +201,10 @@ def _with_errors(
 class _Operands:
     """Quantized and dequantized again: activations by Q/DQ nodes, weights once and for all."""
 
-    def __init__(self, graph: onnx.GraphProto, limits: Limits, target: GraphTarget) -> None:
-        self.graph, self.limits, self.target = graph, limits, target
+    def __init__(
+        self, graph: onnx.GraphProto, limits: Limits, target: GraphTarget, kernels: SaturatingKernels
+    ) -> None:
+        self.graph, self.limits, self.target, self.kernels = graph, limits, target, kernels
         self.stored = {tensor.name: tensor for tensor in graph.initializer}
         self.made: set[str] = set()
 
@@ -218,8 +227,11 @@ class _Operands:
             self.made.add(result)
             values = numpy_helper.to_array(self.stored[name])
             qparams = choose_weight_qparams(values, axis)
-            rounded = dequantize(quantize(values, qparams), qparams)
-            store(self.graph, result, rounded)
+            integers = quantize(values, qparams)
+            if pairs := pair_limits(layer, values.shape, self.kernels):
+                scales, integers = pairs.fitted(values)
+                qparams = replace(qparams, scale=scales)
+            store(self.graph, result, dequantize(integers, qparams))
         return result
 
     def _activation(self, name: str, like: str, nodes: list[onnx.NodeProto]) -> str:

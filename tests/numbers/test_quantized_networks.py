@@ -5,7 +5,7 @@ have made of the exact one. Two optimizations of ONNX Runtime compute something 
 of other targets: WeightBiasQuantization rounds float biases to int32, and a stored int4 weight is multiplied
 by activations of 8 bits. The graphs for OpenVINO and TensorRT therefore run as they are written.
 
-Weights have 7 bits wherever kernels are fused: x86 without VNNI sums two products in int16.
+Weights are those for "avx2" wherever kernels are fused: x86 without VNNI sums two products in int16.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from runtimes import OPENVINO_SLACK, on_onnxruntime, on_openvino, optimized_oper
 
 import qcompile
 from qcompile.errors import QuantizationError
+from qcompile.model.saturating_kernels import probe
 
 Quantized = Callable[..., onnx.ModelProto]
 
@@ -70,6 +71,17 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Quantized:
     return make
 
 
+def require_openvino(scheme: str) -> None:
+    """Skip where OpenVINO is missing, or its kernels pair other weights than those a scheme is fitted to.
+
+    Where kernels add two products in int16, a convolution of three channels has other pairs in OpenVINO (of
+    each position) than in ONNX Runtime (of all positions).
+    """
+    pytest.importorskip("openvino")
+    if scheme == "onnxruntime" and probe("openvino"):
+        pytest.skip("OpenVINO adds two products in int16 here, and the weights are fitted to ONNX Runtime")
+
+
 @pytest.mark.parametrize(("name", "scheme"), CASES)
 def test_every_integer_of_onnx_runtime_is_one_that_the_reference_allows(
     name: str, scheme: str, quantized: Quantized
@@ -89,7 +101,7 @@ def test_every_integer_of_onnx_runtime_is_one_that_the_reference_allows(
 def test_every_integer_of_openvino_is_one_that_the_reference_allows(
     name: str, scheme: str, quantized: Quantized
 ) -> None:
-    pytest.importorskip("openvino")
+    require_openvino(scheme)
     model = quantized(name, scheme)
     feeds = samples(model, 3)
     shown, names = watched(model, dequantized=True)
@@ -148,7 +160,7 @@ def change(model: onnx.ModelProto, name: str, function: Callable[[NDArray[Any]],
 @pytest.mark.parametrize("scheme", ["onnxruntime", "openvino"])
 def test_a_planted_fault_is_found(fault: Any, runtime: Any, scheme: str, quantized: Quantized) -> None:
     if runtime is on_openvino:
-        pytest.importorskip("openvino")
+        require_openvino(scheme)
     model = quantized("residual", scheme)
     feeds = samples(model, 3)
     planted = onnx.ModelProto()

@@ -248,6 +248,7 @@ def test_a_recipe_of_the_version_before_is_read_with_every_key() -> None:
     assert [text.partition("`")[2] for text in renamed] == [
         "artifact[0].rest` is now `float_precision`",
         "artifact[0].processor` is now `isa`",
+        "artifact[0].isa` vnni is now avx512-vnni",
         "artifact[0].form` is now `quant_format`",
     ]
     (one,) = recipe.artifact
@@ -255,7 +256,7 @@ def test_a_recipe_of_the_version_before_is_read_with_every_key() -> None:
         "cpu-int8",
         "int8",
         "fp32",
-        "vnni",
+        "avx512-vnni",
         "",
     )
     assert (one.tensorrt.as_json(), one.calibrator, one.block_size) == ({}, "", 64)

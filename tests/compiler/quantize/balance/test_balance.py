@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser
 
 import qcompile
 from qcompile.artifact import load_artifact
+from qcompile.compiler.check import OnnxReference
 from qcompile.errors import CalibrationError, InvalidOption, MissingFile, QuantizationError
 from qcompile.model.output_error import output_error
 from qcompile.spec.words import GraphTarget
@@ -68,11 +69,15 @@ def outputs(model: Path, x: Floats) -> Floats:
 
 
 def snr_of_int8(model: Path, spec: str, target: GraphTarget) -> float:
-    """Calibrated and quantized: the ratio at the outputs, in dB."""
+    """Calibrated and quantized: the ratio at the outputs, in dB.
+
+    ONNX Runtime makes integer kernels of its own graphs alone: those for others run as they are written.
+    """
     ranges = qcompile.calibrate(model, spec, model.with_suffix(".ranges"), targets=[target], method="minmax")
     made = qcompile.quantize(model, model.with_suffix(".q.onnx"), ranges=ranges.path, target=target)
     x = np.load(spec)["x"]
-    return output_error(outputs(model, x), outputs(made.path, x)).snr_db
+    (found,) = OnnxReference(made.path, integers=target == "onnxruntime")({"x": x})
+    return output_error(outputs(model, x), found).snr_db
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino", "tensorrt"])

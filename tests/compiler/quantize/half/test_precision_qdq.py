@@ -25,6 +25,7 @@ from qcompile.engines.tensorrt.log import last_error, make_log
 from qcompile.model.graph import count_weighted, infer_types, producers
 from qcompile.model.onnx_file import model_io, opset
 from qcompile.model.output_error import output_error
+from qcompile.model.session import session_options
 
 INPUT = "it quantizes 'x', which is float32"
 Tiny = Callable[..., onnx.ModelProto]
@@ -51,13 +52,19 @@ def graph(text: str, version: int = 17) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, x: NDArray[np.float32], *names: str) -> list[NDArray[np.float32]]:
-    """Outputs by ONNX Runtime; of tensors inside where names are given."""
+    """Outputs of the graph as it is written, for TensorRT; of tensors inside where names are given.
+
+    Integer kernels of ONNX Runtime's CPU would say nothing of TensorRT's.
+    """
     inside = onnx.ModelProto()
     inside.CopyFrom(model)
     if names:
         del inside.graph.output[:]
         inside.graph.output.extend([onnx.ValueInfoProto(name=name) for name in names])
-    session = onnxruntime.InferenceSession(inside.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        inside.SerializeToString(), session_options(integers=False), providers=["CPUExecutionProvider"],
+        disabled_optimizers=["WeightBiasQuantization"],
+    )  # fmt: skip
     return list(session.run(None, {"x": x}))
 
 

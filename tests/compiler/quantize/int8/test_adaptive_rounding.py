@@ -49,7 +49,7 @@ def weights(path: Path) -> dict[str, NDArray[np.float32]]:
 def test_the_layer_errs_less_and_scales_stay(target: GraphTarget, tmp_path: Path) -> None:
     path, x = model(tmp_path)
     common = {"ranges": tmp_path / "r", "data": str(tmp_path / "d.npz"), "target": target}
-    common |= {"balance": False, "correct_bias": False, "exclude": ["Gemm", "MatMul"]}
+    common |= {"search": False, "balance": False, "correct_bias": False, "exclude": ["Gemm", "MatMul"]}
     found: dict[str, dict[str, Floats]] = {}
     errors = {}
     float_model = onnx.load(path)

@@ -16,6 +16,8 @@ from qcompile.compiler.quantize.int8.dynamic import WeightType, quantize_dynamic
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import InvalidOption, QuantizationError
 from qcompile.model.output_error import output_error
+from qcompile.model.saturating_kernels import saturating_kernels
+from qcompile.processor import isa_here
 
 HIDDEN = 4
 TYPES: tuple[WeightType, ...] = ("int8", "uint8")
@@ -89,8 +91,11 @@ def with_states(operator: str, direction: str) -> tuple[onnx.ModelProto, dict[st
 def quantized(
     model: onnx.ModelProto, path: Path, *exclude: str, weight_type: WeightType = "int8"
 ) -> tuple[onnx.ModelProto, dict[str, int], dict[str, int]]:
-    """Prepare and quantize; return the written model, what was planned and what was reached."""
-    planned, reached = quantize_dynamic(prepare_graph(model), path, exclude=exclude, weight_type=weight_type)
+    """Prepare and quantize for this processor; return the written model, what was planned and reached."""
+    kernels = saturating_kernels("onnxruntime", isa_here())
+    planned, reached = quantize_dynamic(
+        prepare_graph(model), path, exclude=exclude, weight_type=weight_type, kernels=kernels
+    )
     written = onnx.load(path)
     onnx.checker.check_model(written)
     return written, planned, reached

@@ -16,17 +16,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnxruntime import InferenceSession, SessionOptions
 from small_examples import EXAMPLES, modules
 from torch import nn
 from torch.nn.functional import cross_entropy, hardswish, relu_
 
 from qcompile import qat
+from qcompile.compiler.quantize.int8.pair_limits import pair_limits
 from qcompile.compiler.quantize.qat.fake_quantize import BatchNorm, FakeQuantize
 from qcompile.compiler.quantize.qat.finish_qdq import finish_qdq
 from qcompile.errors import ExportError, InvalidOption, QuantizationError
 from qcompile.model.graph import weighted_nodes
+from qcompile.model.saturating_kernels import saturating_kernels
+from qcompile.processor import isa_here
 from qcompile.progress import quiet
 
 TARGETS = ["onnxruntime", "openvino", "tensorrt"]
@@ -159,13 +162,19 @@ def test_the_file_holds_exactly_the_trained_scales(
 
     weight, norm = model.stem.weight.detach().numpy(), model.norm
     gain = (norm.weight / torch.sqrt(norm.running_var + norm.eps)).detach().numpy()
+    conv = helper.make_node("Conv", [], [])
+    limits = pair_limits(conv, weight.shape, saturating_kernels(target, isa_here()))  # type: ignore[arg-type]
     scales = np.abs(weight).max((1, 2, 3)) / 127
+    if limits is not None:
+        scales = np.maximum(scales, limits.least_scales(weight))
     conv = next(node for node in graph.graph.node if node.op_type == "Conv")
     behind = {node.output[0]: node for node in graph.graph.node}
     dequantize = behind[conv.input[1]]
     np.testing.assert_allclose(values[dequantize.input[1]], scales * np.abs(gain), rtol=1e-5)
     if target != "tensorrt":  # its weights are float behind a pair
-        signed = np.rint(weight / scales[:, None, None, None]) * np.sign(gain)[:, None, None, None]
+        steps = weight / scales[:, None, None, None]
+        integers = np.rint(steps) if limits is None else limits.limited(np.rint(steps), steps)
+        signed = integers * np.sign(gain)[:, None, None, None]
         assert np.abs(values[dequantize.input[0]] - signed).max() == 0
 
 
