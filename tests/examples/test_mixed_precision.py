@@ -9,7 +9,9 @@ import pytest
 from small_examples import copied, value
 
 import qcompile
+from qcompile.model.saturating_kernels import saturating_kernels
 from qcompile.pipeline.recipe import read_recipe
+from qcompile.processor import isa_here
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -25,7 +27,9 @@ def test_tune_leaves_the_spectrum_in_float_and_the_engine_takes_the_mix(tmp_path
     )  # fmt: skip
     first, *others = tuned.damage["onnxruntime"]
     assert first.operator == "Conv"
-    assert first.snr_db < 10 < 30 < min(one.snr_db for one in others)
+    # Where pairs of weights are fitted to 16 bits, their steps are up to twice as large: 6 dB.
+    least_db = 24 if saturating_kernels("onnxruntime", isa_here()) else 30
+    assert first.snr_db < 10 < least_db < min(one.snr_db for one in others)
     assert tuned.trials["onnxruntime-int8"].drop > 10
     mixes = [one for one in tuned.trials.values() if one.precision == "int8" and one.drop <= 0.5]
     assert any(one.in_float == frozenset([first.layer]) for one in mixes)
