@@ -16,8 +16,6 @@ from qcompile.artifact import Artifact
 from qcompile.calibration import load_ranges
 from qcompile.errors import InvalidOption, QuantizationError
 from qcompile.model.output_error import output_error
-from qcompile.model.saturating_kernels import saturating_kernels
-from qcompile.processor import isa_here
 from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]
@@ -87,8 +85,7 @@ def test_the_best_of_what_was_tried_is_kept(folder: Path) -> None:
     tried = made.manifest.proof["search"]
     names = [one["tried"] for one in tried]
     assert names[0] == "auto"
-    last = ["weights rounded by GPTQ"] if saturating_kernels("onnxruntime", isa_here()) else []
-    assert names[-3 - len(last) :] == ["minmax", "percentile:99.99", "entropy", *last]
+    assert names[-3:] == ["minmax", "percentile:99.99", "entropy"]
     assert {"smoothed", "corrected biases"} <= set(names)
     assert snr_db(folder) > 45
     # A method that is asked for is not put aside for another.
