@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from ..artifact import Check, Manifest, load_artifact, read_manifest
+from ..artifact.int8_isa import PACKAGE_ELSEWHERE, require_exact
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
-from ..int8_isa import PACKAGE_ELSEWHERE, require_exact
 from ..tensors import ModelIO, TensorInfo
 from .triton_backends import ONNX_RUNTIME, OPENVINO, PYTORCH, TENSORRT, Backend
 from .triton_model_onnx import onnx_io, onnx_side_files

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..artifact import accept, checked_input, read_manifest
+from ..artifact.int8_isa import require_exact
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
-from ..int8_isa import require_exact
 from ..model.pt2_archive import trusting
 from ..model.source import SERVED, parse_source
 from ..tensors import ModelIO

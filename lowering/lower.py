@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..artifact import Manifest, commit, read_manifest
+from ..artifact.int8_isa import QUANTIZE_AGAIN, carried_isa, require_exact
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, temporary_folder, writing
-from ..int8_isa import QUANTIZE_AGAIN, carried_isa, require_exact
 from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from ...artifact import Artifact, Check, commit
+from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
 from ...files import writing
-from ...int8_isa import carried_isa
 from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
 from ...model.preprocessing import Preprocessing
 from ...model.random_input import run_on

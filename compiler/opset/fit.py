@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
+from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
 from ...errors import ModelError
 from ...files import writing
-from ...int8_isa import carried_isa
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision
 from ...model.onnx_file import (
     check_onnx,

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
+from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
 from ...files.storage import hidden_storage_error
-from ...int8_isa import carried_isa
 from ...machine_memory import out_of_memory
 from ...model.graph import graph_precision
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx

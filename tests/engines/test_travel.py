@@ -19,11 +19,11 @@ from onnx import numpy_helper, parser
 
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
+from qcompile.artifact.int8_isa import int8_isa
 from qcompile.bench.workers import command
 from qcompile.cli import main
 from qcompile.errors import ArtifactError
 from qcompile.files import manifest_path
-from qcompile.int8_isa import int8_isa
 from qcompile.model.onnx_file import count_operators, load_onnx
 from qcompile.processor import isa_here
 
