@@ -79,15 +79,17 @@ RECORDED: Mapping[tuple[str, Isa], SaturatingKernels] = {
 def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
     """Return what saturates on an instruction set; asked here where it is this processor's.
 
+    Where nothing saturates here, the recording decides: a file for an instruction set is right on every
+    processor that has it.
+
     Args:
         target: The runtime; "tensorrt" runs on no processor.
         isa: Not "auto".
     """
     if target not in CPU_TARGETS:
         return NONE
-    if isa == isa_here() and _is_installed(target):
-        return probe(target)
-    return RECORDED.get((target, isa), NONE)
+    found = probe(target) if isa == isa_here() and _is_installed(target) else NONE
+    return found or RECORDED.get((target, isa), NONE)
 
 
 @functools.cache

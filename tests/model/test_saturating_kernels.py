@@ -54,6 +54,10 @@ def test_another_instruction_set_is_looked_up_and_this_one_is_asked(monkeypatch:
     monkeypatch.setattr(home, "isa_here", lambda: "avx512-vnni")
     monkeypatch.setattr(home, "probe", lambda _: "asked")
     assert saturating_kernels("onnxruntime", "avx512-vnni") == "asked"
+    monkeypatch.setattr(home, "isa_here", lambda: "avx2")
+    monkeypatch.setattr(home, "probe", lambda _: NONE)  # a file for AVX2 is for every processor that has it
+    assert saturating_kernels("openvino", "avx2") == RECORDED["openvino", "avx2"]
+    monkeypatch.setattr(home, "isa_here", lambda: "avx512-vnni")
     assert saturating_kernels("onnxruntime", "avx2") == RECORDED["onnxruntime", "avx2"]
     assert saturating_kernels("openvino", "amx") == NONE
     assert saturating_kernels("tensorrt", "avx512-vnni") == NONE
