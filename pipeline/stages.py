@@ -259,8 +259,10 @@ def build_stage(
     covers = tensorrt and not has_shapes(one)
     lowered = load_lowered(graph.path) if graph else None
     spec = _spec(recipe, one, ranges)
-    if not one.calibrates_itself:
-        spec = replace(spec, data=None)  # it is checked on random input: other data builds nothing again
+    # Other artifacts are checked on random input: other data builds nothing again.
+    reads = one.calibrates_itself or (one.needs_ranges and one.target in CPU_TARGETS)
+    if not reads:
+        spec = replace(spec, data=None)
 
     def work(path: Path, progress: Progress) -> object:
         from ..building import build, build_lowered
@@ -279,7 +281,7 @@ def build_stage(
         "graph": (graph.digest, lowered.as_json()) if graph and lowered else (),
         "options": _build_options(recipe, one),
         "ranges": ranges.digest if ranges else "",
-        "data": data.digest() if one.calibrates_itself else "",
+        "data": data.digest() if reads and recipe.data.calibration else "",
         "batches": measured_batches(recipe.bench) if covers else {},
         "inputs": spec.inputs,
         "processor": {} if one.gpus else processor(),

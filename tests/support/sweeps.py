@@ -57,7 +57,7 @@ def write_sweep(folder: Path, tiny_file: Callable[..., Path], text: str = RECIPE
     tiny_file("mlp")
     tiny_file("residual", file="other.onnx", opset=15)
     for name, shape in (("residual", (4, 8, 8)), ("mlp", (16,))):
-        x = np.random.default_rng(0).standard_normal((6, *shape)).astype(np.float32)
+        x = np.random.default_rng(0).standard_normal((16, *shape)).astype(np.float32)
         np.savez(folder / f"{name}.npz", x=x)
     path = folder / "recipe.toml"
     path.write_text(text)
