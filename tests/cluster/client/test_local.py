@@ -62,7 +62,7 @@ def test_stages_that_need_all_memory_do_not_run_together(
         store = Store(folder / "out")
         with store.locked():  # the last time it took 10 GB
             took = {"seconds": 1.0, "peak_bytes": 10_000_000_000}
-            for stage in ("calibrate", "quantize-int8"):  # both read the data
+            for stage in ("calibrate", "quantize-int8", "build-int8"):  # they read the data
                 store.run(stage, {}, lambda at: (at / "old").write_text(""), publish=False, took=took)
 
     failed: list[Exception] = []
