@@ -87,15 +87,14 @@ class Planned:
         names: All of them.
         missed: Name to what computes it instead, for those that did not reach it.
         unreported: Name to why that is not known, for those of which the runtime does not tell.
-        unproven: Largest share of the unreported ones that can be in another precision, by what else is
-            known: 0 where their types are binding, 1 where nothing is known.
-        evidence: What that share was concluded from, in words.
+        unproven: Whether the unreported ones can be in another precision: not where their types are binding.
+        evidence: What that was concluded from, in words; empty where nothing is known.
     """
 
     names: Sequence[str]
     missed: Mapping[str, str] = field(default_factory=dict)
     unreported: Mapping[str, str] = field(default_factory=dict)
-    unproven: float = 1.0
+    unproven: bool = True
     evidence: str = ""
 
 

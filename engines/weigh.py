@@ -6,8 +6,9 @@ same. In this order:
 1. Nothing planned, or nothing reached or unreported: fails. An artifact that is float32 although another
    precision was asked for never passes.
 2. More than 10% missed, or one layer with `strict`: fails.
-3. More than half is unreported, and nothing else shows its precision: fails, for then nothing is proven. What
-   else shows it: types that bind the runtime, or the size of the weights that it stores.
+3. More than half is unreported, and nothing else is known of it: fails, for then nothing is proven. Types
+   that bind the runtime prove it. Of a runtime that tells nothing of what it fuses, as TensorRT of
+   Transformers, it is a warning, except with `strict`.
 4. Less is missed or unreported: a warning that names the layers. Binding types need none.
 """
 
@@ -46,7 +47,7 @@ def weigh(
         precision: What was asked for.
         outcome: What the builder made.
         multiply_adds: Node name to its multiply-adds, as far as they are known.
-        strict: Whether one layer that missed is enough to fail.
+        strict: Whether one layer that missed is enough to fail, and flags prove nothing.
     """
     unreported = outcome.layers.unreported if outcome.layers is not None else {}
     if (outcome.reached < 1 and not unreported) or outcome.planned < 1:
@@ -73,12 +74,12 @@ def _by_name(
     share, counted = shares(layers.names, multiply_adds)
     missed = sum(share[name] for name in layers.missed)
     unreported = sum(share[name] for name in layers.unreported)
-    unproven = unreported * layers.unproven
+    unproven = unreported if layers.unproven else 0.0
     proof = {
         "weighed_by": counted,
         "missed_share": round(missed, 6),
         "unreported_share": round(unreported, 6),
-        **({"unproven_share": round(unproven, 6), "evidence": layers.evidence} if layers.evidence else {}),
+        **({"evidence": layers.evidence} if layers.evidence else {}),
         "missed": _listed(layers.missed, share),
         "unreported": _listed(layers.unreported, share),
     }
@@ -96,7 +97,7 @@ def _by_name(
         )
     if layers.missed and (strict or missed > ALLOWED_SHARE):
         return Weighed(texts[0], (), proof)
-    if unproven > _UNREPORTED_SHARE:
+    if unproven > _UNREPORTED_SHARE and (strict or not layers.evidence):
         return Weighed(f"{precision} was asked for and cannot be proven: {texts[-1]}", (), proof)
     return Weighed("", tuple(texts), proof)
 

@@ -11,7 +11,7 @@ from ...artifact import Manifest, commit
 from ...engines.base import BuildRequest
 from ...engines.tensorrt.adapter import Adapter, load_adapter
 from ...engines.tensorrt.builder.builder import build_plan
-from ...engines.tensorrt.builder.debug_marks import marks_unfused
+from ...engines.tensorrt.builder.network import marks_unfused
 from ...files import held_folder
 from ...model.cut import cut
 from ...model.onnx_file import load_onnx, save_onnx

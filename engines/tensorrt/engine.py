@@ -16,8 +16,7 @@ from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..faults import KnownFault
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
-from .ahead_of_time import require_gpus
-from .block_formats import check_block_format, dequantized_products
+from .compatibility import check_block_format, dequantized_products, require_gpus
 from .known_faults import KNOWN_FAULTS, faults_of
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ def test_a_rejected_engine_is_named_and_can_be_inspected(
 ) -> None:
     model = tiny_file("residual")
     install(monkeypatch, tmp_path, "8.5.3", blocks=BLOCKS)
-    code, said = run(*build(model))
+    code, said = run(*build(model, "--strict"))
     assert code == 1
     said = " ".join(said.split())
     assert "fp16 was asked for and cannot be proven: 3 of 3 layers are unreported" in said

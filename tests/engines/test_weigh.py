@@ -88,23 +88,31 @@ def test_a_model_without_layers_that_compute_is_float32() -> None:
     assert weigh("int8", empty, {}).failure
 
 
-@pytest.mark.parametrize(("unproven", "passes"), [(0.0, True), (0.4, True), (0.6, False), (1.0, False)])
-def test_what_is_unreported_counts_as_far_as_nothing_else_shows_its_precision(
-    unproven: float, passes: bool
+@pytest.mark.parametrize(
+    ("unproven", "evidence", "strict", "passes"),
+    [
+        (True, "", False, False),
+        (True, "flags permit it", False, True),
+        (True, "flags permit it", True, False),
+        (False, "binding", True, True),
+    ],
+)
+def test_what_is_unreported_fails_where_nothing_is_known_or_each_layer_is_demanded(
+    unproven: bool, evidence: str, strict: bool, passes: bool
 ) -> None:
     names = ("large", "small")
-    planned = Planned(tuple(COUNTS), {}, dict.fromkeys(names, "in a block"), unproven, "by its size")
-    found = weigh("fp16", outcome("fp16", reached=1, layers=planned), COUNTS)
+    planned = Planned(tuple(COUNTS), {}, dict.fromkeys(names, "in a block"), unproven, evidence)
+    found = weigh("fp16", outcome("fp16", reached=1, layers=planned), COUNTS, strict=strict)
     assert (not found.failure) == passes
-    assert found.proof["unproven_share"] == pytest.approx(0.97 * unproven)
-    assert found.proof["evidence"] == "by its size"
+    assert found.proof["unreported_share"] == pytest.approx(0.97)
+    assert found.proof.get("evidence", "") == evidence
     said = [found.failure] if found.failure else list(found.warnings)
-    assert bool(said) == (unproven > 0)
-    assert all(text.endswith("by its size") for text in said)
+    assert bool(said) == unproven
+    assert all(text.endswith(evidence) for text in said)
 
 
 def test_an_artifact_of_which_nothing_is_reported_stands_where_its_types_are_binding() -> None:
-    planned = Planned(tuple(COUNTS), {}, dict.fromkeys(COUNTS, "in a block"), 0.0, "binding")
+    planned = Planned(tuple(COUNTS), {}, dict.fromkeys(COUNTS, "in a block"), False, "binding")
     found = weigh("fp16", outcome("fp16", reached=0, layers=planned), COUNTS, strict=True)
     assert (found.failure, found.warnings) == ("", ())
     assert found.proof["unreported_share"] == 1

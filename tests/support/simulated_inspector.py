@@ -38,7 +38,7 @@ _SENTENCES = {
 }
 _WORDS = {
     "FLOAT": "Float", "HALF": "Half", "BF16": "BFloat16", "INT8": "Int8", "INT32": "Int32", "INT64": "Int64",
-    "BOOL": "Bool", "FP8": "FP8",
+    "BOOL": "Bool", "FP8": "FP8", "UINT8": "UInt8",
 }  # fmt: skip
 _KERNELS = {
     "FLOAT": "f32f32_f32f32_f32", "HALF": "f16f16_f16f16_f16", "BF16": "bf16bf16_bf16f32_f32",

@@ -20,19 +20,25 @@ from ..adapter import Adapter
 from ..log import Log, make_log
 from ..plan import needs_of_build, register_plugins
 from ..runner.cuda_context import current_device
-from .calibrator import Calibrator, Device, Feeder, first_and_all, make_calibrator
+from .calibration import (
+    Calibration,
+    Calibrator,
+    Device,
+    Feeder,
+    GivenRanges,
+    calibration_inputs,
+    first_and_all,
+    make_calibrator,
+    scales_for,
+    set_ranges,
+)
 from .configure import add_profiles, configure, set_calibration_profile
-from .debug_marks import mark_debug_tensors
 from .failure import build_failure
 from .inspector import inspect_plan
-from .interrupt import interrupt_deferred
-from .monitor import make_monitor
-from .network import keep_layers, parse, set_formats, shape_tensors
-from .outcome import prove
+from .monitor import interrupt_deferred, make_monitor
+from .network import keep_layers, mark_debug_tensors, parse, set_formats, shape_tensors
 from .profiles import InputRange, make_profiles
-from .proof import ComputeLayer, by_precision, compute_layers
-from .sample_types import calibration_inputs
-from .scales import Calibration, GivenRanges, scales_for, set_ranges
+from .proof import ComputeLayer, by_precision, compute_layers, prove
 from .timing_cache import CacheFile, cache_file, merge_cache, use_cache
 
 
@@ -225,14 +231,7 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         request.progress("inspect")
         needs = needs_of_build(request.spec.tensorrt)
         inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
-    proven = prove(
-        adapter,
-        request,
-        prepared.layers,
-        inspections,
-        weak=_weak(adapter, request),
-        plan_bytes=memoryview(plan).nbytes,
-    )
+    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
     proof = {
         **proven.proof,
         "network_layers": int(prepared.network.num_layers),

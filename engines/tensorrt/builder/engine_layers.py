@@ -10,6 +10,20 @@ and never an error: the engine is built by then.
 | a tensor's type | "Format/Datatype": a sentence, or a word in a block | "Format" and "Datatype" |
 
 (migration guide 11.0, "Migrating IEngineInspector Usage"; trex/activations.py for the sentences and words.)
+
+The network's layers are in the name and the metadata of an engine's layer:
+
+    Conv_5 + Add_6 + Relu_7                        layers in one kernel (TREX, resnet fp16, 8.4)
+    conv1.weight + QuantizeLinear_7 + Conv_9       with the constants and Q/DQ that went in (TREX, resnet qat)
+    Conv_48 + PWN(Clip_52)                         pointwise layers, at times nested (TREX, mobilenet_v2 qat)
+    conv_a || conv_b                               side by side on one input
+    Conv_0 + Relu_1 [profile 1]                    of another profile than the first (TREX, trex/parser.py)
+    {ForeignNode[first...last]}                    a block: two of its layers (issue 4397)
+    /a/MatMul+/b/MatMul_myl0_44                    a kernel of a block; dots are underscores (issue 4397)
+
+From 8.6 on `Metadata` has the ONNX nodes, `[ONNX Layer: NAME | PROPERTY ...]`, one behind the other or with
+a control character between them (onnx-tensorrt, 10.0-GA importerUtils.cpp `processMetadata`; issue 2779). A
+node that became several layers has its name there; layers have numbers behind it (`generateUniqueName`).
 """
 
 from __future__ import annotations
@@ -19,8 +33,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from .layer_names import Members, members, profile_of
 
 UNREPORTED = "unreported"
 """The precision of a layer of which the inspector tells none."""
@@ -57,6 +69,38 @@ _OPERANDS = re.compile(rf"_{_TYPE}{_TYPE}_({_TYPE}){_TYPE}_{_TYPE}(?:_|$)")
 """In a kernel's name: in and out, operands and sum, scale; `_i8f16_i8i32_f32_` multiplies INT8 (TREX)."""
 _OF_OPERANDS = {"i8": "int8", "e4m3": "fp8", "e5m2": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32",
                 "tf32": "fp32"}  # fmt: skip
+
+_PROFILE = re.compile(r"\s*\[profile +(\d+)\]")
+_BLOCK = re.compile(r"\{ForeignNode\[(.*)\.\.\.(.*)\]\}", re.DOTALL)
+_KERNEL = re.compile(r"_myl\d+_\d+$")
+_SEPARATORS = re.compile(r" \+ | \|\| |[\x1e\x1f]")
+_POINTWISE = re.compile(r"PWN\(|\)|, ")
+_NODE = re.compile(r"\[ONNX Layer: (.*?)(?: \| [^\x1e\x1f]*?)?\](?=\[ONNX Layer: |[\x1e\x1f\s+]|$)")
+
+
+@dataclass(frozen=True)
+class Members:
+    """What an engine's layer is made of.
+
+    Attributes:
+        layers: Names of the network's layers.
+        nodes: Names of ONNX nodes.
+        kernels: Names of layers with underscores for dots.
+    """
+
+    layers: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    kernels: frozenset[str] = frozenset()
+
+    def has(self, layer: str, node: str = "") -> bool:
+        """Whether a layer of the network is among them.
+
+        Args:
+            layer: Its name.
+            node: The ONNX node that it was made of, where the network tells.
+        """
+        found = layer in self.layers or layer in self.nodes or layer.replace(".", "_") in self.kernels
+        return found or (bool(node) and node in self.nodes)
 
 
 @dataclass(frozen=True)
@@ -201,3 +245,33 @@ def _name(entry: object) -> str:
 def _text(entry: dict[str, Any], key: str) -> str:
     value = entry.get(key)
     return value if isinstance(value, str) else ""
+
+
+def members(name: str, metadata: str = "") -> Members:
+    """Return what the inspector says that a layer is made of."""
+    nodes = frozenset(_NODE.findall(metadata))
+    plain = _PROFILE.sub("", name)
+    kernel = _KERNEL.sub("", plain)
+    if kernel != plain:
+        return Members(nodes=nodes, kernels=frozenset(_parts(kernel, "+")))
+    block = _BLOCK.search(plain)
+    if block is not None:
+        return Members(frozenset(part for end in block.groups() for part in _parts(end)), nodes)
+    return Members(frozenset(_parts(plain)), nodes)
+
+
+def profile_of(name: str) -> int:
+    """Return the profile that a layer belongs to: 0 where its name tells none."""
+    found = _PROFILE.search(name)
+    return int(found.group(1)[:9]) if found else 0
+
+
+def in_metadata(metadata: str) -> str:
+    """Return the ONNX node that a network layer's metadata names first; empty where it names none."""
+    found = _NODE.search(metadata)
+    return found.group(1) if found else ""
+
+
+def _parts(text: str, separator: str = "") -> list[str]:
+    parts = text.split(separator) if separator else _SEPARATORS.split(text)
+    return [*parts, *(inner for part in parts if "PWN(" in part for inner in _POINTWISE.split(part) if inner)]

@@ -1,8 +1,18 @@
-"""Report a build's progress, and stop it on Ctrl-C, with `IProgressMonitor` where TensorRT has one."""
+"""Report a build's progress, and stop it on Ctrl-C.
+
+Python raises KeyboardInterrupt in whatever it runs next. While TensorRT builds, that is a callback: mostly
+the logger, whose binding prints "[ERROR] Exception caught in log()" and drops the exception (`PyLogger::log`
+in python/src/infer/pyCore.cpp, release/8.5 to 11.1). The build would go on as if nothing had been pressed.
+So signals are kept out of callbacks, and `IProgressMonitor`, where TensorRT has one, cancels the build.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from ....progress import Progress
@@ -43,3 +53,43 @@ def make_monitor(module: Any, progress: Progress) -> Any:
             self.totals.pop(phase, None)
 
     return Monitor()
+
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+@contextmanager
+def interrupt_deferred() -> Iterator[Callable[[], None]]:
+    """Take note of Ctrl-C in the block, and handle it at its end; a second one ends the process at once.
+
+    So with SIGTERM and SIGHUP, where Python code handles them. A signal that is ignored stays ignored.
+
+    Yields:
+        A function that handles it where there was one, which raises: for a callback that can pass it on.
+    """
+    came: list[int] = []
+    before: dict[int, Callable[[int, FrameType | None], object]] = {}
+
+    def note(number: int, __: FrameType | None) -> None:
+        came.append(number)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+
+    def handle() -> None:
+        for number in list(came):
+            before[number](number, None)
+
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one
+        yield handle
+        return
+    for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
+        handler = signal.getsignal(number)
+        if callable(handler):  # neither ignored, nor the system's, nor installed from elsewhere
+            before[number] = handler
+            signal.signal(number, note)
+    try:
+        yield handle
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    handle()

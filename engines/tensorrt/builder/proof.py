@@ -1,16 +1,28 @@
-"""What precision layers compute in.
+"""Compare an engine with the request: the precision in which each layer computes.
 
 In a strongly typed network the types of tensors are binding: what is read from the parsed network, without
-a GPU, is what will run. In a weakly typed one TensorRT chooses, and the built engine is asked (`inspector`).
+a GPU, is what will run. In a weakly typed one TensorRT chooses, and the built engine is asked (`inspector`)
+in each of its profiles.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .layer_names import in_metadata
+from ....model.graph import weighted_nodes
+from ....model.weightless import read_weightless
+from ...base import BuildRequest, Planned
+from ..adapter import Adapter
+from .engine_layers import UNREPORTED, EngineLayer, in_metadata
+from .inspector import Inspection
+
+if TYPE_CHECKING:
+    import onnx
+
 
 _COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _MOVES = ("SHUFFLE", "IDENTITY", "SQUEEZE", "UNSQUEEZE", "SLICE")
@@ -102,3 +114,190 @@ def _type(tensor: Any) -> str:
 
 def _kind(layer: Any) -> str:
     return str(layer.type).rsplit(".", 1)[-1]
+
+
+@dataclass
+class Verdict:
+    """Which of the network's layers reached a precision in the engine.
+
+    Attributes:
+        reached: Names of layers that the inspector tells in the precision.
+        fell_back: Name of each that it tells in another one, to that precision.
+        unreported: Name of each of which it tells nothing, to the reason.
+    """
+
+    reached: list[str] = field(default_factory=list)
+    fell_back: dict[str, str] = field(default_factory=dict)
+    unreported: dict[str, str] = field(default_factory=dict)
+
+
+def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence[Inspection]) -> Verdict:
+    """Compare the layers that should compute in a precision with what the engine tells of them.
+
+    A layer has reached it when it has in every profile that tells.
+    """
+    verdict = Verdict()
+    problem = next((one.problem for one in inspections if one.problem), "")
+    has_blocks = any(home.is_block for inspection in inspections for home in inspection.layers)
+    for layer in planned:
+        homes = [_homes(layer, inspection.layers) for inspection in inspections]
+        told = {home.precision for some in homes for home in some} - {UNREPORTED}
+        if not told:
+            verdict.unreported[layer.name] = _why_not(homes, problem, has_blocks=has_blocks)
+        elif told == {precision}:
+            verdict.reached.append(layer.name)
+        else:
+            verdict.fell_back[layer.name] = ", ".join(sorted(told - {precision}))
+    return verdict
+
+
+def _homes(layer: ComputeLayer, layers: Sequence[EngineLayer]) -> list[EngineLayer]:
+    """The engine's layers that multiply for a layer of the network.
+
+    Its name is on others, too: on a kernel that adds its bias (from 10 on), or on the block that it is in.
+    """
+    homes = [home for home in layers if home.members.has(layer.name, layer.node)]
+    products = [home for home in homes if home.multiplies and not home.is_block]
+    return products or [home for home in homes if home.is_block] or homes
+
+
+def _why_not(homes: Sequence[Sequence[EngineLayer]], problem: str, *, has_blocks: bool) -> str:
+    found = [home for some in homes for home in some]
+    if any(home.is_block for home in found):
+        return "inside a fused block, of which TensorRT tells no precision"
+    if found:
+        return "TensorRT tells no type of it"
+    if problem:
+        return f"TensorRT's inspector: {problem}"
+    return "inside a fused block, which names its ends alone" if has_blocks else "the engine does not name it"
+
+
+_BY_WEIGHTS_ALONE = "int4"
+"""Products of such layers are of floats: the engine tells the floats' type."""
+_FLOATS = ("fp32", "fp16", "bf16")
+_TOLD_AS = {"nvfp4": "fp4", "mxfp8": "fp8"}
+"""How the inspector can spell block formats: by the types of their values in NvInferRuntimeBase.h."""
+_BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
+_ASKED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what it fuses"
+_UNASKED = "no GPU is here to ask the engine"
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What was found.
+
+    Attributes:
+        planned: Layers that should compute in the asked precision.
+        reached: Those that do: the engine tells it, or, where none can be asked, the strong types.
+        proof: For the manifest.
+        layers: The planned ones by name.
+        warnings: What the user should know.
+    """
+
+    planned: int
+    reached: int
+    proof: dict[str, object]
+    layers: Planned
+    warnings: Sequence[str] = ()
+
+
+def prove(
+    adapter: Adapter,
+    request: BuildRequest,
+    layers: Sequence[ComputeLayer],
+    inspections: Sequence[Inspection],
+    *,
+    weak: bool,
+) -> Proven:
+    """Compare what was asked for with the network, and with the engine where one could be inspected.
+
+    Args:
+        adapter: Which TensorRT.
+        request: What was asked for.
+        layers: The network's layers that compute.
+        inspections: The engine's own words, one for each profile; empty where no GPU is here to ask it.
+        weak: Whether TensorRT chooses types by itself.
+    """
+    precision = "fp32" if request.precision == "tf32" else request.precision
+    in_graph = adapter.graph_precision(request.precision)
+    chooses = weak and (in_graph != precision or bool(request.spec.calibrator))
+    planned = [
+        layer
+        for layer in layers
+        if request.layers.get(layer.name, precision) == precision
+        and (chooses or layer.precision == precision)
+    ]
+    weighted = weighted_nodes(read_weightless(Path(request.model)).model)
+    promised = len(planned) if chooses else max(len(weighted.get(in_graph, ())), len(planned))
+    lost = {} if chooses else _lost(weighted.get(in_graph, ()), layers, planned)
+    if (not inspections and not chooses) or precision == _BY_WEIGHTS_ALONE:
+        verdict = Verdict(reached=[layer.name for layer in planned])
+    elif not inspections:
+        verdict = Verdict(unreported=dict.fromkeys(_names(planned), _UNASKED))
+    else:
+        verdict = judge(planned, _TOLD_AS.get(precision, precision), inspections)
+    told = dict.fromkeys(verdict.unreported, UNREPORTED)
+    told |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
+    fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
+    binding = precision in _FLOATS and not chooses
+    evidence = (_BINDING if binding else _ASKED) if verdict.unreported else ""
+    names = (*_names(planned), *lost)
+    return Proven(
+        promised,
+        len(verdict.reached),
+        {
+            "layers_by_precision": _counted(layers, told, request),
+            "typing": "weak" if weak else "strong",
+            **({"fell_back": fell_back} if inspections else {}),
+            **(inspections[0].as_json() if inspections else {}),
+        },
+        Planned(names, {**lost, **fell_back}, verdict.unreported, not binding, evidence),
+        _problems(inspections),
+    )
+
+
+def _problems(inspections: Sequence[Inspection]) -> list[str]:
+    found = dict.fromkeys(one.problem for one in inspections if one.problem)
+    return [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in found]
+
+
+def _names(layers: Sequence[ComputeLayer]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(layer.name for layer in layers))
+
+
+def _lost(
+    nodes: Sequence[onnx.NodeProto], layers: Sequence[ComputeLayer], planned: Sequence[ComputeLayer]
+) -> dict[str, str]:
+    """Nodes of the graph that the parsed network has in another precision than the graph, or not at all.
+
+    The parser may name a layer otherwise: where it has as many layers in the precision as the graph, none is
+    lost.
+    """
+    missing = len(nodes) - len(planned)
+    names, by_name = set(_names(planned)), {layer.name: layer for layer in layers}
+    lost: dict[str, str] = {}
+    absent = [node.name for node in nodes if node.name not in names]
+    for name in sorted(absent, key=lambda name: name not in by_name)[: max(missing, 0)]:
+        layer = by_name.get(name)
+        lost[name] = (
+            f"in TensorRT's network it is {layer.precision}" if layer else "not in TensorRT's network"
+        )
+    return lost
+
+
+def _counted(
+    layers: Sequence[ComputeLayer], told: Mapping[str, str], request: BuildRequest
+) -> dict[str, dict[str, int]]:
+    counted = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
+    if request.precision == "tf32":
+        counted = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in counted]
+    return by_precision(counted)
+
+
+def _why(name: str, kind: str, precision: str, weak: bool) -> str:
+    if weak:
+        forced = f"`layers` '{name}={precision}' forces it"
+        return f"{kind}: it had no {precision} kernel or timed it slower; {forced}"
+    if precision in _FLOATS:
+        return f"{kind}: the inspector tells it, although the network's type is {precision}"
+    return f"{kind}: TensorRT did not fuse its Q/DQ into a {precision} kernel"

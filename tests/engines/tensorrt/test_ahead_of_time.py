@@ -7,7 +7,7 @@ import re
 import pytest
 
 from qcompile.engines.tensorrt.adapter import load_adapter
-from qcompile.engines.tensorrt.ahead_of_time import require_gpus
+from qcompile.engines.tensorrt.compatibility import require_gpus
 from qcompile.errors import InvalidOption
 
 pytest.importorskip("tensorrt_rtx")

@@ -6,9 +6,9 @@ import pytest
 from recorded_tensorrt import recorded_module
 
 from qcompile.engines.gpu import Gpu
-from qcompile.engines.tensorrt import block_formats
+from qcompile.engines.tensorrt import compatibility
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.block_formats import check_block_format, dequantized_products
+from qcompile.engines.tensorrt.compatibility import check_block_format, dequantized_products
 from qcompile.errors import InvalidOption
 
 
@@ -20,7 +20,7 @@ def adapter(version: str) -> Adapter:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU is here, whatever the machine."""
-    monkeypatch.setattr(block_formats, "find_gpu", lambda _: None)
+    monkeypatch.setattr(compatibility, "find_gpu", lambda _: None)
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "mxfp8"])
@@ -51,7 +51,7 @@ def test_older_gpus_are_refused(precision: str, gpu: str) -> None:
 def test_the_gpu_here_decides_where_none_is_named(
     architecture: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_formats, "find_gpu", lambda _: Gpu("a GPU", architecture, 1 << 30, "12.8"))
+    monkeypatch.setattr(compatibility, "find_gpu", lambda _: Gpu("a GPU", architecture, 1 << 30, "12.8"))
     if fits:
         check_block_format(adapter("10.16"), "nvfp4", ())
     else:

@@ -15,8 +15,13 @@ import qcompile
 from qcompile.data.readers import Batch
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.builder.calibrator import Device, Feeder, first_and_all, make_calibrator
-from qcompile.engines.tensorrt.builder.sample_types import CalibrationInput
+from qcompile.engines.tensorrt.builder.calibration import (
+    CalibrationInput,
+    Device,
+    Feeder,
+    first_and_all,
+    make_calibrator,
+)
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
 
 

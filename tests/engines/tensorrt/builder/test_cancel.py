@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import qcompile
-from qcompile.engines.tensorrt.builder.interrupt import interrupt_deferred
+from qcompile.engines.tensorrt.builder.monitor import interrupt_deferred
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 

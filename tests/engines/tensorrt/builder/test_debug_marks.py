@@ -12,7 +12,7 @@ from recorded_tensorrt import VERSIONS, recorded_module
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.tensorrt.adapter import Adapter, load_adapter
 from qcompile.engines.tensorrt.builder import builder
-from qcompile.engines.tensorrt.builder.debug_marks import mark_debug_tensors, marks_unfused
+from qcompile.engines.tensorrt.builder.network import mark_debug_tensors, marks_unfused
 from qcompile.errors import InvalidOption
 from qcompile.spec.artifacts import BuildSpec
 

@@ -10,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspector_shapes import FP32, HALF8, INT8, SHAPES, UNKNOWN, convolution, graph, layer
 
-from qcompile.engines.tensorrt.builder.engine_layers import UNREPORTED, read_layers, spelled_precision
+from qcompile.engines.tensorrt.builder.engine_layers import (
+    UNREPORTED,
+    in_metadata,
+    members,
+    read_layers,
+    spelled_precision,
+)
 from qcompile.engines.tensorrt.builder.inspector import Inspection
-from qcompile.engines.tensorrt.builder.layer_names import in_metadata, members
-from qcompile.engines.tensorrt.builder.proof import ComputeLayer
-from qcompile.engines.tensorrt.builder.verdict import judge
+from qcompile.engines.tensorrt.builder.proof import ComputeLayer, judge
 
 
 def read_as(answer: object, *names: str, profile: int = 0) -> dict[str, str]:

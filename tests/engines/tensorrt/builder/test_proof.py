@@ -114,13 +114,17 @@ def test_an_inspector_that_says_nothing_at_all_leaves_layers_unreported(
     assert strong.proof["engine_layers"] is None
     assert strong.proof["layers_by_precision"] == {"unreported": {"CONVOLUTION": LAYERS}}
     assert strong.proof["reached_in_precision"] == 0
-    assert (strong.proof["unreported_share"], strong.proof["unproven_share"]) == (1, 0)
+    assert strong.proof["unreported_share"] == 1
+    assert "binding" in str(strong.proof["evidence"])
     assert any("inspector does not say what is in the engine" in text for text in strong.warnings)
     here = silenced(machine("8.5.3"), single="")
     with pytest.raises(IntentNotReached, match="fp16 was asked for and cannot be proven: 54 of 54 layers"):
-        here.build(model, "fp16")
-    plain = here.build(model, "fp32", name="plain").manifest.proof
-    assert plain["unproven_share"] == 0  # no flag permits less
+        here.build(model, "fp16", strict=True)
+    weak = here.build(model, "fp16", name="weak").manifest
+    assert (weak.proof["reached_in_precision"], weak.proof["unreported_share"]) == (0, 1)
+    assert any("54 of 54 layers are unreported" in text for text in weak.warnings)
+    plain = here.build(model, "fp32", name="plain", strict=True).manifest.proof
+    assert "no flag allows" in str(plain["evidence"])
 
 
 def test_a_profile_that_the_context_does_not_take_is_said_and_no_error(
@@ -149,7 +153,7 @@ def test_layers_inside_a_block_are_unreported_not_reached(machine: OnMachine, ti
     assert unreported["conv1"]["reason"] == "inside a fused block, of which TensorRT tells no precision"
     assert "binding" in str(strong["evidence"])
     with pytest.raises(IntentNotReached, match="cannot be proven: 3 of 3 layers are unreported") as caught:
-        machine("8.5.3", blocks=blocks).build(model, "fp16", name="weak")
+        machine("8.5.3", blocks=blocks).build(model, "fp16", name="weak", strict=True)
     assert "`allow_fallback`" in caught.value.hint
 
 

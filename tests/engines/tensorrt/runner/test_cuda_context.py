@@ -9,7 +9,7 @@ import pytest
 from simulated_cuda import SimulatedGpu
 from tensorrt_simulation import PYTORCHS
 
-from qcompile.engines.tensorrt.builder.calibrator import Device
+from qcompile.engines.tensorrt.builder.calibration import Device
 from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
 from qcompile.errors import EngineUnavailable, ModelError
 

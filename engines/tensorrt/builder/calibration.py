@@ -1,0 +1,366 @@
+"""Scales of a float graph that TensorRT itself quantizes (8.5 to 10): of a ranges file, or of calibrators.
+
+Ranges are set on the network's tensors (`ITensor.set_dynamic_range`, as sampleINT8API does). A calibration
+cache made of them would do the same only if its header is what TensorRT expects; otherwise TensorRT asks for
+batches, gets none, and fails or builds without scales (NVIDIA/TensorRT issue 1378).
+
+A calibrator is asked for a batch after the other and answers "none" at the end of the data. An error in
+between must not look like the end: it is kept, and the builder raises it and throws the engine away.
+
+TensorRT copies nothing and checks nothing: it reads a buffer at the address it is given
+(`IInt8Calibrator::getBatch`, NvInfer.h), of float32 unless the network's input is an integer of 32 or 64 bits
+or a bool, whatever float the input is (Polygraphy, backend/trt/calibrator.py of release/10.16,
+`set_input_metadata`: "TensorRT requires non-index calibration inputs to be provided in float32"; issue 4196
+of NVIDIA/TensorRT). The network's types are not always the model's: TensorRT 8 has no 64-bit integers
+(onnx-tensorrt 8.5-GA, onnx2trt_utils.cpp, `convertDtype`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....calibration import load_ranges, parse_method
+from ....data.batches import Data
+from ....data.readers import Batch
+from ....errors import CalibrationError, DataError, InvalidOption
+from ....model.graph import graph_precision
+from ....model.weightless import read_weightless
+from ....progress import Progress
+from ....tensors import format_shape
+from ...base import BuildRequest
+from ..adapter import Adapter
+from ..log import Log, setting
+from ..runner.buffers import DeviceBuffer, raw
+from ..runner.cuda_context import PrimaryContext
+from .profiles import InputRange
+
+Calibrator = Literal["entropy", "minmax"]
+
+_CLASSES = {"entropy": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrator"}
+
+
+@dataclass
+class Feeder:
+    """Copies batches to the device, one at a time; what TensorRT's calibrator calls.
+
+    Attributes:
+        first: The first batch, whose shapes TensorRT calibrates at.
+        batches: All of them, the first too.
+        device: Where they go, see `Device`.
+        progress: Told of every batch.
+        inputs: The network's inputs, known once it is parsed.
+        raised: What went wrong meanwhile; TensorRT saw the end of the data, and the engine is worthless.
+        fed: Batches handed out.
+        cache: What TensorRT wrote: its own scales.
+        before_each_batch: May raise, such as a Ctrl-C that was deferred.
+    """
+
+    first: Batch
+    batches: Iterator[Batch]
+    device: Any
+    progress: Progress
+    inputs: Mapping[str, CalibrationInput] = field(default_factory=dict)
+    raised: BaseException | None = None
+    fed: int = 0
+    cache: bytes = field(default=b"", repr=False)
+    before_each_batch: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    def next(self, names: list[str]) -> list[int] | None:
+        """Return the addresses of the next batch on the device, in the order of `names`; None at its end."""
+        try:
+            self.before_each_batch()
+            batch = next(self.batches, None) if self.raised is None else None
+            if batch is None:
+                return None
+            addresses = [int(self.device.copy(name, self.inputs[name].take(batch))) for name in names]
+            self.fed += 1
+            self.progress("calibrate by TensorRT", self.fed)
+            return addresses
+        except BaseException as error:  # Ctrl-C too: it must not cross TensorRT's C++
+            self.raised = error
+            return None
+
+
+class Device:
+    """Buffers on the GPU, one per input, by PyCUDA in the device's primary context.
+
+    Raises:
+        EngineUnavailable: If PyCUDA finds no such device.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        self._context = PrimaryContext(device, "calibration")
+        self._buffers: dict[str, DeviceBuffer] = {}
+
+    def copy(self, name: str, array: Any) -> int:
+        """Copy an array to the buffer of an input and return its address."""
+        with self._context.active("copying a batch"):
+            buffer = self._buffers.setdefault(name, DeviceBuffer(self._context.cuda))
+            address = buffer.reserve(array.nbytes)
+            if array.nbytes:
+                self._context.cuda.memcpy_htod(address, raw(array))
+            return address
+
+    def close(self) -> None:
+        """Free the buffers, each even if another one fails to be, and release the context."""
+        if not self._context.is_open:
+            return
+        with ExitStack() as stack:
+            stack.callback(self._context.close)
+            stack.enter_context(self._context.active("freeing"))
+            while self._buffers:
+                stack.callback(self._buffers.popitem()[1].free)
+
+
+def make_calibrator(adapter: Adapter, calibrator: Calibrator, feeder: Feeder) -> Any:
+    """Return an object of TensorRT's calibrator class that takes its batches from a feeder."""
+    base: Any = getattr(adapter.module, _CLASSES[calibrator])
+
+    class FedCalibrator(base):  # type: ignore[misc]
+        """Hands everything on; nothing is raised into TensorRT."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+
+        def get_batch_size(self) -> int:
+            # Of implicit-batch networks; with explicit batch the shape of the profile counts.
+            return 1
+
+        def get_batch(self, names: list[str]) -> list[int] | None:
+            return feeder.next(names)
+
+        def read_calibration_cache(self) -> None:
+            """It never reads one: a header that it does not expect would disable it without a word."""
+
+        def write_calibration_cache(self, cache: Any) -> None:
+            feeder.cache = bytes(cache)
+
+    return FedCalibrator()
+
+
+def first_and_all(batches: Iterable[Batch]) -> tuple[Batch, Iterator[Batch]]:
+    """Return the first batch, for its shapes, and an iterator over all of them.
+
+    Raises:
+        DataError: If there is none.
+    """
+    iterator = iter(batches)
+    first = next(iterator, None)
+    if first is None:
+        raise DataError("no batch to calibrate on; at least one is required")
+
+    def every() -> Iterator[Batch]:
+        yield first
+        yield from iterator
+
+    return first, every()
+
+
+_NUMPY = {
+    "FLOAT": "float32",
+    "HALF": "float32",
+    "BF16": "float32",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+    "UINT8": "float32",
+}
+"""Type of a network's input to the type of the samples that TensorRT reads. INT8 is not there: "auto
+calibration does not support this case" (trtexec 8.6, samples/common/sampleEngines.cpp)."""
+
+
+@dataclass(frozen=True)
+class CalibrationInput:
+    """An input of the network, as TensorRT calibrates it: at one shape.
+
+    Attributes:
+        name: Its name.
+        dtype: Of its samples.
+        shape: Of the first sample, [batch, ...].
+        values: Of an input whose values are shapes: the first sample's, which stay; None for others.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    values: tuple[int, ...] | None = None
+
+    def take(self, batch: Batch) -> NDArray[Any]:
+        """Return a sample's array, contiguous and of the type that TensorRT reads.
+
+        Raises:
+            DataError: Naming the sample, if it has another shape, or a value that the type does not hold.
+        """
+        array = np.asarray(batch.feeds[self.name])
+        if array.shape != self.shape:
+            raise self._refused(
+                batch,
+                f"has shape {format_shape(array.shape)}; TensorRT calibrates at one shape, which is the "
+                f"first batch's, {format_shape(self.shape)}",
+            )
+        converted = convert(array, self.dtype)
+        if converted is None:
+            raise self._refused(
+                batch, f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
+            )
+        if self.values is not None and tuple(int(value) for value in array.reshape(-1)) != self.values:
+            found = ", ".join(str(value) for value in array.reshape(-1))
+            raise self._refused(
+                batch,
+                f"holds the shape {found}; TensorRT calibrates at one, which is the first batch's, "
+                f"{', '.join(map(str, self.values))}",
+            )
+        return converted
+
+    def as_range(self) -> InputRange:
+        """Return the one shape, or the one value, of a calibration profile.
+
+        An input whose values are shapes has a range of values (Polygraphy: backend/trt/profile.py, `to_trt`).
+        """
+        extents = self.shape if self.values is None else self.values
+        return InputRange(self.name, extents, extents, extents, of_values=self.values is not None)
+
+    def _refused(self, batch: Batch, found: str) -> DataError:
+        return DataError(
+            f"{batch.where}: input {self.name!r} {found}",
+            hint="give samples that fit, or let TensorRT read our scales: `calibrator` ranges",
+            tensor=self.name,
+            sample=batch.where,
+        )
+
+
+def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return an array in another type, contiguous; None where a value is lost.
+
+    Integers and bools must come out equal. Floats may be rounded, as whoever calls the engine rounds them,
+    and none may become infinite.
+    """
+    if array.dtype == dtype:
+        return np.ascontiguousarray(array).reshape(array.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = np.ascontiguousarray(array.astype(dtype)).reshape(array.shape)
+    if array.dtype.kind == dtype.kind == "f":
+        kept = np.isfinite(converted) == np.isfinite(array)
+    else:
+        kept = converted == array
+    return converted if kept.all() else None
+
+
+def calibration_inputs(adapter: Adapter, network: Any, first: Batch) -> dict[str, CalibrationInput]:
+    """Return the inputs of a parsed network, at the shapes of the first sample.
+
+    Raises:
+        InvalidOption: If TensorRT does not calibrate an input of that type or format.
+    """
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    return {tensor.name: _input(adapter, tensor, first) for tensor in inputs}
+
+
+def _input(adapter: Adapter, tensor: Any, first: Batch) -> CalibrationInput:
+    kind = str(tensor.dtype).rsplit(".", 1)[-1]
+    if kind not in _NUMPY:
+        raise InvalidOption(
+            f"`calibrator`: input {tensor.name!r} is {kind}; {adapter.name} calibrates no such input",
+            hint="leave its type out of `io_formats`, or give `ranges`",
+            option="calibrator",
+        )
+    linear = int(adapter.module.TensorFormat.LINEAR)
+    if not tensor.allowed_formats >> linear & 1:
+        raise InvalidOption(
+            f"`calibrator`: input {tensor.name!r} is in a memory format of its own; samples are row by row",
+            hint="leave its format out of `io_formats`, or give `ranges`",
+            option="calibrator",
+        )
+    array = np.asarray(first.feeds[tensor.name])
+    values = tuple(int(value) for value in array.reshape(-1)) if tensor.is_shape_tensor else None
+    return CalibrationInput(tensor.name, np.dtype(_NUMPY[kind]), tuple(array.shape), values)
+
+
+_FLOATS = ("FLOAT", "HALF", "BF16")
+_LEAST = 127 * 2.0**-149  # amax whose scale is float32's smallest: nothing below it is told apart from zero
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Samples, on which TensorRT finds the scales by itself."""
+
+    calibrator: Calibrator
+    batches: Iterable[Batch]
+
+
+@dataclass(frozen=True)
+class GivenRanges:
+    """Tensor name to amax, > 0, of a ranges file."""
+
+    amax: Mapping[str, float]
+
+
+def scales_for(adapter: Adapter, request: BuildRequest) -> Calibration | GivenRanges | None:
+    """Return where TensorRT gets the scales from; None where they are in the graph.
+
+    Raises:
+        InvalidOption: If this TensorRT has no calibrators, or the graph is not in float.
+        CalibrationError: If the ranges are of another model.
+    """
+    spec = request.spec
+    if not spec.calibrator:
+        return None
+    adapter.require_calibrators()
+    model = Path(request.source or request.model)
+    weightless = read_weightless(model)
+    present = graph_precision(weightless.model)
+    if present != "fp32":
+        raise InvalidOption(f"{model}: its graph is {present} already; a calibrator takes the float graph")
+    if spec.ranges is None:
+        assert spec.data is not None, "the spec requires one of them"
+        batches = Data(spec.data, weightless.io.inputs, batch_size=1)
+        return Calibration("minmax" if spec.calibrator == "minmax" else "entropy", batches)
+    ranges = load_ranges(spec.ranges)
+    ranges.require_model(model, weightless.fingerprint())
+    method = parse_method(spec.method) if spec.method else None
+    # A tensor that was always zero is exact at any scale, and 1 is one that TensorRT takes.
+    return GivenRanges(
+        {name: max(ranges.amax(name, method) or 1.0, _LEAST) for name in sorted(ranges.names())}
+    )
+
+
+def set_ranges(adapter: Adapter, network: Any, log: Log, given: GivenRanges) -> int:
+    """Set the dynamic range of every tensor that has one; returns how many have.
+
+    Raises:
+        InvalidOption: If TensorRT refuses one, in its words.
+        CalibrationError: If the network has none of the tensors.
+    """
+    count = 0
+    refused: list[str] = []
+    for tensor in _float_tensors(network):
+        if tensor.name in given.amax:
+            limit = given.amax[tensor.name]
+            with setting(log, f"`calibrator` ranges: tensor {tensor.name!r}", adapter.name):
+                taken = tensor.set_dynamic_range(-limit, limit)
+            count += bool(taken)
+            refused += [] if taken else [tensor.name]
+    if refused:
+        raise CalibrationError(
+            f"{adapter.name} takes no range for {len(refused)} tensors: {', '.join(refused[:_SHOWN])}",
+            tensor=refused[0],
+        )
+    if not count:
+        raise CalibrationError("the parsed network has none of the tensors that the ranges are of")
+    return count
+
+
+def _float_tensors(network: Any) -> Iterable[Any]:
+    """The inputs, and what each layer computes, in floating point."""
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    for layer in map(network.get_layer, range(network.num_layers)):
+        tensors += [layer.get_output(index) for index in range(layer.num_outputs)]
+    return [tensor for tensor in tensors if str(tensor.dtype).rsplit(".", 1)[-1] in _FLOATS]
