@@ -107,7 +107,9 @@ def request_for(
         replace(
             spec,
             precision=lowered.precision,
-            float_precision=lowered.float_precision,
+            float_precision=spec.float_precision
+            if spec.floats == lowered.float_precision
+            else lowered.float_precision,
             gpus=gpus,
             isa=resolve_isa(spec.isa, spec.target),
         ),
@@ -164,7 +166,8 @@ def refit(
         {
             "target": manifest.target,
             "precision": manifest.precision,
-            **{name: told[name] for name in ("float_precision", *names) if told.get(name)},
+            "float_precision": told.get("float_precision", "fp32"),  # 0.2.0 left fp32 out
+            **{name: told[name] for name in names if told.get(name)},
             "tensorrt": {
                 name: told[name] for name in ("io_formats", "typing", "ignore_faults") if told.get(name)
             },
@@ -245,7 +248,8 @@ def _spec_of(manifest: Manifest) -> BuildSpec:
         for table, known in names.items()
     }
     own = {"target": manifest.target, "precision": manifest.precision}
-    return given(BuildSpec, {**own, **options[""], "tensorrt": options["tensorrt"]})
+    floats = {"float_precision": "fp32"}  # 0.2.0 left it out
+    return given(BuildSpec, {**own, **floats, **options[""], "tensorrt": options["tensorrt"]})
 
 
 @contextmanager

@@ -273,7 +273,7 @@ class _Comparison:
         self, request: BuildRequest, execution: Execution, feeds: Sequence[Feeds], *, rounds: bool
     ) -> None:
         self.execution, self.feeds = execution, feeds
-        precision, floats = request.precision, request.spec.float_precision
+        precision, floats = request.precision, request.spec.floats
         # Where weights alone are rounded, the runtime may round activations, too.
         computed_in = precision if precision in _FLOATS or not rounds else "" if floats == "fp32" else floats
         self.noise_db = lowest_db(computed_in) if computed_in else None

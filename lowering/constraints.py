@@ -26,7 +26,7 @@ _HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf1
 
 def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
     """Return the half precision whose layers the engine chooses, "fp16" or "bf16"; empty for none."""
-    half = spec.precision if spec.precision in _HALVES else spec.float_precision
+    half = spec.precision if spec.precision in _HALVES else spec.floats
     if half not in _HALVES or half not in capabilities.in_graph or not capabilities.keeps_layers:
         return ""
     weak = spec.tensorrt.typing == "weak"

@@ -213,7 +213,7 @@ class Fitting:
     def _faults(self) -> list[KnownFault]:
         """Those of this version and precision that are not ignored."""
         ignored, spec = self.spec.tensorrt.ignore_faults, self.spec
-        computed = {spec.precision, spec.float_precision if spec.precision == "int8" else spec.precision}
+        computed = {spec.precision, spec.floats if spec.precision == "int8" else spec.precision}
         return [
             fault
             for fault in self.capabilities.faults

@@ -27,6 +27,7 @@ from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, temporary_folder, writing
 from ..processor import resolve_isa
 from ..progress import Progress, silent
+from ..spec.artifacts import with_floats
 from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
 from .constraints import Constraints, half_left_to_engine
 from .fitting import Fitted, Fitting
@@ -137,9 +138,10 @@ def lower(
     chosen = spec.ranges if ranges is None else ranges
     spec = replace(spec, isa=resolve_isa(spec.isa, spec.target))
     spec = _decided(model, spec, capabilities, has_ranges=chosen is not None)
+    spec = with_floats(spec)
     engine(spec.target).check(spec)
     if capabilities.takes != "onnx":
-        return LoweredGraph(str(model), spec.one_precision, spec.float_precision)
+        return LoweredGraph(str(model), spec.one_precision, spec.floats)
     with writing(output) as path, _in_standard_forms(Path(model)) as standard:
         lowering = _Lowering(standard, spec, chosen, capabilities, path, progress)
         return lowering.run(output, Path(model), keep=keep)
@@ -242,7 +244,7 @@ class _Lowering:
                 require_exact(source, read_manifest(source), on=self.spec.isa, hint=QUANTIZE_AGAIN)
             from ..compiler.quantize.half.rest import with_half_rest
 
-            half = self.capabilities.in_graph.get(self.spec.float_precision, "fp32")
+            half = self.capabilities.in_graph.get(self.spec.floats, "fp32")
             given = with_half_rest(self.model, self.path, half) if self.static else self.model
             graph = self._fitted(given)
         elif self.needed == "int8" and self._is_asked():
@@ -260,7 +262,7 @@ class _Lowering:
         warnings += [*self.fitted.warnings, *told]
         lowered = LoweredGraph(
             str(output if graph == self.path else graph),
-            self.spec.one_precision, self.spec.float_precision, layers, planned, left, warnings,
+            self.spec.one_precision, self.spec.floats, layers, planned, left, warnings,
             self.fitted.worked_around,
         )  # fmt: skip
         if graph == self.path:
@@ -316,7 +318,9 @@ class _Lowering:
             spec,
             target=graph_target(spec.target),
             precision=self.needed,
-            float_precision=self.capabilities.in_graph.get(spec.float_precision, spec.float_precision),
+            float_precision="auto"
+            if spec.float_precision == "auto"
+            else self.capabilities.in_graph.get(spec.floats, spec.floats),
             method=spec.method if self.static else "",
             rounding="rtn" if waits else spec.rounding,
             ranges=None,

@@ -16,7 +16,7 @@ from ..model.preprocessing_names import digest_preprocessing
 from ..model.source import Source, parse_source
 from ..processor import isa_here, processor
 from ..progress import Progress
-from ..spec.artifacts import BuildSpec
+from ..spec.artifacts import BuildSpec, with_floats
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
@@ -207,7 +207,7 @@ def lower_stage(
 
     if not writes_types(one, needs):
         return None
-    one = with_isa(one)
+    one = with_floats(with_isa(one))
     spec = _spec(recipe, one, ranges)
 
     def work(path: Path, progress: Progress) -> object:
@@ -251,7 +251,7 @@ def build_stage(
     from ..engines.registry import engine
     from ..lowering import load_lowered
 
-    one = with_isa(one)
+    one = with_floats(with_isa(one))
     tensorrt = one.target.startswith("tensorrt")
     here = one.target == "tensorrt" or not one.gpus  # TensorRT-RTX builds for GPUs that need not be here
     gpu = find_gpu(one.tensorrt.device) if tensorrt and here else None

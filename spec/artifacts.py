@@ -7,9 +7,9 @@ PrecisionOptions ◀── QuantizeOptions ◀─┬─ QuantizeSpec ◀── Q
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from .decode import Checked, Refused, changed, read_shapes
 from .option import COMMA, SHAPES, argument, fields_of, option
@@ -23,6 +23,7 @@ from .words import (
     TENSORRT_TARGETS,
     BuildPrecision,
     Calibrator,
+    FloatChoice,
     FloatPrecision,
     GraphPrecision,
     GraphTarget,
@@ -63,12 +64,20 @@ class PrecisionOptions(Checked):
         ),
     ] = ()
     float_precision: Annotated[
-        FloatPrecision,
-        option("Precision of the layers that stay in floating point.", formerly="rest"),
-    ] = "fp32"
+        FloatChoice,
+        option(
+            "Precision of layers that stay in floating point; auto: fp16 in INT8 for TensorRT, else fp32.",
+            formerly="rest",
+        ),
+    ] = "auto"
     allow_loss: Annotated[
         bool, option("Keep an INT8 model whose outputs on the data differ by more than `diff` allows.")
     ] = False
+
+    @property
+    def floats(self) -> FloatPrecision:
+        """What stays in floating point is computed in, after `with_floats`."""
+        return "fp32" if self.float_precision == "auto" else self.float_precision
 
     @property
     def layer_precisions(self) -> dict[str, str]:
@@ -354,3 +363,18 @@ class RefitCommand(Checked):
     engine: Annotated[Path, argument("TensorRT engine.")]
     model: Annotated[Path, argument("ONNX file of the same structure.")]
     output: Annotated[Path, option("Engine to write.", short="-o", metavar="FILE")]
+
+
+Placed = TypeVar("Placed", QuantizeSpec, BuildSpec, ArtifactSection)
+
+
+def with_floats(spec: Placed) -> Placed:
+    """Return a spec whose float precision is chosen: "auto" is fp16 in INT8 for TensorRT.
+
+    FP32 between INT8 layers can make an engine slower than one of FP16 alone; Model-Optimizer's default is
+    fp16, too (onnx/quantization/quantize.py, `high_precision_dtype`). Layers named in bf16 make it bf16.
+    """
+    placed = spec.precision == "int8" and spec.mode == "static" and spec.target in TENSORRT_TARGETS
+    if spec.float_precision != "auto" or not placed:
+        return spec
+    return replace(spec, float_precision="bf16" if "bf16" in spec.layer_precisions.values() else "fp16")

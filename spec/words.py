@@ -32,6 +32,7 @@ HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16
 """Precision to the name of its type."""
 
 FloatPrecision = Literal["fp32", HalfPrecision]
+FloatChoice = Literal["auto", FloatPrecision]
 FLOAT_PRECISIONS: tuple[FloatPrecision, ...] = get_args(FloatPrecision)
 
 LAYER_PRECISIONS = (*FLOAT_PRECISIONS, "int8")

@@ -37,7 +37,7 @@ def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
     FP8: its optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
     """
     optimize = request.spec.target == "onnxruntime" and not why_not_exact(request.spec.isa)
-    kinds = {request.spec.precision, request.spec.float_precision, *request.spec.layer_precisions.values()}
+    kinds = {request.spec.precision, request.spec.floats, *request.spec.layer_precisions.values()}
     if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
         return OnnxReference(path, optimize="fp8" not in kinds, integers=optimize)
     model = load_onnx(path)

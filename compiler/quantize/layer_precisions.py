@@ -45,23 +45,21 @@ def in_mixed_precision(
     what of that was to be half by name.
     """
     halves = {
-        kind
-        for kind in (request.spec.float_precision, *request.spec.layer_precisions.values())
-        if kind in HALVES
+        kind for kind in (request.spec.floats, *request.spec.layer_precisions.values()) if kind in HALVES
     }
     if not halves:
         return model, {}, []
     (half,) = halves
     names = [node.name for node in model.graph.node]
     asked = {name for name, layer in layers.items() if layer.kind == half}
-    if request.spec.float_precision == half:
+    if request.spec.floats == half:
         block = {
             name: layers[name].reason for name in names if name in layers and layers[name].kind == "fp32"
         }
     else:
         block = {name: "not among the layers" for name in names if name not in asked}
     mixed, kept = to_half(model, HALVES[half], block=map(exactly, block), ranges=request.ranges)
-    expected = asked if request.spec.float_precision != half else kept.keys()
+    expected = asked if request.spec.floats != half else kept.keys()
     kept = {name: block.get(name, reason) for name, reason in kept.items() if name in expected}
     missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
     return mixed, kept, missed

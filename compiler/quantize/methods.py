@@ -182,7 +182,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     if float8:
         to_float8(
             result,
-            half_scales="fp16" in (request.spec.float_precision, *request.spec.layer_precisions.values()),
+            half_scales="fp16" in (request.spec.floats, *request.spec.layer_precisions.values()),
         )
     _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     rounded = 0

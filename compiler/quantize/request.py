@@ -75,7 +75,7 @@ def check_options(spec: QuantizeSpec) -> None:
     Raises:
         InvalidOption: With what is possible.
     """
-    precision, mode, target, float_precision = spec.precision, spec.mode, spec.target, spec.float_precision
+    precision, mode, target, float_precision = spec.precision, spec.mode, spec.target, spec.floats
     layers = spec.layer_precisions
     if mode == "dynamic" and precision == "int8" and target != "onnxruntime":
         raise InvalidOption(

@@ -146,9 +146,9 @@ def _on_gpu(
     if target == "tensorrt-rtx" and gpu.number not in _RTX_BUILDS_FOR:
         known = ", ".join(f"sm{number}" for number in _RTX_BUILDS_FOR)
         return state("no", f"TensorRT-RTX builds for {known}", "choose `target` tensorrt")
-    if target == "tensorrt-rtx" and gpu.number == _RTX_BUILDS_FOR[0] and precision != "fp16":
-        reason = f"TensorRT-RTX multiplies matrices of fp16 alone on {gpu.capability}"
-        return state("no", reason, "choose `precision` fp16, or `target` tensorrt")
+    if target == "tensorrt-rtx" and gpu.number == _RTX_BUILDS_FOR[0] and precision not in ("fp16", "int8"):
+        reason = f"TensorRT-RTX multiplies matrices of fp16 and int8 alone on {gpu.capability}"
+        return state("no", reason, "choose `precision` fp16 or int8, or `target` tensorrt")
     if gpu.number < _OLDEST:
         return state("no", f"TensorRT 10 begins with sm{_OLDEST}")
     if found.why_not_build:

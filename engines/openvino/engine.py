@@ -62,7 +62,7 @@ class OpenVino(Engine):
         return known_faults()
 
     def check(self, spec: BuildSpec) -> None:
-        computed_in = _computed_in(spec.precision, spec.float_precision)
+        computed_in = _computed_in(spec.precision, spec.floats)
         emulated = why_emulated(computed_in)
         if emulated:
             option = "precision" if computed_in == spec.precision else "float_precision"
@@ -147,7 +147,7 @@ class OpenVino(Engine):
 
     def _values(self, graph: onnx.ModelProto, request: BuildRequest, feeds: Feeds) -> Values:
         """Compare what is compiled with its graph, at fixed extents and as it is compiled by default."""
-        precision = _computed_in(request.precision, request.spec.float_precision)
+        precision = _computed_in(request.precision, request.spec.floats)
 
         def opened(path: Path, *, dynamic: bool = False) -> Runner:
             shown = request.source or request.model
@@ -168,7 +168,7 @@ class OpenVino(Engine):
     ) -> tuple[Feeds, dict[str, Computed]]:
         """Compile a file, run it once, and return its input, and name to what computes each product."""
         nodes = [node for kind in weighted_nodes(model).values() for node in kind]
-        precision = _computed_in(request.precision, request.spec.float_precision)
+        precision = _computed_in(request.precision, request.spec.floats)
         runner = self._compiled(path, precision, request.spec.threads, request.source or request.model)
         with runner:
             feeds, _ = run_on(model, request.sample, runner.infer, inputs=runner.io.inputs)

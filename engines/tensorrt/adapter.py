@@ -14,6 +14,7 @@
 | contexts may share a profile             | no  | (1) | yes  | yes  | yes          |
 | tells whether a stream can be captured   | no  | no  | no   | no   | yes          |
 | own CUDA graphs; runtime cache of kernels | no | no  | no   | no   | from 1.2 on; yes |
+| deep learning accelerators (DLA)         | yes | yes | to 10.7 | from 11.4 on | no  |
 
 1. If the engine was built with the preview feature PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says
    "the default value for this flag is on and can not be changed".
@@ -46,6 +47,11 @@ _WEAK_FLAGS = {
 """Builder flags that permit a precision where types are weak."""
 
 _IN_GRAPH = ("int8", "int4", "fp8", *BLOCK_FORMATS)
+
+_WITHOUT_DLA = ((10, 8), (11, 4))
+"""The first version without DLA, and the first that has it again: "TensorRT 10.7 was the last 10.x release
+that supported DLA"; it "was unavailable in TensorRT 11.0 through 11.3" (docs.nvidia.com, TensorRT 11.4.1,
+"Working with DLA"). Their modules have the names all the same."""
 
 _HARDWARE = {"ampere+": "AMPERE_PLUS", "same-sm": "SAME_COMPUTE_CAPABILITY"}
 
@@ -267,6 +273,18 @@ class Adapter:
             known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
             raise self.lacks(option, f"such {what}; it has {known}", "choose one of these")
         return members[spelled]
+
+    def require_dla(self) -> None:
+        """Refuse a deep learning accelerator where this TensorRT supports none.
+
+        Raises:
+            InvalidOption: Naming the version and the way out.
+        """
+        numbers = tuple(int(part) for part in self.version.split(".")[:2] if part.isdecimal())
+        first, again = _WITHOUT_DLA
+        if self.target == "tensorrt-rtx" or first <= numbers < again:
+            hint = "leave it out: the GPU is used; TensorRT 8.5 to 10.7 and 11.4 have DLA"
+            raise self.lacks("`dla_core`", "support for DLA", hint)
 
     def hardware_level(self, name: str) -> Any:
         """Return the hardware compatibility level for "ampere+" or "same-sm".

@@ -95,9 +95,11 @@ class TensorRT(Engine):
                     f"`ignore_faults` {name}: there is no such known fault; there are {', '.join(known)}",
                     option="ignore_faults",
                 )
+        if spec.tensorrt.dla_core >= 0:
+            adapter.require_dla()
         if spec.calibrator:
             adapter.require_calibrators()
-        adapter.permitting_flags(spec.precision, float_precision=spec.float_precision)
+        adapter.permitting_flags(spec.precision, float_precision=spec.floats)
         if adapter.builds_ahead_of_time:
             require_gpus(adapter, spec.gpus)
         if spec.precision in BLOCK_FORMATS:

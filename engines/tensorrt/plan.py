@@ -14,6 +14,8 @@ of them can load, all of them can, in this process or in a fresh one:
 4. Version-compatible plans carry TensorRT's lean runtime, which is host code: the runtime loads them only if
    `engine_host_code_allowed` says so (NvInferRuntime.h, default false; trtexec and Polygraphy set it). It
    refuses them in its own version, too; without the lean runtime inside they need no permission.
+5. The DLA core is the runtime's before it reads a plan with layers on a DLA (`IRuntime::setDLACore`; trtexec:
+   samples/common/sampleEngines.cpp of 10.16, line 150). Without it they would run on core 0.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ class PlanNeeds:
         plugins: Libraries of the user's plugins, as they were named for the build.
         host_code: Whether it holds host code that may run: of a file that is known to be what its manifest
             says, that was just built, or that the user trusts.
+        dla_core: Core of a deep learning accelerator; -1 for none.
     """
 
     plugins: Sequence[str] = ()
     host_code: bool = False
+    dla_core: int = -1
 
 
 @dataclass
@@ -78,13 +82,14 @@ def needs_of(manifest: Manifest | None) -> PlanNeeds:
     if manifest is None:
         return PlanNeeds(host_code=True)
     plugins: Any = manifest.options.get("plugins") or ()
-    return PlanNeeds(tuple(str(path) for path in plugins), host_code=carries_runtime(manifest))
+    core: Any = manifest.options.get("dla_core", -1)
+    return PlanNeeds(tuple(str(path) for path in plugins), carries_runtime(manifest), int(core))
 
 
 def needs_of_build(options: TensorRTOptions) -> PlanNeeds:
     """Return what an engine needs that was just built with options."""
     carries = options.version_compatible and not options.exclude_lean_runtime
-    return PlanNeeds(options.plugins, host_code=carries)
+    return PlanNeeds(options.plugins, carries, options.dla_core)
 
 
 def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) -> OpenPlan:
@@ -110,6 +115,13 @@ def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) ->
         ) from error
     if needs.host_code and hasattr(adapter.module.Runtime, "engine_host_code_allowed"):
         runtime.engine_host_code_allowed = True
+    if needs.dla_core >= 0:
+        if needs.dla_core >= runtime.num_DLA_cores:
+            raise ArtifactError(
+                f"{subject}: is for DLA core {needs.dla_core}; this machine has {runtime.num_DLA_cores}",
+                hint="run it on the machine it was built on, or build it without `dla_core`",
+            )
+        runtime.DLA_core = needs.dla_core
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise ArtifactError(

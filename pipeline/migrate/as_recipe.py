@@ -52,7 +52,7 @@ def recipe_values(
         engine = f"{name}-{chosen.precision}"
     top: Values = {"version": 1, "name": f"{name}-onnx" if engine == name else name}
     artifact: Values = {"name": engine, "target": target, "precision": chosen.precision}
-    if chosen.float_precision != "fp32":
+    if chosen.float_precision != "fp32" or chosen.precision == "int8":
         artifact["float_precision"] = chosen.float_precision
     if chosen.precision == "int4":
         artifact["mode"] = "weights"

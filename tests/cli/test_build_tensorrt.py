@@ -57,7 +57,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(run: Run, tiny_file: MakeF
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--dla-core", "0"], "--dla-core 0: this machine has 0 DLA cores"),
+        (["--dla-core", "0"], "--dla-core: tensorrt_rtx"),
         (["--hardware-compatible", "ampere+"], "has no such levels"),
         (["--workspace", "lots"], "--workspace 'lots': a size such as 512M or 4G is required"),
         (["--plugin", "nowhere.so"], "plugin nowhere.so does not exist"),

@@ -155,7 +155,11 @@ def test_balance_comes_before_calibration_and_serves_every_artifact(
 @pytest.mark.parametrize(
     ("line", "key", "said"),
     [
-        ('float_precision = "int8"', "artifact[0].float_precision", "one of fp32, fp16, bf16 is required"),
+        (
+            'float_precision = "int8"',
+            "artifact[0].float_precision",
+            "one of auto, fp32, fp16, bf16 is required",
+        ),
         ('float_precision = "bf61"', "artifact[0].float_precision", "'bf61'"),
         (
             'isa = "avx"',

@@ -20,6 +20,12 @@ class Runtime:
     """Runtime: gives None, with a logged error, for a plan of another version or device, or a damaged one."""
 
     engine_host_code_allowed = False
+    DLA_core = -1
+
+    @property
+    def num_DLA_cores(self) -> int:  # noqa: N802
+        # Source: NvInferRuntime.h of release/10.16, IRuntime::getNbDLACores.
+        return int(self._module._circumstances.dla_cores)
 
     def __init__(self, log: Any) -> None:
         self._log = registered_logger(self, log, "Runtime")

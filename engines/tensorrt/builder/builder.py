@@ -168,7 +168,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
         config,
         request.precision,
         weak=scales is not None,
-        float_precision=spec.float_precision,
+        float_precision=spec.floats,
         tf32=request.tf32,
     )
     adapter.set_gpus(config, spec.gpus)

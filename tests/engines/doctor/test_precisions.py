@@ -90,7 +90,8 @@ def test_a_gpu_that_is_not_here_is_built_for(on_processor: OnProcessor) -> None:
     states = found(ahead, this_machine(), "sm75", "sm120", here=False)
     assert states["tensorrt-rtx", "sm120", "nvfp4"].state == "builds"
     assert states["tensorrt-rtx", "sm75", "fp16"].state == "builds"
-    assert "fp16 alone on sm75" in states["tensorrt-rtx", "sm75", "int8"].reason
+    assert "fp16 and int8 alone on sm75" in states["tensorrt-rtx", "sm75", "fp32"].reason
+    assert states["tensorrt-rtx", "sm75", "int8"].state == "builds"  # with fp16 between its layers
     assert found(ahead, this_machine(), "sm90", here=False)["tensorrt-rtx", "sm90", "fp16"].state == "no"
     assert found(ahead, this_machine())["tensorrt-rtx", "gpu", "fp16"].state == "builds"
 

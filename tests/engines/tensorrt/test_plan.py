@@ -223,3 +223,13 @@ def test_only_a_version_compatible_manifest_and_a_trusted_file_permit_it(
     assert not needs_of(about(manifest, **lean)).host_code
     assert not needs_of_build(TensorRTOptions(**lean)).host_code
     assert needs_of(None) == PlanNeeds(host_code=True)
+
+
+def test_a_plan_for_a_core_that_is_not_here_is_refused(machine: OnMachine, normalized: Path) -> None:
+    here = machine("8.5.3", dla_cores=1)
+    path = here.build(normalized, options={"dla_core": 0}).path
+    needs = needs_of(read_manifest(path))
+    assert needs.dla_core == 0
+    here.circumstances.dla_cores = 0
+    with pytest.raises(ArtifactError, match="is for DLA core 0; this machine has 0"):
+        open_plan(Adapter(here.module, "tensorrt"), path.read_bytes(), needs, subject="it")

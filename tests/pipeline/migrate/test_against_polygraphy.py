@@ -81,7 +81,7 @@ def test_the_recipe_says_what_polygraphy_reads(command: str) -> None:
     permitted = {name for name in ("tf32", "fp16", "bf16", "int8") if getattr(config, name)}
     lowest = next((name for name in ("int8", "fp16", "bf16", "tf32") if name in permitted), "fp32")
     assert artifact.precision == lowest
-    assert artifact.float_precision == ("fp16" if {"int8", "fp16"} <= permitted else "fp32")
+    assert artifact.floats == ("fp16" if {"int8", "fp16"} <= permitted else "fp32")
     told = [{name: tuple(map(tuple, shapes)) for name, shapes in one.items()} for one in config.profile_dicts]
     assert profiles(done.recipe) == (told or [ones()])
 

@@ -58,7 +58,7 @@ def test_precisions(options: str, precision: str, float_precision: str) -> None:
     for command in (f"convert m.onnx {options} -o e.engine", f"run m.onnx --trt {options}"):
         recipe, done = migrated(command)
         (artifact,) = recipe.artifact
-        assert (artifact.precision, artifact.float_precision) == (precision, float_precision)
+        assert (artifact.precision, artifact.floats) == (precision, float_precision)
         assert not done.missing
 
 

@@ -67,7 +67,7 @@ ALL = "image:4x3x8x8,ids:4x16"
 def test_precisions(options: str, precision: str, float_precision: str) -> None:
     recipe, done = migrated(options, data="samples.npz")
     (artifact,) = recipe.artifact
-    assert (artifact.precision, artifact.float_precision) == (precision, float_precision)
+    assert (artifact.precision, artifact.floats) == (precision, float_precision)
     assert not done.missing
     assert bool(recipe.data.calibration) == (precision in ("int8", "fp8", "best"))
 

@@ -132,17 +132,35 @@ def test_tensorrt_8_5_refuses_what_came_later(
     assert here.nothing_built
 
 
-@pytest.mark.parametrize("version", ALL)
-def test_a_deep_learning_accelerator_with_the_gpu_behind_it(
-    version: str, machine: OnMachine, model: Path
-) -> None:
-    here = machine(version, dla_cores=2)
+def test_a_deep_learning_accelerator_with_the_gpu_behind_it(machine: OnMachine, model: Path) -> None:
+    here = machine("8.5.3", dla_cores=2)
     here.build(model, options={"dla_core": 1, "gpu_fallback": True})
-    assert written(here, "DLA_core") == [1]
     assert [value.name for value in written(here, "default_device_type")] == ["DLA"]
     assert "GPU_FALLBACK" in here.flags()
+    # trtexec: sampleEngines.cpp of 10.16, line 150: the runtime's core, before it reads the plan.
+    order = [(call.owner, call.member, call.args[0]) for call in here.module.recorded_calls
+             if call.member in ("DLA_core", "deserialize_cuda_engine")]  # fmt: skip
+    assert order[:2] == [("IBuilderConfig", "DLA_core", 1), ("Runtime", "DLA_core", 1)]
+    assert order[2][:2] == ("Runtime", "deserialize_cuda_engine")
     with pytest.raises(InvalidOption, match="`dla_core` 0: this machine has 0 DLA cores"):
-        machine(version).build(model, name="none", options={"dla_core": 0})
+        machine("8.5.3").build(model, name="none", options={"dla_core": 0})
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.4"])
+def test_versions_without_accelerators_refuse_them_by_name(
+    version: str, machine: OnMachine, model: Path
+) -> None:
+    # docs.nvidia.com, "Working with DLA" of 11.4.1: none from 10.8 to 11.3, again from 11.4 on.
+    here = machine(version, dla_cores=2)
+    if version == "11.4":
+        here.build(model, options={"dla_core": 1})
+        return
+    with pytest.raises(
+        InvalidOption, match=r"`dla_core`: tensorrt 10\.16\S* has no support for DLA"
+    ) as caught:
+        here.build(model, options={"dla_core": 1})
+    assert "10.7" in caught.value.hint
+    assert here.nothing_built
 
 
 @pytest.mark.parametrize("version", ALL)
@@ -267,7 +285,7 @@ def test_the_real_rtx_obeys_the_workspace(model: Path) -> None:
     [
         ({"hardware_compatible": "ampere+"}, "has no such levels"),
         ({"timing_cache": "t.cache"}, "has no use for one"),
-        ({"dla_core": 0}, "this machine has 0 DLA cores"),
+        ({"dla_core": 0}, "has no support for DLA"),
         ({"memory_pools": ("dla-local-dram=1M",)}, "refuses it: .*DLA disabled"),
         ({"memory_pools": ("heap=1M",)}, "has no such pool"),
     ],

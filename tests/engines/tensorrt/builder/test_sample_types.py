@@ -73,7 +73,9 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path / "mixed.onnx"
 
 
-def calibrated(here: Machine, model: Path, *samples: dict[str, Any], **options: Any) -> Any:
+def calibrated(
+    here: Machine, model: Path, *samples: dict[str, Any], float_precision: str = "auto", **options: Any
+) -> Any:
     """Build with TensorRT's own calibrator on samples."""
     folder = here.folder / "samples"
     folder.mkdir()
@@ -86,6 +88,7 @@ def calibrated(here: Machine, model: Path, *samples: dict[str, Any], **options: 
     return here.build(
         model, "int8", calibrator="native", data=str(folder), min_shapes={**sizes, "size": (1, 4)},
         opt_shapes=sizes, max_shapes=sizes, allow_fallback=True, options=options,
+        float_precision=float_precision,
     )  # fmt: skip
 
 
@@ -154,7 +157,7 @@ def test_a_sample_that_the_network_does_not_hold_ends_the_build_by_name(
     here = machine(version)
     wrong = {**FEEDS, name: np.array(value, FEEDS[name].dtype)}
     with pytest.raises(DataError, match=said):
-        calibrated(here, mixed, FEEDS, wrong)
+        calibrated(here, mixed, FEEDS, wrong, float_precision="fp32")
     assert here.nothing_built
     assert name in device.copied
 
