@@ -112,9 +112,14 @@ class Adapter:
         return hasattr(self.module, "ComputeCapability")
 
     @property
+    def is_rtx(self) -> bool:
+        """Whether it is TensorRT-RTX, which keeps names that do nothing there."""
+        return self.target == "tensorrt-rtx"
+
+    @property
     def keeps_timing_caches(self) -> bool:
         """Whether a timing cache does anything: TensorRT-RTX chooses kernels where an engine runs."""
-        return not self.builds_ahead_of_time
+        return not self.is_rtx
 
     def parser(self) -> ParserOperators | None:
         """Return what its ONNX parser reads: from the data of its version, else from the parser's own mouth.
@@ -130,7 +135,7 @@ class Adapter:
         return known.highest_opset if known else UNKNOWN_OPSET
 
     def _documented_parser(self) -> ParserOperators | None:
-        return None if self.builds_ahead_of_time else parser_of(self.version)
+        return None if self.is_rtx else parser_of(self.version)
 
     def has_calibrators(self) -> bool:
         """Whether it calibrates INT8 by itself: needs the classes and weak types."""
@@ -275,7 +280,7 @@ class Adapter:
             InvalidOption: If this version builds for its own GPU alone, or has not that level.
         """
         option = "`hardware_compatible`"
-        if self.builds_ahead_of_time:
+        if self.is_rtx:
             raise self.lacks(option, "such levels; its engines are for the GPUs of `gpus`", "give `gpus`")
         levels = getattr(self.module, "HardwareCompatibilityLevel", None)
         if levels is None or not hasattr(levels, _HARDWARE[name]):

@@ -184,7 +184,7 @@ def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
     Found in engines of 1.7.1 for sm120: their generated programs make float16 of both operands
     (docs/tensorrt_builds.md).
     """
-    if precision != "mxfp8" or not adapter.builds_ahead_of_time:
+    if precision != "mxfp8" or not adapter.is_rtx:
         return []
     return [
         f"{adapter.name} stores MXFP8 and multiplies floats: engines of 1.7.1 dequantize both operands; "
