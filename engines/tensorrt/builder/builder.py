@@ -39,6 +39,7 @@ from .monitor import interrupt_deferred, make_monitor
 from .network import keep_layers, mark_debug_tensors, parse, set_formats, shape_tensors
 from .profiles import InputRange, make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers, prove
+from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, merge_cache, use_cache
 
 
@@ -242,6 +243,9 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         proof |= {"calibrator": scales.calibrator, "calibration_batches": scales.feeder.fed}
     elif scales is not None:
         proof |= {"calibrator": "ranges", "calibration_batches": 0}
+    options = request.spec.tensorrt
+    if options.strip_weights and not options.refit:
+        proof["weights"] = weights_digest(Path(request.model))
     model = load_onnx(Path(request.model), external_data=False)
     return BuildOutcome(
         kind="engine",

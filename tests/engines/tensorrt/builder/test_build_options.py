@@ -86,7 +86,8 @@ def test_streams_beside_an_inferences_own(version: str, machine: OnMachine, mode
     [
         ({"refit": True}, {"REFIT"}),
         ({"sparse_weights": True}, {"SPARSE_WEIGHTS"}),
-        ({"strip_weights": True}, {"STRIP_PLAN", "REFIT"}),
+        ({"strip_weights": True}, {"STRIP_PLAN", "REFIT_IDENTICAL"}),
+        ({"strip_weights": True, "refit": True}, {"STRIP_PLAN", "REFIT"}),
         ({"version_compatible": True}, {"VERSION_COMPATIBLE"}),
         (
             {"version_compatible": True, "exclude_lean_runtime": True},
