@@ -80,6 +80,8 @@ class EngineOptions(TypedDict, total=False):
     version_compatible: bool
     exclude_lean_runtime: bool
     hardware_compatible: str
+    weight_streaming: str
+    allocation_strategy: str
     calibrator: str
     device: int | None
     tf32: bool

@@ -310,10 +310,8 @@ class Adapter:
     def strip_flags(self, *, refit: bool, strip: bool) -> list[Any]:
         """Return the flags for engines that take new weights, and for those stored without any.
 
-        An engine that is only stripped takes the weights of its build again, and loses no speed ("the same
-        performance as a non-refittable one", NvInfer.h of 10.16, kREFIT_IDENTICAL). trtexec does the same:
-        "kREFIT_IDENTICAL is enabled by default when kSTRIP_PLAN is on" (sampleEngines.cpp of 10.0 to 11.1,
-        setupFlags of `stripWeights`); with `--refit` it sets kREFIT. The two exclude each other.
+        One that is only stripped takes the weights of its build alone, and loses no speed: kREFIT_IDENTICAL,
+        which excludes kREFIT (NvInfer.h of 10.16:10566; trtexec: sampleEngines.cpp of 10.16:1006).
 
         Raises:
             InvalidOption: If this version cannot strip weights (8.x).

@@ -32,7 +32,7 @@ from .calibration import (
     scales_for,
     set_ranges,
 )
-from .configure import add_profiles, configure, set_calibration_profile
+from .configure import add_profiles, build_routes, configure, set_calibration_profile
 from .failure import build_failure
 from .inspector import inspect_plan
 from .monitor import interrupt_deferred, make_monitor
@@ -100,6 +100,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "profiles": _profiles_json(prepared.profiles),
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
             "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
+            "build_routes": build_routes(prepared.config),
             "options": changed(request.spec.tensorrt),
         }
 

@@ -96,7 +96,7 @@ def test_a_stripped_engine_takes_other_weights_only_where_it_was_built_for_refit
 ) -> None:
     here = machine(version)
     stripped = here.build(model, options={"strip_weights": True})
-    with pytest.raises(ModelError, match=r"retrained.onnx: its weights are not those that .*m.engine") as caught:
+    with pytest.raises(ModelError, match=r"retrained.onnx: its weights are not those") as caught:
         qcompile.refit(stripped.path, retrained, tmp_path / "new.engine")
     assert "`refit` beside `strip_weights`" in caught.value.hint
     assert not (tmp_path / "new.engine").exists()
