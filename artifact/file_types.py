@@ -39,6 +39,7 @@ class Proof(TypedDict, total=False):
         inspector: Why the inspector of an engine told nothing.
         provider: ONNX Runtime's, of an engine inside an ONNX file.
         refitted_with: Fingerprint of the model whose weights an engine was given.
+        weights: Digest of the weights of its build, of an engine that takes no others.
         profiles: For each optimization profile, input to its least, optimal and largest shape.
     """
 
@@ -50,6 +51,7 @@ class Proof(TypedDict, total=False):
     inspector: str
     provider: str
     refitted_with: str
+    weights: str
     profiles: list[dict[str, dict[str, list[int]]]]
 
 
@@ -78,6 +80,8 @@ class EngineOptions(TypedDict, total=False):
     version_compatible: bool
     exclude_lean_runtime: bool
     hardware_compatible: str
+    weight_streaming: str
+    allocation_strategy: str
     calibrator: str
     device: int | None
     tf32: bool

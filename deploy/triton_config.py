@@ -77,6 +77,9 @@ def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config
         fields["response_cache"] = {"enable": True}
     if warm:
         fields["model_warmup"] = warm
+    if model.manifest and model.manifest.options.get("allocation_strategy") in ("profile", "runtime"):
+        strategy = {"string_value": "ON_PROFILE_CHANGE"}  # Triton's other one is STATIC, the default
+        fields["parameters"] = {"execution_context_allocation_strategy": strategy}
     return Config(fields, size, (*model.notes, *notes, *warm_up_notes), tuple(server))
 
 

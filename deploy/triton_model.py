@@ -105,7 +105,7 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
             hint="build with `target` tensorrt on the GPU that will serve, or package the ONNX file",
             file=path,
         )
-    if manifest.options.get("strip_weights"):
+    if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
         raise ArtifactError(
             f"{path}: stored without weights (`strip_weights`); Triton loads whole plans",
             hint=f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine",
@@ -251,6 +251,10 @@ def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
     if isinstance(plugins, list) and plugins:
         options.append(f"--backend-config=tensorrt,plugins={';'.join(map(str, plugins))}")
         notes.append("its plugins are not packaged: copy the libraries and name where they are")
+    if manifest.options.get("weight_streaming"):
+        notes.append("Triton has no budget for weights that stream: all of them stay on the GPU")
+    if manifest.options.get("allocation_strategy") == "runtime":
+        notes.append("Triton's contexts have memory for the chosen profile, not for the shapes of a request")
     return notes, tuple(options)
 
 

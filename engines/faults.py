@@ -20,6 +20,7 @@ class KnownFault:
         versions: Target to the first version that has it, and the first without: "" where there is no bound.
         precisions: The precisions that are affected; empty for all.
         gpus: The GPUs that are affected, such as "sm120"; empty for all.
+        profiles: How many optimization profiles it takes.
         hint: The way out where the build is refused.
     """
 
@@ -31,6 +32,7 @@ class KnownFault:
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     precisions: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
+    profiles: int = 0
     hint: str = ""
 
     def affects(self, target: str, version: str, gpu: str = "") -> bool:

@@ -219,6 +219,7 @@ class Fitting:
             for fault in self.capabilities.faults
             if not {fault.name, _EVERY} & {*ignored}
             and (not fault.precisions or computed & {*fault.precisions})
+            and fault.profiles <= len(spec.tensorrt.profiles)
         ]
 
     def _refusal(self, fault: KnownFault, nodes: Sequence[str]) -> UnsupportedOperator:

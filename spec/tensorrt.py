@@ -12,6 +12,8 @@ from .option import COMMA, option
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
+_PERCENT = 100
+
 AUTO, OFF = "auto", "off"
 
 
@@ -89,6 +91,37 @@ class TensorRTOptions(Checked):
     plugins: Annotated[
         tuple[str, ...], option("Plugin library to load.", flag="--plugin", metavar="LIBRARY")
     ] = ()
+    weight_streaming: Annotated[
+        str,
+        option(
+            "Weights that stay on the GPU while the others stream from the host: a share such as 50%, a size "
+            "such as 2G, or all.",
+            metavar="PERCENT|SIZE|all",
+        ),
+    ] = ""
+    allocation_strategy: Annotated[
+        Literal["", "static", "profile", "runtime"],
+        option(
+            "Shapes that an execution context has memory for: the largest of all profiles (static, the "
+            "default), those of the chosen profile, or those of the inference (runtime)."
+        ),
+    ] = ""
+    tiling_level: Annotated[
+        int,
+        option(
+            "Effort of tiling layers for the L2 cache, 0 to 3; -1 means TensorRT's default, 0.", ge=-1, le=3
+        ),
+    ] = -1
+    tiling_l2_limit: Annotated[
+        str, option("Part of the L2 cache that tiling may use, such as 8M.", metavar="SIZE")
+    ] = ""
+    build_route: Annotated[
+        str,
+        option(
+            "Options of TensorRT's compiler, such as -conv_use_long_w=off; `dry_run` lists them.",
+            metavar="ROUTE",
+        ),
+    ] = ""
     tactic_sources: Annotated[
         tuple[str, ...],
         option(
@@ -129,7 +162,14 @@ class TensorRTOptions(Checked):
 
     def check(self) -> None:
         """Read every value, and refuse options that contradict each other."""
-        _ = self.workspace_bytes, self.pool_bytes, self.tensor_formats  # each refuses what it cannot read
+        # Each refuses what it cannot read.
+        _ = self.workspace_bytes, self.l2_limit_bytes, self.pool_bytes, self.tensor_formats
+        if self.weight_streaming:
+            weights_on_gpu(self.weight_streaming, 0)
+        if self.weight_streaming and self.typing == "weak":
+            raise Refused("weight_streaming", "is for `typing` strong; weak was given")
+        if self.tiling_l2_limit and self.tiling_level < 1:
+            raise Refused("tiling_l2_limit", "belongs to `tiling_level` 1 to 3, which is not given")
         if self.exclude_lean_runtime and not self.version_compatible:
             raise Refused("exclude_lean_runtime", "belongs to `version_compatible`, which is not given")
         if self.gpu_fallback and self.dla_core < 0:
@@ -143,6 +183,11 @@ class TensorRTOptions(Checked):
     def workspace_bytes(self) -> int:
         """The workspace in bytes; 0 for TensorRT's own choice."""
         return parse_bytes(self.workspace, option="workspace") if self.workspace else 0
+
+    @property
+    def l2_limit_bytes(self) -> int:
+        """The part of the L2 cache for tiling in bytes; 0 for TensorRT's own choice."""
+        return parse_bytes(self.tiling_l2_limit, option="tiling_l2_limit") if self.tiling_l2_limit else 0
 
     @property
     def pool_bytes(self) -> dict[str, int]:
@@ -175,6 +220,28 @@ class TensorRTOptions(Checked):
     def as_json(self) -> dict[str, object]:
         """Return what differs from the defaults, for manifests."""
         return changed(self)
+
+
+def weights_on_gpu(text: str, total: int) -> int:
+    """Return how many bytes of weights stay on the GPU: of "all", a share such as "50%", or a size.
+
+    Args:
+        text: The value of `weight_streaming`.
+        total: Bytes of all weights that can stream.
+
+    Raises:
+        InvalidOption: If it is none of them.
+    """
+    if text == "all":
+        return total
+    share = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text, re.A)
+    if share and Fraction(share[1]) <= _PERCENT:
+        return int(total * Fraction(share[1]) / _PERCENT)
+    try:
+        return min(parse_bytes(text, option="weight_streaming"), total)
+    except Refused as error:
+        problem = "all, a share such as 50%, or a size such as 2G is required"
+        raise Refused("weight_streaming", problem, value=text) from error
 
 
 def parse_bytes(text: str, *, option: str) -> int:

@@ -39,6 +39,10 @@ from .layers_apart import find_requantized, keep_layers_apart
 from .patterns import (
     find_attention,
     find_attention_of_transposed_inputs,
+    find_dynamic_inputs,
+    find_normalized_and_back,
+    find_partly_rotated,
+    find_reduced_keys,
     find_reducing_scatters,
     find_resizes_behind_if,
 )
@@ -78,4 +82,8 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "resize-behind-if": FaultyGraph(find_resizes_behind_if),
     "transposed-input-attention": FaultyGraph(find_attention_of_transposed_inputs),
     "fused-attention-sm120": FaultyGraph(find_attention),
+    "batched-reduced-keys": FaultyGraph(find_reduced_keys),
+    "partly-rotated-attention": FaultyGraph(find_partly_rotated),
+    "normalized-and-back": FaultyGraph(find_normalized_and_back),
+    "several-profiles": FaultyGraph(find_dynamic_inputs),
 }

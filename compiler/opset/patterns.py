@@ -2,19 +2,25 @@
 
 Resize ← Transpose ← If
 MatMul ─ (Mul, Add, ...) ─ Softmax ─ MatMul     an attention; an operand may be a transposed input
+  keys ← MatMul ← LayerNormalization ← Transpose ← Reshape ← Conv (stride = kernel) ← Reshape     SegFormer
+  operand ← Concat ← Add ← two Mul     rotated but for the first tokens, as in DINOv3
+Add ← Mul ← ... ← Sub (x, ReduceMin (x))     Add reads ReduceMin (x) again: normalized, and back
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph, producers
+from ...model.graph import ONNX_DOMAINS, attribute, constant_names, consumers, every_graph, producers
 
 if TYPE_CHECKING:
     import onnx
 
 _SAME = ("Identity", "Cast")
 _SCALING = frozenset("Mul Div Add Sub Where Cast Identity".split())
+_PLACES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze")
+_SCALES = ("Mul", "Div")
+_PROJECTIONS = ("MatMul", "Gemm", "Add", "LayerNormalization")
 _TO_VALUES = frozenset("Cast Identity Dropout Where".split())
 
 
@@ -61,6 +67,81 @@ def find_attention_of_transposed_inputs(model: onnx.ModelProto) -> list[str]:
                 if turned is not None and turned.op_type == "Transpose" and turned.input[0] in fed - stored:
                     names.append(_name(node))
     return list(dict.fromkeys(names))
+
+
+def find_reduced_keys(model: onnx.ModelProto) -> list[str]:
+    """Return the first MatMul of attentions whose keys a strided convolution reduced, but of batch 1."""
+    batch = model.graph.input[0].type.tensor_type.shape.dim[:1] if model.graph.input else ()
+    if [dim.dim_value for dim in batch] == [1]:
+        return []
+    made_by, constants = producers(model.graph), constant_names(model)
+
+    def reduced(operand: str) -> bool:
+        node = _operand(operand, made_by, constants, (*_SAME, *_PLACES, *_SCALES, *_PROJECTIONS))
+        if node is None or node.op_type != "Conv":
+            return False
+        strides = list(attribute(node, "strides", []))
+        tokens = _behind(made_by.get(node.input[0]), made_by, (*_SAME, "Transpose"))
+        folds = max(strides, default=1) > 1 and strides == list(attribute(node, "kernel_shape", []))
+        return folds and tokens is not None and tokens.op_type == "Reshape"
+
+    return [_name(first) for first, _ in _attentions(model) if any(map(reduced, first.input))]
+
+
+def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
+    """Return the first MatMul of attentions that rotate queries or keys but for the first tokens."""
+    made_by, constants = producers(model.graph), constant_names(model)
+
+    def sums(name: str) -> bool:
+        node = made_by.get(name)
+        terms = [made_by.get(term) for term in node.input] if node and node.op_type == "Add" else [None]
+        return all(term is not None and term.op_type == "Mul" for term in terms)
+
+    def rotated(operand: str) -> bool:
+        node = _operand(operand, made_by, constants, (*_SAME, *_PLACES, *_SCALES))
+        if node is None or node.op_type != "Concat":
+            return False
+        return len({sums(name) for name in node.input}) > 1
+
+    return [_name(first) for first, _ in _attentions(model) if any(map(rotated, first.input))]
+
+
+def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
+    """Return ReduceMin of what a ReduceMax reads too, where a Sub reads the minimum, and an Add again."""
+    read_by = consumers(model.graph)
+    names = []
+    for node in model.graph.node:
+        if node.op_type != "ReduceMin":
+            continue
+        if "ReduceMax" not in {reader.op_type for reader in read_by[node.input[0]]}:
+            continue
+        waiting, readers = [node.output[0]], set()
+        while waiting:
+            for reader in read_by.get(waiting.pop(), ()):
+                readers.add(reader.op_type)
+                waiting += reader.output if reader.op_type in (*_SAME, *_PLACES, "Expand") else ()
+        names += [_name(node)] * ({"Sub", "Add"} <= readers)
+    return names
+
+
+def find_dynamic_inputs(model: onnx.ModelProto) -> list[str]:
+    """Return the inputs with a dynamic axis."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    return [name for name, dims in shapes.items() if not all(dim.HasField("dim_value") for dim in dims)]
+
+
+def _operand(
+    name: str, made_by: dict[str, onnx.NodeProto], constants: set[str], passed: tuple[str, ...]
+) -> onnx.NodeProto | None:
+    """The nearest node above that is none of those passed, each of which has one operand that varies."""
+    while (node := made_by.get(name)) is not None and node.op_type in passed:
+        varying = [operand for operand in node.input if operand not in constants]
+        if node.op_type in _PLACES:  # a shape may be computed
+            varying = varying[:1]
+        if len(varying) != 1:
+            return None
+        name = varying[0]
+    return node
 
 
 def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:

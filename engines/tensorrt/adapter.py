@@ -118,9 +118,14 @@ class Adapter:
         return hasattr(self.module, "ComputeCapability")
 
     @property
+    def is_rtx(self) -> bool:
+        """Whether it is TensorRT-RTX, which keeps names that do nothing there."""
+        return self.target == "tensorrt-rtx"
+
+    @property
     def keeps_timing_caches(self) -> bool:
         """Whether a timing cache does anything: TensorRT-RTX chooses kernels where an engine runs."""
-        return not self.builds_ahead_of_time
+        return not self.is_rtx
 
     def parser(self) -> ParserOperators | None:
         """Return what its ONNX parser reads: from the data of its version, else from the parser's own mouth.
@@ -136,7 +141,7 @@ class Adapter:
         return known.highest_opset if known else UNKNOWN_OPSET
 
     def _documented_parser(self) -> ParserOperators | None:
-        return None if self.builds_ahead_of_time else parser_of(self.version)
+        return None if self.is_rtx else parser_of(self.version)
 
     def has_calibrators(self) -> bool:
         """Whether it calibrates INT8 by itself: needs the classes and weak types."""
@@ -293,7 +298,7 @@ class Adapter:
             InvalidOption: If this version builds for its own GPU alone, or has not that level.
         """
         option = "`hardware_compatible`"
-        if self.builds_ahead_of_time:
+        if self.is_rtx:
             raise self.lacks(option, "such levels; its engines are for the GPUs of `gpus`", "give `gpus`")
         levels = getattr(self.module, "HardwareCompatibilityLevel", None)
         if levels is None or not hasattr(levels, _HARDWARE[name]):
@@ -323,11 +328,17 @@ class Adapter:
     def strip_flags(self, *, refit: bool, strip: bool) -> list[Any]:
         """Return the flags for engines that take new weights, and for those stored without any.
 
+        One that is only stripped takes the weights of its build alone, and loses no speed: kREFIT_IDENTICAL,
+        which excludes kREFIT (NvInfer.h of 10.16:10566; trtexec: sampleEngines.cpp of 10.16:1006).
+
         Raises:
             InvalidOption: If this version cannot strip weights (8.x).
         """
-        flags = [self.flag("REFIT", "`refit`")] if refit or strip else []
-        return flags + ([self.flag("STRIP_PLAN", "`strip_weights`")] if strip else [])
+        flags = [self.flag("REFIT", "`refit`")] if refit else []
+        if not strip:
+            return flags
+        stripped = self.flag("STRIP_PLAN", "`strip_weights`")
+        return [*(flags or [self.flag("REFIT_IDENTICAL", "`strip_weights`")]), stripped]
 
     @property
     def refits_from_onnx(self) -> bool:

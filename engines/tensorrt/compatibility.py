@@ -20,6 +20,7 @@ from typing import Any
 
 from ...artifact import Manifest
 from ...errors import ArtifactError, InvalidOption
+from ...spec.tensorrt import TensorRTOptions
 from ..gpu import Gpu, find_gpu
 from .adapter import Adapter
 
@@ -141,6 +142,34 @@ def require_gpus(adapter: Adapter, gpus: Sequence[str]) -> None:
         )
 
 
+ALLOCATIONS = {"static": "STATIC", "profile": "ON_PROFILE_CHANGE", "runtime": "USER_MANAGED"}
+"""`allocation_strategy` to TensorRT's name (NvInferRuntime.h of 10.16:3106). For "profile", trtexec allocates
+the size of the profile itself (sampleInference.cpp of 10.16:387), as TensorRT does with ON_PROFILE_CHANGE."""
+
+
+def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool) -> None:
+    """Refuse what this TensorRT cannot do to need less memory where an engine runs.
+
+    Raises:
+        InvalidOption: Naming the option and what is missing.
+    """
+    needed = {
+        "`allocation_strategy`": (options.allocation_strategy, "get_device_memory_size_for_profile_v2"),
+        "`weight_streaming`": (options.weight_streaming, "weight_streaming_budget_v2"),
+    }
+    for option, (value, name) in needed.items():
+        if value and not hasattr(adapter.module.ICudaEngine, name):
+            raise adapter.lacks(option, f"ICudaEngine.{name}", "leave it out, or use TensorRT 10.1 or newer")
+    if not options.weight_streaming:
+        return
+    if calibrates or not adapter.strongly_typed:
+        raise adapter.lacks(
+            "`weight_streaming`",
+            "weight streaming in weakly typed networks",  # trtexec: sampleOptions.cpp of 10.16:2799
+            "leave `calibrator` and `typing` out, with INT8 as Q/DQ in the graph",
+        )
+
+
 _TYPES = {"nvfp4": "FP4", "mxfp8": "E8M0"}
 _SINCE = {"nvfp4": "10.11", "mxfp8": "10.12"}
 """FP4 came with 10.8; its parser reads opset 23, in which ONNX has the type, from 10.11 on."""
@@ -184,7 +213,7 @@ def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
     Found in engines of 1.7.1 for sm120: their generated programs make float16 of both operands
     (docs/tensorrt_builds.md).
     """
-    if precision != "mxfp8" or not adapter.builds_ahead_of_time:
+    if precision != "mxfp8" or not adapter.is_rtx:
         return []
     return [
         f"{adapter.name} stores MXFP8 and multiplies floats: engines of 1.7.1 dequantize both operands; "

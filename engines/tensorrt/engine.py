@@ -16,7 +16,7 @@ from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..faults import KnownFault
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
-from .compatibility import check_block_format, dequantized_products, require_gpus
+from .compatibility import check_block_format, check_memory, dequantized_products, require_gpus
 from .known_faults import KNOWN_FAULTS, faults_of
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class TensorRT(Engine):
         if spec.calibrator:
             adapter.require_calibrators()
         adapter.permitting_flags(spec.precision, float_precision=spec.floats)
+        check_memory(adapter, spec.tensorrt, calibrates=bool(spec.calibrator))
         if adapter.builds_ahead_of_time:
             require_gpus(adapter, spec.gpus)
         if spec.precision in BLOCK_FORMATS:

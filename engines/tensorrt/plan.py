@@ -29,7 +29,7 @@ from typing import Any
 from ...artifact import Manifest
 from ...errors import ArtifactError, InvalidOption, MissingFile
 from ...files import require_file
-from ...spec.tensorrt import TensorRTOptions
+from ...spec.tensorrt import TensorRTOptions, weights_on_gpu
 from .adapter import Adapter
 from .compatibility import carries_runtime
 from .log import Log, last_error, make_log, setting
@@ -47,11 +47,15 @@ class PlanNeeds:
         host_code: Whether it holds host code that may run: of a file that is known to be what its manifest
             says, that was just built, or that the user trusts.
         dla_core: Core of a deep learning accelerator; -1 for none.
+        weights_on_gpu: What of weights that can stream stays on the GPU, as `weight_streaming` spells it.
+        allocation: What the memory of its execution contexts is for, as `allocation_strategy` spells it.
     """
 
     plugins: Sequence[str] = ()
     host_code: bool = False
     dla_core: int = -1
+    weights_on_gpu: str = ""
+    allocation: str = ""
 
 
 @dataclass
@@ -81,15 +85,24 @@ def needs_of(manifest: Manifest | None) -> PlanNeeds:
     """
     if manifest is None:
         return PlanNeeds(host_code=True)
-    plugins: Any = manifest.options.get("plugins") or ()
-    core: Any = manifest.options.get("dla_core", -1)
-    return PlanNeeds(tuple(str(path) for path in plugins), carries_runtime(manifest), int(core))
+    options = manifest.options
+    plugins: Any = options.get("plugins") or ()
+    core: Any = options.get("dla_core", -1)
+    return PlanNeeds(
+        tuple(str(path) for path in plugins),
+        carries_runtime(manifest),
+        int(core),
+        str(options.get("weight_streaming") or ""),
+        str(options.get("allocation_strategy") or ""),
+    )
 
 
 def needs_of_build(options: TensorRTOptions) -> PlanNeeds:
     """Return what an engine needs that was just built with options."""
     carries = options.version_compatible and not options.exclude_lean_runtime
-    return PlanNeeds(options.plugins, carries, options.dla_core)
+    return PlanNeeds(
+        options.plugins, carries, options.dla_core, options.weight_streaming, options.allocation_strategy
+    )
 
 
 def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) -> OpenPlan:
@@ -128,7 +141,27 @@ def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) ->
             f"{subject}: {adapter.name} cannot load it: {last_error(log, 'no reason given')}",
             hint="build it again with this version, for this GPU",
         )
-    return OpenPlan(log, runtime, engine)
+    opened = OpenPlan(log, runtime, engine)
+    if needs.weights_on_gpu:
+        _stream_weights(opened, needs.weights_on_gpu, subject)
+    return opened
+
+
+def _stream_weights(opened: OpenPlan, on_gpu: str, subject: str) -> None:
+    """Say how many bytes of weights stay on the GPU, before there is an execution context.
+
+    "The weights streaming budget cannot be modified while there are active IExecutionContexts"
+    (NvInferRuntime.h of 10.16:3964; trtexec: sampleInference.cpp of 10.16:646, setUpStdInference). The Python
+    attribute drops the bool that C++ returns (pyCore.cpp of 10.16:1595): it is read back.
+    """
+    engine = opened.engine
+    budget = weights_on_gpu(on_gpu, engine.streamable_weights_size)
+    engine.weight_streaming_budget_v2 = budget
+    if engine.weight_streaming_budget_v2 != budget:
+        raise ArtifactError(
+            f"{subject}: {budget} bytes of weights cannot be kept on the GPU: {opened.said()}",
+            hint="build it with a smaller `weight_streaming`",
+        )
 
 
 def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence[str]) -> None:

@@ -143,6 +143,9 @@ def _build_options(
     if "gpu_fallback" in options and "dla_core" not in options:
         del options["gpu_fallback"]
         intent.revise("artifact.tensorrt.gpu_fallback", "unneeded", "without a DLA it changes nothing")
+    if "tiling_l2_limit" in options and not options.get("tiling_level"):
+        del options["tiling_l2_limit"]
+        intent.revise("artifact.tensorrt.tiling_l2_limit", "unneeded", "without tiling it changes nothing")
     if "exclude_lean_runtime" in options and "version_compatible" not in options:
         del options["exclude_lean_runtime"]
         intent.revise("artifact.tensorrt.exclude_lean_runtime", "unneeded", "the engine has no lean runtime")

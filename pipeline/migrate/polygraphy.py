@@ -23,6 +23,8 @@ _INSTEAD = {
     "surgeon": "`qcompile simplify` folds and fuses nodes",
     "debug": "`qcompile diff` with `layers` finds the first tensor that diverges",
 }
+_TILING = ("none", "fast", "moderate", "full")
+"""Levels of `tiling_level`, by the names of TensorRT's TilingOptimizationLevel."""
 _METHODS = {"IInt8EntropyCalibrator2": "entropy", "IInt8EntropyCalibrator": "entropy",
             "IInt8MinMaxCalibrator": "minmax"}  # fmt: skip
 _SCRIPT = "load_data"
@@ -219,6 +221,11 @@ class _Polygraphy(Translator):
             return "missing", f"TensorRT 11 and TensorRT-RTX have no tactics of {', '.join(external)}"
         return None
 
+    def tiling(self, typed: Typed) -> None:
+        if typed.value.lower() not in _TILING:
+            raise wrong(typed.flag.typed, f"{typed.value!r}; {', '.join(_TILING)} is required")
+        self.intent.tensorrt["tiling_level"] = _TILING.index(typed.value.lower())
+
     def dla(self, typed: Typed) -> None:
         self.intent.tensorrt["dla_core"] = 0
 
@@ -285,6 +292,8 @@ class _Polygraphy(Translator):
             Translator.switch,
         ),
         "hardware-compatibility-level": Translator.compatible, "compute-capabilities": gpus,
+        "weight-streaming": Translator.stream_weights, "weight-streaming-budget": Translator.weight_budget,
+        "allocation-strategy": Translator.allocate, "tiling-optimization-level": tiling,
         "max-aux-streams": Translator.count, "plugins": Translator.plugin, "use-dla": dla,
         "data-loader-script": data, "data-loader-func-name": function, "iterations": iterations,
         **dict.fromkeys(("atol", "rtol", "snr-threshold"), tolerance), "compare": comparison,

@@ -10,7 +10,7 @@ from typing import ClassVar
 from ...errors import InvalidOption
 from .flags import RTX, Fate, Flag
 from .intent import Constraints, Intent, Outcome
-from .values import wrong
+from .values import polygraphy_size, wrong
 
 _LEVELS = {
     "none": "", "ampere+": "ampere+", "ampere_plus": "ampere+",
@@ -124,6 +124,30 @@ class Translator:
             assert isinstance(pools, list)
             pools.append(f"{name}={size}")
         return ""
+
+    def stream_weights(self, typed: Typed) -> None:
+        """Weights that may stream: all stay on the GPU without a budget."""
+        self.intent.tensorrt.setdefault("weight_streaming", "all")
+
+    def weight_budget(self, typed: Typed) -> tuple[Fate, str] | None:
+        """How many weights stay on the GPU: a share, bytes, -2 for all, -1 for TensorRT's choice."""
+        flag, text = typed.flag.typed, typed.value
+        if text == "-1":
+            return "missing", (
+                "TensorRT's Python binding has 32 bits for its own choice (pyCore.cpp of 10.16:1602); "
+                "give a share such as 50% as `weight_streaming`"
+            )
+        if not text.endswith("%"):
+            size = "all" if text == "-2" else polygraphy_size(flag, text.removesuffix("B"))
+            text = "0%" if size == "0" else size
+        self.intent.tensorrt["weight_streaming"] = text
+        return None
+
+    def allocate(self, typed: Typed) -> None:
+        """What an execution context has memory for."""
+        if typed.value not in ("static", "profile", "runtime"):
+            raise wrong(typed.flag.typed, f"{typed.value!r}; static, profile or runtime is required")
+        self.intent.tensorrt["allocation_strategy"] = typed.value
 
     def plugin(self, typed: Typed) -> None:
         """Libraries to load."""

@@ -155,6 +155,12 @@ class _Trtexec(Translator):
         self.intent.tensorrt["tactic_sources"] = used or ["none"]
         return None
 
+    def l2_limit(self, typed: Typed) -> None:
+        self.intent.tensorrt["tiling_l2_limit"] = str(typed.number)
+
+    def route(self, typed: Typed) -> None:
+        self.intent.tensorrt["build_route"] = typed.value
+
     def strip_all(self, typed: Typed) -> None:
         self.intent.tensorrt |= {"strip_weights": True, "refit": True}
 
@@ -218,6 +224,9 @@ class _Trtexec(Translator):
         ),
         "stripAllWeights": strip_all, "hardwareCompatibilityLevel": Translator.compatible,
         "sparsity": sparsity,
+        "allowWeightStreaming": Translator.stream_weights,
+        "weightStreamingBudget": Translator.weight_budget, "allocationStrategy": Translator.allocate,
+        "tilingOptimizationLevel": Translator.count, "l2LimitForTiling": l2_limit, "setBuildRoute": route,
         "maxAuxStreams": Translator.count, "useDLACore": Translator.count,
         **dict.fromkeys(("plugins", "staticPlugins", "dynamicPlugins"), Translator.plugin),
         "device": Translator.count,

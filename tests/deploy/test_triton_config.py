@@ -54,6 +54,22 @@ def test_a_dynamic_batch_leaves_dims_and_its_largest_is_the_profile_s(configured
     assert any("the server must have that version" in note for note in config.notes)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [("", ""), ("static", ""), ("profile", "ON_PROFILE_CHANGE"), ("runtime", "ON_PROFILE_CHANGE")],
+)
+def test_contexts_have_the_memory_that_the_build_says(strategy: str, expected: str, configured: Make) -> None:
+    found, config = configured(options={"allocation_strategy": strategy})
+    parameter = found.parameters["execution_context_allocation_strategy"].string_value
+    assert parameter == expected
+    assert any("not for the shapes of a request" in note for note in config.notes) == (strategy == "runtime")
+
+
+def test_weights_that_could_stream_stay_on_the_gpu(configured: Make) -> None:
+    _, config = configured(options={"weight_streaming": "50%"})
+    assert any("all of them stay on the GPU" in note for note in config.notes)
+
+
 def test_engines_are_warmed_up_with_zeros_at_the_optimum(configured: Make) -> None:
     (sample,) = configured()[0].model_warmup
     assert sample.batch_size == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -40,6 +41,11 @@ def test_engines_without_manifest_or_weights_are_refused(tmp_path: Path) -> None
     engine = make_engine(tmp_path / "m.engine", options={"strip_weights": True})
     with pytest.raises(ArtifactError, match="stored without weights"):
         read_triton_model(engine)
+    manifest = load_artifact(engine).manifest
+    with writing(engine) as temporary:
+        temporary.write_bytes(b"plan with weights")
+        commit(temporary, replace(manifest, proof={**manifest.proof, "refitted_with": "sha256:1"}))
+    assert read_triton_model(engine).path == engine
     (tmp_path / "m.engine.json").unlink()
     with pytest.raises(ArtifactError, match="has no manifest that says what it is"):
         read_triton_model(engine)

@@ -130,6 +130,20 @@ def test_what_is_only_reported_is_a_warning_for_its_precision(
     assert bool(found) == warned
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_fault_of_several_profiles_is_one_of_builds_that_have_them(
+    count: int, tmp_path: Path, machine: OnMachine
+) -> None:
+    model = saved(tmp_path, 16, "(float[n, 4] x) => (float[n, 4] y)", "y = Relu (x)")
+    machine("8.5.3")
+    profiles = ("x:1x4..1x4..1x4", "x:2x4..4x4..8x4")[:count]
+    found = lowered(model, profiles=profiles).warnings
+    assert [text for text in found if "several-profiles" in text] == [
+        "known fault several-profiles: engine of several optimization profiles computes something else in "
+        "one of them (NVIDIA/TensorRT 4250): x"
+    ] * (count - 1)
+
+
 def layer_norm(folder: Path, version: int = 17) -> Path:
     rng = np.random.default_rng(0)
     nodes = [

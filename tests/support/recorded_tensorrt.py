@@ -49,6 +49,7 @@ _VALUES: dict[str, dict[str, int]] = {
         "LINEAR": 0, "CHW2": 1, "HWC8": 2, "CHW4": 3, "CHW16": 4, "CHW32": 5, "DHWC8": 6, "CDHW32": 7,
         "HWC": 8, "DLA_LINEAR": 9, "DLA_HWC4": 10, "HWC16": 11, "DHWC": 12,
     },
+    "TilingOptimizationLevel": {"NONE": 0, "FAST": 1, "MODERATE": 2, "FULL": 3},
     "HardwareCompatibilityLevel": {"NONE": 0, "AMPERE_PLUS": 1, "SAME_COMPUTE_CAPABILITY": 2},
     "ErrorCode": {
         "SUCCESS": 0, "INTERNAL_ERROR": 1, "MEM_ALLOC_FAILED": 2, "MODEL_DESERIALIZE_FAILED": 3,

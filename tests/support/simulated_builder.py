@@ -302,6 +302,7 @@ def _plan(builder: Any, network: Any, config: Any, precisions: dict[str, str]) -
         "verbosity": config._verbosity.name,
         "refittable": any(config._has(name) for name in ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL")),
         "stripped": config._has("STRIP_PLAN"),
+        "streams_weights": config._has("WEIGHT_STREAMING"),
         "memory_bytes": _MEGABYTE,
         "io": [_io(module, tensor) for tensor in (*network._inputs, *network._outputs)],
         "profiles": [

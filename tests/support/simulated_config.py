@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from simulated_network import say, usage_error
@@ -91,6 +92,8 @@ class Config:
         self._calibrator: Any = None
         self._monitor: Any = None
         self._level, self._streams = 3, -1
+        self._tiling: Any = None
+        self._l2_limit, self._route = 0, ""
         self._verbosity = module.ProfilingVerbosity.LAYER_NAMES_ONLY
         self._capability = module.EngineCapability.STANDARD
         self._device_type = module.DeviceType.GPU
@@ -159,6 +162,42 @@ class Config:
             say(self, "WARNING", f"{text} has no effect.")
         elif self._takes("max_aux_streams", "setMaxAuxStreams"):
             self._streams = value
+
+    @property
+    def tiling_optimization_level(self) -> Any:
+        return self._tiling or self._module.TilingOptimizationLevel.NONE
+
+    @tiling_optimization_level.setter
+    def tiling_optimization_level(self, value: Any) -> None:
+        _require(value, self._module.TilingOptimizationLevel, "tiling_optimization_level")
+        if self._takes("tiling_optimization_level", "setTilingOptimizationLevel"):
+            self._tiling = value
+
+    @property
+    def l2_limit_for_tiling(self) -> int:
+        return self._l2_limit
+
+    @l2_limit_for_tiling.setter
+    def l2_limit_for_tiling(self, value: int) -> None:
+        if self._takes("l2_limit_for_tiling", "setL2LimitForTiling"):
+            self._l2_limit = value
+
+    @property
+    def build_route(self) -> str:
+        return self._route
+
+    @build_route.setter
+    def build_route(self, value: str) -> None:
+        # Source: NvInfer.h of release/11.1, setBuildRoute answers a bool that pyCore.cpp, set_build_route,
+        # drops; tensorrt_rtx 1.7.1.116, tried: it keeps none, without a word.
+        if not _is_rtx(self) and self._takes("build_route", "setBuildRoute"):
+            self._route = value
+
+    @property
+    def all_build_routes(self) -> str:
+        # Source: NvInfer.h of release/11.1, getAllBuildRoutes; tensorrt_rtx 1.7.1.116, tried: empty.
+        known = {"option": "-conv_use_long_w", "allowed_values": "-conv_use_long_w=[on|off]"}
+        return "" if _is_rtx(self) else json.dumps({"tuner_version": "2.19.15", "tuner_options": [known]})
 
     @property
     def hardware_compatibility_level(self) -> Any:

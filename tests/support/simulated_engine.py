@@ -138,6 +138,24 @@ class Engine:
             return sum(entry["bytes"] for entry in entries)
         return sum(entry["bytes"] for entry in entries if not entry["sha256"])
 
+    @property
+    def streamable_weights_size(self) -> int:
+        entries = self._plan["weights"].values() if self._plan.get("streams_weights") else ()
+        return sum(entry["bytes"] for entry in entries)
+
+    @property
+    def weight_streaming_budget_v2(self) -> int:
+        return int(vars(self).get("_budget", self.streamable_weights_size))
+
+    @weight_streaming_budget_v2.setter
+    def weight_streaming_budget_v2(self, value: int) -> None:
+        # Source: NvInferRuntime.h of release/10.16, setWeightStreamingBudgetV2: "must be a non-negative
+        # value", "cannot be modified while there are active IExecutionContexts"; pyCore.cpp drops the answer.
+        if value < 0 or vars(self).get("_has_contexts"):
+            say(self, "ERROR", "ICudaEngine::setWeightStreamingBudgetV2: Error Code 3: API Usage Error")
+        else:
+            self._budget = value
+
     def get_tensor_name(self, index: int) -> str:
         return str(self._plan["io"][index]["name"])
 
@@ -171,6 +189,7 @@ class Engine:
         return self._module.EngineInspector(self)
 
     def create_execution_context(self, *_: Any) -> Any:
+        self._has_contexts = True
         return self._module.IExecutionContext(self)
 
     def create_serialization_config(self) -> Any:

@@ -21,12 +21,10 @@ from computed_plan import TYPES, PlanTensor, make_kernel
 from recorded_tensorrt import recorded_module
 from simulated_cuda import LogicError, Misuse, SimulatedGpu
 from simulated_process import init_plugins, missing_plugin, registered_logger
-from simulated_runtime_config import RtxKernels
+from simulated_runtime_config import ContextMemory, EngineMemory, RtxKernels
 from simulated_runtime_config import behaviours as runtime_behaviours
 
 from qcompile.engines.tensorrt.adapter import Adapter
-
-CONTEXT_BYTES = 4096
 
 
 def make_adapter(version: str, gpu: SimulatedGpu) -> Adapter:
@@ -86,7 +84,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             engine._open(self, about, onnx.load_from_string(model))
             return engine
 
-    class ICudaEngine(Counted):
+    class ICudaEngine(EngineMemory, Counted):
         _counts = "engine"
 
         def _open(self, runtime: Any, about: dict[str, Any], model: onnx.ModelProto) -> None:
@@ -109,14 +107,6 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
         @property
         def num_optimization_profiles(self) -> int:
             return len(self._about["profiles"])
-
-        @property
-        def device_memory_size(self) -> int:
-            return CONTEXT_BYTES
-
-        @property
-        def device_memory_size_v2(self) -> int:
-            return CONTEXT_BYTES
 
         @property
         def _is_dynamic(self) -> bool:
@@ -165,12 +155,12 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             context._open(self, *config)
             return context
 
-    class IExecutionContext(Counted):
+    class IExecutionContext(ContextMemory, Counted):
         _counts = "execution context"
 
         def _open(self, engine: Any, config: Any = None) -> None:
             self._engine, self._log = engine, engine._log
-            self._compiled = RtxKernels(gpu, config)
+            self._compiled = RtxKernels(gpu, self._allocated_by(config))
             # Source: header of release/8.5, createExecutionContext: "each execution context in concurrent use
             # must use a separate optimization profile. The first execution context created will call
             # setOptimizationProfile(0) implicitly"; getOptimizationProfile: -1 before one is set.
@@ -308,6 +298,8 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             if stream.captured is not None and (not self._is_settled or self._allocators or self._report):
                 stream.void = True
                 return complain(self._log, "operation not permitted when stream is capturing")
+            if too_little := self._too_little_memory():
+                return complain(self._log, too_little)
             run = self._run()
             if self._allocators or self._report is not None:
                 stream.run()

@@ -8,9 +8,12 @@ Graphs" and "Working with Runtime Cache", and samples/apiUsage of NVIDIA/TensorR
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from simulated_cuda import SimulatedGpu
+
+CONTEXT_BYTES = 4096
 
 
 def behaviours(gpu: SimulatedGpu) -> dict[str, Any]:
@@ -23,6 +26,7 @@ def behaviours(gpu: SimulatedGpu) -> dict[str, Any]:
             self._graphs = strategies and strategies.DISABLED
             self._kernels = self._module.DynamicShapesKernelSpecializationStrategy.LAZY
             self._cache: Any = None
+            self._strategy = self._module.ExecutionContextAllocationStrategy.STATIC
 
         @property
         def cuda_graph_strategy(self) -> Any:
@@ -41,6 +45,9 @@ def behaviours(gpu: SimulatedGpu) -> dict[str, Any]:
         @dynamic_shapes_kernel_specialization_strategy.setter
         def dynamic_shapes_kernel_specialization_strategy(self, value: Any) -> None:
             self._kernels = value
+
+        def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+            self._strategy = strategy
 
         def create_runtime_cache(self) -> Any:
             return self._module.IRuntimeCache()
@@ -101,3 +108,56 @@ class RtxKernels:
             self._runs[shapes] = self._runs.get(shapes, 0) + 1
             self._gpu.made["RTX capture"] += self._runs[shapes] == 2
             self._gpu.made["RTX replay"] += self._runs[shapes] > 2
+
+
+class EngineMemory:
+    """What an engine tells of the memory of its execution contexts: twice as much for each further profile.
+
+    Source: NvInferRuntime.h of release/10.16, getDeviceMemorySizeV2: the maximum "across all profiles", and
+    getDeviceMemorySizeForProfileV2.
+    """
+
+    @property
+    def device_memory_size(self) -> int:
+        return self._of_profile(self.num_optimization_profiles - 1)  # type: ignore[attr-defined]
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        return self._of_profile(self.num_optimization_profiles - 1)  # type: ignore[attr-defined]
+
+    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
+        return self._of_profile(profile_index)
+
+    def _of_profile(self, index: int) -> int:
+        return CONTEXT_BYTES << index
+
+
+class ContextMemory:
+    """How an execution context gets its memory: USER_MANAGED takes it from its user, for the shapes of now.
+
+    Source: NvInferRuntime.h of release/10.16, ExecutionContextAllocationStrategy; setDeviceMemoryV2: the size
+    "must be large enough for performing inference with the given network inputs";
+    updateDeviceMemorySizeForShapes: "must specify all input shapes", 0 if an error occurred.
+    """
+
+    def _allocated_by(self, config: Any) -> Any:
+        """Keep the strategy of a configuration, or the strategy itself; return the configuration."""
+        strategy = getattr(config, "_strategy", config)
+        self._user_managed = strategy is not None and strategy.name == "USER_MANAGED"
+        self._provided = 0
+        return config if hasattr(config, "_strategy") else None
+
+    def update_device_memory_size_for_shapes(self) -> int:
+        self._provided = 0
+        return self._needed()
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        self._provided = size if memory else 0
+
+    def _needed(self) -> int:
+        return sum(256 * math.prod(shape) for shape in self._shapes.values())  # type: ignore[attr-defined]
+
+    def _too_little_memory(self) -> str:
+        if not self._user_managed or self._provided >= self._needed():
+            return ""
+        return f"{self._provided} bytes of device memory are too few, {self._needed()} are needed"

@@ -32,13 +32,14 @@ from .calibration import (
     scales_for,
     set_ranges,
 )
-from .configure import add_profiles, configure, set_calibration_profile
+from .configure import add_profiles, build_routes, configure, set_calibration_profile
 from .failure import build_failure
 from .inspector import inspect_plan
 from .monitor import interrupt_deferred, make_monitor
 from .network import keep_layers, mark_debug_tensors, parse, set_formats, shape_tensors
 from .profiles import InputRange, make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers, prove
+from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, merge_cache, use_cache
 
 
@@ -99,6 +100,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "profiles": _profiles_json(prepared.profiles),
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
             "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
+            "build_routes": build_routes(prepared.config),
             "options": changed(request.spec.tensorrt),
         }
 
@@ -242,6 +244,9 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         proof |= {"calibrator": scales.calibrator, "calibration_batches": scales.feeder.fed}
     elif scales is not None:
         proof |= {"calibrator": "ranges", "calibration_batches": 0}
+    options = request.spec.tensorrt
+    if options.strip_weights and not options.refit:
+        proof["weights"] = weights_digest(Path(request.model))
     model = load_onnx(Path(request.model), external_data=False)
     return BuildOutcome(
         kind="engine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,16 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
              f"`optimization_level` {options.optimization_level}")  # fmt: skip
     if options.aux_streams >= 0:
         _set(adapter, config, log, "max_aux_streams", options.aux_streams, "`aux_streams`")
+    if options.tiling_level >= 0:
+        option = f"`tiling_level` {options.tiling_level}"
+        adapter.require_config("tiling_optimization_level", option)
+        level = module.TilingOptimizationLevel(options.tiling_level)
+        _set(adapter, config, log, "tiling_optimization_level", level, option)
+    if options.l2_limit_bytes:
+        limit = options.l2_limit_bytes
+        _set(adapter, config, log, "l2_limit_for_tiling", limit, "`tiling_l2_limit`")
+    if options.build_route:
+        _set(adapter, config, log, "build_route", options.build_route, "`build_route`")
     if options.hardware_compatible:
         level = adapter.hardware_level(options.hardware_compatible)
         _set(adapter, config, log, "hardware_compatibility_level", level, "`hardware_compatible`")
@@ -59,6 +70,7 @@ def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:
         "`exclude_lean_runtime`": ("EXCLUDE_LEAN_RUNTIME", options.exclude_lean_runtime),
         "`gpu_fallback`": ("GPU_FALLBACK", options.gpu_fallback),
         "`sparse_weights`": ("SPARSE_WEIGHTS", options.sparse_weights),
+        "`weight_streaming`": ("WEIGHT_STREAMING", bool(options.weight_streaming)),
     }
     return flags + [
         (option, adapter.flag(name, option)) for option, (name, enabled) in asked.items() if enabled
@@ -71,6 +83,16 @@ def _set(adapter: Adapter, config: Any, log: Log, attribute: str, value: Any, op
         setattr(config, attribute, value)
     if getattr(config, attribute) != value:
         raise InvalidOption(f"{option}: {adapter.name} did not take it", option=option.split()[0])
+
+
+def build_routes(config: Any) -> list[str]:
+    """Return the options that a `build_route` may be made of, with their values; [] before 11.1.
+
+    JSON, as NvInfer.h of 11.1:11402 (getAllBuildRoutes) shows it; empty in TensorRT-RTX 1.7.1.
+    """
+    text = getattr(config, "all_build_routes", "")
+    options = json.loads(text)["tuner_options"] if text else []
+    return [str(option["allowed_values"]) for option in options]
 
 
 def _use_dla(adapter: Adapter, builder: Any, config: Any, options: TensorRTOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from ....artifact import Artifact, Manifest, commit, load_artifact, tool_versions
 from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
 from ....files import writing
+from ....model.graph import tensor_values
 from ....model.onnx_file import load_onnx, model_io
+from ....model.stored_tensors import every_tensor
 from ....model.weightless import fingerprint
 from ....progress import Progress
 from ....tensors import ModelIO
@@ -41,7 +44,7 @@ def refit_plan(
     Raises:
         EngineUnavailable: If there is no GPU.
         ArtifactError: If the engine is of another version or GPU, or takes no new weights.
-        ModelError: If the graph has other inputs and outputs.
+        ModelError: If the graph has other inputs and outputs, or other weights than the engine takes.
         BuildError: If weights are missing or TensorRT refuses them, naming them.
     """
     artifact = load_artifact(engine_file)
@@ -59,6 +62,13 @@ def refit_plan(
         raise ModelError(
             f"{source}: its inputs and outputs are not those of {engine_file}",
             hint="refit takes other weights of the same model; build it instead",
+            file=source,
+        )
+    built_with = artifact.manifest.proof.get("weights")
+    if built_with and built_with != weights_digest(graph):
+        raise ModelError(
+            f"{source}: its weights are not those that {engine_file} was built with; it takes no others",
+            hint="build the engine with `refit` beside `strip_weights`, then it takes other weights",
             file=source,
         )
     with current_device(device, str(engine_file)):
@@ -110,6 +120,19 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None
         )
     if not refitter.refit_cuda_engine():
         raise BuildError(f"{source}: {adapter.name} cannot refit: {opened.said()}")
+
+
+def weights_digest(graph: Path) -> str:
+    """Return the digest of all tensors that a graph stores, in any order.
+
+    An engine with REFIT_IDENTICAL takes only the weights of its build: "if the refit weights are not
+    identical to the build-time weights, behavior is undefined" (NvInfer.h of 10.16, kREFIT_IDENTICAL).
+    """
+    tensors = []
+    for tensor in every_tensor(load_onnx(graph)):
+        values = hashlib.sha256(tensor_values(tensor).tobytes()).hexdigest()
+        tensors.append(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} {values}")
+    return f"sha256:{hashlib.sha256(chr(10).join(sorted(tensors)).encode()).hexdigest()}"
 
 
 def named_weights(graph: Path) -> dict[str, NDArray[Any]]:

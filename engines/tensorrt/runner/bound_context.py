@@ -41,13 +41,14 @@ class BoundContext:
     """
 
     def __init__(self, loaded: LoadedEngine, stream: Any, contexts: ExecutionContexts) -> None:
-        self._loaded, self._stream = loaded, stream
+        self._loaded, self._stream, self._contexts = loaded, stream, contexts
         self._cuda_graph = contexts.cuda_graph
         self._captures = contexts.cuda_graph and not contexts.captures_itself
         self._cuda = loaded.context.cuda
         self._context = contexts.make()
         self.binding: object = object()
         self._bound: tuple[int, object] | None = None
+        self._activations = DeviceBuffer(self._cuda)
         self._device = {tensor.name: DeviceBuffer(self._cuda) for tensor in loaded.tensors}
         self._host = {tensor.name: HostBuffer(self._cuda) for tensor in loaded.tensors}
         self._addresses: dict[str, int] = {}
@@ -62,9 +63,10 @@ class BoundContext:
         self._under_way = False
 
     @property
-    def buffer_bytes(self) -> int:
-        """Memory of inputs and outputs on the device."""
-        return sum(buffer.size_bytes for buffer in self._device.values())
+    def memory_bytes(self) -> int:
+        """Memory on the device, of inputs, outputs and the execution context."""
+        buffers = (self._activations, *self._device.values())
+        return self._contexts.memory_bytes(self._context) + sum(buffer.size_bytes for buffer in buffers)
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool = True) -> None:
         """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address.
@@ -82,10 +84,12 @@ class BoundContext:
         self.synchronize()
         self.binding = object()
         self._refuse_own_outputs(values)
-        self._choose(profile, feed_shapes)
+        is_new = self._choose(profile, feed_shapes)
         self._uploads, self._owners, self._device_copies = [], [], {}
         for tensor in self._loaded.inputs:
             self._bind_input(tensor, values[tensor.name])
+        if is_new and self._contexts.user_managed:
+            self._provide_memory()
         for tensor in self._loaded.outputs:
             self._bind_output(tensor)
         if self._captures and graph and self._graph is None:
@@ -186,7 +190,7 @@ class BoundContext:
         self.binding = object()
         with ExitStack() as stack:
             stack.callback(self._drop_context)
-            for device in self._device.values():
+            for device in (self._activations, *self._device.values()):
                 stack.callback(device.free)
             for host in self._host.values():
                 stack.callback(host.free)
@@ -218,10 +222,11 @@ class BoundContext:
                         tensor=name,
                     )
 
-    def _choose(self, profile: Profile, feed_shapes: FeedShapes) -> None:
+    def _choose(self, profile: Profile, feed_shapes: FeedShapes) -> bool:
+        """Choose profile and shapes; returns whether they are not those of before."""
         binding = (profile.index, feed_shapes.key)
         if self._bound == binding:
-            return
+            return False
         self._drop_graph()  # a graph is void once its execution context changes
         self._bound = None
         if self._context.active_optimization_profile != profile.index:
@@ -237,6 +242,12 @@ class BoundContext:
             refusal = f"input {name!r} cannot be of shape {format_shape(shape)}"
             require(self._loaded, refusal, self._context.set_input_shape, name, shape)
         self._bound = binding
+        return True
+
+    def _provide_memory(self) -> None:
+        """Allocate for the shapes that are bound (trtexec: sampleInference.cpp of 10.16:393)."""
+        size = int(self._context.update_device_memory_size_for_shapes())
+        self._context.set_device_memory(self._activations.reserve(size), size)
 
     def _bind_input(self, tensor: IOTensor, value: NDArray[Any] | DeviceInput) -> None:
         name, buffer = tensor.name, self._device[tensor.name]

@@ -69,7 +69,9 @@ class EngineShare:
                 loaded.profiles = with_declared_values(loaded.profiles, use.profiles, loaded.inputs)
                 if use.runtime_cache and adapter.keeps_runtime_caches:
                     cache = RuntimeCacheFile(path, adapter.version, use.digest)
-                self._contexts = ExecutionContexts(loaded, cuda_graph=use.cuda_graph, cache=cache)
+                self._contexts = ExecutionContexts(
+                    loaded, cuda_graph=use.cuda_graph, cache=cache, allocation=use.needs.allocation
+                )
         except BaseException:
             self.release()
             raise

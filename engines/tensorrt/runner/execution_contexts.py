@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....errors import ModelError, first_line
+from ..compatibility import ALLOCATIONS
 from .loaded_engine import LoadedEngine
 from .runtime_cache import RuntimeCacheFile
 
@@ -23,19 +24,33 @@ class ExecutionContexts:
         loaded: The engine; its CUDA context is active.
         cuda_graph: Whether inferences are captured in CUDA graphs.
         cache: Where the kernels that TensorRT-RTX compiles are kept; None: nowhere.
+        allocation: What their memory is for, as `allocation_strategy` spells it.
 
     Attributes:
         cuda_graph: As given.
         captures_itself: Whether TensorRT captures and replays: from TensorRT-RTX 1.2 on. It knows when its
             kernels for a shape are compiled; a capture from outside would need engines built with the flag
             REQUIRE_USER_ALLOCATION (release notes 1.2), and would keep the kernels of that moment.
+        user_managed: Whether whoever binds shapes allocates their memory.
 
     Raises:
         ModelError: If it takes no CUDA graphs.
     """
 
-    def __init__(self, loaded: LoadedEngine, *, cuda_graph: bool, cache: RuntimeCacheFile | None) -> None:
-        self._loaded, self.cuda_graph = loaded, cuda_graph
+    def __init__(
+        self,
+        loaded: LoadedEngine,
+        *,
+        cuda_graph: bool,
+        cache: RuntimeCacheFile | None,
+        allocation: str = "",
+    ) -> None:
+        self._loaded, self.cuda_graph, self._allocation = loaded, cuda_graph, allocation
+        self.user_managed = allocation == "runtime"
+        self._strategy: Any = None
+        if allocation:
+            strategies = loaded.adapter.module.ExecutionContextAllocationStrategy
+            self._strategy = getattr(strategies, ALLOCATIONS[allocation])
         self.captures_itself = cuda_graph and loaded.adapter.captures_by_itself
         self._config: Any = None
         self._cache: Any = None
@@ -50,11 +65,18 @@ class ExecutionContexts:
             ModelError: If there can be none, with TensorRT's reason.
         """
         engine = self._loaded.engine
-        given = () if self._config is None else (self._config,)
-        context = engine.create_execution_context(*given)
+        given = self._config if self._config is not None else self._strategy
+        context = engine.create_execution_context(*(() if given is None else (given,)))
         if context is None:
             raise ModelError(f"{self._loaded.path}: no execution context can be made: {self._loaded.said()}")
         return context
+
+    def memory_bytes(self, context: Any) -> int:
+        """Return the memory on the device that TensorRT allocated for an execution context."""
+        engine = self._loaded.engine
+        if self._allocation == "profile":
+            return int(engine.get_device_memory_size_for_profile_v2(context.active_optimization_profile))
+        return 0 if self.user_managed else self._loaded.adapter.memory_bytes(engine)
 
     def free(self) -> None:
         """Write the runtime cache and let go of it; every execution context must have been freed."""
@@ -64,6 +86,8 @@ class ExecutionContexts:
 
     def _configure(self, module: Any) -> None:
         self._config = self._loaded.engine.create_runtime_config()
+        if self._strategy is not None:
+            self._config.set_execution_context_allocation_strategy(self._strategy)
         strategies = module.DynamicShapesKernelSpecializationStrategy
         # The default, LAZY, computes with other kernels until those for a shape are compiled: times and last
         # bits of an output would change from call to call, and the cache would miss what is not ready yet.

@@ -278,8 +278,7 @@ class TensorRTRunner(Runner):
         """
         self._require_open()
         contexts = [bound for slot in self._opened.all for bound in slot.contexts]
-        each = self._adapter.memory_bytes(self._share.loaded.engine)
-        return sum(each + bound.buffer_bytes for bound in contexts)
+        return sum(bound.memory_bytes for bound in contexts)
 
     def close(self) -> None:
         """Free buffers and execution contexts, then, unless another runner holds it, the engine."""

@@ -225,6 +225,63 @@ def test_attention_and_its_transposed_inputs_are_found() -> None:
     assert len(FAULTY_GRAPHS["fused-attention-sm120"].find(behind)) == 1
 
 
+KEYS = """
+    t = Transpose <perm = [0, 2, 1]> (x)  i = Reshape (t, image)
+    c = Conv <kernel_shape = [2, 2], strides = [2, 2]> (i, w)
+    f = Reshape (c, tokens)  n = Transpose <perm = [0, 2, 1]> (f)  k = MatMul (n, p)
+    kt = Transpose <perm = [0, 2, 1]> (k)  s = MatMul (x, kt)  q = Softmax <axis=-1> (s)  y = MatMul (q, k)
+"""
+KEYS_STORED = (
+    "<int64[4] image = {0, 2, 4, 4}, int64[3] tokens = {0, 2, 4}, float[2, 2] p = {1, 0, 0, 1}, "
+    "float[2, 2, 2, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8}>"
+)
+
+
+@pytest.mark.parametrize(
+    ("batch", "body", "found"),
+    [
+        ("B", KEYS, 1),
+        ("2", KEYS, 1),
+        ("1", KEYS, 0),  # one sample has no other slot
+        ("B", KEYS.replace("strides = [2, 2]", "strides = [1, 1], pads = [0, 0, 1, 1]"), 0),
+        ("B", KEYS.replace("i = Reshape (t, image)", "e = Unsqueeze (t, one)  i = Relu (e)"), 0),
+    ],
+)
+def test_attention_of_keys_that_a_convolution_reduces_is_found_in_batches(
+    batch: str, body: str, found: int
+) -> None:
+    stored = KEYS_STORED.replace("<", "<int64[1] one = {3}, ")
+    io = f"(float[{batch}, 16, 2] x) => (float[{batch}, 16, 2] y)"
+    assert len(FAULTY_GRAPHS["batched-reduced-keys"].find(model(17, io, body, stored))) == found
+
+
+ROTATED = """
+    h, r = Split <axis = 1> (x, parts)  a = Mul (r, cos)  b = Mul (r, sin)  t = Add (a, b)
+    c = Concat <axis = 1> (%s, t)  q = Mul (c, f)  s = MatMul (q, k)  p = Softmax <axis=-1> (s)
+    y = MatMul (p, v)
+"""
+ROTATED_STORED = (
+    "<int64[2] parts = {1, 4}, float[4] cos = {1, 1, 1, 1}, float[4] sin = {1, 1, 1, 1}, float f = {2}>"
+)
+
+
+@pytest.mark.parametrize(("first", "found"), [("h", 1), ("t", 0)])
+def test_attention_that_rotates_all_but_the_first_tokens_is_found(first: str, found: int) -> None:
+    io = "(float[B, 5, 4] x, float[B, 4, N] k, float[B, N, 4] v) => (float[B, M, 4] y)"
+    graph = model(17, io, ROTATED % first, ROTATED_STORED)
+    assert len(FAULTY_GRAPHS["partly-rotated-attention"].find(graph)) == found
+
+
+@pytest.mark.parametrize(("end", "found"), [("m = Mul (z, r)  y = Add (m, low)", 1), ("y = Mul (z, r)", 0)])
+def test_an_input_that_is_normalized_and_scaled_back_is_found(end: str, found: int) -> None:
+    body = f"""
+        low = ReduceMin <axes = [1, 2, 3]> (x)  high = ReduceMax <axes = [1, 2, 3]> (x)
+        r = Sub (high, low)  d = Sub (x, low)  n = Div (d, r)  z = Relu (n)  {end}
+    """
+    io = "(float[B, 1, 4, 4] x) => (float[B, 1, 4, 4] y)"
+    assert len(FAULTY_GRAPHS["normalized-and-back"].find(model(17, io, body))) == found
+
+
 @pytest.mark.parametrize("version", [11, 13, 17])
 @pytest.mark.parametrize("operator", ["ReduceL1", "ReduceLogSum", "ReduceLogSumExp"])
 @pytest.mark.parametrize(("axes", "keep"), [("1", 0), ("0, -1", 1), ("-2, -1", 0)])

@@ -10,7 +10,9 @@ import pytest
 import tensorrt_rtx
 
 from qcompile.engines.tensorrt.adapter import Adapter, load_adapter
+from qcompile.engines.tensorrt.compatibility import dequantized_products
 from qcompile.engines.tensorrt.log import last_error, make_log
+from qcompile.engines.tensorrt.parser_operators import parser_of
 from qcompile.errors import EngineUnavailable, InvalidOption
 
 
@@ -41,23 +43,27 @@ class Capability(enum.Enum):
     SM89 = 89
 
 
-def stand_in(version: str, creation: dict[str, int], builder: str, **names: object) -> Adapter:
+def stand_in(
+    version: str, creation: dict[str, int], builder: str, target: str = "tensorrt", **names: object
+) -> Adapter:
     """A TensorRT with these creation flags and builder flags."""
     module = SimpleNamespace(
         __version__=version,
-        __name__="tensorrt",
+        __name__=target.replace("-", "_"),
         NetworkDefinitionCreationFlag=SimpleNamespace(**creation),
         BuilderFlag=SimpleNamespace(**{name: name for name in builder.split()}),
         **names,
     )
-    return Adapter(module, "tensorrt")
+    return Adapter(module, target)
 
 
 MONITOR = {"IProgressMonitor": object}
 V8 = stand_in("8.5.3.1", {"EXPLICIT_BATCH": 0, "EXPLICIT_PRECISION": 1}, "FP16 INT8 TF32")
 V10 = stand_in("10.16.1.11", {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1}, "FP16 INT8 BF16 TF32", **MONITOR)
 V11 = stand_in("11.4.0.106", {"STRONGLY_TYPED": 1}, "TF32 REFIT", **MONITOR)
-RTX = stand_in("1.7.1.116", {"STRONGLY_TYPED": 0}, "TF32", ComputeCapability=Capability, **MONITOR)
+RTX = stand_in(
+    "1.7.1.116", {"STRONGLY_TYPED": 0}, "TF32", "tensorrt-rtx", ComputeCapability=Capability, **MONITOR
+)
 NEITHER = stand_in("9.9", {}, "TF32")
 
 
@@ -148,6 +154,21 @@ def test_the_gpus_named_are_chosen_in_order() -> None:
     RTX.set_gpus(config, ["sm89", "SM80"])
     assert config.num_compute_capabilities == 2
     assert config.chosen == {0: Capability.SM89, 1: Capability.SM80}
+
+
+def test_a_tensorrt_that_builds_for_named_gpus_is_not_taken_for_rtx() -> None:
+    levels = SimpleNamespace(AMPERE_PLUS="ampere")
+    adapter = stand_in(
+        "11.1.0.106", {"STRONGLY_TYPED": 1}, "TF32",
+        ComputeCapability=Capability, HardwareCompatibilityLevel=levels,
+    )  # fmt: skip
+    config = Config()
+    adapter.set_gpus(config, ["sm89"])
+    assert config.chosen == {0: Capability.SM89}
+    assert adapter.keeps_timing_caches
+    assert adapter.parser() == parser_of("11.1") is not None
+    assert adapter.hardware_level("ampere+") == "ampere"
+    assert dequantized_products(adapter, "mxfp8") == []
 
 
 def test_the_real_rtx_is_strongly_typed_and_builds_ahead_of_time() -> None:

@@ -21,8 +21,9 @@ def names(target: str, version: str, gpu: str = "sm86") -> set[str]:
 
 
 EVER = {"mod-by-float", "recurrent-layout"}
-OF_8_5 = EVER | {"shape-slice", "scatter-reduction"}
+OF_8_5 = EVER | {"shape-slice", "scatter-reduction", "several-profiles"}
 OF_10_0 = EVER | {"group-norm-of-one", "grid-sample-mode"}
+OF_11_1 = OF_10_0 | {"cumsum-axes", "deformable-attention", "batched-reduced-keys", "resize-behind-if"}
 
 
 @pytest.mark.parametrize(
@@ -30,15 +31,13 @@ OF_10_0 = EVER | {"group-norm-of-one", "grid-sample-mode"}
     [
         ("8.5.3.1", OF_8_5),
         ("8.6.1", OF_8_5 | {"group-norm-of-one"}),
-        ("10.0.1", OF_10_0),
+        ("10.0.1", OF_10_0 | {"several-profiles"}),
+        ("10.4.0", OF_10_0 | {"several-profiles", "partly-rotated-attention"}),
+        ("10.7.0", OF_10_0 | {"several-profiles"}),
         ("10.8.0", OF_10_0 | {"cumsum-axes"}),
-        ("10.13.3", OF_10_0 | {"cumsum-axes", "deformable-attention"}),
-        ("11.1.0", OF_10_0 | {"cumsum-axes", "deformable-attention", "resize-behind-if"}),
-        (
-            "11.2.1",
-            OF_10_0
-            | {"cumsum-axes", "deformable-attention", "resize-behind-if", "transposed-input-attention"},
-        ),
+        ("10.13.3", OF_10_0 | {"cumsum-axes", "deformable-attention", "batched-reduced-keys"}),
+        ("11.1.0", OF_11_1),
+        ("11.2.1", OF_11_1 | {"transposed-input-attention", "normalized-and-back"}),
     ],
 )
 def test_a_version_has_the_faults_that_are_reported_of_it(version: str, expected: set[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qcompile.cli.build import build
 from qcompile.errors import InvalidOption
-from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes
+from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes, weights_on_gpu
 
 
 def test_the_defaults_leave_every_choice_to_tensorrt() -> None:
@@ -47,6 +47,13 @@ def test_every_whole_size_is_read_exactly(count: int, unit: str) -> None:
     assert found == count * factor
 
 
+@pytest.mark.parametrize(
+    ("text", "size"), [("all", 1000), ("0%", 0), ("12.5%", 125), ("100%", 1000), ("100", 100), ("4G", 1000)]
+)
+def test_the_weights_that_stay_on_the_gpu(text: str, size: int) -> None:
+    assert weights_on_gpu(text, 1000) == size
+
+
 @pytest.mark.parametrize("text", ["", "0", "-1", "4T", "G", "four", "1 2"])
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="a size such as 512M or 4G is required"):
@@ -78,6 +85,13 @@ def test_types_and_formats_of_tensors(text: str, found: dict[str, tuple[str, str
         ({"memory_pools": ("tactic-dram=lots",)}, "`memory_pools` 'tactic-dram=lots': a size"),
         ({"optimization_level": 6}, "`optimization_level` 6: at most 5 is required"),
         ({"hardware_compatible": "turing"}, r"`hardware_compatible` 'turing': one of ampere\+, same-sm"),
+        ({"tiling_level": 4}, "`tiling_level` 4: at most 3 is required"),
+        ({"tiling_l2_limit": "8M"}, "`tiling_l2_limit`: belongs to `tiling_level` 1 to 3"),
+        ({"tiling_level": 1, "tiling_l2_limit": "half"}, "`tiling_l2_limit` 'half': a size such as"),
+        ({"weight_streaming": "101%"}, "`weight_streaming` '101%': all, a share such as 50%, or a size"),
+        ({"weight_streaming": "auto"}, "`weight_streaming` 'auto': all, a share such as 50%, or a size"),
+        ({"weight_streaming": "all", "typing": "weak"}, "`weight_streaming`: is for `typing` strong"),
+        ({"allocation_strategy": "lazy"}, "`allocation_strategy` 'lazy': one of static, profile, runtime"),
         ({"exclude_lean_runtime": True}, "belongs to `version_compatible`"),
         ({"gpu_fallback": True}, "belongs to `dla_core`"),
         ({"tactic_sources": ("none", "cublas")}, "`tactic_sources`: none excludes the others"),

@@ -208,6 +208,25 @@ def test_host_code_runs_only_where_it_may(version: str) -> None:
     assert not open_plan(adapter, plan, PlanNeeds(), subject="m").runtime.engine_host_code_allowed
 
 
+WEIGHTS = {"w": {"bytes": 1000, "sha256": "1"}}
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.4", "rtx"])
+def test_weights_stay_on_the_gpu_as_far_as_the_build_says(version: str) -> None:
+    needs = PlanNeeds(weights_on_gpu="20%")
+    adapter, plan = fresh(version, streams_weights=True, weights=WEIGHTS)
+    assert open_plan(adapter, plan, needs, subject="m").engine.weight_streaming_budget_v2 == 200
+    assert open_plan(adapter, plan, PlanNeeds(), subject="m").engine.weight_streaming_budget_v2 == 1000
+
+
+def test_a_budget_that_tensorrt_does_not_take_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, plan = fresh("10.16", streams_weights=True, weights=WEIGHTS)
+    kept = property(lambda _: 1000, lambda *_: None)
+    monkeypatch.setattr(adapter.module.ICudaEngine, "weight_streaming_budget_v2", kept)
+    with pytest.raises(ArtifactError, match="m: 500 bytes of weights cannot be kept on the GPU"):
+        open_plan(adapter, plan, PlanNeeds(weights_on_gpu="50%"), subject="m")
+
+
 def test_tensorrt_8_5_has_no_such_permission() -> None:
     adapter, plan = fresh("8.5.3")
     assert open_plan(adapter, plan, PlanNeeds(host_code=True), subject="m").engine is not None

@@ -18,11 +18,14 @@ pytest.importorskip("tensorrt_rtx")
 TAKEN = (
     "--workspace=1024", "--memPoolSize=tacticSharedMem:48K", "--builderOptimizationLevel=2",
     "--sparsity=enable", "--maxAuxStreams=1", "--tacticSources=-JIT_CONVOLUTIONS",
-    "--inputIOFormats=fp16:hwc8", "--versionCompatible --excludeLeanRuntime", "--noBuilderCache",
+    "--allowWeightStreaming --weightStreamingBudget=50%", "--allocationStrategy=runtime",
+    "--tilingOptimizationLevel=1 --l2LimitForTiling=1048576", "--inputIOFormats=fp16:hwc8",
+    "--versionCompatible --excludeLeanRuntime", "--noBuilderCache",
 )  # fmt: skip
 REFUSED = {
     "--useDLACore=0": {"dla_core": 0},
     "--hardwareCompatibilityLevel=ampere+": {"hardware_compatible": "ampere+"},
+    "--setBuildRoute=-a=off": {"build_route": "-a=off"},
     "--timingCacheFile=t.cache": {"timing_cache": "t.cache"},
     "--memPoolSize=dlaSRAM:1 --useDLACore=0": {"memory_pools": ["dla-managed-sram=1M"]},
 }
@@ -53,7 +56,7 @@ def test_what_is_kept_is_taken_by_the_builder() -> None:
     assert manifest is not None
     asked = read_recipe(done.recipe).artifact[0].tensorrt.as_json()
     assert {name: manifest.options[name] for name in asked} == asked
-    assert len(asked) == 9
+    assert len(asked) == 13
     assert manifest.proof["layers_by_precision"] == {"fp16": {"CONVOLUTION": 2}}
 
 
@@ -72,5 +75,5 @@ def test_each_row_that_differs_for_rtx_is_looked_at_here() -> None:
     differing = {flag.name for flag in flags_of("trtexec").values() if flag.rtx_fate}
     of_timing = {"errorOnTimingCacheMiss", "minTiming", "avgTiming", "maxTactics"}
     assert differing == of_timing | {
-        "useDLACore", "allowGPUFallback", "hardwareCompatibilityLevel", "timingCacheFile",
+        "setBuildRoute", "useDLACore", "allowGPUFallback", "hardwareCompatibilityLevel", "timingCacheFile",
     }  # fmt: skip

@@ -90,6 +90,36 @@ def test_a_stripped_engine_becomes_whole(
     assert whole.manifest.size_bytes > stripped.manifest.size_bytes
 
 
+@pytest.mark.parametrize("version", ["10.16", "11.4"])
+def test_a_stripped_engine_takes_other_weights_only_where_it_was_built_for_refits(
+    version: str, machine: OnMachine, model: Path, retrained: Path, tmp_path: Path
+) -> None:
+    here = machine(version)
+    stripped = here.build(model, options={"strip_weights": True})
+    with pytest.raises(ModelError, match=r"retrained.onnx: its weights are not those") as caught:
+        qcompile.refit(stripped.path, retrained, tmp_path / "new.engine")
+    assert "`refit` beside `strip_weights`" in caught.value.hint
+    assert not (tmp_path / "new.engine").exists()
+    both = here.build(model, name="both", options={"strip_weights": True, "refit": True})
+    assert "weights" not in both.manifest.proof
+    fresh = here.build(retrained, name="fresh", options={"refit": True})
+    new = qcompile.refit(both.path, retrained, tmp_path / "new.engine")
+    plans = [read_plan(one.path.read_bytes())["weights"] for one in (fresh, new)]
+    assert plans[0] == plans[1]
+
+
+def test_the_weights_of_a_build_are_the_same_in_a_file_that_stores_them_otherwise(
+    machine: OnMachine, model: Path, tmp_path: Path
+) -> None:
+    stripped = machine("10.16").build(model, options={"strip_weights": True})
+    made = onnx.load(model)
+    made.doc_string = "exported again"
+    made.graph.initializer.sort(key=lambda tensor: tensor.name, reverse=True)
+    onnx.save(made, tmp_path / "again.onnx")
+    whole = qcompile.refit(stripped.path, tmp_path / "again.onnx", tmp_path / "whole.engine")
+    assert whole.manifest.sources["graph"] != stripped.manifest.sources["graph"]
+
+
 def test_an_engine_that_takes_none_says_how_to_build_one_that_does(
     machine: OnMachine, model: Path, retrained: Path, tmp_path: Path
 ) -> None:

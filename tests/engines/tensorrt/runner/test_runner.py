@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from simulated_gpu import CONTEXT_BYTES
+from simulated_runtime_config import CONTEXT_BYTES
 from tensorrt_simulation import PYTORCHS, Simulation, read_model, values
 
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
