@@ -21,6 +21,7 @@ from .evaluate import known_evaluations
 from .every_gpu import measure_every_gpu
 from .measuring.environment import environment, state
 from .measuring.gpu_metrics import ask_servers, measure_energy, measure_gpu_latencies
+from .measuring.layer_times import measure_layer_times
 from .measuring.noise import Effort, noise
 from .measuring.nvml import process_memory_bytes
 from .measuring.open_loop import SEED
@@ -68,7 +69,8 @@ def benchmark(
     streams: Sequence[int] = (),
     rates: Sequence[float] = (),
     p99_below_ms: float | None = None,
-    cuda_graph: bool = False,
+    cuda_graph: bool | None = None,
+    layer_times: bool = False,
     torch_modes: Sequence[str] = (),
     models: Mapping[str, str] | None = None,
     devices: Sequence[str] = (),
@@ -103,7 +105,9 @@ def benchmark(
         streams: Measure the throughput of so many inferences in flight, of what runs on a GPU, too.
         rates: Measure a curve over so many requests per second too, which arrive by themselves.
         p99_below_ms: Find the largest rate of arriving requests whose p99 stays below this, too.
-        cuda_graph: Measure every engine of TensorRT with CUDA graphs, too.
+        cuda_graph: Measure every engine of TensorRT with CUDA graphs in a row of its own (True), or without
+            them alone (False). By default it has one row, with them where an inference can be captured.
+        layer_times: Ask the runtimes for the time of each layer, too, after everything else.
         torch_modes: Run every PyTorch MODEL among the artifacts in these modes too: trace, script, freeze,
             compile, half, autocast.
         models: Name to a PyTorch MODEL that is measured as it is, such as one that torch.ao has quantized.
@@ -187,12 +191,14 @@ def benchmark(
                 measure_gpu_latencies(workers, recorder)
                 measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)
-            if swept and (clients or streams or rates or p99_below_ms):
+            if swept and (clients or streams or rates or p99_below_ms or layer_times):
                 _feed_again(workers, recorder, folder / "feeds.npz")
             sweep_clients(workers, recorder, clients, samples_in(feeds), progress)
             sweep_streams(workers, recorder, streams, samples_in(feeds), progress)
             sweep_rates(workers, recorder, rates, progress)
             find_rates(workers, recorder, p99_below_ms, progress)
+            if layer_times:
+                measure_layer_times(workers, recorder, progress)
     except KeyboardInterrupt as error:
         if not any(one.round_medians_ms for one in timed.values()):
             raise  # nothing to keep
@@ -222,6 +228,7 @@ def benchmark(
             "p99_below_ms": p99_below_ms,
             "arrivals_seed": SEED,
             "cuda_graph": cuda_graph,
+            "layer_times": layer_times,
             "devices": list(devices),
             "command": list(command),
             "recipe": recipe,

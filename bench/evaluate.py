@@ -47,7 +47,7 @@ def evaluate(
     torch_modes: Sequence[str] = (),
     models: Mapping[str, str] | None = None,
     devices: Sequence[str] = (),
-    cuda_graph: bool = False,
+    cuda_graph: bool | None = None,
     pythons: Sequence[str] = (),
     timeout_s: float = DEFAULT_TIMEOUT_S,
     trust: bool = False,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..engines.gpu import device_text, find_gpus, why_no_gpu
 from ..errors import EngineUnavailable
+from ..spec.words import CUDA_GRAPH
 from .results.history import earlier_runs
 from .results.join import join_results
 from .results.results import BenchInterrupted, Results, save_results
@@ -56,10 +57,11 @@ def measure_every_gpu(measure: Callable[..., Results], options: Mapping[str, Any
 def _on_the_others(first: Results, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments for further GPUs: what ran on the first, and the baseline."""
     alone = asked["models"] or {}
+    modes = ("eager",) if asked["cuda_graph"] else ("eager", CUDA_GRAPH)  # without rows that are added
     kept = {
         row.name: row.artifact
         for row in first.rows
-        if row.mode == "eager"
+        if row.mode in modes
         and row.name not in alone
         and (row.device != "cpu" or row.name == first.baseline)
         and row.name not in {one.name for one in asked["unbuilt"]}

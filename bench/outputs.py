@@ -55,6 +55,8 @@ class RunnableArtifact:
         weights: What its graph holds; None where it is no ONNX file.
         warnings: What to know of it before it is measured.
         largest_batch: Most samples that it takes at once; None where that is not known.
+        falls_back: Whether it runs without a CUDA graph where it cannot be captured, as trtexec does
+            (samples/common/sampleInference.cpp of 11.1, createEnqueueFunction).
     """
 
     name: str
@@ -74,6 +76,7 @@ class RunnableArtifact:
     weights: WeightsHeld | None = None
     warnings: tuple[str, ...] = ()
     largest_batch: int | None = None
+    falls_back: bool = False
 
 
 def describe(

@@ -90,6 +90,15 @@ class Recorder:
         load_ms = cold_start.load_ms if cold_start is not None else None
         self._change(name, cold_start=cold_start, load_ms=load_ms, contains=contains, packages=packages)
 
+    def without_graph(self, name: str, error: QCompileError) -> None:
+        """Record that an engine runs without a CUDA graph, and why it cannot be captured."""
+        self._change(name, mode="eager")
+        self.warn(name, f"measured without a CUDA graph: {error.message}")
+
+    def layer_times(self, name: str, times_ms: Mapping[str, float]) -> None:
+        """Record the time of each layer."""
+        self._change(name, layer_times_ms=times_ms)
+
     def weights(self, name: str, held: WeightsHeld) -> None:
         """Record what an artifact says of its weights, once it is loaded."""
         precision = held.precision or self._rows[name].precision

@@ -22,15 +22,15 @@ def choose_runnables(
     torch_modes: Sequence[str],
     models: Mapping[str, str] | None = None,
     devices: Sequence[int | None] = (),
-    cuda_graph: bool = False,
+    cuda_graph: bool | None = None,
     in_flight: bool = False,
 ) -> tuple[list[RunnableArtifact], str]:
     """Return what is measured, the baseline first, and the baseline's name.
 
     Every MODEL among the artifacts comes once more in each of `torch_modes`, those of `models` do not. Every
-    engine of TensorRT comes once more with CUDA graphs, and every artifact on each further one of `devices`
-    that its engine runs on. `in_flight` says that something on a GPU is required. Other arguments are those
-    of `benchmark`.
+    artifact comes once more on each further one of `devices` that its engine runs on, and engines of TensorRT
+    with CUDA graphs as `cuda_graph` says. `in_flight` says that something on a GPU is required. Other
+    arguments are those of `benchmark`.
 
     Raises:
         InvalidOption: If the baseline cannot run here, or there is nothing for the modes, for CUDA graphs, or
@@ -55,7 +55,7 @@ def choose_runnables(
         raise InvalidOption(f"`models`: the name {twice[0]!r} is taken", option="models")
     listed, as_they_are = (
         [
-            placed
+            _with_graph(placed, falls_back=True) if cuda_graph is None and _is_plan(placed) else placed
             for name, artifact in group.items()
             for placed in _on_devices(describe(artifact, name=name, trust=trust, pythons=pythons), devices)
         ]
@@ -75,7 +75,14 @@ def choose_runnables(
             if mode != "eager"
         ]
     if cuda_graph:
-        runnables += _with_graphs(runnables)
+        plans = [runnable for runnable in runnables if _is_plan(runnable)]
+        if not plans:
+            raise InvalidOption(
+                "`cuda_graph`: no artifact is an engine of TensorRT",
+                hint="build one with `target` tensorrt; for PyTorch there is `torch_modes` compile",
+                option="cuda_graph",
+            )
+        runnables += [replace(_with_graph(plan), name=f"{plan.name} (CUDA graph)") for plan in plans]
     if in_flight and not any(runnable.device.startswith("cuda") for runnable in runnables):
         raise InvalidOption(
             "`streams`: inferences are in flight on a GPU, and no artifact runs on one",
@@ -94,16 +101,14 @@ def _precision(model: RunnableArtifact, mode: str) -> str:
     return model.precision
 
 
-def _with_graphs(runnables: Sequence[RunnableArtifact]) -> list[RunnableArtifact]:
-    """The engines of TensorRT, each with CUDA graphs."""
-    plans = [runnable for runnable in runnables if runnable.engine.startswith("tensorrt")]
-    if not plans:
-        raise InvalidOption(
-            "`cuda_graph`: no artifact is an engine of TensorRT",
-            hint="build one with `target` tensorrt; for PyTorch there is `torch_modes` compile",
-            option="cuda_graph",
-        )
-    return [replace(one, name=f"{one.name} (CUDA graph)", mode=CUDA_GRAPH) for one in plans]
+def _is_plan(runnable: RunnableArtifact) -> bool:
+    """Whether an artifact is an engine of TensorRT."""
+    return runnable.engine.startswith("tensorrt")
+
+
+def _with_graph(plan: RunnableArtifact, *, falls_back: bool = False) -> RunnableArtifact:
+    """The engine with CUDA graphs; one that falls back runs without where it cannot be captured."""
+    return replace(plan, mode=CUDA_GRAPH, falls_back=falls_back)
 
 
 def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:

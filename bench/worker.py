@@ -17,6 +17,8 @@ the input ends and so does the worker; where the system can do it, it is killed 
 |   "below_ms"}`                                         |   "backlog", "overloaded", "servers", "at_rest"}` |
 | `{"do": "in_flight", "streams", "seconds"}`            | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
+| `{"do": "layer_times", "engine"}`                      | `{"ms": {layer: median}}`; the artifact is      |
+|                                                        |   closed, so nothing can be timed afterwards    |
 | `{"do": "server_times"}`                               | `{"said"}`: what a server says of its time      |
 | `{"do": "infer", "path", "output"}`                    | `{}`; outputs are written to `output` (`.npz`)  |
 | `{"do": "layers", "job"}`                              | what `comparison.layers.job.run_job` returns    |
@@ -43,7 +45,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import InvalidOption, QCompileError
+from ..errors import EngineUnavailable, InvalidOption, QCompileError
 from ..files.storage import storage_error
 
 _LAYERS_JOB = "..comparison.layers.job"  # served here, known only by name: comparison/ is built on bench/
@@ -156,6 +158,24 @@ class WorkerSession:
         return {
             f"{name}_ns": getattr(times, name).tolist() for name in ("compute", "with_transfers", "enqueue")
         }
+
+    def do_layer_times(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ..engines.gpu import parse_device
+        from ..engines.registry import engine
+        from ..spec.words import ON_SERVER
+
+        self.runner.close()  # two at once may not fit on a GPU
+        place = self.request.get("device") or "cpu"
+        times_ms = engine(request["engine"]).kernel_times(
+            self.request["artifact"],
+            self.feeds,
+            threads=self.request["threads"],
+            device=None if place == ON_SERVER else parse_device(place),
+        )
+        taken_ms = {layer: ms for layer, ms in times_ms.items() if ms > 0.0}  # others are fused, or free
+        if not taken_ms:
+            raise EngineUnavailable("the profiler reports no layer")
+        return {"ms": taken_ms}
 
     def do_server_times(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"said": self.runner.server_times() if hasattr(self.runner, "server_times") else ""}

@@ -77,6 +77,7 @@ def measure(session: Session, given: BenchCommand) -> int:
             rates=given.rates,
             p99_below_ms=given.p99_below_ms,
             cuda_graph=given.cuda_graph,
+            layer_times=given.layer_times,
             torch_modes=given.torch_modes,
             models=dict(text.split("=", 1) for text in given.models),
             devices=given.devices,

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, get_args
 from ..artifact import Artifact
 from ..tensors import ModelIO, format_shape
 from .session import Session
-from .tables import bytes_text, curve_table, gpu_table, load_tables, noise_lines, reasons, results_table
+from .tables import (
+    bytes_text,
+    curve_table,
+    gpu_table,
+    layer_tables,
+    load_tables,
+    noise_lines,
+    reasons,
+    results_table,
+)
 
 if TYPE_CHECKING:
     from ..bench.results.results import Results
@@ -56,7 +65,7 @@ def present_results(session: Session, results: Results) -> None:
     if not session.quiet:
         session.table(results_table(results, width=session.width))
         curves = [curve_table(results, curve) for curve in get_args(Curve)]
-        for table in (gpu_table(results), *curves, *load_tables(results)):
+        for table in (gpu_table(results), *curves, *load_tables(results), *layer_tables(results)):
             if table is not None:
                 session.table(table)
     for line in reasons(results):

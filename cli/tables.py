@@ -160,6 +160,19 @@ def load_tables(results: Results) -> list[Table]:
     return tables
 
 
+def layer_tables(results: Results) -> list[Table]:
+    """Return the slowest layers of each artifact whose runtime tells their times."""
+    from ..bench.results.render import slowest_layers
+
+    tables = []
+    for row in results.rows:
+        if row.layer_times_ms:
+            tables.append(make_table(f"layers of {row.name}, profiled", "layer", "ms", "share"))
+            for cells in slowest_layers(row):
+                add_row(tables[-1], *cells)
+    return tables
+
+
 def gpu_table(results: Results) -> Table | None:
     """Return the times by the GPU's clock; None where there are none.
 

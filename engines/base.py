@@ -356,8 +356,16 @@ class Engine(ABC):
         """
         raise InvalidOption(f"`dry_run`: target {self.name} cannot tell before it builds", option="dry_run")
 
-    def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
+    def kernel_times(
+        self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
+    ) -> dict[str, float]:
         """Return name of each kernel, which begins with its node's, to its median time in milliseconds.
+
+        Args:
+            artifact: As `open` takes it.
+            feeds: What it is run on.
+            threads: As of `open`.
+            device: Number of the GPU; None for the place where its engine runs by itself.
 
         Raises:
             EngineUnavailable: If this runtime tells no times.

@@ -12,7 +12,7 @@ from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..progress import Progress
 from ..spec.decode import key as options_key
 from ..spec.measure import Budget
-from ..spec.words import is_own_metric
+from ..spec.words import TENSORRT_TARGETS, is_own_metric
 from .kinds import PROCESSOR, named_artifact
 from .recipe import BASELINE, ArtifactSection, Recipe
 from .stages import ONNX_TOOLS, Made, Stage, located
@@ -103,6 +103,7 @@ def bench_stage(
                 rates=section.rates,
                 p99_below_ms=section.p99_below_ms,
                 cuda_graph=section.cuda_graph,
+                layer_times=section.layer_times,
                 torch_modes=section.torch_modes,
                 models={name: model.absolute for name, model in models.items()},
                 devices=section.devices,
@@ -123,7 +124,7 @@ def bench_stage(
         "source": source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
-        "settings": options_key(section, without=_NOT_MEASURED),
+        "settings": measured_options(recipe, built if gpu else (), without=_NOT_MEASURED),
         "models": {
             name: digest_source(model, depends=[recipe.folder / one for one in recipe.model.depends])
             for name, model in models.items()
@@ -134,6 +135,24 @@ def bench_stage(
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }
     return Stage(f"bench-{machine}" if machine else "bench", file, key, work)
+
+
+def measured_options(
+    recipe: Recipe, on_gpu: Collection[str], *, without: tuple[str, ...] = ()
+) -> dict[str, object]:
+    """Return the options of `[bench]` for the key of a stage that runs artifacts, some of them `on_gpu`.
+
+    Where no engine of TensorRT runs they are as in keys of 0.2.0, which had no layer times, and no CUDA
+    graphs by default: what was measured on a processor is not measured again.
+    """
+    assert recipe.bench is not None, "the caller looks first"
+    options = options_key(recipe.bench, without=without)
+    if not options["layer_times"]:
+        del options["layer_times"]
+    targets = {named_artifact(recipe, name).target for name in on_gpu}
+    if options["cuda_graph"] is None and not targets & {*TENSORRT_TARGETS}:
+        options["cuda_graph"] = False
+    return options
 
 
 def join_stage(parts: Mapping[str, Made], output: Path) -> Stage:

@@ -16,9 +16,8 @@ from ..artifact import tool_versions
 from ..engines.gpu import is_every_gpu
 from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..progress import Progress
-from ..spec.decode import key as options_key
 from ..spec.words import TENSORRT_TARGETS, is_own_metric
-from .bench_stages import measured_models
+from .bench_stages import measured_models, measured_options
 from .kinds import named_artifact
 from .recipe import BASELINE, Recipe
 from .stages import ONNX_TOOLS, Made, Stage, located, recipe_source
@@ -110,7 +109,7 @@ def evaluate_stage(
         )
         return path
 
-    options = options_key(section)
+    options = measured_options(recipe, built if gpu else ())
     key: dict[str, Any] = {
         "artifacts": {one: made.digest for one, made in built.items()},
         "source": source_digest if BASELINE in artifacts else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .parts import Section
-from .sections_inside import calibration_section, layers_section, precision_section
+from .sections_inside import calibration_section, layers_section, precision_section, times_section
 from .sections_load import load_section
 from .sections_measured import (
     accuracy_section,
@@ -35,6 +35,7 @@ def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
         load_section,
         costs_section,
         precision_section,
+        times_section,
         layers_section,
         calibration_section,
         history_section,

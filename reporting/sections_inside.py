@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..bench.results.render import slowest_layers
 from ..calibration.summary import TensorSummary, summarize
 from ..figures import DASH, decibels, figure, number, words
 from .charts_layers import (
@@ -51,6 +52,23 @@ def precision_section(source: Source) -> Section:
         tables=[table],
         precisions=True,
     )
+
+
+def times_section(source: Source) -> Section:
+    """Which layers take the time."""
+    title = "Time of the layers"
+    timed = [s for s in source.measured if s.row.layer_times_ms]
+    if not timed:
+        return Section("times", title, missing="layer times were not measured (`layer_times`)")
+    tables = [
+        Table(
+            f"{s.label}: medians by the runtime's profiler, which slows the layers.",
+            ("layer", "ms", "share"),
+            [[*map(Cell, cells)] for cells in slowest_layers(s.row)],
+        )
+        for s in timed
+    ]
+    return Section("times", title, tables=tables)
 
 
 def layers_section(source: Source) -> Section:

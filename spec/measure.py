@@ -148,8 +148,19 @@ class BenchOptions(Checked):
         ]
         | None
     ) = None
-    cuda_graph: Annotated[
-        bool, option("Measure each TensorRT engine once more with CUDA graphs, as an additional row.")
+    cuda_graph: (
+        Annotated[
+            bool,
+            option(
+                "CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves "
+                "them out; by default the one row has them where an inference can be captured."
+            ),
+        ]
+        | None
+    ) = None
+    layer_times: Annotated[
+        bool,
+        option("Time of each layer, by the runtime's own profiler, after everything else is measured."),
     ] = False
     torch_modes: Annotated[
         tuple[TorchMode, ...],

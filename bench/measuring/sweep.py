@@ -122,7 +122,7 @@ def each_worker(
         try:
             step(name, worker)
         except QCompileError as error:
-            recorder.warn(name, f"{what}: {error.message}")
+            recorder.warn(name, f"{what}: {error.message.removeprefix(f'{name}: ')}")
             if isinstance(error, WorkerError):
                 recorder.died(name, error)
                 worker.kill()

@@ -195,6 +195,7 @@ class Artifact(_Part, frozen=True, kw_only=True):
     largest_rate: LargestRate | None = None
     packages: Texts | None = None
     layers_by_precision: dict[str, Any] | None = None
+    layer_times_ms: Figures = None
     round_medians_ms: tuple[Annotated[float, Meta(gt=0, le=1e300)], ...] = ()
     launch_rounds: tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...] = ()
     warnings: tuple[str, ...] | None = None

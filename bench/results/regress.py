@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...errors import InvalidOption
+from ...spec.words import CUDA_GRAPH
 from ..measuring.environment import machine_of, machine_text
 from ..statistics.launches import level_of
 from ..statistics.speedup import FEWEST_ROUNDS, Launches, Speedup, logarithms, speedup_with_interval
@@ -206,7 +207,7 @@ def _change(
         gain=after.accuracy.gain_on(before.accuracy) if before.accuracy and after.accuracy else None,
         unit=after.accuracy.unit if after.accuracy else "points",
     )
-    places = [" ".join(filter(None, (row.machine, row.device))) for row in (before, after)]
+    places = [_place(row) for row in (before, after)]
     if places[0] != places[1]:
         reason = f"ran on {places[0]}, and now on {places[1]}"
         return replace(change, reason=reason, broken=(reason,) if limits else ())
@@ -218,6 +219,12 @@ def _change(
     except InvalidOption as error:
         change = replace(change, reason=error.message)
     return replace(change, broken=tuple(limit.text for limit in limits if _breaks(change, limit)))
+
+
+def _place(row: Row) -> str:
+    """Where a row ran: figures of two places say nothing of what changed."""
+    graph = "with CUDA graphs" if row.mode == CUDA_GRAPH else ""
+    return " ".join(filter(None, (row.machine, row.device, graph)))
 
 
 def _launches(results: Results, row: Row, relative: bool) -> Launches:

@@ -34,6 +34,7 @@ RUNTIMES = {
     "triton": "Triton",
 }
 _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from
+_LAYERS_SHOWN = 10
 _SINGLE = (
     "name", "artifact", "engine", "mode", "precision", "runs_on", "device", "status", "reason", "size_bytes",
     "size_ratio", "throughput_per_s", "load_ms", "peak_memory_bytes", "gpu_memory_bytes", "contains",
@@ -140,6 +141,17 @@ def speedup_text(ratio: Speedup) -> tuple[str, str]:
     near = min(abs(ratio.low - 1.0), abs(ratio.high - 1.0)) < _NEAR_ONE
     decimals = 3 if near else 2
     return times(ratio.value, decimals), interval(ratio.low, ratio.high, decimals)
+
+
+def slowest_layers(row: Row) -> list[tuple[str, str, str]]:
+    """Return layer, milliseconds and share of the slowest layers, of all further ones, and of all."""
+    total_ms = math.fsum(row.layer_times_ms.values())
+    layers = sorted(row.layer_times_ms.items(), key=lambda layer: -layer[1])
+    if len(layers) > _LAYERS_SHOWN:
+        further = [taken_ms for _, taken_ms in layers[_LAYERS_SHOWN:]]
+        layers = [*layers[:_LAYERS_SHOWN], (f"{len(further)} further layers", math.fsum(further))]
+    layers.append(("together", total_ms))
+    return [(name, figure(taken_ms), f"{taken_ms / total_ms:.1%}") for name, taken_ms in layers]
 
 
 def interval_words(confidence: float) -> str:

@@ -237,6 +237,7 @@ class Row:
         machine: Where it was measured, where there are several: `Results.machines`.
         packages: Versions of what the worker had loaded.
         layers_by_precision: From the manifest's proof.
+        layer_times_ms: Layer to its median time, by its runtime's profiler; empty where it was not measured.
         warnings: What the user should know.
     """
 
@@ -277,6 +278,7 @@ class Row:
     machine: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
     layers_by_precision: Mapping[str, Any] | None = None
+    layer_times_ms: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @property

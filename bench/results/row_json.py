@@ -104,6 +104,7 @@ def row_json(row: Row) -> dict[str, Any]:
         "weights_bytes": row.weights_bytes,
         "memory_ratio": row.memory_ratio,
         "machine": row.machine,
+        "layer_times_ms": dict(row.layer_times_ms),
     }  # fmt: skip
 
 
@@ -153,6 +154,11 @@ def read_row(value: Mapping[str, Any]) -> Row:
         largest_rate=read_largest_rate(value.get("largest_rate")),
         packages={str(name): str(version) for name, version in _mapping(value.get("packages")).items()},
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
+        layer_times_ms={
+            name: taken_ms
+            for name, value in _mapping(value.get("layer_times_ms")).items()
+            if (taken_ms := _positive(value)) is not None
+        },
         warnings=tuple(str(text) for text in value.get("warnings") or ()),
     )
 

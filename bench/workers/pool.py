@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from ...errors import QCompileError
+from ...errors import ModelError, QCompileError
 from ...model.weights_held import WeightsHeld
 from ...progress import Progress
 from ...spec.words import ON_SERVER
@@ -128,6 +129,9 @@ class WorkerPool:
             fed = worker.ask("feed", path=str(self._feeds))
         except QCompileError as error:
             worker.kill()
+            if runnable.falls_back and isinstance(error, ModelError) and not self._launches:
+                self._start_without_graph(runnable, error)
+                return
             if self._launches or runnable.name == self._recorder.base:
                 raise
             self._recorder.failed(runnable.name, error)
@@ -143,3 +147,11 @@ class WorkerPool:
                 self._recorder.weights(runnable.name, WeightsHeld(**answer["weights"]))
             self._recorder.warn(runnable.name, *answer["notes"])
         self.workers[runnable.name] = worker
+
+    def _start_without_graph(self, runnable: RunnableArtifact, error: ModelError) -> None:
+        """Start an engine plainly, in a process that has seen no capture, now and in all further launches."""
+        plain = replace(runnable, mode="eager", falls_back=False)
+        self._runnables = [plain if one is runnable else one for one in self._runnables]
+        self._start(plain)
+        if self._recorder.is_measured(plain.name):
+            self._recorder.without_graph(plain.name, error)

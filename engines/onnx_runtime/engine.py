@@ -138,6 +138,10 @@ class OnnxRuntime(Engine):
         return self._opened(Path(artifact), threads)
 
     def _opened(self, path: Path, threads: int, *, optimized: bool = False) -> Runner:
+        return OnnxRuntimeRunner(self._session(path, threads, optimized=optimized))
+
+    def _session(self, path: Path, threads: int, *, optimized: bool = False, profile: str = "") -> Any:
+        """Load an artifact; with `profile`, ONNX Runtime writes a profile whose file's name begins so."""
         reason = self.why_not_run()
         if reason:
             raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
@@ -154,7 +158,9 @@ class OnnxRuntime(Engine):
             options.graph_optimization_level = level
         else:
             without = optimizers_to_leave_out(path)
-        return OnnxRuntimeRunner(make_session(path, options, without=without, error=BuildError))
+        if profile:
+            options.enable_profiling, options.profile_file_prefix = True, profile
+        return make_session(path, options, without=without, error=BuildError)
 
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
@@ -177,13 +183,17 @@ class OnnxRuntime(Engine):
             )
         return open_with_cuda(Path(artifact), run.device, threads)
 
-    def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
-        options = session_options(threads, optimize=False)
-        options.enable_profiling = True
+    def kernel_times(
+        self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
+    ) -> dict[str, float]:
+        if device is not None:
+            raise EngineUnavailable(
+                f"{self.name} tells no time of single layers on a GPU: its profile has the host's",
+                engine=self.name,
+            )
         times: dict[str, list[float]] = {}
         with temporary_folder("profile") as folder:
-            options.profile_file_prefix = f"{folder}/profile"
-            session = make_session(Path(artifact), options, error=BuildError)
+            session = self._session(Path(artifact), threads, profile=f"{folder}/profile")
             for _ in range(_WARMUP + _PROFILED):
                 session.run(None, feeds)
             events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))

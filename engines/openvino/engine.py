@@ -126,7 +126,9 @@ class OpenVino(Engine):
     def open(self, artifact: str, *, threads: int = 0, io: ModelIO | None = None) -> Runner:
         return self._opened(Path(artifact), threads)
 
-    def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
+    def kernel_times(
+        self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
+    ) -> dict[str, float]:
         runner = self._opened(Path(artifact), threads, profile=True)
         with runner:
             return runner.kernel_times(feeds)

@@ -176,8 +176,10 @@ class TensorRT(Engine):
 
         return TensorRTRunner(load_adapter(self.name), path, use, streams=streams, declared=declared)
 
-    def kernel_times(self, artifact: str, feeds: Feeds, *, threads: int = 0) -> dict[str, float]:
-        with self.open_on_gpu(artifact, DeviceRun()) as runner:
+    def kernel_times(
+        self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
+    ) -> dict[str, float]:
+        with self.open_on_gpu(artifact, DeviceRun(device or 0)) as runner:
             return runner.layer_times(feeds)
 
     def _why_not_import(self) -> str:

@@ -15,7 +15,7 @@ from .translator import EXTERNAL, OWN, Translator, Typed, unread
 from .values import POOLS, dtype_of, trtexec_pairs, trtexec_shapes, trtexec_size, wrong
 
 _MEASURED_PERCENTILES = {"50", "90", "99"}
-_SHOWN = ("bench", "bench.max_time_s", "bench.streams", "bench.cuda_graph")
+_SHOWN = ("bench", "bench.max_time_s", "bench.streams", "bench.cuda_graph", "bench.layer_times")
 _PLACEHOLDER = "placeholder ranges, 2 for inputs and 4 for outputs of layers (setTensorDynamicRange)"
 _RANDOM = (
     "one batch of random numbers from -1 to 1, as its calibration cache does not exist (RndInt8Calibrator)"
@@ -201,7 +201,10 @@ class _Trtexec(Translator):
         self.intent.bench["streams"] = [typed.number]
 
     def cuda_graph(self, typed: Typed) -> None:
-        self.intent.bench["cuda_graph"] = True
+        self.intent.bench["cuda_graph"] = typed.flag.name == "useCudaGraph"
+
+    def layer_times(self, typed: Typed) -> None:
+        self.intent.bench["layer_times"] = True
 
     def tolerance(self, typed: Typed) -> None:
         self.intent.compares = [*(self.intent.compares or ()), typed.flag.typed, typed.value]
@@ -233,5 +236,6 @@ class _Trtexec(Translator):
         "buildOnly": skip, "skipInference": skip, "duration": duration, "percentile": percentiles,
         "timeDeserialize": loading,
         "noDataTransfers": transfers, "includeDataTransfers": transfers, "streams": streams,
-        "infStreams": streams, "useCudaGraph": cuda_graph, "atol": tolerance, "rtol": tolerance,
+        "infStreams": streams, "useCudaGraph": cuda_graph, "noCudaGraph": cuda_graph,
+        "dumpProfile": layer_times, "exportProfile": layer_times, "atol": tolerance, "rtol": tolerance,
     }  # fmt: skip

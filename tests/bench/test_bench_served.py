@@ -16,6 +16,7 @@ from qcompile.bench.results.results import load_results
 from qcompile.bench.results.row import NoEnergy
 from qcompile.errors import EngineUnavailable
 
+pytestmark = pytest.mark.usefixtures("short_blocks")
 ROOT = Path(__file__).parents[2]
 
 

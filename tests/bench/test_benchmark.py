@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+import workers_here
 
 import qcompile
 from qcompile.bench.measuring.rounds import Decided, TimingSeries
@@ -326,7 +327,10 @@ def test_curves_over_batch_sizes_and_clients(tiny_file: Callable[..., Path]) -> 
         qcompile.benchmark([model], baseline=model, clients=[2, 2])
 
 
-def test_pytorch_runs_in_its_other_modes_as_rows_of_their_own(torch_model: str) -> None:
+def test_pytorch_runs_in_its_other_modes_as_rows_of_their_own(
+    torch_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers_here.install(monkeypatch)
     results = qcompile.benchmark(
         [], baseline=torch_model, torch_modes=["trace", "freeze"], inputs=["x:2x3x8x8"], threads=1,
         max_time_s=0.3,
@@ -381,7 +385,10 @@ def test_the_worker_of_an_engine_runs_in_the_interpreter_it_is_given(
         qcompile.benchmark([model], baseline=model, pythons=pythons)
 
 
-def test_runs_written_to_one_file_are_its_history(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_runs_written_to_one_file_are_its_history(
+    tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers_here.install(monkeypatch)
     model, output = str(tiny_file("mlp")), tmp_path / "r.json"
     runs = [
         qcompile.benchmark({"a": model, "b": model}, baseline="a", output=output, threads=1, max_time_s=0.1)

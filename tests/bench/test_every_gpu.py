@@ -27,12 +27,18 @@ class Bench:
     def __init__(self, stop_at: str = "") -> None:
         self.asked: list[dict[str, Any]] = []
         self.stop_at = stop_at
+        self.modes: dict[str, str] = {}
 
     def __call__(self, **asked: Any) -> Results:
         self.asked.append(asked)
         (device,) = asked["devices"]
         places = {"pytorch": device, "engine": device, "vino": "cpu"}
-        rows = [Row(name, path, name, device=places[name]) for name, path in asked["artifacts"].items()]
+        rows = [
+            Row(name, path, name, device=places[name], mode=self.modes.get(name, "eager"))
+            for name, path in asked["artifacts"].items()
+        ]
+        if asked["cuda_graph"] and "engine" in places:
+            rows.append(Row("engine (CUDA graph)", "m.engine", "engine", device=device, mode="cuda-graph"))
         settings = {"threads": 1, "inputs": {}}
         results = Results(
             asked["baseline"], [*rows, *asked["unbuilt"]], {"gpu": device, "before": {}}, settings
@@ -49,7 +55,7 @@ def options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     unbuilt = [Row("late", "", "tensorrt", status="failed")]
     return {
         "artifacts": artifacts, "baseline": "pytorch", "devices": ("all",), "models": None,
-        "output": tmp_path / "results.json", "history": None, "unbuilt": unbuilt,
+        "output": tmp_path / "results.json", "history": None, "unbuilt": unbuilt, "cuda_graph": None,
     }  # fmt: skip
 
 
@@ -70,6 +76,17 @@ def test_each_gpu_is_measured_for_itself_and_the_processor_once(options: dict[st
         ("engine (cuda:1)", "cuda:1", "cuda:1"),
     ]
     assert load_results(options["output"]).as_json() == results.as_json()
+
+
+@pytest.mark.parametrize("cuda_graph", [None, True])
+def test_engines_with_graphs_are_measured_on_each_gpu_once(
+    options: dict[str, Any], cuda_graph: bool | None
+) -> None:
+    """As a row of its own, the next GPU's bench adds it again; by default it is the engine's one row."""
+    bench = Bench()
+    bench.modes = {} if cuda_graph else {"engine": "cuda-graph"}
+    every_gpu.measure_every_gpu(bench, options | {"cuda_graph": cuda_graph})
+    assert list(bench.asked[1]["artifacts"]) == ["pytorch", "engine"]
 
 
 def test_what_was_measured_before_an_interruption_is_kept(options: dict[str, Any]) -> None:

@@ -45,12 +45,14 @@ def test_one_command_writes_every_form_and_says_how_to_repeat_it(
 ) -> None:
     model = tiny_file("mlp")
     words = ["bench", model, model, "--baseline", model, "--threads", 1, "--max-time", 0.1]
-    words += ["--clients", "1,2", "-o", tmp_path / "r.json"]
+    words += ["--clients", "1,2", "--layer-times", "-o", tmp_path / "r.json"]
     words += ["--csv", tmp_path / "r.csv", "--markdown", tmp_path / "r.md"]
     code, out, _ = qc(*words)
     assert code == 0
     assert "speed-up" in out
     assert "clients" in out
+    assert "layers of mlp.onnx, profiled" in out
+    assert "100.0%" in out
     results = load_results(tmp_path / "r.json")
     assert results.settings["command"] == ["qcompile", *map(str, words)]
     assert [point.count for point in results.rows[0].concurrency] == [1, 2]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from qcompile.errors import RecipeError
+from qcompile.pipeline.bench_stages import measured_options
 from qcompile.pipeline.recipe import read_recipe
 
 RECIPE = """
@@ -45,6 +46,7 @@ def test_the_defaults_are_those_of_the_command(tmp_path: Path) -> None:
         "rates",
         "p99_below_ms",
         "cuda_graph",
+        "layer_times",
     ):
         assert getattr(section, name) == defaults[name]
 
@@ -85,3 +87,26 @@ def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
 def test_a_wrong_value_is_named_by_its_key(tmp_path: Path, line: str, key: str) -> None:
     with pytest.raises(RecipeError, match=key):
         read(tmp_path, line)
+
+
+ENGINE = '[[artifact]]\nname = "engine"\ntarget = "tensorrt"\n'
+
+
+@pytest.mark.parametrize(
+    ("bench", "on_gpu", "graph", "times"),
+    [
+        ("", ["cpu"], False, None),
+        ("", ["cpu", "engine"], None, None),
+        ("cuda_graph = false\n", ["cpu", "engine"], False, None),
+        ("cuda_graph = true\n", ["cpu"], True, None),
+        ("layer_times = true\n", [], False, True),
+    ],
+)
+def test_without_an_engine_keys_of_stages_are_those_of_0_2_0(
+    tmp_path: Path, bench: str, on_gpu: list[str], graph: bool | None, times: bool | None
+) -> None:
+    """Its key held `cuda_graph` false and no `layer_times`: results of recipes for processors stay."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE + bench + ENGINE)
+    options = measured_options(read_recipe(path), on_gpu)
+    assert (options["cuda_graph"], options.get("layer_times")) == (graph, times)

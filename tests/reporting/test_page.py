@@ -47,7 +47,7 @@ def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, Outline]) ->
         "Before you rely on it", "Results", "Speed-up", "Accuracy, latency and size", "Latency distributions",
         "Accuracy", "Batch sizes", "Concurrent clients", "Inferences in flight", "Under load",
         "Start, memory, energy",
-        "Precision of the layers", "Errors of the layers", "Calibration", "History",
+        "Precision of the layers", "Time of the layers", "Errors of the layers", "Calibration", "History",
         "Not measured, and warnings", "Environment", "To repeat it",
     ]  # fmt: skip
     assert outline.headings[0] == (1, "Use ") or outline.headings[0][1].startswith("Use")

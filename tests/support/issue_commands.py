@@ -161,7 +161,7 @@ TRTEXEC = [
         inputs={"data": (1, 3, 224, 224)},
         floats="fp16",
         data=True,
-        missing=["--sparsity=force", "--exportProfile"],
+        missing=["--sparsity=force"],
     ),
     IssueCommand(
         "https://github.com/NVIDIA-AI-IOT/cuDLA-samples/issues/19",
@@ -226,7 +226,6 @@ TRTEXEC = [
         "--exportTimes=fcn_hr18_512x1024_160k_cityscapes_20200602_190822-221e4a4f_fp16.json ",
         "fcn_hr18_512x1024_160k_cityscapes_20200602_190822-221e4a4f.onnx",
         "fp16",
-        missing=["--dumpProfile"],
     ),
     IssueCommand(
         "https://github.com/junhong-3dv/s2m2/issues/29",

@@ -168,6 +168,7 @@ def _entry(rng: np.random.Generator, row: tuple[Any, ...], drift: Any, metric: s
                          "high_per_s": 800 / ms, "reason": ""},
         "size_ratio": 44_870_000 / size if size else None,
         "layers_by_precision": _layers(precision),
+        "layer_times_ms": {f"/features/{i}/conv/Conv": ms / 2 ** (i + 1) for i in range(14)},
         "output_tail": "",
     }  # fmt: skip
 

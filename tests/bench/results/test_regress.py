@@ -74,6 +74,16 @@ def test_an_artifact_that_ran_on_another_device_is_not_compared() -> None:
     assert change.broken == (change.reason,) == ("ran on cpu, and now on cuda:0",)
 
 
+def test_a_row_with_a_cuda_graph_is_not_compared_with_one_without() -> None:
+    """Results of 0.2.0 are without: the gain of the graph is none of the engine's."""
+    old = run(row("a", noisy(5.0, 0), device="cuda:0"))
+    new = run(row("a", noisy(1.0, 1), device="cuda:0", mode="cuda-graph"))
+    [change] = compare_results(old, new, [parse_limit("slower:5%")]).changes
+    assert change.speedup is None
+    assert change.broken == (change.reason,) == ("ran on cuda:0, and now on cuda:0 with CUDA graphs",)
+    assert compare_results(new, new).changes[0].speedup is not None
+
+
 def test_equal_levels_are_rarely_called_different() -> None:
     found = [
         unpaired_speedup(launches(noisy(5.0, seed)), launches(noisy(5.0, seed + 1000))).verdict

@@ -361,6 +361,14 @@ def test_what_trtexec_measures_is_measured(options: str, measured: bool) -> None
         assert recipe.bench.batch_size == 4
 
 
+@pytest.mark.usefixtures("folder")
+def test_graphs_and_layer_times_are_those_of_trtexec() -> None:
+    options = {"useCudaGraph": (True, False), "noCudaGraph": (False, False), "dumpProfile": (None, True)}
+    for option, expected in options.items():
+        bench = migrated(f"--saveEngine=e.engine --{option} --optShapes={ALL}")[0].bench
+        assert (bench and (bench.cuda_graph, bench.layer_times)) == expected
+
+
 def test_paths_are_relative_to_the_recipe(folder: Path) -> None:
     (folder / "in").mkdir()
     Path("m.onnx").rename("in/m.onnx")
