@@ -63,6 +63,13 @@ class TensorRTOptions(Checked):
         ),
     ] = AUTO
     refit: Annotated[bool, option("Make the engine refittable by `qcompile refit`.")] = False
+    profiling_verbosity: Annotated[
+        Literal["", "detailed", "layer-names", "none"],
+        option(
+            "What the engine tells of its layers; detailed by default. Where others than qcompile run it, "
+            "detailed costs latency."
+        ),
+    ] = ""
     strip_weights: Annotated[
         bool, option("Store the engine without weights; it needs a refit before it runs.")
     ] = False

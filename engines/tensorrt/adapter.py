@@ -345,14 +345,6 @@ class Adapter:
         """Whether its parser can take new weights out of an ONNX file (from 10 on)."""
         return hasattr(self.module, "OnnxParserRefitter")
 
-    def serialize_with_weights(self, engine: Any) -> Any:
-        """Return an engine's plan with all weights: from 10 on, a stripped one would leave them out again."""
-        if not hasattr(self.module, "SerializationFlag"):
-            return engine.serialize()
-        config = engine.create_serialization_config()
-        config.clear_flag(self.module.SerializationFlag.EXCLUDE_WEIGHTS)
-        return engine.serialize_with_config(config)
-
     def memory_bytes(self, engine: Any) -> int:
         """Return what an execution context of an engine needs on the device."""
         old, new = "device_memory_size", "device_memory_size_v2"

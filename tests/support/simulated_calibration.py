@@ -46,12 +46,15 @@ def find_scales(builder: Any, network: Any, config: Any) -> set[str] | None:
 def _calibrate(builder: Any, network: Any, config: Any, tensors: set[str]) -> set[str] | None:
     """Drive a calibrator to the end of its batches.
 
-    Source: NvInfer.h, `IInt8Calibrator::getBatch` (device memory of every input, by names), and
+    Source: NvInfer.h, `IInt8Calibrator::getBatch` (device memory of every input, by names),
+    `readCalibrationCache` (no batch is asked for where a cache is given; issue 1378 on other headers), and
     `setCalibrationProfile` ("must be set if int8 calibration is used to set scales for a network with runtime
     dimensions").
     """
     calibrator = config._calibrator
-    assert not calibrator.read_calibration_cache(), "no cache is simulated"
+    known = calibrator.read_calibration_cache()
+    if known and bytes(known).startswith(_cache_header(builder._module, calibrator).encode()):
+        return tensors
     missing = _without_shape(network, config)
     if missing:
         say(builder, "ERROR", _NO_VALUES.format(missing))

@@ -32,15 +32,15 @@ from .calibration import (
     scales_for,
     set_ranges,
 )
-from .configure import add_profiles, build_routes, configure, set_calibration_profile
+from .configure import add_profiles, build_routes, configure, set_calibration_profile, verbosity
 from .failure import build_failure
-from .inspector import inspect_plan
+from .inspector import Inspection, inspect_plan, twin_differs
 from .monitor import interrupt_deferred, make_monitor
 from .network import keep_layers, mark_debug_tensors, parse, set_formats, shape_tensors
 from .profiles import InputRange, make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers, prove
 from .refit import weights_digest
-from .timing_cache import CacheFile, cache_file, merge_cache, use_cache
+from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache
 
 
 @dataclass
@@ -208,31 +208,21 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
 def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutcome:
     prepared = _prepare(adapter, request, scales)
     feeder = scales.feeder if isinstance(scales, Fed) else None
-    request.progress("build")
-    with interrupt_deferred() as raise_if_interrupted:
-        if prepared.monitor is not None:
-            prepared.monitor.before_each_step = raise_if_interrupted
-        if feeder is not None:
-            feeder.before_each_batch = raise_if_interrupted
-        plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
-    for watcher in (prepared.monitor, feeder):
-        if watcher is not None and watcher.raised is not None:
-            raise watcher.raised
-    if plan is None:
-        gpus = ", ".join(request.spec.gpus) or "the one here"
-        raise build_failure(
-            prepared.log,
-            f"{request.source or request.model}: {adapter.name}",
-            f"{request.precision}, GPUs {gpus}",
-        )
-    with request.output.open("wb") as file:  # first of all: nothing after it may cost the engine
-        file.write(memoryview(plan))
-    unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
-    inspections = []
-    if prepared.gpu is not None:
-        request.progress("inspect")
+    asked = verbosity(adapter, request.spec.tensorrt.profiling_verbosity)
+    is_twin = prepared.gpu is not None and asked != prepared.config.profiling_verbosity
+    if is_twin and adapter.keeps_timing_caches:
+        keep_timings(prepared.config, prepared.log)
+    if not is_twin:
+        prepared.config.profiling_verbosity = asked
+    plan = _built(adapter, request, prepared, feeder)
+    inspections = _inspected(adapter, request, prepared, plan)
+    differs = []
+    if is_twin:  # the engine itself tells less than the proof must read
+        prepared.config.profiling_verbosity = asked
+        plan = _built(adapter, request, prepared, feeder)
         needs = needs_of_build(request.spec.tensorrt)
-        inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
+        differs = twin_differs(adapter, plan, needs, inspections[0])
+    unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
     proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
     proof = {
         **proven.proof,
@@ -258,10 +248,42 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*prepared.warnings, *prepared.log.warnings, *proven.warnings, *unkept),
+        warnings=(*prepared.warnings, *prepared.log.warnings, *proven.warnings, *differs, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
         layers=proven.layers,
     )
+
+
+def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared, feeder: Feeder | None) -> Any:
+    """Build and write the plan."""
+    request.progress("build")
+    with interrupt_deferred() as raise_if_interrupted:
+        if prepared.monitor is not None:
+            prepared.monitor.before_each_step = raise_if_interrupted
+        if feeder is not None:
+            feeder.before_each_batch = raise_if_interrupted
+        plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
+    for watcher in (prepared.monitor, feeder):
+        if watcher is not None and watcher.raised is not None:
+            raise watcher.raised
+    if plan is None:
+        gpus = ", ".join(request.spec.gpus) or "the one here"
+        raise build_failure(
+            prepared.log,
+            f"{request.source or request.model}: {adapter.name}",
+            f"{request.precision}, GPUs {gpus}",
+        )
+    with request.output.open("wb") as file:  # first of all: nothing after it may cost the engine
+        file.write(memoryview(plan))
+    return plan
+
+
+def _inspected(adapter: Adapter, request: BuildRequest, prepared: Prepared, plan: Any) -> list[Inspection]:
+    """What the plan is made of; nothing where no GPU is here to load it."""
+    if prepared.gpu is None:
+        return []
+    request.progress("inspect")
+    return inspect_plan(adapter, plan, needs_of_build(request.spec.tensorrt), prepared.profiles)
 
 
 def _weak(adapter: Adapter, request: BuildRequest) -> bool:

@@ -136,8 +136,9 @@ def make_calibrator(adapter: Adapter, calibrator: Calibrator, feeder: Feeder) ->
         def get_batch(self, names: list[str]) -> list[int] | None:
             return feeder.next(names)
 
-        def read_calibration_cache(self) -> None:
-            """It never reads one: a header that it does not expect would disable it without a word."""
+        def read_calibration_cache(self) -> bytes | None:
+            """What it wrote itself, when it builds again. With another header it would do nothing."""
+            return feeder.cache or None
 
         def write_calibration_cache(self, cache: Any) -> None:
             feeder.cache = bytes(cache)

@@ -13,6 +13,8 @@ from ..adapter import Adapter
 from ..log import Log, setting
 from .profiles import InputRange
 
+_VERBOSITY = {"": "DETAILED", "detailed": "DETAILED", "layer-names": "LAYER_NAMES_ONLY", "none": "NONE"}
+
 
 def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: TensorRTOptions) -> None:
     """Set everything but precision, GPUs, profiles, calibrator and timing cache.
@@ -22,7 +24,7 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
     """
     module, name = adapter.module, adapter.name
     adapter.share_profiles(config)
-    config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # the proof reads every layer
+    config.profiling_verbosity = verbosity(adapter, "detailed")  # the proof reads every layer
     if options.workspace_bytes:
         with setting(log, f"`workspace` {options.workspace}", name):
             config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, options.workspace_bytes)
@@ -57,6 +59,11 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
             config.set_flag(flag)
         if not config.get_flag(flag):
             raise InvalidOption(f"{option}: {name} did not take it", option=option)
+
+
+def verbosity(adapter: Adapter, name: str) -> Any:
+    """Return the profiling verbosity of `profiling_verbosity`."""
+    return getattr(adapter.module.ProfilingVerbosity, _VERBOSITY[name])
 
 
 def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....errors import ArtifactError, BuildError
 from ..adapter import Adapter
-from ..plan import PlanNeeds, open_plan
+from ..plan import OpenPlan, PlanNeeds, open_plan
 from .engine_layers import EngineLayer, ReadLayers, decoded, read_layers
 from .profiles import InputRange
 
@@ -24,6 +24,7 @@ class Inspection:
         memory_bytes: What one execution context needs on the device.
         weights_bytes: None where TensorRT does not tell.
         problem: Why not everything is known; empty where it is.
+        count: Of all its layers, as TensorRT counts them.
     """
 
     layers: Sequence[EngineLayer]
@@ -31,6 +32,7 @@ class Inspection:
     memory_bytes: int = 0
     weights_bytes: int | None = None
     problem: str = ""
+    count: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Return the form kept in manifests; layers are no number where none could be read."""
@@ -61,10 +63,7 @@ def inspect_plan(
     Raises:
         BuildError: If TensorRT cannot load what it just built, or has no memory to run it.
     """
-    try:
-        opened = open_plan(adapter, plan, needs, subject="the engine just built")
-    except ArtifactError as error:
-        raise BuildError(error.message) from error
+    opened = _opened(adapter, plan, needs)
     engine = opened.engine
     context = engine.create_execution_context() if profiles else None
     if profiles and context is None:
@@ -87,10 +86,30 @@ def inspect_plan(
                 adapter.memory_bytes(engine),
                 adapter.weights_bytes(engine),
                 "; ".join(filter(None, [problem, read.problem])),
+                int(engine.num_layers),
             )
         )
         del kept
     return inspections
+
+
+def twin_differs(adapter: Adapter, plan: Any, needs: PlanNeeds, twin: Inspection) -> list[str]:
+    """Return a warning where an engine is not made as the detailed twin that was inspected in its place."""
+    engine = _opened(adapter, plan, needs).engine
+    layers, memory = int(engine.num_layers), adapter.memory_bytes(engine)
+    if (layers, memory) == (twin.count, twin.memory_bytes):
+        return []
+    return [
+        f"the engine has {layers} layers and needs {memory} bytes; the detailed one that was inspected has "
+        f"{twin.count} and needs {twin.memory_bytes}: TensorRT chose other kernels"
+    ]
+
+
+def _opened(adapter: Adapter, plan: Any, needs: PlanNeeds) -> OpenPlan:
+    try:
+        return open_plan(adapter, plan, needs, subject="the engine just built")
+    except ArtifactError as error:
+        raise BuildError(error.message) from error
 
 
 def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], kept: list[Any]) -> str:

@@ -91,7 +91,16 @@ def _refitted(adapter: Adapter, artifact: Artifact, graph: Path, source: str, pr
         raise ArtifactError(f"{file}: takes no new weights", hint="build it with `refit`", file=file)
     progress("refit")
     _refit(adapter, opened, graph, source)
-    return adapter.serialize_with_weights(opened.engine)
+    return _serialized(adapter, opened.engine)
+
+
+def _serialized(adapter: Adapter, engine: Any) -> Any:
+    """The plan with all weights: from 10 on, that of a stripped engine would leave them out again."""
+    if not hasattr(adapter.module, "SerializationFlag"):
+        return engine.serialize()
+    config = engine.create_serialization_config()
+    config.clear_flag(adapter.module.SerializationFlag.EXCLUDE_WEIGHTS)
+    return engine.serialize_with_config(config)
 
 
 def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None:

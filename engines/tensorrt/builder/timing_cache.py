@@ -94,6 +94,12 @@ def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
     return (f"{file} is not used, kernels are timed anew: {refusal}; {fate}",)
 
 
+def keep_timings(config: Any, log: Log) -> None:
+    """Give a build a cache in memory where it has none: a second build then chooses the same kernels."""
+    if config.get_timing_cache() is None:
+        _attach(config, log, b"")
+
+
 def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
     """Write what a build measured, merged with what other builds wrote meanwhile.
 
