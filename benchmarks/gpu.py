@@ -1,7 +1,7 @@
 """TensorRT on a GPU against PyTorch on the same GPU: the tables of docs/tensorrt.md.
 
     python benchmarks/gpu.py prepare            # torch and onnxruntime: ONNX of opset 17, ranges, Q/DQ graphs
-    python benchmarks/gpu.py build              # tensorrt and pycuda, perhaps another interpreter
+    python benchmarks/gpu.py build              # tensorrt and cuda-bindings, perhaps another interpreter
     python benchmarks/gpu.py measure            # both; --tensorrt-python names the interpreter with TensorRT
     python benchmarks/gpu.py leaks
 

@@ -3,8 +3,8 @@
     python benchmarks/gpu_day.py prepare     # where ONNX Runtime is: writes build/gpu-day, about 50 MB
     python benchmarks/gpu_day.py run         # on the GPU host; `make gpu-day` does the same
 
-The GPU host needs a driver, TensorRT (8.5 to 11, or TensorRT-RTX), PyCUDA, numpy, onnx and msgspec; no
-network and no installation of qcompile. Where PyTorch is there too, or in the interpreter that
+The GPU host needs a driver, TensorRT (8.5 to 11, or TensorRT-RTX), cuda-bindings or PyCUDA, numpy, onnx and
+msgspec; no network and no installation of qcompile. Where PyTorch is there too, or in the interpreter that
 --torch-python names, a kit prepared with --table makes the table of PyTorch against TensorRT as well.
 
 Each check runs in a process of its own with a time limit, and the next one follows whatever comes of it.
@@ -39,7 +39,7 @@ KIT, RESULTS = ROOT / "build/gpu-day", ROOT / "build/gpu-day-results"
 BUDGET_S = 600
 LEAST_S = 5
 NEEDED = ("numpy", "onnx", "msgspec")
-"""What the harness itself imports; without TensorRT or PyCUDA the checks say so one by one."""
+"""What the harness itself imports; without TensorRT or a package for CUDA the checks say so one by one."""
 TABLE_BATCHES = ("1", "32")
 
 

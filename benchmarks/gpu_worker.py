@@ -118,10 +118,9 @@ def engine_subject(request: dict[str, Any]) -> Subject:
     """An engine by qcompile's runner."""
     runner = open_engine(request)
     with np.load(request["feeds"]) as stored:
-        feeds = dict(zip([tensor.name for tensor in runner.io.inputs], stored.values(), strict=True))
-    # TensorRT 8.5 has no 64-bit integers: its engines take the narrower ones.
-    taken = {tensor.name: tensor.dtype for tensor in runner.io.inputs}
-    return Subject(runner, {name: array.astype(taken[name]) for name, array in feeds.items()})
+        # TensorRT 8.5 has no 64-bit integers: its engines take the narrower ones.
+        feeds = {tensor.name: stored[tensor.name].astype(tensor.dtype) for tensor in runner.io.inputs}
+    return Subject(runner, feeds)
 
 
 def open_engine(request: dict[str, Any]) -> Any:

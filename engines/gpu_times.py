@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +14,15 @@ _NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """Durations of inferences that ran one after the other, each int64 nanoseconds, shape [iterations].
+    """Durations of inferences on one stream, each int64 nanoseconds, shape [iterations].
 
+    One inference is enqueued behind the one that the device computes, so that it finds its work there.
     CUDA events resolve about half a microsecond (cuEventElapsedTime).
 
     Attributes:
-        compute: By CUDA events on the stream, from after the last copy to the device until before the first
-            copy from it: the kernels, and the gaps in which the device waits for the host to enqueue them.
+        compute: By CUDA events, from after the last copy to the device until before the first copy from it:
+            the kernels. Gaps between them are contained where the host takes longer to enqueue an inference
+            than the device to compute one: compare with `enqueue`.
         with_transfers: By CUDA events, from before the first copy to the device until after the last copy
             from it. Inputs that were on the device are copied for a CUDA graph alone. Filling page-locked
             memory with the feeds, and copies out of it, are not contained.
@@ -31,12 +34,32 @@ class GpuTimes:
     enqueue: NDArray[np.int64]
 
 
-def nanoseconds(milliseconds: float) -> int:
-    """Return whole nanoseconds: CUDA tells the time between two events in milliseconds."""
-    return round(float(milliseconds) * _NS_PER_MS)
+def time_runs(
+    iterations: int,
+    make_event: Callable[[], Any],
+    enqueue: Callable[[Sequence[Any]], int],
+    elapsed_ms: Callable[[Any, Any], float],
+) -> GpuTimes:
+    """Time inferences as trtexec does, which enqueues one before it waits for the one before.
 
+    trtexec: samples/common/sampleInference.cpp of 10.16, `IterationBase`, whose depth is 2 and whose `sync`
+    waits for an event. More in flight would fill the driver's queue of launches, on which an enqueue waits.
 
-def collect(runs: Sequence[tuple[int, int, int]]) -> GpuTimes:
-    """Return the times of runs that are (compute, with transfers, enqueue), in nanoseconds."""
-    columns = np.asarray(runs, np.int64).reshape(-1, 3).T
-    return GpuTimes(columns[0].copy(), columns[1].copy(), columns[2].copy())
+    Args:
+        iterations: How many.
+        make_event: Makes an event that is recorded with its time and has `synchronize`.
+        enqueue: Enqueues one inference on a stream, records four events: before the copies to the device,
+            behind them, behind the kernels, behind the copies from it; and returns the enqueue's nanoseconds.
+        elapsed_ms: Milliseconds between two events.
+    """
+    events = [[make_event() for _ in range(4)] for _ in range(2)]
+    times = np.zeros((3, iterations), np.int64)
+    for turn in range(iterations + 1):
+        if turn < iterations:
+            times[2, turn] = enqueue(events[turn % 2])
+        if turn > 0:
+            before, uploaded, computed, downloaded = events[(turn - 1) % 2]
+            downloaded.synchronize()
+            times[0, turn - 1] = round(elapsed_ms(uploaded, computed) * _NS_PER_MS)
+            times[1, turn - 1] = round(elapsed_ms(before, downloaded) * _NS_PER_MS)
+    return GpuTimes(*times)

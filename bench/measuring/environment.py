@@ -21,6 +21,7 @@ MEASURED_PACKAGES = {
     "tensorrt": "tensorrt",
     "tensorrt-rtx": "tensorrt_rtx",
     "pycuda": "pycuda",
+    "cuda-bindings": "cuda.bindings",
     "numpy": "numpy",
 }
 """Package to the module by which a worker has loaded it."""

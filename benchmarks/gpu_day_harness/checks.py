@@ -36,6 +36,7 @@ _ROUNDS = 200
 def environment(day: Day) -> None:
     """Machine, packages and TensorRT's names."""
     from qcompile.engines.gpu import find_gpu, why_no_gpu
+    from qcompile.engines.tensorrt.runner.cuda_driver import load_cuda
 
     gpu = find_gpu()
     day.see(
@@ -56,7 +57,7 @@ def environment(day: Day) -> None:
         mismatch=_names_beside_the_recorded(adapter),
     )
     if gpu is not None:
-        import pycuda.driver  # noqa: F401 - what runs engines; without it the day is in vain
+        load_cuda()  # what runs engines; without it the day is in vain
 
 
 def bert(day: Day) -> None:

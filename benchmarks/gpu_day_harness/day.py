@@ -63,7 +63,7 @@ class Day:
         start = time.perf_counter()
         try:
             about: dict[str, Any] = {"result": "passed", **(action() or {})}
-        except EngineUnavailable as error:  # such as PyCUDA, where the environment's check says why
+        except EngineUnavailable as error:  # such as cuda-bindings, where the environment's check says why
             about = {"result": "not run", "reason": error.message}
         except NotRun as reason:
             about = {"result": result_of(reason), "reason": str(reason)}

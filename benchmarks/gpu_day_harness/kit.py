@@ -1,8 +1,8 @@
 """What is carried to the GPU host: graphs that are quantized and cast already, inputs, reference outputs.
 
-Made where ONNX Runtime is; on the GPU host numpy, onnx and msgspec are enough beside TensorRT and PyCUDA. The
-outputs are ONNX Runtime's on the same file, so what differs is TensorRT's arithmetic. About 50 MB, of which
-`unpack` makes twice as much: weights travel in 8 bits.
+Made where ONNX Runtime is; on the GPU host numpy, onnx, msgspec and cuda-bindings are enough beside TensorRT.
+The outputs are ONNX Runtime's on the same file, so what differs is TensorRT's arithmetic. About 50 MB, of
+which `unpack` makes twice as much: weights travel in 8 bits.
 """
 
 from __future__ import annotations

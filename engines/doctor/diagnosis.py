@@ -33,6 +33,7 @@ _PACKAGES = (
     "tensorrt",
     "tensorrt-rtx",
     "pycuda",
+    "cuda-bindings",
     "matplotlib",
 )
 

@@ -13,7 +13,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "cluster": ("distributed",),
     "tensorrt-rtx": ("tensorrt-rtx",),
     "tensorrt": ("tensorrt",),
-    "cuda": ("pycuda",),
+    "cuda": ("cuda-bindings",),
     "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
     "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
     "metrics": ("jiwer",),
@@ -26,8 +26,9 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 _INSTEAD = {
     "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
+    "cuda-bindings": ("pycuda",),
 }
-"""Distributions that hold the same module."""
+"""Distributions that serve as well."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")
 _ONE_BUILD = "install torch and torchvision of one build together: https://pytorch.org/get-started"
 _PAIRS = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from ..gpu_times import nanoseconds
+from ..gpu_times import GpuTimes, time_runs
 
 
 class GpuCall:
@@ -37,7 +38,6 @@ class GpuCall:
         self._result: Any = None
         self._pinned: list[Any] = []
         self._count = 0
-        self._events: list[Any] = []
         self.outputs: Any = None
         torch.cuda.synchronize(device)  # what wrote the module's weights may be under way on another stream
         self._stream = torch.cuda.Stream(device)
@@ -72,11 +72,13 @@ class GpuCall:
         self.wait()
         return self._result
 
-    def timed_run(self) -> tuple[int, int, int]:
-        """Run once and return compute, with transfers, enqueue: see `GpuTimes`, nanoseconds."""
-        while len(self._events) < 4:
-            self._events.append(self._torch.cuda.Event(enable_timing=True))
-        before, uploaded, computed, downloaded = self._events
+    def times(self, iterations: int) -> GpuTimes:
+        """Run, and return durations by CUDA events."""
+        make_event = partial(self._torch.cuda.Event, enable_timing=True)
+        return time_runs(iterations, make_event, self._timed_run, _elapsed_ms)
+
+    def _timed_run(self, events: Sequence[Any]) -> int:
+        before, uploaded, computed, downloaded = events
         with self._on_stream():
             before.record(self._stream)
             self._upload()
@@ -87,9 +89,7 @@ class GpuCall:
             computed.record(self._stream)
             self._download()
             downloaded.record(self._stream)
-        self.wait()
-        compute, transfers = uploaded.elapsed_time(computed), before.elapsed_time(downloaded)
-        return nanoseconds(compute), nanoseconds(transfers), enqueue
+        return enqueue
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -133,3 +133,7 @@ class GpuCall:
             kept = self._torch.empty_like(tensor, device="cpu").pin_memory()
             self._pinned[index] = kept
         return kept
+
+
+def _elapsed_ms(start: Any, end: Any) -> float:
+    return float(start.elapsed_time(end))

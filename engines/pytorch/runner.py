@@ -16,7 +16,7 @@ from ...progress import quiet
 from ...spec.words import TORCH_MODES, TorchMode
 from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import InFlight, Runner
-from ..gpu_times import GpuTimes, collect
+from ..gpu_times import GpuTimes
 from .gpu_call import GpuCall
 from .sixteen_bits import in_sixteen_bits
 from .weights import weights_of_module
@@ -118,8 +118,7 @@ class PyTorchRunner(Runner):
             InvalidOption: If it does not run on a GPU.
             DataError, ModelError: As `prepare`.
         """
-        call = self._gpu_call(feeds)
-        return collect([call.timed_run() for _ in range(iterations)])
+        return self._gpu_call(feeds).times(iterations)
 
     @contextmanager
     def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:

@@ -18,9 +18,10 @@ from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
 from .compatibility import check_block_format, check_memory, dequantized_products, require_gpus
 from .known_faults import KNOWN_FAULTS, faults_of
+from .runner.cuda_driver import load_cuda
 
 if TYPE_CHECKING:
-    from .runner.engine_share import EngineUse
+    from .runner.loaded_engine import EngineUse
     from .runner.runner import TensorRTRunner
 
 
@@ -41,7 +42,7 @@ class TensorRT(Engine):
         return self._why_not_import() or why_no_gpu()
 
     def why_not_run(self) -> str:
-        return self._why_not_import() or why_no_gpu() or self._why_no_pycuda()
+        return self._why_not_import() or why_no_gpu() or self._why_no_cuda()
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
         return self.why_not_run() or why_not_gpu(device)
@@ -54,7 +55,7 @@ class TensorRT(Engine):
             return install
         if why_no_gpu():
             return "run it on a machine with an NVIDIA GPU, or build ahead of time with `target` tensorrt-rtx"
-        return "pip install 'qcompile[cuda]'" if self._why_no_pycuda() else ""
+        return "pip install 'qcompile[cuda]'" if self._why_no_cuda() else ""
 
     def graph_precision(self, precision: Precision) -> Precision:
         in_graph = load_adapter(self.name).graph_precision(precision)
@@ -112,7 +113,7 @@ class TensorRT(Engine):
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
         from .plan import needs_of_build
-        from .runner.engine_share import EngineUse
+        from .runner.loaded_engine import EngineUse
         from .verify import verified
 
         request, options = self._for_gpu_here(request), request.spec.tensorrt
@@ -158,7 +159,7 @@ class TensorRT(Engine):
             )
         from .compatibility import check_loadable
         from .plan import needs_of
-        from .runner.engine_share import EngineUse
+        from .runner.loaded_engine import EngineUse
 
         manifest = read_manifest(path)
         use = EngineUse(run.device, run.cuda_graph, runtime_cache=run.runtime_cache, needs=needs_of(manifest))
@@ -189,11 +190,11 @@ class TensorRT(Engine):
             return error.message
         return ""
 
-    def _why_no_pycuda(self) -> str:
+    def _why_no_cuda(self) -> str:
         try:
-            import pycuda.driver  # noqa: F401
-        except Exception as error:  # ImportError, or a driver that is too old
-            return f"pycuda cannot be imported ({error})"
+            load_cuda()
+        except ImportError as error:
+            return str(error)
         return ""
 
 

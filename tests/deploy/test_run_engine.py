@@ -93,6 +93,14 @@ def test_the_program_runs_with_every_version_and_any_numpy(
         "y (2, 4) float32", "h (2, 2) float16", "i (2,) int32", "k (2,) bool"
     ]  # fmt: skip
     assert gpu.used_bytes == 0
+    verbosities = [call.args for call in adapter.module.recorded_calls if call.member == "nvtx_verbosity"]
+    assert verbosities == [(adapter.module.ProfilingVerbosity.NONE,)]
+
+
+def test_the_program_in_cpp_writes_no_markers_of_layers_either() -> None:
+    guide = (Path(__file__).parents[2] / "docs/deploy_program.md").read_text(encoding="utf-8")
+    made = guide.count("->createExecutionContext()")
+    assert guide.count("context->setNvtxVerbosity(nvinfer1::ProfilingVerbosity::kNONE)") == made == 1
 
 
 def test_it_asks_tensorrt_for_no_numpy_type(source: str) -> None:

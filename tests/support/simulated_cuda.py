@@ -1,4 +1,4 @@
-"""A CUDA driver that is not there: `pycuda.driver` and libcuda, whose device memory is host memory.
+"""A CUDA driver that is not there: PyCUDA, cuda-bindings and libcuda, whose device memory is host memory.
 
 Addresses are real, so what is bound wrongly computes wrongly. Streams are queues that run only when somebody
 waits, so what is not waited for is not there. Everything that is allocated, freed, pushed and popped is
@@ -118,6 +118,7 @@ class SimulatedGpu:
         made: What was ever made, by kind.
         launches: Graphs that were replayed.
         fail_on: Which of the calls that may fail does, 1 the first; 0 none. `calls` counts them.
+        placed: Address to the number of its device, where it is not 0.
         retained: Device to the references on its primary context.
         name: Of the GPU; a runtime cache is of one.
     """
@@ -135,6 +136,7 @@ class SimulatedGpu:
         self._of_thread = threading.local()
         self.retained: Counter[int] = Counter()
         self.complaints: list[str] = []
+        self.placed: dict[int, int] = {}
         self._memory: dict[int, tuple[np.ndarray[Any, Any], int, str]] = {}
         self.streams: dict[int, Stream] = {}
         self.events: dict[int, Event] = {}
@@ -189,8 +191,8 @@ class SimulatedGpu:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing exists any more, and nobody complained."""
-        return not +self.live and not self.complaints and not any(self.retained.values())
+        """Whether nothing exists any more, and nobody complained; primary contexts stay, retained once."""
+        return not +self.live and not self.complaints and max(self.retained.values(), default=0) <= 1
 
     def allocate(self, size: int, kind: str = "device memory") -> int:
         """Return an address, aligned as CUDA does; what lies there is garbage.
@@ -285,22 +287,30 @@ class SimulatedGpu:
         self.clock_ns += KERNEL_NS
 
 
-def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedGpu:
-    """Put the simulation where qcompile looks for PyCUDA and libcuda, and return it.
+def install(monkeypatch: pytest.MonkeyPatch, package: str = "pycuda", **options: Any) -> SimulatedGpu:
+    """Put the simulation where qcompile looks for PyCUDA or cuda-bindings, and libcuda, and return it.
 
     Source: the tests' own.
     """
+    import simulated_bindings
+    import simulated_pycuda
     from simulated_libcuda import Library
-    from simulated_pycuda import make_module
 
     from qcompile.engines.tensorrt.runner import cuda_driver
 
     gpu = SimulatedGpu(**options)
-    package = types.ModuleType("pycuda")
-    driver = make_module(gpu)
-    package.driver = driver  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pycuda", package)
-    monkeypatch.setitem(sys.modules, "pycuda.driver", driver)
+    if package == "pycuda":
+        module = simulated_pycuda.make_module(gpu)
+    else:
+        module = simulated_bindings.make_module(gpu)
+        monkeypatch.setitem(sys.modules, "pycuda", None)
+        monkeypatch.setitem(sys.modules, "pycuda.driver", None)
+    names = module.__name__.split(".")
+    for depth in range(1, len(names)):
+        parent: Any = types.ModuleType(".".join(names[:depth]))
+        parent.driver = module
+        monkeypatch.setitem(sys.modules, parent.__name__, parent)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(cuda_driver, "load_library", lambda: Library(gpu))
     return gpu
 

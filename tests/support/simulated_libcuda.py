@@ -11,7 +11,7 @@ from typing import Any
 
 from simulated_cuda import Event, Misuse, SimulatedGpu
 
-OUT_OF_MEMORY, NO_CONTEXT, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 2, 201, 900, 901
+OUT_OF_MEMORY, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 2, 900, 901
 
 
 class Library:
@@ -25,16 +25,6 @@ class Library:
 
     def cuGetErrorName(self, code: int, name: Any) -> int:
         name._obj.value = f"CUDA_ERROR_{code}".encode()
-        return 0
-
-    def cuCtxPopCurrent_v2(self, context: Any) -> int:
-        if not self._gpu.stack:
-            return NO_CONTEXT
-        context._obj.value = self._gpu.stack.pop()
-        return 0
-
-    def cuCtxPushCurrent_v2(self, context: Any) -> int:
-        self._gpu.stack.append(context.value)
         return 0
 
     def cuEventCreate(self, event: Any, flags: Any) -> int:
@@ -70,7 +60,7 @@ class Library:
     def cuPointerGetAttribute(self, device: Any, attribute: Any, address: Any) -> int:
         if not self._gpu.is_memory(address.value):
             return 1
-        device._obj.value = 0
+        device._obj.value = self._gpu.placed.get(address.value, 0)
         return 0
 
     def cuStreamBeginCapture_v2(self, stream: Any, mode: Any) -> int:

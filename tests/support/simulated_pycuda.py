@@ -53,22 +53,22 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
         return gpu.pycuda_stack[-1]
 
     class Owned:
-        """What belongs to a context and is released once; in a dead context it is lost, without a word.
+        """What belongs to a context and is released once.
 
-        Source: cuda.hpp, scoped_context_activation ("cannot activate dead context") and
-        CUDAPP_CATCH_CLEANUP_ON_DEAD_CONTEXT.
+        Source: cuda.hpp, explicit_context_dependent and scoped_context_activation.
         """
 
-        def _own(self, kind: str) -> None:
-            self._context, self._kind, self._valid = current(), kind, True
+        def _own(self) -> None:
+            current()
+            self._valid = True
 
         def _disown(self) -> bool:
             was, self._valid = getattr(self, "_valid", False), False
-            return was and self._context.valid
+            return was
 
     class Context:
         def __init__(self, device: int) -> None:
-            self.device, self.valid, self.handle = device, True, gpu.primary(device)
+            self.handle = gpu.primary(device)
 
         def push(self) -> None:
             # Source: cuda.hpp, context_push: "we maintain all contexts floating other than the top one".
@@ -84,7 +84,6 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
                 raise LogicError("context::pop failed: cannot pop non-current context")
             gpu.stack.pop()
             gpu.pycuda_stack.pop()
-            _discard_dead()
             if gpu.pycuda_stack:
                 gpu.stack.append(gpu.pycuda_stack[-1].handle)
 
@@ -93,25 +92,6 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
             gpu.require_context()
             gpu.check("Context.synchronize")
             gpu.run_all()
-
-        def detach(self) -> None:
-            # Source: cuda.hpp, context::detach; primary_context::detach_internal calls
-            # cuDevicePrimaryCtxRelease, which "does not pop the context from stack" (driver API).
-            if not self.valid:
-                raise LogicError("context::detach failed: cannot detach from invalid context")
-            was_active = bool(gpu.pycuda_stack) and gpu.pycuda_stack[-1] is self
-            if not was_active:
-                gpu.stack.append(self.handle)
-            gpu.retained[self.device] -= 1  # which takes nothing off the stack
-            self.valid = False
-            if was_active:
-                _discard_dead()
-                if gpu.pycuda_stack:
-                    gpu.stack.append(gpu.pycuda_stack[-1].handle)
-
-    def _discard_dead() -> None:
-        while gpu.pycuda_stack and not gpu.pycuda_stack[-1].valid:
-            gpu.pycuda_stack.pop()
 
     class Device:
         def __init__(self, number: int) -> None:
@@ -132,7 +112,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
             # Source: driver API, cuMemAlloc: "if bytesize is 0 [it] returns CUDA_ERROR_INVALID_VALUE".
             if size < 1:
                 raise LogicError("cuMemAlloc failed: invalid argument")
-            self._own("device memory")
+            self._own()
             self._valid = False
             self._address = gpu.allocate(size)
             self._valid = True
@@ -157,7 +137,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
         """Source: wrap_cudadrv.cpp, numpy_empty<pagelocked_host_allocation>: the array's base owns it."""
 
         def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-            self._own("page-locked memory")
+            self._own()
             self._valid = False
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
             self._address = gpu.allocate(size, "page-locked memory")
@@ -176,7 +156,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
     class PyStream(Owned):
         def __init__(self, flags: int = 0) -> None:
             gpu.check("Stream")
-            self._own("stream")
+            self._own()
             self.flags = flags
             self._stream = Stream(gpu, gpu.handle(), non_blocking=bool(flags & 1))
             gpu.streams[self._stream.handle] = self._stream
@@ -207,7 +187,7 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
     class PyEvent(Owned):
         def __init__(self, flags: int = 0) -> None:
             gpu.check("Event")
-            self._own("event")
+            self._own()
             self._event = Event()
             gpu.count("event", 1)
 
@@ -216,6 +196,11 @@ def make_module(gpu: SimulatedGpu) -> types.ModuleType:
             gpu.check("Event.record")
             self._event.record(stream._stream)
             return self
+
+        @native
+        def synchronize(self) -> None:
+            gpu.check("Event.synchronize")
+            self._event.wait()
 
         def time_since(self, start: PyEvent) -> float:
             # Source: driver API, cuEventElapsedTime: CUDA_ERROR_NOT_READY before both have happened.

@@ -24,6 +24,7 @@ class SimulatedTorchCuda:
     Attributes:
         streams: Those that were made.
         current: That in whose block the thread is.
+        enqueued, finished: Number of copies and kernels, on whichever stream.
         unfinished: Streams on which something was enqueued since they were waited for.
         clock_ms: Time of copies and kernels.
         copies: Number of asynchronous copies.
@@ -35,12 +36,14 @@ class SimulatedTorchCuda:
         self.unfinished: set[int] = set()
         self.clock_ms = 0.0
         self.copies = 0
+        self.enqueued = self.finished = 0
         self.pinned: set[int] = set()
 
     def enqueue(self, milliseconds: float) -> None:
         """Let work take its time on the current stream."""
         assert self.current is not None, "something runs on the default stream"
         self.unfinished.add(self.current.number)
+        self.enqueued += 1
         self.clock_ms += milliseconds
 
 
@@ -53,6 +56,7 @@ class Stream:
 
     def synchronize(self) -> None:
         self._cuda.unfinished.discard(self.number)
+        self._cuda.finished = self._cuda.enqueued
 
 
 class Event:
@@ -60,13 +64,18 @@ class Event:
 
     def __init__(self, cuda: SimulatedTorchCuda, *, enable_timing: bool) -> None:
         assert enable_timing
-        self._cuda, self._time_ms, self._stream = cuda, 0.0, -1
+        self._cuda, self._time_ms, self._behind = cuda, 0.0, 0
 
     def record(self, stream: Stream) -> None:
-        self._time_ms, self._stream = self._cuda.clock_ms, stream.number
+        self._time_ms, self._behind = self._cuda.clock_ms, self._cuda.enqueued
+
+    def synchronize(self) -> None:
+        self._cuda.finished = max(self._cuda.finished, self._behind)
+        if self._cuda.finished == self._cuda.enqueued:
+            self._cuda.unfinished.clear()
 
     def elapsed_time(self, end: Event) -> float:
-        assert self._stream not in self._cuda.unfinished, "the event has not happened yet"
+        assert end._behind <= self._cuda.finished, "the event has not happened yet"
         return end._time_ms - self._time_ms
 
 

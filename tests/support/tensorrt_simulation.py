@@ -13,7 +13,7 @@ from onnx import parser
 from simulated_cuda import SimulatedGpu
 
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.runner.engine_share import EngineUse
+from qcompile.engines.tensorrt.runner.loaded_engine import EngineUse
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 
 PYTORCHS = 0xBEEF

@@ -37,8 +37,8 @@ from ....tensors import format_shape
 from ...base import BuildRequest
 from ..adapter import Adapter
 from ..log import Log, setting
-from ..runner.buffers import DeviceBuffer, raw
 from ..runner.cuda_context import PrimaryContext
+from ..runner.memory import DeviceBuffer, raw
 from .profiles import InputRange
 
 Calibrator = Literal["entropy", "minmax"]
@@ -89,10 +89,10 @@ class Feeder:
 
 
 class Device:
-    """Buffers on the GPU, one per input, by PyCUDA in the device's primary context.
+    """Buffers on the GPU, one per input, in the device's primary context.
 
     Raises:
-        EngineUnavailable: If PyCUDA finds no such device.
+        EngineUnavailable: If there is no such device, or no package to use it.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -109,11 +109,8 @@ class Device:
             return address
 
     def close(self) -> None:
-        """Free the buffers, each even if another one fails to be, and release the context."""
-        if not self._context.is_open:
-            return
+        """Free the buffers, each even if another one fails to be."""
         with ExitStack() as stack:
-            stack.callback(self._context.close)
             stack.enter_context(self._context.active("freeing"))
             while self._buffers:
                 stack.callback(self._buffers.popitem()[1].free)

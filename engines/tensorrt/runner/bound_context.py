@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,18 +11,11 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, ModelError, first_line
 from ....tensors import format_shape
-from ...gpu_times import nanoseconds
-from .buffers import DeviceBuffer, HostBuffer
-from .cuda_driver import DriverError
-from .cuda_graph import CudaGraph
-from .debug_tensors import listening
-from .device_array import DeviceArray
-from .device_input import DeviceInput
-from .execution_contexts import GRAPH_HINT, ExecutionContexts, require
+from .callbacks import listening, make_output_allocator, make_profiler
+from .cuda_driver import CudaGraph, DriverError
 from .io_tensors import IOTensor
-from .layer_times import make_profiler
-from .loaded_engine import LoadedEngine
-from .output_allocator import make_output_allocator
+from .loaded_engine import GRAPH_HINT, LoadedEngine
+from .memory import DeviceArray, DeviceBuffer, DeviceInput, HostBuffer
 from .profile_choice import FeedShapes, Profile
 
 Values = Mapping[str, "NDArray[Any] | DeviceInput"]
@@ -33,19 +26,17 @@ class BoundContext:
 
     Args:
         loaded: The engine.
-        stream: A stream of PyCUDA, on which everything is enqueued.
-        contexts: Makes its execution context; says whether inferences are captured.
+        stream: On which everything is enqueued.
 
     Attributes:
         binding: Another object after each `bind`: whoever bound before can see that it was not the last.
     """
 
-    def __init__(self, loaded: LoadedEngine, stream: Any, contexts: ExecutionContexts) -> None:
-        self._loaded, self._stream, self._contexts = loaded, stream, contexts
-        self._cuda_graph = contexts.cuda_graph
-        self._captures = contexts.cuda_graph and not contexts.captures_itself
+    def __init__(self, loaded: LoadedEngine, stream: Any) -> None:
+        self._loaded, self._stream = loaded, stream
+        self._captures = loaded.cuda_graph and not loaded.captures_itself
         self._cuda = loaded.context.cuda
-        self._context = contexts.make()
+        self._context = loaded.make_context()
         self.binding: object = object()
         self._bound: tuple[int, object] | None = None
         self._activations = DeviceBuffer(self._cuda)
@@ -59,14 +50,13 @@ class BoundContext:
         self._on_host: dict[str, NDArray[Any]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._graph: CudaGraph | None = None
-        self._events: list[Any] = []
         self._under_way = False
 
     @property
     def memory_bytes(self) -> int:
         """Memory on the device, of inputs, outputs and the execution context."""
         buffers = (self._activations, *self._device.values())
-        return self._contexts.memory_bytes(self._context) + sum(buffer.size_bytes for buffer in buffers)
+        return self._loaded.memory_bytes(self._context) + sum(buffer.size_bytes for buffer in buffers)
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool = True) -> None:
         """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address.
@@ -88,7 +78,7 @@ class BoundContext:
         self._uploads, self._owners, self._device_copies = [], [], {}
         for tensor in self._loaded.inputs:
             self._bind_input(tensor, values[tensor.name])
-        if is_new and self._contexts.user_managed:
+        if is_new and self._loaded.user_managed:
             self._provide_memory()
         for tensor in self._loaded.outputs:
             self._bind_output(tensor)
@@ -115,10 +105,6 @@ class BoundContext:
             self._stream.synchronize()
             self._under_way = False
 
-    def wait_for(self, event: Any) -> None:
-        """Let the stream wait for an event of PyCUDA; the host does not wait."""
-        self._stream.wait_for_event(event)
-
     def outputs_on_host(self) -> dict[str, NDArray[Any]]:
         """Return the outputs in page-locked memory, which the next run writes again."""
         return dict(self._on_host)
@@ -143,11 +129,9 @@ class BoundContext:
             )
         return arrays
 
-    def timed_run(self) -> tuple[int, int, int]:
-        """Run once and return compute, with transfers, enqueue: see `GpuTimes`, nanoseconds."""
-        while len(self._events) < 4:
-            self._events.append(self._cuda.Event())
-        before, uploaded, computed, downloaded = self._events
+    def timed_run(self, events: Sequence[Any]) -> int:
+        """Enqueue a run with its four events, and return the nanoseconds that the enqueue took."""
+        before, uploaded, computed, downloaded = events
         self._under_way = True
         before.record(self._stream)
         self._upload()
@@ -158,9 +142,7 @@ class BoundContext:
         computed.record(self._stream)
         self._download()
         downloaded.record(self._stream)
-        self.synchronize()
-        compute, transfers = computed.time_since(uploaded), downloaded.time_since(before)
-        return nanoseconds(compute), nanoseconds(transfers), enqueue
+        return enqueue
 
     def layer_times(self, iterations: int, warmup: int) -> dict[str, float]:
         """Run with TensorRT's profiler and return layer to its median time in milliseconds."""
@@ -198,7 +180,7 @@ class BoundContext:
             stack.callback(self.synchronize)
 
     def _drop_context(self) -> None:
-        self._uploads, self._owners, self._on_host, self._events = [], [], {}, []
+        self._uploads, self._owners, self._on_host = [], [], {}
         self._device_copies = {}
         self._context = self._stream = None
         self._allocators = {}
@@ -230,8 +212,7 @@ class BoundContext:
         self._drop_graph()  # a graph is void once its execution context changes
         self._bound = None
         if self._context.active_optimization_profile != profile.index:
-            require(
-                self._loaded,
+            self._loaded.require(
                 f"optimization profile {profile.index} cannot be chosen",
                 self._context.set_optimization_profile_async,
                 profile.index,
@@ -240,7 +221,10 @@ class BoundContext:
             self._stream.synchronize()
         for name, shape in feed_shapes.shapes.items():
             refusal = f"input {name!r} cannot be of shape {format_shape(shape)}"
-            require(self._loaded, refusal, self._context.set_input_shape, name, shape)
+            self._loaded.require(refusal, self._context.set_input_shape, name, shape)
+        for tensor in self._loaded.inputs:
+            if tensor.on_host:  # its values are written anew, so its address is set anew behind them
+                self._addresses.pop(tensor.name, None)
         self._bound = binding
         return True
 
@@ -253,7 +237,7 @@ class BoundContext:
         name, buffer = tensor.name, self._device[tensor.name]
         if isinstance(value, DeviceInput):
             self._owners.append(value.owner)
-            if not self._cuda_graph:
+            if not self._loaded.cuda_graph:
                 self._set_address(name, value.address or buffer.reserve(1))
                 return
             # A graph reads where it was captured: a new address each time would capture it anew each time.
@@ -283,7 +267,7 @@ class BoundContext:
             self._set_address(name, self._device[name].reserve(self._on_host[name].nbytes))
 
     def _let_allocate(self, name: str) -> None:
-        if self._cuda_graph:
+        if self._loaded.cuda_graph:
             raise ModelError(
                 f"output {name!r}: its shape depends on data, which no CUDA graph can capture",
                 hint=GRAPH_HINT,
@@ -293,7 +277,7 @@ class BoundContext:
             return
         allocator = make_output_allocator(self._loaded.adapter.module, self._device[name])
         refusal = f"output {name!r} takes no allocator"
-        require(self._loaded, refusal, self._context.set_output_allocator, name, allocator)
+        self._loaded.require(refusal, self._context.set_output_allocator, name, allocator)
         self._allocators[name] = allocator
 
     def _set_address(self, name: str, address: int) -> None:
@@ -302,7 +286,7 @@ class BoundContext:
         self._drop_graph()
         self._addresses.pop(name, None)
         refusal = f"tensor {name!r} takes no address"
-        require(self._loaded, refusal, self._context.set_tensor_address, name, address)
+        self._loaded.require(refusal, self._context.set_tensor_address, name, address)
         self._addresses[name] = address
 
     def _upload(self) -> None:

@@ -1,32 +1,33 @@
 """The primary CUDA context of a device, which everything in the process shares, PyTorch included.
 
 No context is created, and none stays current: each block makes the primary one current and leaves the
-thread as it found it.
+thread as it found it. It is retained until the process ends.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from traceback import clear_frames
 from typing import Any
 
 from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
-from .cuda_driver import CudaDriver, DriverError
+from .cuda_driver import CudaDriver, DriverError, load_cuda
 
 
 class PrimaryContext:
-    """A device's primary context, retained by PyCUDA.
+    """A device's primary context.
 
     Attributes:
-        cuda: The module `pycuda.driver`.
+        cuda: `pycuda.driver`, or `CudaBindings`.
         driver: What PyCUDA lacks.
         device: The device's number.
         subject: What needs it, such as the engine's file; every message begins with it.
 
     Raises:
-        EngineUnavailable: If PyCUDA finds no such device.
+        EngineUnavailable: If there is no such device, or no package to use it.
         InvalidOption: If the number is negative.
     """
 
@@ -34,32 +35,23 @@ class PrimaryContext:
         if device < 0:
             raise InvalidOption(f"device: {device}; 0 or more is required", option="devices")
         self.device, self.subject, self._engine = device, subject, engine
-        self._context: Any = None
         try:
-            import pycuda.driver as cuda
-
-            self.cuda = cuda
+            self.cuda = load_cuda()
             self.driver = CudaDriver()
-            cuda.init()
-            self._context = cuda.Device(device).retain_primary_context()
-        except Exception as error:  # ImportError, OSError, or pycuda's own types, which need the import
+            self._context = _retained(self.cuda, device)
+        except Exception as error:  # ImportError, OSError, or a package's own types, which need the import
             raise EngineUnavailable(
                 f"no CUDA device can be used for {subject} (device {device}: {error})",
                 hint="pip install 'qcompile[cuda]' on a machine with an NVIDIA GPU",
                 engine=engine,
             ) from error
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the context is still retained."""
-        return self._context is not None
-
     @contextmanager
     def active(self, doing: str) -> Iterator[None]:
         """Make the context current in the block, and translate CUDA's errors.
 
         The frames of an error that the block calls lose their locals here: whoever keeps the error would
-        keep memory of the device and TensorRT's objects with them, beyond the end of the context.
+        keep memory of the device and TensorRT's objects with them.
 
         Args:
             doing: What the block does, for the message.
@@ -89,17 +81,12 @@ class PrimaryContext:
         if isinstance(error, (self.cuda.Error, DriverError)):
             raise ModelError(f"{self.subject}: {doing}: CUDA fails: {first_line(error)}") from error
 
-    def close(self) -> None:
-        """Release the context. All that was allocated in it must have been freed."""
-        if self._context is None:
-            return
-        context, self._context = self._context, None
-        context.push()
-        handle = context.handle
-        context.detach()
-        # PyCUDA takes a context that is released for one that is destroyed, and so off the thread's stack;
-        # "unlike cuCtxDestroy() this method does not pop the context from stack" (cuDevicePrimaryCtxRelease).
-        self.driver.remove_context(handle)
+
+@functools.cache
+def _retained(cuda: Any, device: int) -> Any:
+    """Return a device's primary context. It is never released: PyCUDA's objects would do so at their end."""
+    cuda.init()
+    return cuda.Device(device).retain_primary_context()
 
 
 @contextmanager
@@ -107,20 +94,21 @@ def current_device(device: int, subject: str) -> Iterator[None]:
     """Let TensorRT build on a device in the block: it takes the one whose context is current in the thread.
 
     trtexec calls `cudaSetDevice` (samples/common/sampleDevice.h, `setCudaDevice`), which makes a device's
-    primary context current. Device 0 is current where none is, and needs no PyCUDA.
+    primary context current. Device 0 is CUDA's default: where no package can make it current, as on a
+    machine without a GPU, nothing is done.
 
     Raises:
-        EngineUnavailable: If there is no such device, or no PyCUDA for another one than 0.
+        EngineUnavailable: If there is no such device, or no package for another one than 0.
     """
-    if device == 0:
-        yield
-        return
-    context = PrimaryContext(device, subject)
+    active: AbstractContextManager[None]
     try:
-        with context.active("building"):
-            yield
-    finally:
-        context.close()
+        active = PrimaryContext(device, subject).active("building")
+    except EngineUnavailable:
+        if device != 0:
+            raise
+        active = nullcontext()
+    with active:
+        yield
 
 
 def _forget_locals(error: BaseException, outer: BaseException | None) -> None:

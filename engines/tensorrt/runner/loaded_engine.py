@@ -1,47 +1,130 @@
-"""A deserialized engine, and its properties that all execution contexts share."""
+"""An engine on its device with what makes its execution contexts, held by one runner or by several.
+
+TensorRT-RTX compiles kernels where an engine runs. Its `IRuntimeConfig` says how, and keeps what it compiled
+in a runtime cache; other TensorRTs have nothing to say there.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....errors import ModelError, first_line
 from ..adapter import Adapter
+from ..compatibility import ALLOCATIONS
 from ..plan import OpenPlan, PlanNeeds, open_plan
 from .cuda_context import PrimaryContext
-from .io_tensors import IOTensor, read_tensors
-from .profile_choice import Profile, read_profiles
+from .io_tensors import read_tensors
+from .profile_choice import DeclaredProfiles, read_profiles, with_declared_values
+from .runtime_cache import RuntimeCacheFile
+
+GRAPH_HINT = "leave cuda_graph off"
 
 
-@dataclass
-class LoadedEngine:
-    """An engine in the memory of its device.
+@dataclass(frozen=True)
+class EngineUse:
+    """How an engine is loaded.
 
     Attributes:
-        adapter: The TensorRT that loaded it.
-        context: The device's primary context.
-        path: Its file.
-        opened: The plan with its runtime and what TensorRT says of it; None once it is released.
-        tensors: Its inputs and outputs.
-        profiles: Its optimization profiles.
+        device: Number of the CUDA device.
+        cuda_graph: Whether inferences are captured and replayed.
+        profiles: The optimization profiles of its manifest, with the values of shape inputs.
+        runtime_cache: Whether kernels that TensorRT-RTX compiles are kept beside it.
+        digest: Its digest, where it is known and was checked.
+        needs: What it needs beside TensorRT: plugins, host code; nothing by default.
     """
 
-    adapter: Adapter
-    context: PrimaryContext
-    path: Path
-    opened: OpenPlan | None
-    tensors: tuple[IOTensor, ...]
-    profiles: tuple[Profile, ...]
+    device: int = 0
+    cuda_graph: bool = False
+    profiles: DeclaredProfiles = ()
+    runtime_cache: bool = False
+    digest: str = ""
+    needs: PlanNeeds = field(default_factory=PlanNeeds)
 
-    @property
-    def inputs(self) -> tuple[IOTensor, ...]:
-        """Those that are read."""
-        return tuple(tensor for tensor in self.tensors if tensor.is_input)
 
-    @property
-    def outputs(self) -> tuple[IOTensor, ...]:
-        """Those that are written."""
-        return tuple(tensor for tensor in self.tensors if not tensor.is_input)
+class LoadedEngine:
+    """A deserialized engine in the memory of its device; the last holder that lets go frees it.
+
+    Args:
+        adapter: The TensorRT that built it.
+        path: Its file.
+        use: How it is loaded.
+
+    Attributes:
+        adapter, path: As given.
+        context: The device's primary context.
+        tensors, inputs, outputs: Its inputs and outputs.
+        profiles: Its optimization profiles.
+        cuda_graph: Whether inferences are captured in CUDA graphs.
+        captures_itself: Whether TensorRT captures and replays: from TensorRT-RTX 1.2 on. It knows when its
+            kernels for a shape are compiled; a capture from outside would need engines built with the flag
+            REQUIRE_USER_ALLOCATION (release notes 1.2), and would keep the kernels of that moment.
+        user_managed: Whether whoever binds shapes allocates the memory of execution contexts.
+        notes: What the user should know.
+
+    Raises:
+        EngineUnavailable, ArtifactError, ModelError: As `TensorRTRunner`.
+    """
+
+    def __init__(self, adapter: Adapter, path: Path, use: EngineUse) -> None:
+        self.adapter, self.path = adapter, path
+        self.cuda_graph = use.cuda_graph
+        self.captures_itself = use.cuda_graph and adapter.captures_by_itself
+        self.user_managed = use.needs.allocation == "runtime"
+        self._allocation, self._strategy = use.needs.allocation, None
+        if use.needs.allocation:
+            strategies = adapter.module.ExecutionContextAllocationStrategy
+            self._strategy = getattr(strategies, ALLOCATIONS[use.needs.allocation])
+        self.notes: tuple[str, ...] = ()
+        self._holders, self._lock = 1, threading.Lock()
+        self._opened: OpenPlan | None = None
+        self._config: Any = None
+        self._cache: Any = None
+        self._cache_file: RuntimeCacheFile | None = None
+        self.context = PrimaryContext(use.device, str(path), engine=adapter.target)
+        try:
+            with self.context.active("loading the engine"):
+                self._load(use)
+        except BaseException:
+            self.release()
+            raise
+
+    def _load(self, use: EngineUse) -> None:
+        self._opened = open_plan(self.adapter, self.path.read_bytes(), use.needs, subject=str(self.path))
+        self.tensors = read_tensors(self.adapter, self.engine, self.path)
+        self.inputs = tuple(tensor for tensor in self.tensors if tensor.is_input)
+        self.outputs = tuple(tensor for tensor in self.tensors if not tensor.is_input)
+        profiles = read_profiles(self.adapter, self.engine, self.inputs)
+        self.profiles = with_declared_values(profiles, use.profiles, self.inputs)
+        if self.adapter.keeps_runtime_caches:
+            if use.runtime_cache:
+                self._cache_file = RuntimeCacheFile(self.path, self.adapter.version, use.digest)
+            self._configure(self.adapter.module)
+        if self._cache_file is not None and self._cache_file.note:
+            self.notes = (self._cache_file.note,)
+
+    def _configure(self, module: Any) -> None:
+        self._config = self.engine.create_runtime_config()
+        if self._strategy is not None:
+            self._config.set_execution_context_allocation_strategy(self._strategy)
+        strategies = module.DynamicShapesKernelSpecializationStrategy
+        # The default, LAZY, computes with other kernels until those for a shape are compiled: times and last
+        # bits of an output would change from call to call, and the cache would miss what is not ready yet.
+        self._config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+        if self.captures_itself:
+            strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            self._config.cuda_graph_strategy = strategy
+            if self._config.cuda_graph_strategy != strategy:
+                raise ModelError(
+                    f"{self.path}: TensorRT-RTX takes no CUDA graphs here: {self.said()}", hint=GRAPH_HINT
+                )
+        if self._cache_file is not None:
+            self._cache = self._config.create_runtime_cache()
+            self._cache_file.load(self._cache)
+            self._config.set_runtime_cache(self._cache)
 
     @property
     def contexts_share_profiles(self) -> bool:
@@ -52,31 +135,83 @@ class LoadedEngine:
     @property
     def engine(self) -> Any:
         """The `ICudaEngine`; None once it is released."""
-        return self.opened.engine if self.opened is not None else None
-
-    def release(self) -> None:
-        """Let go of engine and runtime, whoever still holds this; the context must be active."""
-        self.opened = None
+        return self._opened.engine if self._opened is not None else None
 
     def said(self) -> str:
         """Return TensorRT's last error."""
-        return self.opened.said() if self.opened is not None else "no reason given"
+        return self._opened.said() if self._opened is not None else "no reason given"
 
+    def make_context(self) -> Any:
+        """Return a new execution context, without NVTX markers of its layers.
 
-def load_engine(adapter: Adapter, context: PrimaryContext, path: Path, needs: PlanNeeds) -> LoadedEngine:
-    """Deserialize an engine; the context must be active.
+        An engine built with detailed profiling verbosity would mark each layer of each inference:
+        "Building with kDETAILED verbosity will generally increase latency in enqueueV3()", and the default
+        is the build's (NvInferRuntime.h 8.5:3207, 10.16:5060, 11.1:4680, setNvtxVerbosity; trtexec sets it,
+        samples/common/sampleInference.cpp:598 of 10.16). Inspector and profiler do not depend on it.
 
-    Args:
-        adapter: The TensorRT that built it.
-        context: Of the device it is to run on.
-        path: Its file.
-        needs: What its manifest says it needs.
+        Raises:
+            ModelError: If there can be none, with TensorRT's reason.
+        """
+        how = self._config if self._config is not None else self._strategy
+        context = self.engine.create_execution_context(*(() if how is None else (how,)))
+        if context is None:
+            raise ModelError(f"{self.path}: no execution context can be made: {self.said()}")
+        context.nvtx_verbosity = self.adapter.module.ProfilingVerbosity.NONE
+        return context
 
-    Raises:
-        ArtifactError: If TensorRT cannot: other version, other GPU, damaged, a missing plugin.
-        ModelError: If a tensor is of a type or in a format that arrays cannot have.
-    """
-    opened = open_plan(adapter, path.read_bytes(), needs, subject=str(path))
-    tensors = read_tensors(adapter, opened.engine, path)
-    profiles = read_profiles(adapter, opened.engine, [tensor for tensor in tensors if tensor.is_input])
-    return LoadedEngine(adapter, context, path, opened, tensors, profiles)
+    def memory_bytes(self, context: Any) -> int:
+        """Return the memory on the device that TensorRT allocated for an execution context."""
+        if self._allocation == "profile":
+            profile = context.active_optimization_profile
+            return int(self.engine.get_device_memory_size_for_profile_v2(profile))
+        return 0 if self.user_managed else self.adapter.memory_bytes(self.engine)
+
+    def require(self, refusal: str, call: Callable[..., Any], *arguments: Any) -> None:
+        """Make a call of an execution context that TensorRT may refuse.
+
+        In all versions `set_optimization_profile_async` raises RuntimeError where C++ answers false; the
+        others answer False, and raise where the binding itself refuses, as for more than 8 axes
+        (python/src/infer/pyCore.cpp: `context_set_optimization_profile_async` and `castDimsFromPyIterable`,
+        release/8.5 to 11.1).
+
+        Args:
+            refusal: What to say where it is refused.
+            call: The call.
+            arguments: Its arguments.
+
+        Raises:
+            ModelError: With TensorRT's reason.
+        """
+        try:
+            accepted = call(*arguments)
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = self.said()
+            reason = first_line(error) if said == "no reason given" else said
+            raise ModelError(f"{self.path}: {refusal}: {reason}") from error
+        if not accepted:
+            raise ModelError(f"{self.path}: {refusal}: {self.said()}")
+
+    def hold(self) -> LoadedEngine:
+        """Return this, for one holder more."""
+        with self._lock:
+            self._holders += 1
+        return self
+
+    def release(self) -> None:
+        """Let go of it: the last holder writes the runtime cache, and frees engine and runtime.
+
+        The execution contexts of the holder must have been freed.
+        """
+        with self._lock:
+            self._holders -= 1
+            if self._holders:
+                return
+        with self.context.active("freeing"):
+            self._free()
+
+    def _free(self) -> None:
+        try:
+            if self._cache is not None and self._cache_file is not None:
+                self._cache_file.save(self._cache)
+        finally:
+            self._config = self._cache = self._opened = None

@@ -1,11 +1,11 @@
-"""Run an engine by named I/O tensors (TensorRT 8.5 and newer), with memory from PyCUDA.
+"""Run an engine by named I/O tensors (TensorRT 8.5 and newer), with memory from CUDA's driver.
 
     feeds ──check──▶ profile ──▶ page-locked ──copy──▶ device ──execute_async_v3──▶ device ──copy──▶ outputs
                                   (host only)             ▲     or a CUDA graph of it  │
           on the device already ──────────────────────────┘        on_device=True ◀────┘
 
 The device's primary context is used, the one that PyTorch uses too; it is current only inside these calls.
-Tested with PyCUDA and TensorRT simulated (tests/support); tests/engines/gpu has not met a GPU yet.
+Tested with CUDA and TensorRT simulated (tests/support); tests/engines/gpu has not met a GPU yet.
 """
 
 from __future__ import annotations
@@ -21,27 +21,25 @@ from numpy.typing import NDArray
 from ....errors import DataError, InvalidOption, ModelError
 from ....tensors import Feeds, ModelIO, check_feeds
 from ...base import InFlight, Runner
-from ...gpu_times import GpuTimes, collect
+from ...gpu_times import GpuTimes, time_runs
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
-from .debug_tensors import make_listener
-from .device_array import DeviceArray
-from .device_input import DeviceInput, read_device_input
-from .engine_share import EngineShare, EngineUse
-from .io_tensors import model_io
+from .callbacks import make_listener
+from .cuda_driver import NON_BLOCKING
+from .io_tensors import WideIntegers, model_io
+from .loaded_engine import EngineUse, LoadedEngine
+from .memory import DeviceArray, DeviceInput, read_device_input
 from .profile_choice import FeedShapes
 from .stream_slots import StreamSlot, StreamSlots
-from .wide_integers import WideIntegers
 
-_NON_BLOCKING = 1
 _WARMUP = 2
 
 
 class TensorRTRunner(Runner):
     """An engine with its execution contexts, streams and buffers on one device. Not for several threads.
 
-    A feed is a numpy array, or an array on the same device with `__dlpack__` or `__cuda_array_interface__`,
-    such as a CUDA tensor of PyTorch: that is used where it lies, once its producer's stream has written it.
+    A feed is a numpy array, or an array on the same device with `__cuda_array_interface__`, such as a CUDA
+    tensor of PyTorch: that is used where it lies, once its producer's stream has written it.
 
     Args:
         adapter: The TensorRT that built the engine.
@@ -56,7 +54,7 @@ class TensorRTRunner(Runner):
         share: An engine that another runner holds, in place of a file that is loaded again.
 
     Raises:
-        EngineUnavailable: If PyCUDA finds no such device, or its memory does not suffice.
+        EngineUnavailable: If there is no such device, no package to use it, or its memory does not suffice.
         ArtifactError: If TensorRT cannot deserialize the engine: other version, other GPU, damaged.
         InvalidOption: If the engine cannot be run on so many streams.
         ModelError: If an input or output is of a type that no array has.
@@ -70,21 +68,22 @@ class TensorRTRunner(Runner):
         *,
         streams: int = 1,
         declared: ModelIO | None = None,
-        share: EngineShare | None = None,
+        share: LoadedEngine | None = None,
     ) -> None:
         self._adapter, self._path, self._use, self._declared = adapter, path, use, declared
         self._is_open = False
         self._slots: StreamSlots | None = None
         self._intake: Any = None
-        self._share = share.take() if share is not None else EngineShare(adapter, path, use)
-        self._context, self.notes = self._share.context, tuple(self._share.notes)
+        self._loaded = share.hold() if share is not None else LoadedEngine(adapter, path, use)
+        self._context = self._loaded.context
+        self.notes: list[str] = [*self._loaded.notes]
         self._is_open = True
         self.contains = f"host to host, in page-locked memory: {self._contents()}"
         try:
             with self._context.active("loading the engine"):
-                self._slots = StreamSlots(self._share.loaded, streams, self._share.contexts)
-                self._intake = self._context.cuda.Stream(_NON_BLOCKING)
-            self._integers = WideIntegers(model_io(self._share.loaded.tensors), declared)
+                self._slots = StreamSlots(self._loaded, streams, self.notes)
+                self._intake = self._context.cuda.Stream(NON_BLOCKING)
+            self._integers = WideIntegers(model_io(self._loaded.tensors), declared)
             self.io = self._integers.io
         except BaseException:
             self.close()
@@ -107,13 +106,13 @@ class TensorRTRunner(Runner):
                 hint="load the engine again",
             )
         return TensorRTRunner(
-            self._adapter, self._path, self._use, streams=streams, declared=self._declared, share=self._share
+            self._adapter, self._path, self._use, streams=streams, declared=self._declared, share=self._loaded
         )
 
     @property
     def can_be_shared(self) -> bool:
         """Whether `share` is possible."""
-        return self._share.loaded.contexts_share_profiles
+        return self._loaded.contexts_share_profiles
 
     def __enter__(self) -> TensorRTRunner:
         return self
@@ -169,9 +168,8 @@ class TensorRTRunner(Runner):
                 slot, profile = self._opened.choose(index, feed_shapes)
                 if slot in under_way:
                     gather(slot)
-                bound = slot.context(feed_shapes)
-                self._after_producers(bound, values)
-                bound.bind(values, feed_shapes, profile)
+                self._after_producers(slot, values)
+                bound = slot.bind(values, feed_shapes, profile, graph=True)
                 bound.start()
                 under_way[slot] = (index, bound)
             for slot in list(under_way):
@@ -237,7 +235,7 @@ class TensorRTRunner(Runner):
         self._require_open()
         with self._context.active("timing"):
             bound = self._bind(feeds)
-            return collect([bound.timed_run() for _ in range(iterations)])
+            return time_runs(iterations, self._context.cuda.Event, bound.timed_run, _elapsed_ms)
 
     def layer_times(self, feeds: Feeds, iterations: int = 10) -> dict[str, float]:
         """Return layer to its median time in milliseconds, by TensorRT's profiler, without CUDA graphs.
@@ -286,7 +284,7 @@ class TensorRTRunner(Runner):
             return
         self._is_open = False
         with ExitStack() as stack:
-            stack.callback(self._share.release)
+            stack.callback(self._loaded.release)
             stack.enter_context(self._context.active("freeing"))
             stack.callback(self._drop_streams)
             if self._slots is not None:
@@ -298,7 +296,7 @@ class TensorRTRunner(Runner):
     def _contents(self) -> str:
         """What one run consists of."""
         enqueued = "execute_async_v3"
-        if self._share.contexts.captures_itself:
+        if self._loaded.captures_itself:
             enqueued += " with CUDA graphs by TensorRT-RTX"
         elif self._use.cuda_graph:
             enqueued = f"a CUDA graph of {enqueued}"
@@ -317,17 +315,15 @@ class TensorRTRunner(Runner):
         """Check the feeds and bind them on a stream."""
         values, feed_shapes = self._check(feeds)
         slot, profile = self._opened.choose(stream, feed_shapes)
-        bound = slot.context(feed_shapes)
-        self._after_producers(bound, values)
-        bound.bind(values, feed_shapes, profile, graph=graph)
-        return bound
+        self._after_producers(slot, values)
+        return slot.bind(values, feed_shapes, profile, graph=graph)
 
     def _check(self, feeds: Feeds) -> tuple[Values, FeedShapes]:
         values = {name: self._value(name, value) for name, value in feeds.items()}
         check_feeds(self.io.inputs, values, "feeds")
         values = self._integers.narrow(values)
         shape_values = {}
-        for tensor in self._share.loaded.inputs:
+        for tensor in self._loaded.inputs:
             value = values[tensor.name]
             if tensor.on_host:
                 if isinstance(value, DeviceInput):
@@ -345,13 +341,17 @@ class TensorRTRunner(Runner):
             return np.asarray(value)
         return read_device_input(name, value, self._context, self._intake.handle)
 
-    def _after_producers(self, bound: BoundContext, values: Values) -> None:
-        """Let the context's stream wait for what the producers of inputs on the device have enqueued."""
+    def _after_producers(self, slot: StreamSlot, values: Values) -> None:
+        """Let the stream wait for what the producers of inputs on the device have enqueued."""
         if any(isinstance(value, DeviceInput) for value in values.values()):
             written = self._context.cuda.Event()
             written.record(self._intake)
-            bound.wait_for(written)
+            slot.stream.wait_for_event(written)
 
 
 def _copies(bound: BoundContext) -> dict[str, NDArray[Any]]:
     return {name: array.copy() for name, array in bound.outputs_on_host().items()}
+
+
+def _elapsed_ms(start: Any, end: Any) -> float:
+    return float(end.time_since(start))

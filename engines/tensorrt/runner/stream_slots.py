@@ -6,17 +6,14 @@ from collections import OrderedDict
 from contextlib import ExitStack
 from typing import Any
 
-from ....errors import InvalidOption
-from .bound_context import BoundContext
-from .execution_contexts import ExecutionContexts
+from ....errors import InvalidOption, ModelError
+from .bound_context import BoundContext, Values
+from .cuda_driver import NON_BLOCKING
 from .loaded_engine import LoadedEngine
 from .profile_choice import FeedShapes, Profile, fitting_profiles
 
 GRAPHS_KEPT = 4
 """Input shapes per stream whose CUDA graphs are kept, each with an execution context and buffers."""
-
-_NON_BLOCKING = 1
-"""CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
 
 
 class StreamSlot:
@@ -24,16 +21,17 @@ class StreamSlot:
 
     "Use one execution context per captured graph" (NVIDIA, TensorRT best practices, CUDA graphs): changing a
     context whose graph is replayed later is undefined. TensorRT-RTX keeps the graphs of one context itself.
+    Each has the memory of its profile: where that does not suffice, fewer are kept, and a note says so.
     """
 
-    def __init__(self, loaded: LoadedEngine, contexts: ExecutionContexts) -> None:
-        self._loaded, self._maker = loaded, contexts
-        captured_here = contexts.cuda_graph and not contexts.captures_itself
+    def __init__(self, loaded: LoadedEngine, notes: list[str]) -> None:
+        self._loaded, self._notes = loaded, notes
+        captured_here = loaded.cuda_graph and not loaded.captures_itself
         self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
-        self.stream: Any = loaded.context.cuda.Stream(_NON_BLOCKING)
+        self.stream: Any = loaded.context.cuda.Stream(NON_BLOCKING)
         try:
-            self._contexts[None] = BoundContext(loaded, self.stream, contexts)
+            self._contexts[None] = BoundContext(loaded, self.stream)
         except BaseException:
             self.stream = None
             raise
@@ -43,19 +41,43 @@ class StreamSlot:
         """Its execution contexts."""
         return tuple(self._contexts.values())
 
-    def context(self, feed_shapes: FeedShapes) -> BoundContext:
-        """Return the execution context for these shapes, a new one if there is room, else the oldest."""
+    def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
+        """Bind the execution context for these shapes: a new one if there is room, else the oldest's place.
+
+        Raises:
+            DataError, ModelError: As `BoundContext.bind`.
+        """
         key = feed_shapes.key if self._kept > 1 else None
+        while True:
+            try:
+                bound = self._context(key)
+                bound.bind(values, feed_shapes, profile, graph=graph)
+            except (ModelError, self._loaded.context.cuda.MemoryError) as error:
+                others = [other for other in self._contexts if other != key]
+                if not others or (key in self._contexts and isinstance(error, ModelError)):
+                    raise
+                self._contexts.pop(others[0]).free()
+                self._keep(len(others))
+            else:
+                return bound
+
+    def _context(self, key: object) -> BoundContext:
         if key not in self._contexts:
             if None in self._contexts:  # the first, which nothing has used yet
                 self._contexts[key] = self._contexts.pop(None)
             else:
                 if len(self._contexts) == self._kept:
-                    _, oldest = self._contexts.popitem(last=False)
-                    oldest.free()
-                self._contexts[key] = BoundContext(self._loaded, self.stream, self._maker)
+                    self._contexts.popitem(last=False)[1].free()
+                self._contexts[key] = BoundContext(self._loaded, self.stream)
         self._contexts.move_to_end(key)
         return self._contexts[key]
+
+    def _keep(self, count: int) -> None:
+        self._kept = count
+        self._notes.append(
+            f"CUDA graphs of {count} input shapes are kept in place of {GRAPHS_KEPT}: memory does not "
+            "suffice for more; other shapes are captured again"
+        )
 
     def free(self) -> None:
         """Free everything, the stream last."""
@@ -74,13 +96,13 @@ class StreamSlots:
     Args:
         loaded: The engine; its context is active.
         streams: How many inferences can be under way at once.
-        contexts: Makes their execution contexts.
+        notes: Where the user reads what became of them.
 
     Raises:
         InvalidOption: If the engine cannot be run on so many.
     """
 
-    def __init__(self, loaded: LoadedEngine, streams: int, contexts: ExecutionContexts) -> None:
+    def __init__(self, loaded: LoadedEngine, streams: int, notes: list[str]) -> None:
         self._loaded = loaded
         if streams < 1:
             raise InvalidOption(f"`streams` {streams}: 1 or more is required", option="streams")
@@ -96,7 +118,7 @@ class StreamSlots:
         self.all: list[StreamSlot] = []
         try:
             for _ in range(streams):
-                self.all.append(StreamSlot(loaded, contexts))
+                self.all.append(StreamSlot(loaded, notes))
         except BaseException:
             self.free()
             raise

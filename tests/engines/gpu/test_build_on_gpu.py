@@ -1,8 +1,8 @@
 """Builds on a real GPU, with whichever TensorRT is installed there: precisions, calibrators, every option.
 
-Needs numpy, onnx, PyCUDA and TensorRT; quantized graphs and ranges are made without ONNX Runtime. The
-oracle is ONNX's own reference implementation. An option that the version here does not have must be refused.
-Not yet run on a GPU, only on stand-ins (tests/engines/tensorrt/on_stand_ins).
+Needs numpy, onnx, cuda-bindings or PyCUDA, and TensorRT; quantized graphs and ranges are made without ONNX
+Runtime. The oracle is ONNX's own reference implementation. An option that the version here does not have must
+be refused. Not yet run on a GPU, only on stand-ins (tests/engines/tensorrt/on_stand_ins).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import qcompile
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
 from qcompile.engines.tensorrt.builder import builder, refit
+from qcompile.engines.tensorrt.runner.cuda_context import current_device
 from qcompile.errors import EngineUnavailable, InvalidOption
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
@@ -90,12 +91,13 @@ def test_the_gpu_that_is_named_builds_and_verifies(
     assert built.manifest.options["device"] == 1
 
 
-def test_the_first_gpu_builds_by_itself_and_needs_no_context(
+def test_the_first_gpu_builds_where_a_caller_has_another_one_current(
     machine: OnMachine, gpu: SimulatedGpu, current: list[int], tiny_file: MakeFile
 ) -> None:
-    before = list(gpu.stack)
-    machine("10.16").build(tiny_file("residual"))
-    assert current == before
+    here = machine("10.16")
+    with current_device(1, "another"):
+        here.build(tiny_file("residual"))
+    assert current == [gpu.primary(0)]
 
 
 def test_calibration_copies_to_it(

@@ -10,7 +10,8 @@ from simulated_cuda import SimulatedGpu
 from tensorrt_simulation import PYTORCHS
 
 from qcompile.engines.tensorrt.builder.calibration import Device
-from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
+from qcompile.engines.tensorrt.runner import cuda_context
+from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext, current_device
 from qcompile.errors import EngineUnavailable, ModelError
 
 
@@ -21,13 +22,36 @@ def test_it_is_current_in_the_block_alone(gpu: SimulatedGpu) -> None:
         with context.active("a test"):
             assert gpu.stack == [PYTORCHS, gpu.primary(1)]
         assert gpu.stack == [PYTORCHS]
-    context.close()
-    context.close()
-    assert gpu.retained == {1: 0}
+
+
+def test_it_is_retained_once_for_the_process(gpu: SimulatedGpu) -> None:
+    for device in (0, 0, 1):
+        with PrimaryContext(device, "test").active("a test"):
+            pass
+    assert gpu.retained == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_build_has_its_device_current_whatever_a_caller_has(gpu: SimulatedGpu, device: int) -> None:
+    with current_device(1 - device, "another"), current_device(device, "m.onnx"):
+        assert gpu.stack[-1] == gpu.primary(device)
+    assert gpu.stack == [PYTORCHS]
+
+
+def test_without_a_package_device_0_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_context, "load_cuda", missing)
+    with current_device(0, "m.onnx"):
+        pass
+    with pytest.raises(EngineUnavailable, match="device 1: no package"), current_device(1, "m.onnx"):
+        pass
+
+
+def missing() -> None:
+    raise ImportError("no package")
 
 
 def test_a_context_that_pycuda_has_current_is_current_again(gpu: SimulatedGpu) -> None:
-    import pycuda.driver as cuda
+    cuda = pytest.importorskip("pycuda.driver", reason="the other package has no contexts of its own")
 
     users: Any = cuda.Device(1).retain_primary_context()
     users.push()
@@ -35,11 +59,7 @@ def test_a_context_that_pycuda_has_current_is_current_again(gpu: SimulatedGpu) -
     with context.active("a test"):
         assert gpu.stack[-1] == gpu.primary(0)
     assert gpu.stack == [PYTORCHS, gpu.primary(1)]
-    context.close()
-    assert gpu.stack == [PYTORCHS, gpu.primary(1)]
     assert cuda.Context.pop() is None
-    gpu.retained.clear()
-    del gpu.pycuda_stack[:]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -48,7 +68,6 @@ def test_an_error_leaves_it_too_and_is_not_changed(gpu: SimulatedGpu, error: typ
     with pytest.raises(error), context.active("a test"):
         raise error
     assert gpu.stack == [PYTORCHS]
-    context.close()
 
 
 def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) -> None:
@@ -58,13 +77,12 @@ def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) ->
         context.cuda.mem_alloc(1 << 40)
     said = r"m\.engine: copying: CUDA fails: .*was refused"
     with pytest.raises(ModelError, match=said) as caught, context.active("copying"):
-        raise context.cuda.LogicError("this was refused")
-    assert isinstance(caught.value.__cause__, context.cuda.LogicError)
+        raise context.cuda.Error("this was refused")
+    assert isinstance(caught.value.__cause__, context.cuda.Error)
     gpu.fail_on = gpu.calls + 1
     said = r"CUDA fails: cuGraphLaunch: CUDA_ERROR_900 \(900\)"
     with pytest.raises(ModelError, match=said), context.active("replaying"):
         context.driver.launch(1, 1)
-    context.close()
 
 
 def test_an_error_that_is_kept_keeps_nothing_on_the_device(gpu: SimulatedGpu) -> None:
@@ -77,7 +95,6 @@ def test_an_error_that_is_kept_keeps_nothing_on_the_device(gpu: SimulatedGpu) ->
         work()
     assert gpu.live["device memory"] == 0
     assert caught.value.args
-    context.close()
 
 
 def test_an_error_that_was_being_handled_before_keeps_its_frames(gpu: SimulatedGpu) -> None:
@@ -95,7 +112,6 @@ def test_an_error_that_was_being_handled_before_keeps_its_frames(gpu: SimulatedG
         assert trace is not None
         assert trace.tb_next is not None
         assert trace.tb_next.tb_frame.f_locals == {"kept": "kept"}
-    context.close()
     assert gpu.stack == [PYTORCHS]
 
 

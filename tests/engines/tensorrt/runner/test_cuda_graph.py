@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_producers import DlpackArray
+from device_producers import InterfaceArray
 from tensorrt_simulation import Simulation, values
 
 from qcompile.engines.tensorrt.runner.stream_slots import GRAPHS_KEPT
-from qcompile.errors import ModelError
+from qcompile.errors import EngineUnavailable, ModelError
 
 GRAPH = {"cuda_graph": True}
 
@@ -80,7 +80,7 @@ def test_before_8_6_there_is_one_context_and_one_graph(oldest: Simulation) -> No
 
 
 def test_inputs_on_the_device_are_copied_to_where_the_graph_reads(simulation: Simulation) -> None:
-    producers = [DlpackArray(simulation.gpu, values(3, 4, seed=seed)) for seed in range(3)]
+    producers = [InterfaceArray(simulation.gpu, values(3, 4, seed=seed)) for seed in range(3)]
     with simulation.open("negate", runner=GRAPH) as runner:
         for index in (0, 0, 1, 2, 1, 0):
             found = runner.infer({"x": producers[index]})["y"]
@@ -96,7 +96,7 @@ def test_inputs_on_the_device_are_copied_to_where_the_graph_reads(simulation: Si
 
 def test_an_input_without_elements_is_not_copied(newest: Simulation) -> None:
     profiles = [{"a": [[0, 4], [1, 4], [2, 4]], "b": [[1, 4]] * 3}]
-    empty = DlpackArray(newest.gpu, values(0, 4))
+    empty = InterfaceArray(newest.gpu, values(0, 4))
     with newest.open("sum", profiles=profiles, runner=GRAPH) as runner:
         b = values(1, 4)
         np.testing.assert_array_equal(runner.infer({"a": empty, "b": b})["y"], b[0])
@@ -109,6 +109,38 @@ def test_values_of_shape_inputs_are_part_of_what_was_captured(newest: Simulation
             size = np.array([count, 4], np.int32)
             assert runner.infer({"x": values(1, 4), "size": size})["y"].shape == (count, 4)
         assert newest.gpu.made["executable graph"] == 2
+
+
+def test_where_memory_does_not_suffice_for_more_graphs_fewer_are_kept(newest: Simulation) -> None:
+    gpu, ordinary = newest.gpu, newest.gpu.enter
+    with newest.open("negate", runner=GRAPH) as runner:
+        gpu.enter = lambda name: (
+            (  # type: ignore[method-assign]
+                name == "create_execution_context" and gpu.live["execution context"] == 2
+            )
+            or ordinary(name)
+        )
+        for count in (1, 2, 3, 4, 1, 4):
+            x = values(count, 4)
+            np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+        assert gpu.live["execution context"] == 2
+        assert gpu.made["executable graph"] == 5  # the last is one of the two that are kept
+        assert runner.notes == [
+            "CUDA graphs of 2 input shapes are kept in place of 4: memory does not suffice for more; other "
+            "shapes are captured again"
+        ]
+
+
+def test_memory_of_other_graphs_makes_room_for_the_buffers_of_a_new_one(newest: Simulation) -> None:
+    with newest.open("negate", runner=GRAPH) as runner:
+        for count in (5, 6):
+            runner.infer({"x": values(count, 4)})
+        newest.gpu.memory_bytes = newest.gpu.used_bytes + 150
+        np.testing.assert_array_equal(runner.infer({"x": values(8, 4)})["y"], -values(8, 4))
+        assert newest.gpu.live["execution context"] == 2
+        newest.gpu.memory_bytes = 100
+        with pytest.raises(EngineUnavailable, match="not enough memory on CUDA device 0"):
+            runner.infer({"x": values(7, 4)})
 
 
 def test_streams_have_graphs_of_their_own(newest: Simulation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,21 +10,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from device_producers import DlpackArray, InterfaceArray, Producer
-from simulated_cuda import COPY_NS, KERNEL_NS
+from device_producers import InterfaceArray
+from simulated_cuda import COPY_NS, KERNEL_NS, SimulatedGpu
 from tensorrt_simulation import Simulation, values
 
 from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
-from qcompile.engines.tensorrt.runner.device_input import read_device_input
+from qcompile.engines.tensorrt.runner.memory import read_device_input
 from qcompile.errors import DataError, ModelError
 
 
-@pytest.mark.parametrize("make", [InterfaceArray, DlpackArray])
-def test_an_array_on_the_device_is_used_where_it_lies(
-    simulation: Simulation, make: Callable[..., Producer]
-) -> None:
+def test_an_array_on_the_device_is_used_where_it_lies(simulation: Simulation) -> None:
     x = values(3, 4)
-    producer = make(simulation.gpu, x)
+    producer = InterfaceArray(simulation.gpu, x)
     with simulation.open("negate") as runner:
         times = runner.gpu_times({"x": producer}, 1)
         np.testing.assert_array_equal(runner.infer({"x": producer})["y"], -x)
@@ -54,46 +52,44 @@ def test_a_producer_that_says_that_nothing_is_under_way_is_believed(newest: Simu
 
 def test_device_and_host_arrays_mix(newest: Simulation) -> None:
     a, b = values(3, 4, seed=1), values(5, 4, seed=2)
-    producer = DlpackArray(newest.gpu, a)
+    producer = InterfaceArray(newest.gpu, a)
     with newest.open("sum") as runner:
         found = runner.infer({"a": producer, "b": b})["y"]
     np.testing.assert_allclose(found, np.concatenate([a, b]).sum(0), rtol=1e-5)
     producer.free()
 
 
-def test_a_capsule_is_given_back_when_its_memory_is_no_longer_used(newest: Simulation) -> None:
-    producer = DlpackArray(newest.gpu, values(3, 4))
+def test_an_array_is_held_while_its_memory_is_used(newest: Simulation) -> None:
+    producer = InterfaceArray(newest.gpu, values(3, 4))
+    alive, free = weakref.ref(producer), producer.free
     with newest.open("negate") as runner:
         runner.infer({"x": producer})
-        assert producer.given_back == 0
+        del producer
+        assert alive() is not None
         runner.infer({"x": values(2, 4)})
-        assert producer.given_back == 1
-        runner.infer({"x": producer})
-    assert producer.given_back == 2
-    producer.free()
+        assert alive() is None
+    free()
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda gpu: InterfaceArray(gpu, values(3, 4), strides=(4, 12)), "is strided on the device"),
-        (lambda gpu: DlpackArray(gpu, values(3, 4), strides=(1, 3)), "is strided on the device"),
-        (lambda gpu: DlpackArray(gpu, values(3, 4), device=(2, 1)), "on CUDA device 1; 0 is required"),
-        (lambda gpu: DlpackArray(gpu, values(3, 4), device=(1, 0)), "is a DlpackArray; a numpy array, or"),
-        (lambda gpu: DlpackArray(gpu, values(3, 4), refuses="requires grad"), "shared: requires grad"),
+        (lambda gpu: InterfaceArray(gpu, values(3, 4), device=1), "on CUDA device 1; 0 is required"),
+        (lambda gpu: NoArray(gpu), "is a NoArray; a numpy array, or an array on CUDA device 0, is"),
+        (lambda gpu: NoArray(gpu, RuntimeError("requires grad")), "cannot be shared: requires grad"),
         (lambda gpu: InterfaceArray(gpu, values(3, 4), offset=16), "requires a multiple of 256"),
-        (lambda gpu: DlpackArray(gpu, values(3, 4), byte_offset=16), "requires a multiple of 256"),
         (lambda gpu: InterfaceArray(gpu, values(3, 4), mask=object()), "has a mask"),
         (
             lambda gpu: InterfaceArray(gpu, values(3, 4), data=(256, False)),
             "outside the memory of CUDA devices",
         ),
         (lambda gpu: InterfaceArray(gpu, values(3, 4).astype(np.float16)), "float16; float32 is required"),
-        (lambda gpu: DlpackArray(gpu, values(3, 5)), r"has shape 3x5; \[\?,4\] is required"),
+        (lambda gpu: InterfaceArray(gpu, values(3, 5)), r"has shape 3x5; \[\?,4\] is required"),
     ],
 )
 def test_what_would_have_to_be_copied_or_converted_is_refused(
-    newest: Simulation, make: Callable[..., Producer], said: str
+    newest: Simulation, make: Callable[..., InterfaceArray], said: str
 ) -> None:
     producer = make(newest.gpu)
     with newest.open("negate") as runner:
@@ -107,7 +103,7 @@ def test_strides_that_mean_row_major_are_taken(newest: Simulation) -> None:
     x = values(1, 4)
     producers = [
         InterfaceArray(newest.gpu, x, strides=(999, 4)),  # the stride of an axis of extent 1 means nothing
-        DlpackArray(newest.gpu, x, strides=(4, 1)),
+        InterfaceArray(newest.gpu, x, strides=(16, 4)),
     ]
     with newest.open("negate") as runner:
         for producer in producers:
@@ -116,7 +112,7 @@ def test_strides_that_mean_row_major_are_taken(newest: Simulation) -> None:
 
 
 def test_a_shape_input_is_refused_on_the_device(newest: Simulation) -> None:
-    size = DlpackArray(newest.gpu, np.array([2, 4], np.int32))
+    size = InterfaceArray(newest.gpu, np.array([2, 4], np.int32))
     with (
         newest.open("shaped", host=["size"]) as runner,
         pytest.raises(DataError, match="input 'size' is on the device; TensorRT reads it on the host"),
@@ -126,41 +122,58 @@ def test_a_shape_input_is_refused_on_the_device(newest: Simulation) -> None:
 
 
 class Claims:
-    """A tensor of PyTorch or numpy on the CPU that says it is on the GPU: the capsule itself is real."""
+    """A tensor of PyTorch on the CPU that says it is on the GPU: the interface is PyTorch's own."""
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    def __init__(self, gpu: SimulatedGpu, tensor: torch.Tensor) -> None:
+        whole = gpu.allocate(tensor.nbytes)
+        self.free = lambda: gpu.release(whole, "device memory")
+        interface = torch.Tensor.__cuda_array_interface__.fget(_OnGpu(tensor))  # type: ignore[attr-defined]
+        self.__cuda_array_interface__ = interface | {"data": (whole, False)}
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
 
-    def __dlpack__(self, stream: int) -> Any:
-        return self.array.__dlpack__()
+class _OnGpu:
+    """What `Tensor.__cuda_array_interface__` asks of a tensor; it is written in Python."""
+
+    is_cuda, is_sparse, requires_grad = True, False, False
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__torch_function__":
+            raise AttributeError(name)
+        return getattr(self._tensor, name)
 
 
 @pytest.mark.parametrize(
     "name", ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"]
 )
-@pytest.mark.usefixtures("gpu")
-def test_capsules_of_pytorch_are_read_as_it_writes_them(name: str) -> None:
+def test_tensors_of_pytorch_are_read_as_it_shows_them(gpu: SimulatedGpu, name: str) -> None:
     tensor = torch.zeros(3, 1, 5, 64, dtype=getattr(torch, name))
-    tensor = tensor[:] if tensor.data_ptr() % 256 == 0 else _aligned(tensor)
     context = PrimaryContext(0, "test")
-    found = read_device_input("x", Claims(tensor), context, 1)
-    assert found.address == tensor.data_ptr()
-    assert found.shape == (3, 1, 5, 64)
-    assert found.dtype == np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
-    with pytest.raises(DataError, match="is strided"):
-        read_device_input("x", Claims(tensor.transpose(0, 2)), context, 1)
-    del found
-    context.close()
+    claims, strided = Claims(gpu, tensor), Claims(gpu, tensor.transpose(0, 2))
+    with context.active("a test"):
+        found = read_device_input("x", claims, context, 1)
+        assert found.shape == (3, 1, 5, 64)
+        assert found.dtype == np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
+        with pytest.raises(DataError, match="is strided"):
+            read_device_input("x", strided, context, 1)
+    claims.free()
+    strided.free()
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    size = tensor.element_size()
-    whole = torch.zeros(tensor.numel() + 256 // size, dtype=tensor.dtype)
-    start = -whole.data_ptr() % 256 // size
-    return whole[start : start + tensor.numel()].reshape(tensor.shape)
+class NoArray:
+    """What has no interface, or raises in its place, as a tensor that requires a gradient does."""
+
+    def __init__(self, gpu: SimulatedGpu, error: Exception | None = None) -> None:
+        self._error = error
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        raise self._error or AttributeError("no such interface")
+
+    def free(self) -> None:
+        """Nothing is on the device."""
 
 
 def test_outputs_can_stay_on_the_device(simulation: Simulation) -> None:
@@ -208,7 +221,7 @@ def test_a_runner_does_not_read_its_own_output_while_it_writes_it(newest: Simula
 
 def test_bfloat16_has_no_interface_and_is_copied_all_the_same(newest: Simulation) -> None:
     x = values(3, 4).astype(ml_dtypes.bfloat16)
-    producer = DlpackArray(newest.gpu, x)
+    producer = InterfaceArray(newest.gpu, x, typestr="<V2")
     with newest.open("negate_bf16") as runner:
         output = runner.infer({"x": producer}, on_device=True)["y"]
         assert not hasattr(output, "__cuda_array_interface__")

@@ -9,10 +9,9 @@ import tensorrt_rtx
 from simulated_cuda import SimulatedGpu
 
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.runner.buffers import DeviceBuffer
+from qcompile.engines.tensorrt.runner.callbacks import make_output_allocator, make_profiler
 from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
-from qcompile.engines.tensorrt.runner.layer_times import make_profiler
-from qcompile.engines.tensorrt.runner.output_allocator import make_output_allocator
+from qcompile.engines.tensorrt.runner.memory import DeviceBuffer
 from qcompile.engines.tensorrt.runner.profile_choice import Extremes
 from qcompile.errors import ModelError
 
@@ -37,7 +36,6 @@ def test_an_output_allocator_grows_and_tells_the_shape(gpu: SimulatedGpu) -> Non
             allocator.raise_again()
         allocator.raise_again()
         buffer.free()
-    context.close()
 
 
 @pytest.mark.usefixtures("gpu")
@@ -47,7 +45,6 @@ def test_an_output_of_no_bytes_has_an_address() -> None:
         buffer = DeviceBuffer(context.cuda)
         assert make_output_allocator(tensorrt_rtx, buffer).reallocate_output("y", 0, 0, 256)
         buffer.free()
-    context.close()
 
 
 def test_a_profiler_tells_medians() -> None:

@@ -5,7 +5,6 @@ The GPU is simulated: the arithmetic, the addresses, the order on streams and ev
 
 from __future__ import annotations
 
-import builtins
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -245,6 +244,31 @@ def test_gpu_times_contain_what_they_say(simulation: Simulation) -> None:
     assert "copies to the GPU, execute_async_v3, copies back, synchronize" in runner.contains
 
 
+def test_an_inference_is_enqueued_behind_the_one_that_is_computed(newest: Simulation) -> None:
+    calls: list[str] = []
+    ordinary = newest.gpu.enter
+    watched = {
+        "execute_async_v3": "enqueue",
+        "Event.synchronize": "wait",
+        "Stream.synchronize": "wait for all",
+    }
+    with newest.open("negate") as runner:
+        runner.infer({"x": values(2, 4)})
+
+        def enter(name: str) -> bool:
+            calls.extend([watched[name]] if name in watched else [])
+            return ordinary(name)
+
+        newest.gpu.enter = enter  # type: ignore[method-assign]
+        made = newest.gpu.made["event"]
+        times = runner.gpu_times({"x": values(2, 4)}, 50)
+        newest.gpu.enter = ordinary  # type: ignore[method-assign]
+        assert calls == ["enqueue", *["enqueue", "wait"] * 49, "wait"]
+        assert newest.gpu.made["event"] == made + 8
+        assert times.compute.tolist() == [5000] * 50
+        assert runner.gpu_times({"x": values(2, 4)}, 0).compute.size == 0
+
+
 def test_layers_have_their_median_times_and_the_profiler_is_taken_off(simulation: Simulation) -> None:
     with simulation.open("nonzero", data_dependent=["places"]) as runner:
         times = runner.layer_times({"x": np.ones((2, 4), np.float32)}, iterations=3)
@@ -253,6 +277,27 @@ def test_layers_have_their_median_times_and_the_profiler_is_taken_off(simulation
             runner.layer_times({"x": np.ones((2, 4), np.float32)}, iterations=0)
     calls = simulation.adapter.module.recorded_calls
     assert [call.args[0] is None for call in calls if call.member == "profiler"] == [False, True]
+
+
+def test_no_execution_context_marks_its_layers(simulation: Simulation) -> None:
+    with simulation.open("negate", profiles=[], runner={"streams": 2}) as runner, runner.share():
+        none = simulation.adapter.module.ProfilingVerbosity.NONE
+        assert simulation.told("nvtx_verbosity") == [(none,)] * 3
+        assert simulation.gpu.made["execution context"] == 3
+
+
+def test_the_address_of_a_shape_input_is_set_behind_its_values(simulation: Simulation) -> None:
+    counts = (2, 2, 5, 2)
+    with simulation.open("shaped", host=["size"]) as runner:
+        for count in counts:
+            size = np.array([count, 4], np.int32)
+            assert runner.infer({"x": values(1, 4), "size": size})["y"].shape == (count, 4)
+    calls = [
+        (call.member, call.args[0])
+        for call in simulation.adapter.module.recorded_calls
+        if call.member in ("set_input_shape", "set_tensor_address") and call.args[0] == "size"
+    ]
+    assert calls == [("set_input_shape", "size"), ("set_tensor_address", "size")] * 3
 
 
 def test_memory_on_the_device_is_that_of_contexts_and_buffers(newest: Simulation) -> None:
@@ -285,7 +330,7 @@ def test_the_device_is_chosen_and_one_that_is_not_there_is_refused(newest: Simul
     with newest.open("negate", runner={"device": 1}) as runner:
         assert newest.gpu.retained == {1: 1}
         np.testing.assert_array_equal(runner.infer({"x": values(2, 4)})["y"], -values(2, 4))
-    with pytest.raises(EngineUnavailable, match=r"m\.engine \(device 2: .*invalid device ordinal"):
+    with pytest.raises(EngineUnavailable, match=r"m\.engine \(device 2: .*cuDeviceGet"):
         newest.open("negate", runner={"device": 2})
     with pytest.raises(InvalidOption, match="device: -1; 0 or more is required"):
         newest.open("negate", runner={"device": -1})
@@ -300,16 +345,10 @@ def test_two_runners_in_turn_do_not_disturb_each_other(newest: Simulation) -> No
             assert newest.gpu.stack == [PYTORCHS]
 
 
-def test_without_pycuda_the_extra_is_named(newest: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    ordinary = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("pycuda"):
-            raise ImportError("No module named 'pycuda'")
-        return ordinary(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(EngineUnavailable, match="No module named 'pycuda'") as caught:
+def test_without_a_package_the_extra_is_named(newest: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pycuda", "pycuda.driver", "cuda", "cuda.bindings", "cuda.bindings.driver"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(EngineUnavailable, match="neither cuda-bindings nor PyCUDA can be imported") as caught:
         newest.open("negate")
     assert "qcompile[cuda]" in caught.value.hint
 

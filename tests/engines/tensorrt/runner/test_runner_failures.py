@@ -68,7 +68,10 @@ def test_each_call_that_can_fail_fails_in_words_and_leaves_nothing(simulation: S
         if not gpu.failed:
             assert error is None
             break
-        assert error is not None, gpu.failed
+        if error is None:  # memory for fewer graphs
+            assert job == graphs
+            assert gpu.failed in ("create_execution_context", "mem_alloc", "pagelocked_empty alloc")
+            assert "memory does not suffice" in opened[0].notes[0]
         assert gpu.stack == [PYTORCHS], gpu.failed
         for runner in opened:  # still useable, unless it could not be made
             np.testing.assert_array_equal(runner.infer({"x": values(3, 4)})[OUTPUT[job]].shape, (3, 4))
@@ -91,9 +94,9 @@ def test_a_device_that_is_lost_is_reported_and_the_rest_is_freed_all_the_same(ne
     gpu, ordinary = newest.gpu, newest.gpu.enter
     gpu.enter = lambda name: name == "Stream.synchronize" or ordinary(name)  # type: ignore[method-assign]
     for _ in range(2):
-        with pytest.raises(QCompileError, match=r"inference: CUDA fails: Stream\.synchronize failed"):
+        with pytest.raises(QCompileError, match=r"inference: CUDA fails: (Stream\.s|cuStreamS)ynchronize"):
             runner.infer({"x": values(2, 4)})
-    with pytest.raises(QCompileError, match=r"freeing: CUDA fails: Stream\.synchronize failed"):
+    with pytest.raises(QCompileError, match=r"freeing: CUDA fails: (Stream\.s|cuStreamS)ynchronize"):
         runner.close()
     assert gpu.is_clean
     runner.close()
@@ -121,7 +124,7 @@ def test_what_a_failed_run_left_under_way_is_waited_for_before_its_memory_is_wri
     with newest.open("negate") as runner:
         gpu, ordinary = newest.gpu, newest.gpu.enter
         gpu.enter = lambda name: name == "memcpy_dtoh_async" or ordinary(name)  # type: ignore[method-assign]
-        with pytest.raises(QCompileError, match="memcpy_dtoh_async failed"):
+        with pytest.raises(QCompileError, match=r"memcpy_dtoh_async failed|cuMemcpyDtoHAsync"):
             runner.infer({"x": values(2, 4)})
         gpu.enter = ordinary  # type: ignore[method-assign]
         assert waiting()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from device_producers import DlpackArray
+from device_producers import InterfaceArray
 from tensorrt_simulation import Simulation, values
 
 from qcompile.errors import DataError, InvalidOption
@@ -56,7 +56,7 @@ def test_each_stream_has_its_context_and_its_buffers(newest: Simulation) -> None
 
 def test_inputs_on_the_device_are_waited_for_on_every_stream(newest: Simulation) -> None:
     arrays = [values(3, 4, seed=turn) for turn in range(5)]
-    producers = [DlpackArray(newest.gpu, array) for array in arrays]
+    producers = [InterfaceArray(newest.gpu, array) for array in arrays]
     with newest.open("negate", runner={"streams": 2}) as runner:
         found = runner.infer_many([{"x": producer} for producer in producers])
     for array, outputs in zip(arrays, found, strict=True):

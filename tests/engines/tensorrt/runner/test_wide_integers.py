@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.engines.tensorrt.runner.wide_integers import WideIntegers
+from qcompile.engines.tensorrt.runner.io_tensors import WideIntegers
 from qcompile.errors import DataError
 from qcompile.tensors import ModelIO, TensorInfo
 
