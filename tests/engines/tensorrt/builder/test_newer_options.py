@@ -1,4 +1,4 @@
-"""Options that trade memory or time of the build: weights that stream, memory of contexts, tiling, build routes."""
+"""Options of TensorRT 10 and 11: weights that stream, memory of contexts, tiling, build routes."""
 
 from __future__ import annotations
 
