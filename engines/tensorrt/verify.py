@@ -5,7 +5,8 @@ It fails the build where most of its elements are wrong: below 60 dB in fp32, 40
 15 in int8 and fp8. Random input to an engine that TensorRT calibrated by itself is no such evidence: its
 values can lie outside the ranges. Neither are outputs of whole numbers: one index more or less is no error.
 
-It is run on the user's data, and on random input at the shapes of its profiles.
+It is run on the user's data, and on random input at the shapes of its profiles. A batch whose optimum is 1 is
+run at 2, too: slots of a batch have been wrong where batch 1 was right (NVIDIA/TensorRT 4853).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...model.judgement import BY_SIGNAL, Judgement, judge_by_precision, lowest_
 from ...model.random_input import random_feeds
 from ...model.session import make_session, run_session, session_options
 from ...model.weightless import read_weightless
-from ...tensors import Feeds
+from ...tensors import Feeds, TensorInfo
 from ..base import BuildOutcome, BuildRequest, Runner
 
 _HINT = "keep the layers concerned in float32: `layers` 'NAME=fp32'"
@@ -221,7 +222,7 @@ def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[TrialInpu
     data = {} if request.sample is None else _as_declared(request.sample, outcome)
     found = [TrialInput("the data", data)] if data else []
     seen: list[Any] = []
-    for seed, (words, given) in enumerate(_places(outcome.proof["profiles"])):
+    for seed, (words, given) in enumerate(_places(outcome.proof["profiles"], outcome.io.inputs)):
         if given in seen:
             continue
         seen.append(given)
@@ -246,7 +247,7 @@ def _as_declared(sample: Feeds, outcome: BuildOutcome) -> Feeds:
     return feeds
 
 
-def _places(profiles: Any) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
+def _places(profiles: Any, inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
     """Where to try: words, and the extents of each dynamic input there."""
     if not profiles:
         yield "random input", {}
@@ -259,6 +260,25 @@ def _places(profiles: Any) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
             yield f"random input at MIN{of}", smallest
         if _elements(largest) <= min(_CHEAP_TIMES * _elements(opt), _CHEAP_ELEMENTS):
             yield f"random input at MAX{of}", largest
+        elif pair := _of_two(inputs, opt, largest):
+            yield f"random input at OPT{of} in a batch of 2", pair
+
+
+def _of_two(
+    inputs: Sequence[TensorInfo], opt: Mapping[str, tuple[int, ...]], largest: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """The optimal shapes with a batch of 2 in place of 1; {} where the profile has no such batch."""
+    batch = next((tensor.dynamic_axes[0] for tensor in inputs if 0 in tensor.dynamic_axes), "")
+    axes = {
+        tensor.name: [axis for axis, dim in tensor.dynamic_axes.items() if dim == batch] for tensor in inputs
+    }
+    places = [(name, axis) for name in opt for axis in axes[name]]
+    if not places or any(opt[name][axis] != 1 or largest[name][axis] < 2 for name, axis in places):
+        return {}
+    return {
+        name: tuple(2 if axis in axes[name] else extent for axis, extent in enumerate(extents))
+        for name, extents in opt.items()
+    }
 
 
 def _elements(shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -95,8 +95,8 @@ class RtxKernels:
     def run(self, shapes: object) -> None:
         """Note one `execute_async_v3` at these shapes.
 
-        Source: "Working with RTX CUDA Graphs": "valid capture begins on the second iteration and replay on
-        the third".
+        Source: documentation, "Working with RTX CUDA Graphs": "valid capture begins on the second iteration
+        and replay on the third".
         """
         if self._config is None:
             return

@@ -86,7 +86,8 @@ def _device(manifest: Manifest) -> int:
 def _refitted(adapter: Adapter, artifact: Artifact, graph: Path, source: str, progress: Progress) -> Any:
     """The plan with new weights."""
     file = artifact.path
-    opened = open_plan(adapter, file.read_bytes(), needs_of(artifact.manifest), subject=str(file))
+    needs = replace(needs_of(artifact.manifest), weights_on_gpu="")  # nothing runs here
+    opened = open_plan(adapter, file.read_bytes(), needs, subject=str(file))
     if not opened.engine.refittable:
         raise ArtifactError(f"{file}: takes no new weights", hint="build it with `refit`", file=file)
     progress("refit")

@@ -128,6 +128,22 @@ def test_every_profile_is_tried_and_the_largest_shape_where_it_is_cheap(tiny_fil
     ]  # fmt: skip
 
 
+def test_a_batch_of_two_is_run_where_the_optimum_is_one(tiny_file: MakeFile) -> None:
+    model = tiny_file("residual")
+
+    def leaking(y: Any) -> Any:
+        return y + (y[0] if len(y) > 1 else 0)
+
+    wide = {"x": {"min": [1, 4, 8, 8], "opt": [1, 4, 8, 8], "max": [64, 4, 8, 8]}}
+    stand = Stand(model, leaking)
+    found = verified(outcome(model, profiles=[wide]), request(model), lambda: stand)
+    assert found.proof["run_on"] == ["random input at OPT", "random input at OPT in a batch of 2"]
+    assert stand.shapes == [(1, 4, 8, 8), (2, 4, 8, 8)]
+    assert "output 'y' of the engine has" in found.failure
+    alone = {"x": {kind: [1, 4, 8, 8] for kind in ("min", "opt", "max")}}
+    assert verified(outcome(model, profiles=[alone]), request(model), lambda: stand).failure == ""
+
+
 def test_the_users_data_comes_first_and_is_left_out_where_no_profile_takes_it(tiny_file: MakeFile) -> None:
     model = tiny_file("residual")
     sample = {"x": np.ones((2, 4, 8, 8), np.float32)}

@@ -108,6 +108,16 @@ def test_a_stripped_engine_takes_other_weights_only_where_it_was_built_for_refit
     assert plans[0] == plans[1]
 
 
+def test_a_refit_needs_no_budget_for_weights_that_stream(
+    machine: OnMachine, model: Path, retrained: Path, tmp_path: Path
+) -> None:
+    here = machine("10.16")
+    built = here.build(model, options={"refit": True, "weight_streaming": "50%"})
+    before = len(here.told("weight_streaming_budget_v2"))
+    qcompile.refit(built.path, retrained, tmp_path / "new.engine")
+    assert len(here.told("weight_streaming_budget_v2")) == before == 1
+
+
 def test_the_weights_of_a_build_are_the_same_in_a_file_that_stores_them_otherwise(
     machine: OnMachine, model: Path, tmp_path: Path
 ) -> None:
