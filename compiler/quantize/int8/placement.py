@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ....errors import InvalidOption
@@ -140,7 +141,7 @@ class _Planner:
         *,
         float8: bool,
     ) -> None:
-        self.graph, self.target, self.float8 = model.graph, target, float8
+        self.model, self.graph, self.target, self.float8 = model, model.graph, target, float8
         self.excluded, self.weighted_excluded = excluded, weighted_excluded
         self.multiplies_activations = True
         self.chosen: set[str] = set()
@@ -148,7 +149,6 @@ class _Planner:
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
         self.shared = _read_elsewhere(model.graph)
         self.residuals = ResidualAdds(model.graph, self.constants)
-        self.kernels = TensorRTKernels(model, self.constants, float8=float8) if target == "tensorrt" else None
         self.integer: set[str] = set()  # tensors that an integer kernel makes
         self.planned: set[str] = set()
 
@@ -236,7 +236,14 @@ class _Planner:
             return "its constant is the left operand"
         if self.float8 and (reason := unfit_for_float8(node, self.stored)):
             return reason
-        return self.kernels.unfit(node) if self.kernels and node.name not in self.chosen else None
+        if self.target != "tensorrt" or node.name in self.chosen:
+            return None
+        return self._kernels.unfit(node)
+
+    @cached_property
+    def _kernels(self) -> TensorRTKernels:
+        """It infers shapes, which calibration does not need."""
+        return TensorRTKernels(self.model, self.constants, float8=self.float8)
 
 
 def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:
