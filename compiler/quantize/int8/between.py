@@ -38,31 +38,25 @@ class Between:
     """What lies between the quantized convolutions of a graph."""
 
     def __init__(self, graph: onnx.GraphProto, constants: Collection[str]) -> None:
-        self.constants = constants
         self.made_by, self.readers = producers(graph), consumers(graph)
+        self.makers: dict[str, str | None] = {}  # tensor to the one convolution that makes it by element
+        for node in graph.node:
+            if node.op_type in _CONVOLUTIONS:
+                self.makers[node.output[0]] = node.name
+            elif node.op_type in _POINTWISE:
+                before = {self.makers.get(name) for name in node.input if name and name not in constants}
+                self.makers[node.output[0]] = before.pop() if len(before) == 1 else None
 
     def quantizes(self, node: onnx.NodeProto, planned: Collection[str]) -> bool:
         """Whether the operands of a node get Q/DQ as cases 1 and 2 say."""
+        makers = {self.makers.get(name) for name in node.input}
         if node.op_type == "Mul":
-            first, second = (self._convolution(name) for name in node.input)
-            return bool(first and second and first != second) and {first, second} <= set(planned)
+            return len(makers) == 2 and makers <= set(planned)
         if node.op_type != "Resize" or attribute(node, "mode", "nearest") not in ("nearest", "linear"):
             return False
         before = self.made_by.get(node.input[0])
-        behind = self._convolution(node.input[0]) in planned or (
-            before is not None and before.name in planned
-        )
+        behind = bool(makers & set(planned)) or (before is not None and before.name in planned)
         return behind and _is_read(node.output[0], self.readers, planned)
-
-    def _convolution(self, name: str) -> str | None:
-        """The one convolution that makes a tensor, through operators by element; None for none or several."""
-        node = self.made_by.get(name)
-        if node is None or node.op_type in _CONVOLUTIONS:
-            return None if node is None else node.name
-        if node.op_type not in _POINTWISE:
-            return None
-        makers = {self._convolution(value) for value in node.input if value and value not in self.constants}
-        return makers.pop() if len(makers) == 1 else None
 
 
 def share_scales(
@@ -84,7 +78,12 @@ def share_scales(
 
 def _is_read(name: str, readers: Mapping[str, list[onnx.NodeProto]], planned: Collection[str]) -> bool:
     """Whether a planned node reads a tensor, through what has its scale."""
-    return any(
-        node.name in planned or (node.op_type in _ONE_SCALE and _is_read(node.output[0], readers, planned))
-        for node in readers.get(name, ())
-    )
+    seen, ahead = {name}, [name]
+    while ahead:
+        for node in readers.get(ahead.pop(), ()):
+            if node.name in planned:
+                return True
+            if node.op_type in _ONE_SCALE and node.output[0] not in seen:
+                seen.add(node.output[0])
+                ahead.append(node.output[0])
+    return False
