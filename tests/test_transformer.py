@@ -93,6 +93,7 @@ def test_tensorrt_rtx_builds_it_in_every_precision(precision: str, road: Path) -
         precision=precision,
         ranges=road / "m.ranges",
         gpus=["sm86"],
+        layers={"*": "int8"} if precision == "int8" else {},
     )
     layers = built.manifest.proof["layers_by_precision"]
     assert layers == {precision: {"MATRIX_MULTIPLY": 13}}

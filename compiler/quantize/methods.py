@@ -166,6 +166,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     kernels = NONE if float8 else saturating_kernels(request.spec.target, request.spec.isa)
     placement = plan(
         ready, request.spec.target, exclude=map(exactly, left), only=request.spec.only, float8=float8,
+        chosen=[exactly(name) for name, layer in layers.items() if layer.kind == "int8"],
         multiplies_activations=not kernels.activations,
     )  # fmt: skip
     floats = {**placement.left_in_float, **(closed_lstms(ready) if opens else {})}
@@ -209,7 +210,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         "lstms": {"opened": opened, "state_products": states},
     }
 
-    warnings = [*_unfused(request.model), *missed]
+    warnings = [*_unfused(request.model), *missed, *placement.warnings]
 
     def write(path: Path) -> None:
         save_onnx(result, path)

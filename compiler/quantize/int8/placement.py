@@ -8,7 +8,8 @@ The target decides.
 - OpenVINO takes uint8, with a zero point where values are negative; float bias; products of two
   activations too, in symmetric int8: with a zero point they fall to float (2026.4).
 - TensorRT wants symmetric int8 with zero_point 0, float bias, Q/DQ in front of the layers that can use
-  it, and on the residual branch of the adds that close one (`residuals`).
+  it (`tensorrt_kernels`), on the residual branch of the adds that close one (`residuals`), and at some of
+  what lies between convolutions (`between`).
 
 What lies between convolutions (adds, pools, concatenations) is quantized where all that it reads is made
 by integer kernels anyway: elsewhere it would cost a conversion and precision, and gain nothing.
@@ -18,16 +19,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ....errors import InvalidOption
 from ....model.graph import WEIGHTED, constant_names, consumers
 from ....spec.words import GRAPH_TARGETS, GraphTarget
 from ..match_nodes import match_nodes
+from .between import Between
 from .float8 import unfit_for_float8
 from .residuals import ResidualAdds
 from .tables import is_table
+from .tensorrt_kernels import TensorRTKernels
 
 if TYPE_CHECKING:
     import onnx
@@ -70,6 +74,7 @@ class Placement:
         left_in_float: Name to reason, for nodes of weighted operators that are not quantized.
         tables: Names of Gather nodes whose stored table of floats (an embedding) becomes int8.
         fused: Name of an Add to its operand that stays in float, as a convolution's kernel adds to it.
+        warnings: What the user should know of it.
     """
 
     target: GraphTarget
@@ -77,6 +82,7 @@ class Placement:
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
     fused: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 def plan(
@@ -85,6 +91,7 @@ def plan(
     *,
     exclude: Iterable[str] = (),
     only: Iterable[str] = (),
+    chosen: Iterable[str] = (),
     float8: bool = False,
     multiplies_activations: bool = True,
 ) -> Placement:
@@ -95,6 +102,7 @@ def plan(
         target: What the result is for.
         exclude: Names, globs (`/head/*`) or operator types of nodes that stay in float.
         only: The same, for the nodes that may be quantized; empty for all.
+        chosen: The same, for nodes that TensorRT gets in INT8 although it has no good kernel; as `only`.
         float8: Whether it is for FP8, for which there are fewer kernels.
         multiplies_activations: Whether its kernels multiply two activations rightly.
 
@@ -107,7 +115,18 @@ def plan(
     weighted_excluded = match_nodes(model.graph, (), only=only) | excluded
     planner = _Planner(model, target, excluded, weighted_excluded, float8=float8)
     planner.multiplies_activations = multiplies_activations
-    return planner.run()
+    if target != "tensorrt":
+        return planner.run()
+    planner.chosen = set(match_nodes(model.graph, (*chosen, *only)))
+    placement = planner.run()
+    weighted = {node.name for node in model.graph.node if node.op_type in WEIGHTED}
+    if weighted & set(placement.nodes) or not placement.left_in_float:
+        return placement
+    planner.chosen = weighted  # INT8 was asked for
+    name, reason = next(iter(placement.left_in_float.items()))
+    warning = f"TensorRT has no good kernel for any layer, and all are quantized; node {name!r}: {reason}"
+    placement = planner.run()
+    return replace(placement, warnings=(warning,)) if weighted & set(placement.nodes) else placement
 
 
 class _Planner:
@@ -122,9 +141,10 @@ class _Planner:
         *,
         float8: bool,
     ) -> None:
-        self.graph, self.target, self.float8 = model.graph, target, float8
+        self.model, self.graph, self.target, self.float8 = model, model.graph, target, float8
         self.excluded, self.weighted_excluded = excluded, weighted_excluded
         self.multiplies_activations = True
+        self.chosen: set[str] = set()
         self.constants = constant_names(model)
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
         self.shared = _read_elsewhere(model.graph)
@@ -133,6 +153,7 @@ class _Planner:
         self.planned: set[str] = set()
 
     def run(self) -> Placement:
+        self.integer, self.planned = set(), set()
         nodes, tables, left = [], [], {}
         fused: dict[str, str] = {}
         for node in self.graph.node:
@@ -149,13 +170,20 @@ class _Planner:
                     continue
             elif node.name in self.excluded or not self._goes_along(node):
                 continue
-            elif self.target == "tensorrt":
+            elif self.target == "tensorrt" and node.op_type == "Add":
                 operand = self.residuals.fused_operand(node, self.planned)
                 fused |= {node.name: operand} if operand is not None else {}
             nodes.append(node.name)
             self.planned.add(node.name)
             if node.op_type not in WRITES_FLOAT and self.target != "tensorrt":
                 self.integer.update(node.output)
+        if self.target == "tensorrt":
+            between = Between(self.graph, self.constants)
+            rest = [node for node in self.graph.node if node.name not in self.planned | self.excluded.keys()]
+            for node in rest:
+                if between.quantizes(node, self.planned):
+                    self.planned.add(node.name)
+                    nodes.append(node.name)
         if self.target == "openvino":
             nodes = self._wanted_by_integers(nodes)
         return Placement(self.target, tuple(nodes), left, tuple(tables), fused)
@@ -206,7 +234,16 @@ class _Planner:
             return "its bias is not one value per channel"
         if node.op_type == "MatMul" and node.input[0] in self.constants:
             return "its constant is the left operand"
-        return unfit_for_float8(node, self.stored) if self.float8 else None
+        if self.float8 and (reason := unfit_for_float8(node, self.stored)):
+            return reason
+        if self.target != "tensorrt" or node.name in self.chosen:
+            return None
+        return self._kernels.unfit(node)
+
+    @cached_property
+    def _kernels(self) -> TensorRTKernels:
+        """It infers shapes, which calibration does not need."""
+        return TensorRTKernels(self.model, self.constants, float8=self.float8)
 
 
 def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:

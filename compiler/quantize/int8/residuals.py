@@ -12,7 +12,9 @@ Q/DQ stands between the two. The rules, and where they are from:
 2. Convolutions on both sides: one of them. The longer branch stays without Q/DQ; of two of one length, the
    second operand (NVIDIA/Model-Optimizer, onnx/quantization/graph_utils.py, `build_non_residual_input_map`).
 3. What another node reads too cannot be computed inside the kernel of the sum: such a convolution gets Q/DQ
-   (`ResidualConnectionQDQCase`: one outbound node). With no other, both operands get it.
+   (`ResidualConnectionQDQCase`: one outbound node). With no other, both operands get it; but if the other
+   branch begins at that convolution, as in ConvNeXt, the sum is no residual add, and stays in float
+   (`build_non_residual_input_map`: the lowest common ancestor is the backbone).
 4. Between the convolution and the Add may stand BatchNormalization, an activation, Dropout (the patterns of
    `ResidualConnectionQDQCase`) and x * Sigmoid(x) (`get_fusible_backbone`).
 5. The sum of a matrix product, as in a Transformer, stays in float: docs/quantization.md has the reason.
@@ -52,7 +54,11 @@ class ResidualAdds:
         values = [name for name in node.input if name not in self.constants]
         if node.op_type != "Add" or len(values) != 2:
             return False
-        return any(self._convolution(name, planned, alone=False) for name in values)
+        first, second = (self._convolution(name, planned, alone=False) for name in values)
+        if first and second:
+            return True
+        made, other = (first, values[1]) if first else (second, values[0])
+        return bool(made) and made not in self._branch(other)
 
     def fused_operand(self, node: onnx.NodeProto, planned: Collection[str]) -> str | None:
         """Return the operand without Q/DQ, to which its convolution's kernel adds; None for none."""
@@ -62,8 +68,8 @@ class ResidualAdds:
         first, second = (self._branch(name) for name in fusible)
         return fusible[0] if len(first - second) > len(second - first) else fusible[1]
 
-    def _convolution(self, name: str, planned: Collection[str], *, alone: bool) -> bool:
-        """Whether a planned convolution makes a tensor, through what is fused with it.
+    def _convolution(self, name: str, planned: Collection[str], *, alone: bool) -> str:
+        """The result of the planned convolution that makes a tensor, through what is fused with it; or "".
 
         Args:
             name: Of the tensor.
@@ -73,12 +79,12 @@ class ResidualAdds:
         node, reads = self.made_by.get(name), 1
         while node is not None:
             if alone and self.reads[name] != reads:
-                return False
+                return ""
             if node.op_type in _CONVOLUTIONS:
-                return node.name in planned
+                return node.output[0] if node.name in planned else ""
             name, reads = self._passed_through(node)
             node = self.made_by.get(name)
-        return False
+        return ""
 
     def _passed_through(self, node: onnx.NodeProto) -> tuple[str, int]:
         """What a fused node computes from, and how many nodes then read that; "" for other nodes."""

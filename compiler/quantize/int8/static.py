@@ -14,6 +14,7 @@ from ....model.graph import producers
 from ....model.graph_edits import drop_unused_initializers, sort_nodes
 from ....progress import quiet
 from ....spec.words import ARM_ISAS, GraphTarget, Isa
+from .between import share_scales
 from .gathers import gather_by_vectors
 from .gemms import keep_adds_apart
 from .pair_limits import PairLimits
@@ -116,7 +117,7 @@ def _options(
     if target == "tensorrt":
         # Its parser refuses int32 DequantizeLinear, so the bias is float; 8.5 takes weights as float
         # behind a pair, not as stored int8; no operator's output is quantized by itself.
-        more = {"QuantizeBias": False, "AddQDQPairToWeight": True}
+        more = {"QuantizeBias": False, "AddQDQPairToWeight": True, "ForceQuantizeNoInputCheck": True}
         return options | more | {"OpTypesToExcludeOutputQuantization": operators}
     options["OpTypesToExcludeOutputQuantization"] = sorted(WRITES_FLOAT)
     if target == "openvino":
@@ -138,7 +139,10 @@ def activation_limits(
     if placement.target != "openvino":
         symmetric = placement.target == "tensorrt"
         limits = {source: ranges.limits(name, method, symmetric=symmetric) for source, name in one_of.items()}
-        return {name: limits[source] for name, source in sources.items()}
+        result = {name: limits[source] for name, source in sources.items()}
+        if symmetric:
+            share_scales(model.graph, placement.nodes, result)
+        return result
     uneven = {sources[name] for name in _with_zero_point(model, placement) if name in sources}
     limits = {source: ranges.limits(name, method, symmetric=False) for source, name in one_of.items()}
     for source, name in one_of.items():

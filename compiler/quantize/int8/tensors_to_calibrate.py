@@ -28,8 +28,9 @@ def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[GraphTarget] 
     """
     ready = _prepare(model.model)
     tensors: set[str] = set()
+    every = ["*"] if ready.graph.node else []
     for target in targets:
-        tensors |= scaled_tensors(ready, plan(ready, target))
+        tensors |= scaled_tensors(ready, plan(ready, target, chosen=every))  # a user may choose any
         if target == "tensorrt":
             tensors |= lstm_inputs(ready)
     if not tensors:

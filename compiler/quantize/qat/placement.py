@@ -187,9 +187,15 @@ def _weight_name(node: torch.fx.Node) -> str:
 
 
 def _closes_residual(node: torch.fx.Node) -> bool:
-    """Two activations meet, and at least one comes from a convolution (through ReLU and its like)."""
+    """Whether `int8.residuals` plans it: of two activations, a convolution makes one and begins no other."""
     values = [value for value in _values(node) if value.op != "get_attr"]
-    return len(values) == 2 and any(_convolution(value) is not None for value in values)
+    if len(values) != 2:
+        return False
+    first, second = (_convolution(value) for value in values)
+    if first is not None and second is not None:
+        return True
+    made, other = (first, values[1]) if first is not None else (second, values[0])
+    return made is not None and made not in _branch(other)
 
 
 def _fused_operand(node: torch.fx.Node, spots: Spots) -> torch.fx.Node | None:

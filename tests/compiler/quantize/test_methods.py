@@ -43,7 +43,7 @@ def test_only_and_exclude_choose_the_same_nodes_in_every_mode(
     options: dict[str, Any] = {"mode": mode} if mode != "fp16" else {"precision": "fp16"}
     if mode == "static":
         found = qcompile.calibrate(model, str(data), tmp_path / "r", targets=["tensorrt"], samples=16)
-        options |= {"ranges": found.path, "target": "tensorrt"}
+        options |= {"ranges": found.path, "target": "tensorrt", "layers": {"*": "int8"}}
     artifact = quantize(model, tmp_path / "q.onnx", **options, **choice)
     if mode == "dynamic":
         assert sum(artifact.manifest.proof["quantized"].values()) == len(taken)  # type: ignore[attr-defined]
@@ -89,11 +89,7 @@ def operand_types(path: Path) -> dict[str, str]:
             2,
             {"conv1": "FLOAT", "gemm": "BFLOAT16"},
         ),
-        (
-            {"layers": {"Conv": "fp32", "conv2": "int8"}},
-            2,
-            {"conv1": "FLOAT", "conv2": "FLOAT16", "gemm": "FLOAT16"},
-        ),
+        ({"layers": {"Conv": "fp32", "conv2": "int8"}}, 1, {"conv1": "FLOAT", "conv2": "FLOAT16"}),
         (
             {"layers": {"*": "fp32", "conv2": "int8", "gemm": "int8"}, "float_precision": "fp16"},
             2,
@@ -188,7 +184,7 @@ def test_corrected_biases_win_where_clipping_shifts_the_mean(target: str, tmp_pa
     found = {}
     for correct in (True, False):
         artifact = static(
-            model, tmp_path, f"q{correct}", "percentile:97", target=target, correct_bias=correct
+            model, tmp_path, f"q{correct}", "percentile:97", target=target, correct_bias=correct, only=["*"]
         )
         assert artifact.manifest.proof["corrected_biases"] == (2 if correct else 0)
         y = run(artifact.path, optimize=target == "onnxruntime", x=x)

@@ -103,7 +103,9 @@ def test_the_manifest_says_what_was_done_and_how_well(
     }
     assert manifest.proof["left_in_float"] == {"conv2": "excluded by 'conv2'"}
     assert decibels(manifest.checks[0].detail) > 25
-    assert manifest.warnings == ()
+    assert [text.split(",")[0] for text in manifest.warnings] == (
+        ["TensorRT has no good kernel for any layer"] if target == "tensorrt" else []
+    )
     assert load_artifact(artifact.path).manifest.as_json() == manifest.as_json()
 
 

@@ -26,6 +26,7 @@ GPUS = ("sm80", "sm86", "sm89", "sm120")
 EXTENTS = {"batch": (1, 8, 32), "length": (16, 32, 64)}
 PRECISIONS = ("fp32", "fp16", "int8")
 LEAST_DB = 20.0
+PRODUCTS = ("MatMul", "Gemm")
 WEIGHTS_DOMINATE = 500_000  # bytes of float32 per layer, beside which the code of its kernels is little
 
 
@@ -36,6 +37,7 @@ class Road:
         self.recipe, self.folder = recipe, folder
         self.graphs: dict[str, Path] = {}
         self.built: dict[tuple[str, ...], Artifact] = {}
+        self.left: set[str] = set()
 
     @cached_property
     def module(self) -> nn.Module:
@@ -84,6 +86,7 @@ class Road:
                     data=str(self.data), correct_bias=False,
                 )  # fmt: skip
                 assert float(done.manifest.checks[0].detail.split(" dB")[0]) > LEAST_DB
+                self.left |= {*done.manifest.proof["left_in_float"]} if precision == "int8" else set()  # type: ignore[misc]
             self.graphs[precision] = path
         return self.graphs[precision]
 
@@ -117,7 +120,7 @@ class Road:
         return qcompile.build(path, output, target="tensorrt-rtx", precision=precision, gpus=["sm86"])
 
     def expected_layers(self, precision: str) -> dict[str, dict[str, int]]:
-        """What the graph holds, as TensorRT counts it; where an LSTM is left, it is in float."""
+        """What the graph holds, as TensorRT counts it; an LSTM, and what INT8 leaves out, is in float."""
         graphs = [onnx.load(self.graph(precision)).graph]
         graphs += [
             a.g for node in graphs[0].node if node.op_type == "Scan" for a in node.attribute if a.g.node
@@ -130,6 +133,10 @@ class Road:
         }
         found = {precision: Counter(layers)}
         of_float = found.setdefault("fp16" if precision == "int8" else precision, Counter())
+        if precision == "int8":
+            small = sum(node.name in self.left and node.op_type in PRODUCTS for node in graphs[0].node)
+            found["int8"]["MATRIX_MULTIPLY"] -= small
+            of_float["MATRIX_MULTIPLY"] += small
         of_float["MATRIX_MULTIPLY"] += 2 * counts["LSTM"]  # of the inputs and of the state, both directions
         held = {kind: {name: n for name, n in layers.items() if n} for kind, layers in found.items()}
         return {kind: layers for kind, layers in held.items() if layers}

@@ -77,7 +77,7 @@ def sample(model: onnx.ModelProto) -> NDArray[np.float32]:
 def int8(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model quantized for TensorRT, with the ranges of its sample."""
     ready = prepare_graph(model)
-    placement = plan(ready, "tensorrt")
+    placement = plan(ready, "tensorrt", chosen=["*"])
     stored = {tensor.name for tensor in ready.graph.initializer}
     names = sorted(scaled_tensors(ready, placement) - stored)
     arrays = run(ready, sample(model), *names)

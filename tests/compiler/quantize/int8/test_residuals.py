@@ -45,8 +45,12 @@ CASES = {
         f"{TF}: 'input does not have more than 1 outbound node'",
     ),
     "no convolution that only the sum reads": (
-        "c = Conv(x, w2) d = Conv(c, w3) e = HardSigmoid(d) s = Add(c, e) y = Conv(s, w4)", "c+ e+",
-        f"{TF}: 'Default behavior: add QDQ in all inputs'; {MODELOPT}: 'ConvNext pattern'",
+        "c = Conv(x, w2) d = Conv(c, w3) f = Exp(x) s = Add(c, f) u = Add(s, d) y = Conv(u, w4)", "c+ f+",
+        f"{TF}: 'Default behavior: add QDQ in all inputs'",
+    ),
+    "a convolution that is the residual of ConvNeXt": (
+        "c = Conv(x, w2) d = Conv(c, w3) e = HardSigmoid(d) s = Add(c, e) y = Conv(s, w4)", "c+ e-",
+        f"{MODELOPT}: build_non_residual_input_map, 'LCA being backbone itself is not residual Add'",
     ),
     "an activation behind the convolution": (
         f"{HEAD} c = Conv(r, w2) d = Relu(c) s = Add(d, r) y = Conv(s, w4)", "d- r+",
@@ -93,7 +97,7 @@ CASES = {
 
 Model-Optimizer's own code (commit 5a4242f), run on these graphs, decides alike but for six. It takes a bare
 Clip, and a SiLU without BatchNormalization, for no activation. It quantizes both operands beside an input of
-the model, one where no convolution can be fused, none beside an Exp, and both of the sum of a product.
+the model, and both of the sum of a product. It fails at the two with an Exp of an input.
 """
 
 

@@ -30,6 +30,8 @@ class Branches(nn.Module):
             return self.three(stem) + main
         if self.kind == "silu":
             return nn.functional.silu(main) + stem
+        if self.kind == "read elsewhere":
+            return torch.cat([main + torch.exp(x), main])
         return main + torch.exp(main)
 
 
@@ -41,6 +43,7 @@ class Branches(nn.Module):
         ("projection first", ["conv2d_3"]),
         ("silu", ["relu"]),
         ("read elsewhere", ["batch_norm", "exp"]),
+        ("itself the residual", []),
     ],
 )
 def test_the_residual_branch_alone_is_rounded(kind: str, quantized: list[str]) -> None:
