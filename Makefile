@@ -43,6 +43,7 @@ cifar: $(READY)
 
 # Every use of TensorRT is recorded: tests/support/replayed_tensorrt.py plays the file in its place.
 test-gpu: $(READY)
+	PYTHONPATH=$(CURDIR)/tests/support/recording$${PYTHONPATH:+:$$PYTHONPATH} \
 	QCOMPILE_TENSORRT_RECORD=$(CURDIR)/build/recordings/test-gpu.jsonl \
 	$(BIN)/python -m pytest -m gpu tests/engines tests/bench/test_bench_devices.py
 
