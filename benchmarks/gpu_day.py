@@ -25,9 +25,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -53,8 +52,7 @@ CHECKS = {
 """Check of part c to its limit in seconds."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One process of the day.
 
     Attributes:
@@ -91,7 +89,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--target", default="tensorrt", choices=["tensorrt", "tensorrt-rtx"])
     parser.add_argument("--gpu", default="", help="GPUs to build for, such as sm86, where none is here")
     parser.add_argument("--more", action="store_true", help="what the ten minutes have no time for")
-    parser.add_argument("--only", nargs="+", default=[], metavar="STEP")
+    parser.add_argument("--only", nargs="+", default=[], metavar="STEP", help="of `prepare`: networks")
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter with PyTorch")
     parser.add_argument("--torch-path", help="its PYTHONPATH, where it is another interpreter")
     parser.add_argument("--simulated", default="", help=argparse.SUPPRESS)  # for the tests of this file
@@ -105,10 +103,9 @@ def _options() -> argparse.Namespace:
 
 def _prepare(options: argparse.Namespace) -> int:
     sys.path[:0] = [str(home(Path(tempfile.mkdtemp()))), str(HERE)]
-    from kit import prepare
+    from kit import NETWORKS, prepare
 
-    start = time.perf_counter()
-    prepare(options.kit, lambda text: print(f"{time.perf_counter() - start:6.1f} s  {text}", flush=True))
+    prepare(options.kit, options.only or NETWORKS, lambda text: print(text, flush=True))
     size = sum(path.stat().st_size for path in options.kit.rglob("*") if path.is_file())
     print(f"{options.kit}: {size / 1e6:.1f} MB; carry it with the repository")
     return 0
@@ -174,7 +171,7 @@ def _outcome(step: Step, lacking: Mapping[str, str], limit_s: float, folder: Pat
         return {"result": "not run", "reason": lacking[step.needs]}
     if limit_s < LEAST_S:
         return {"result": "not run", "reason": "the time was up"}
-    return ended(step.name, step.command, limit_s, folder, record=step.part != "b")
+    return ended(step.name, step.command, limit_s, folder, record=step.part == "c" or step.name == "tests")
 
 
 def _steps(options: argparse.Namespace, folder: Path, networks: Sequence[str]) -> list[Step]:
@@ -224,6 +221,8 @@ def _check_here(options: argparse.Namespace) -> int:
     import headline
     from day import Day, NotRun, described, result_of
 
+    from qcompile.errors import EngineUnavailable
+
     if options.simulated:
         _simulate(options.simulated, options.results)
     gpus = tuple(filter(None, options.gpu.split(",")))
@@ -241,6 +240,8 @@ def _check_here(options: argparse.Namespace) -> int:
             getattr(checks, kind)(day)
     except NotRun as reason:
         day.see(result=result_of(reason), reason=str(reason))
+    except EngineUnavailable as error:
+        day.see(result="not run", reason=str(error))
     except Exception as error:  # a finding, not the end of the day
         day.see(result="failed", **described(error))
         return 1

@@ -65,9 +65,7 @@ def tiny(day: Day) -> None:
 
 def tiny_loaded(day: Day) -> None:
     """The same engine is loaded, run and closed in a process that has built nothing, twice."""
-    for time in ("once", "twice"):
-        day.attempt(time, lambda: day.compare(day.folder / "tiny.engine", "residual", FP32_DB))
-    day.require()
+    _load(day, "tiny", "residual", "once", "twice")
 
 
 def bert(day: Day) -> None:
@@ -91,11 +89,7 @@ def group_norm(day: Day) -> None:
 
 def group_norm_fresh(day: Day) -> None:
     """The same engine in a process that has built nothing: its plugins must be there all the same."""
-    engine = day.folder / "group_norm.engine"
-    if not engine.is_file():
-        raise NotRun("the check group_norm built no engine")
-    day.attempt("loaded in a fresh process", lambda: day.compare(engine, "group_norm", FP32_DB))
-    day.require()
+    _load(day, "group_norm", "group_norm", "loaded in a fresh process")
 
 
 def int64_calibration(day: Day) -> None:
@@ -274,6 +268,15 @@ def _build_and_compare(
         return day.compare(engine, source, least_db)
 
     return run
+
+
+def _load(day: Day, name: str, reference: str, *times: str) -> None:
+    engine = day.folder / f"{name}.engine"
+    if not engine.is_file():
+        raise NotRun(f"the check {name} built no engine")
+    for time in times:
+        day.attempt(time, lambda: day.compare(engine, reference, FP32_DB))
+    day.require()
 
 
 def _int8(day: Day, file: str, reference: str, profile: str) -> Callable[[], dict[str, Any]]:

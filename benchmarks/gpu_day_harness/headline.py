@@ -7,6 +7,7 @@ recorded. A row is written twice: after a few rounds, and after all; the last li
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ def build(day: Day, network: str, variant: str) -> None:
 
     Raises:
         BuiltOnly: If it cannot be run here.
+        NotRun: If this TensorRT has no calibrators.
     """
     from qcompile.engines.registry import engine
 
@@ -57,8 +59,11 @@ def build(day: Day, network: str, variant: str) -> None:
         for batch in BATCHES
     ]
     more = dict(options)
+    if "calibrator" in options and not day.adapter.has_calibrators():
+        raise NotRun(f"{day.adapter.name} has no INT8 calibrators")
     if options.get("calibrator") == "ranges":
-        more["ranges"] = day.kit / f"{network}.cache"
+        more["ranges"] = day.folder / f"{network}.ranges"
+        more["ranges"].write_bytes(gzip.decompress((day.kit / f"{network}.ranges.gz").read_bytes()))
     elif options.get("calibrator") == "native":
         more |= {"data": str(_feeds(day, network, 32)), "calibration_cache": day.folder / f"{network}.cache"}
     cache = str(day.folder / "timing.cache")

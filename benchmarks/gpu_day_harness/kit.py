@@ -7,6 +7,7 @@ travel: they are drawn again.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ _FEW_ROWS = 4
 Feeds = Mapping[str, Any]
 
 
-def prepare(folder: Path, say: Callable[[str], None], networks: Sequence[str] = NETWORKS) -> None:
+def prepare(folder: Path, networks: Sequence[str], say: Callable[[str], None]) -> None:
     """Write the kit."""
     import qcompile
 
@@ -141,20 +142,18 @@ def _network(folder: Path, name: str, say: Callable[[str], None]) -> dict[str, A
 
 
 def _quantize(folder: Path, name: str, samples: Feeds, batch: Feeds, *, drawn: bool = False) -> None:
-    """Write NAME.int8.onnx, its reference, scales for `--calibrator ranges`, and `NAME.amax.json`: the
-    largest output of each convolution in front of a residual add."""
+    """Write NAME.int8.onnx, its reference, its ranges, and the largest output of each convolution in front
+    of a residual add."""
     import qcompile
-    from qcompile.calibration import load_ranges
-    from qcompile.calibration.tensorrt_cache import format_cache
 
     source, data, ranges = (folder / f"{name}.{end}" for end in ("onnx", "data.npz", "ranges"))
     np.savez(data, **samples)
     qcompile.calibrate(source, str(data), ranges, targets=["tensorrt"])
     qcompile.quantize(source, folder / f"{name}.int8.onnx", ranges=ranges, target="tensorrt")
-    (folder / f"{name}.cache").write_text(format_cache(load_ranges(ranges), version="8.5.3"))
+    ranges.with_suffix(".ranges.gz").write_bytes(gzip.compress(ranges.read_bytes(), mtime=0))
     write_reference(folder, f"{name}.int8", batch, drawn=drawn)
     (folder / f"{name}.amax.json").write_text(json.dumps(_amax(onnx.load(source), batch)))
-    for path in (data, *folder.glob(f"{name}.ranges*")):
+    for path in (data, ranges, ranges.with_suffix(".ranges.json")):
         path.unlink()
 
 

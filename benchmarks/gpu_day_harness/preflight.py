@@ -12,6 +12,7 @@ import json
 import sys
 
 PACKAGES = ("numpy", "onnx", "msgspec")
+TESTS = ("pytest", "pytest_timeout", "onnxruntime", "safetensors")
 
 
 def look(name: str) -> dict[str, str]:
@@ -31,12 +32,9 @@ def look(name: str) -> dict[str, str]:
     chosen = engine(name)
     reasons = {"build": chosen.why_not_build(), "run": chosen.why_not_run_on_gpu()}
     ways = {key: "; ".join(filter(None, [text, text and chosen.fix()])) for key, text in reasons.items()}
-    has_pytest = importlib.util.find_spec("pytest") is not None
-    return {
-        "start": "",
-        **ways,
-        "tests": ways["run"] or ("" if has_pytest else f"no pytest; {sys.executable} -m pip install pytest"),
-    }
+    absent = [package for package in TESTS if importlib.util.find_spec(package) is None]
+    lacking = f"no {', '.join(absent)}; {sys.executable} -m pip install {' '.join(absent)}" if absent else ""
+    return {"start": "", **ways, "tests": ways["run"] or lacking}
 
 
 if __name__ == "__main__":

@@ -126,6 +126,7 @@ def environment(folder: Path, pythonpath: str | None = None) -> dict[str, str]:
         "PYTHONPATH": path,
         "XDG_CACHE_HOME": str(folder / "cache"),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
     }
 
 
