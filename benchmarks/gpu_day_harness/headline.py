@@ -24,7 +24,7 @@ BATCHES = (1, 32)
 BASELINE = "PyTorch FP32"
 TORCH = {BASELINE: "eager", "PyTorch FP16": "half"}
 MORE_TORCH = {BASELINE: "eager", "TorchScript FP32": "freeze", "torch.compile FP32": "compile"}
-_INT8 = {"precision": "int8", "float_precision": "fp16", "allow_fallback": True}
+_INT8 = {"precision": "int8", "float_precision": "fp16"}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fp32": ("", {"precision": "fp32"}),
     "fp16": (".fp16", {"precision": "fp16"}),
@@ -69,7 +69,8 @@ def build(day: Day, network: str, variant: str) -> None:
     cache = str(day.folder / "timing.cache")
     day.build(
         f"{network}{ending}.onnx", f"{network}.{variant}", more.pop("precision"), profile=" ".join(profiles),
-        part="engine", tensorrt={"timing_cache": cache} if day.adapter.keeps_timing_caches else {}, **more,
+        part="engine", tensorrt={"timing_cache": cache} if day.adapter.keeps_timing_caches else {},
+        allow_fallback=True, **more,
     )  # fmt: skip
     (day.folder / f"{network}{ending}.onnx").unlink()
     reason = engine(day.target).why_not_run()
@@ -90,19 +91,23 @@ def measure(day: Day, network: str, *, more: bool = False) -> None:
     engines = {name: path for name, path in engines.items() if path.is_file()}
     if not engines:
         raise NotRun("no engine was built")
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(LOADS_AT_ONCE) as pool:
+    with contextlib.ExitStack() as stack:
 
-        def load(title: str, options: dict[str, Any], request: dict[str, Any]) -> Any:
-            worker = stack.enter_context(Worker(title, threads=0, timeout_s=_PATIENCE_S, **options))
-            worker.ask("load", threads=0, io=None, device=DEVICE, **request)
-            return worker
+        def started(title: str, options: dict[str, Any]) -> Any:
+            return stack.enter_context(Worker(title, threads=0, timeout_s=_PATIENCE_S, **options))
 
-        subjects = list(_subjects(day, network, torch, engines))
-        loads = [
-            pool.submit(_attempt, day, {"network": network, "row": one[0]}, partial(load, *one))
-            for one in subjects
-        ]
-        workers = {one[0]: worker.result() for one, worker in zip(subjects, loads, strict=True)}
+        def loaded(worker: Any, request: dict[str, Any]) -> Any:
+            return worker.ask("load", threads=0, io=None, device=DEVICE, **request) and worker
+
+        loads = {}
+        # Workers are started here: Linux ends them with the thread that did (PR_SET_PDEATHSIG, prctl(2)).
+        with ThreadPoolExecutor(LOADS_AT_ONCE) as pool:
+            for title, options, request in _subjects(day, network, torch, engines):
+                row = {"network": network, "row": title}
+                worker = _attempt(day, row, partial(started, title, options))
+                if worker is not None:
+                    loads[title] = pool.submit(_attempt, day, row, partial(loaded, worker, request))
+        workers = {title: load.result() for title, load in loads.items()}
         for batch in BATCHES:
             _table(day, network, batch, {title: one for title, one in workers.items() if one is not None})
 
@@ -151,7 +156,9 @@ def _table(day: Day, network: str, batch: int, workers: dict[str, Any]) -> None:
                     break
     for number in range(ROUNDS):
         for title in list(workers)[:: 1 if number % 2 == 0 else -1]:
-            rounds_ms[title].append(time(title, calls[title], discard=2))
+            block_ms = time(title, calls[title], discard=2)
+            if block_ms:
+                rounds_ms[title].append(block_ms)
         if number + 1 == _FEW_ROUNDS:
             for title in workers:
                 append(day.folder, {**about, **_row(title, rounds_ms)})
