@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 LOCK ?= no
 TOOLS := build/tools
 
-.PHONY: demo test lint types docs check resnet18 cifar test-gpu gpu-day gpu-day-kit clean lock audit licences sbom wheel sdist
+.PHONY: demo test lint types docs check resnet18 cifar test-gpu gpu-day gpu-day-kit gpu-day-more clean lock audit licences sbom wheel sdist
 
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
@@ -43,16 +43,21 @@ cifar: $(READY)
 
 # Every use of TensorRT is recorded: tests/support/replayed_tensorrt.py plays the file in its place.
 test-gpu: $(READY)
+	PYTHONPATH=$(CURDIR)/tests/support/recording$${PYTHONPATH:+:$$PYTHONPATH} \
 	QCOMPILE_TENSORRT_RECORD=$(CURDIR)/build/recordings/test-gpu.jsonl \
 	$(BIN)/python -m pytest -m gpu tests/engines tests/bench/test_bench_devices.py
 
-# What the GPU host is given beside the repository; needs ONNX Runtime, and no GPU.
+# What the GPU host needs beside the repository, 6 MB; needs PyTorch and ONNX Runtime, and no GPU.
 gpu-day-kit: $(READY)
 	$(BIN)/python benchmarks/gpu_day.py prepare
 
 # On the GPU host, in the Python that has TensorRT: nothing is installed or downloaded.
 gpu-day:
 	$(GPU_PYTHON) benchmarks/gpu_day.py run $(GPU_DAY)
+
+# There, too: GPU tests, torch.compile, calibrators, MobileNetV2.
+gpu-day-more:
+	$(GPU_PYTHON) benchmarks/gpu_day.py run --more $(GPU_DAY)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info examples/*/out benchmarks/*/out

@@ -1,47 +1,49 @@
-"""The models of `gpu.py`, in plain PyTorch: what a GPU host has without further packages."""
+"""The networks of `gpu_day.py` in plain PyTorch: what a GPU host has without further packages.
+
+Their weights are random, drawn from their names (`random_weights`). Folding a BatchNorm into its convolution
+changes no weight: variance + epsilon is 1. So graphs that were made of them need not hold them.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu_day_harness"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
-from road_models import FULL, Residual, started, unit
+from random_weights import draw
+from road_models import COMPACT, FULL
 
+# The baseline of the published figures: float32 without TF32.
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+torch.backends.cudnn.benchmark = True
 
-def resnet18() -> nn.Module:
-    """ResNet-18 (He et al. 2016): x [n, 3, 224, 224]."""
-    torch.manual_seed(0)
-    body: list[nn.Module] = [unit(3, 64, 7, 2, act=nn.ReLU()), nn.MaxPool2d(3, 2, 1)]
-    for stage, width in enumerate((64, 128, 256, 512)):
-        for index in range(2):
-            stride = 2 if stage and not index else 1
-            inputs = width // 2 if stage and not index else width
-            inner = nn.Sequential(unit(inputs, width, 3, stride, act=nn.ReLU()), unit(width, width, 3))
-            shortcut = nn.Identity() if inputs == width else unit(inputs, width, 1, stride)
-            body.append(Residual(inner, shortcut, nn.ReLU()))
-    return started(nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)))
+RECIPES = {
+    "resnet50": FULL["resnet"], "bert_base": FULL["bert"], "mobilenetv2": FULL["mobilenet"],
+    "resnet_small": COMPACT["resnet"], "bert_small": COMPACT["bert"],
+}  # fmt: skip
 
 
-def _full(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return started(FULL[name].make())
+def make(name: str) -> nn.Module:
+    """Return a network."""
+    model = RECIPES[name].make().eval()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var.fill_(1 - module.eps)
+        elif isinstance(module, nn.Conv2d | nn.Linear | nn.Embedding):
+            gain = 6 if isinstance(module, nn.Conv2d) else 3
+            inputs = 3 if isinstance(module, nn.Embedding) else module.weight[0].numel()
+            for part, bound in (("weight", math.sqrt(gain / inputs)), ("bias", 0.05)):
+                parameter = getattr(module, part, None)
+                if parameter is not None:
+                    parameter.data = torch.from_numpy(draw(f"{path}.{part}", parameter.shape, bound))
+    return model
 
 
-def resnet50() -> nn.Module:
-    """ResNet-50."""
-    return _full("resnet")
-
-
-def mobilenetv2() -> nn.Module:
-    """MobileNetV2 1.0."""
-    return _full("mobilenet")
-
-
-def bert() -> nn.Module:
-    """BERT-base, 128 tokens."""
-    return _full("bert")
+globals().update({name: partial(make, name) for name in RECIPES})

@@ -36,7 +36,6 @@ _ROUNDS = 200
 def environment(day: Day) -> None:
     """Machine, packages and TensorRT's names."""
     from qcompile.engines.gpu import find_gpu, why_no_gpu
-    from qcompile.engines.tensorrt.runner.cuda_driver import load_cuda
 
     gpu = find_gpu()
     day.see(
@@ -56,8 +55,17 @@ def environment(day: Day) -> None:
         shares_profiles=adapter.shares_profiles(),
         mismatch=_names_beside_the_recorded(adapter),
     )
-    if gpu is not None:
-        load_cuda()  # what runs engines; without it the day is in vain
+
+
+def tiny(day: Day) -> None:
+    """One small engine is built, run and closed; the next step loads it."""
+    day.attempt("built and run", _build_and_compare(day, "residual", "tiny", "fp32", _RESIDUAL, FP32_DB))
+    day.require()
+
+
+def tiny_loaded(day: Day) -> None:
+    """The same engine is loaded, run and closed in a process that has built nothing, twice."""
+    _load(day, "tiny", "residual", "once", "twice")
 
 
 def bert(day: Day) -> None:
@@ -81,11 +89,7 @@ def group_norm(day: Day) -> None:
 
 def group_norm_fresh(day: Day) -> None:
     """The same engine in a process that has built nothing: its plugins must be there all the same."""
-    engine = day.folder / "group_norm.engine"
-    if not engine.is_file():
-        raise NotRun("the check group_norm built no engine")
-    day.attempt("loaded in a fresh process", lambda: day.compare(engine, "group_norm", FP32_DB))
-    day.require()
+    _load(day, "group_norm", "group_norm", "loaded in a fresh process")
 
 
 def int64_calibration(day: Day) -> None:
@@ -155,7 +159,7 @@ def residual_qdq(day: Day) -> None:
     for name, profile in (("residual", _RESIDUAL), ("resnet50", _IMAGES.format(224))):
         if not (day.kit / f"{name}.int8.onnx").is_file():
             continue  # left out of the kit
-        model = onnx.load(day.kit / f"{name}.int8.onnx")
+        model = onnx.load(day.graph(f"{name}.int8.onnx"))
         amax = json.loads((day.kit / f"{name}.amax.json").read_text())
         for placement, graph in (("one", with_one(model)), ("two", with_two(model, amax))):
             onnx.save(graph, day.folder / f"{name}.{placement}.onnx")
@@ -192,7 +196,7 @@ def refit(day: Day) -> None:
 
         engine = day.build("residual.onnx", "refittable", profile=_RESIDUAL, tensorrt={"refit": True})
         before = day.compare(engine, "residual", FP32_DB)
-        new = qcompile.refit(engine, day.kit / "residual.retrained.onnx", day.folder / "refitted.engine")
+        new = qcompile.refit(engine, day.graph("residual.retrained.onnx"), day.folder / "refitted.engine")
         return {"before": before, **day.compare(new.path, "residual.retrained", FP32_DB)}
 
     if day.gpus and day.target == "tensorrt-rtx":
@@ -256,25 +260,6 @@ def two_profiles(day: Day) -> None:
     day.require()
 
 
-CHECKS: dict[str, tuple[Callable[[Day], None], int]] = {
-    "environment": (environment, 60),
-    "bert": (bert, 120),
-    "group_norm": (group_norm, 60),
-    "group_norm_fresh": (group_norm_fresh, 40),
-    "int64_calibration": (int64_calibration, 60),
-    "shape_tensor": (shape_tensor, 60),
-    "two_runners": (two_runners, 60),
-    "cuda_graphs": (cuda_graphs, 60),
-    "refit": (refit, 60),
-    "version_compatible": (version_compatible, 60),
-    "hardware_compatible": (hardware_compatible, 60),
-    "timing_cache": (timing_cache, 60),
-    "two_profiles": (two_profiles, 60),
-    "residual_qdq": (residual_qdq, 180),
-}
-"""Name to what it does and its time limit in seconds."""
-
-
 def _build_and_compare(
     day: Day, source: str, name: str, precision: str, profile: str, least_db: float
 ) -> Callable[[], dict[str, Any]]:
@@ -283,6 +268,15 @@ def _build_and_compare(
         return day.compare(engine, source, least_db)
 
     return run
+
+
+def _load(day: Day, name: str, reference: str, *times: str) -> None:
+    engine = day.folder / f"{name}.engine"
+    if not engine.is_file():
+        raise NotRun(f"the check {name} built no engine")
+    for time in times:
+        day.attempt(time, lambda: day.compare(engine, reference, FP32_DB))
+    day.require()
 
 
 def _int8(day: Day, file: str, reference: str, profile: str) -> Callable[[], dict[str, Any]]:

@@ -34,12 +34,13 @@ class Day:
     """One check.
 
     Attributes:
-        kit: The folder that was prepared, unpacked.
+        kit: The folder that was prepared.
         folder: Where engines go; the checks of one day share it.
         target: "tensorrt" or "tensorrt-rtx".
         gpus: What is built for; empty for the GPU here.
         seen: What was seen so far; see `see`.
         notes: The file of `seen`.
+        torch_python, torch_path: The interpreter with PyTorch, where it is another, and its PYTHONPATH.
     """
 
     kit: Path
@@ -47,6 +48,8 @@ class Day:
     target: str
     gpus: tuple[str, ...]
     notes: Path
+    torch_python: str = ""
+    torch_path: str = ""
     seen: dict[str, Any] = field(default_factory=dict)
 
     def see(self, **facts: Any) -> None:
@@ -117,7 +120,7 @@ class Day:
         import qcompile
         from qcompile.spec.tensorrt import TensorRTOptions
 
-        path = self.kit / source if (self.kit / source).is_file() else self.folder / source
+        path = self.graph(source)
         options = {"timing_cache": "off", "tactic_sources": self._sources(), **more.pop("tensorrt", {})}
         if profile:
             options["profiles"] = tuple(profile.split())
@@ -140,6 +143,18 @@ class Day:
             }
         )
         return output
+
+    def graph(self, name: str) -> Path:
+        """Return a graph of the folder, or of the kit with its weights, which are drawn on the first use."""
+        import onnx
+        from random_weights import fill
+
+        path = self.folder / name
+        if not path.is_file():
+            model = onnx.load(self.kit / name)
+            fill(model)
+            onnx.save(model, path)
+        return path
 
     def open(self, engine: Path, **options: Any) -> Any:
         """Load an engine.
@@ -172,7 +187,7 @@ class Day:
         Raises:
             Failed: If it is below `least_db`.
         """
-        worst = min(_snr_db(expected[name], found[name]) for name in expected)
+        worst = min(snr_db(expected[name], found[name]) for name in expected)
         if not worst >= least_db:
             raise Failed(
                 f"{worst:.1f} dB from ONNX Runtime's outputs; at least {least_db:.0f} dB is required"
@@ -181,11 +196,16 @@ class Day:
 
     def batch(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a batch of the kit and ONNX Runtime's outputs."""
-        with (
-            np.load(self.kit / f"{name}.feeds.npz") as feeds,
-            np.load(self.kit / f"{name}.outputs.npz") as outputs,
-        ):
-            return dict(feeds), dict(outputs)
+        from kit import network_feeds
+
+        with np.load(self.kit / f"{name}.outputs.npz") as stored:
+            outputs = dict(stored)
+        if (self.kit / f"{name}.feeds.npz").is_file():
+            with np.load(self.kit / f"{name}.feeds.npz") as stored:
+                return dict(stored), outputs
+        about = json.loads((self.kit / "kit.json").read_text())["networks"][name.partition(".")[0]]
+        rows = len(next(iter(outputs.values())))
+        return {key: array[:rows] for key, array in network_feeds(**about).items()}, outputs
 
     def _sources(self) -> tuple[str, ...]:
         """None beside TensorRT's own where cuBLAS and cuDNN are stubs, as in a carried TensorRT 8.5."""
@@ -213,7 +233,12 @@ def _reason(part: dict[str, Any]) -> str:
     return str(text).splitlines()[0] if text else ""
 
 
-def _snr_db(expected: Any, found: Any) -> float:
+def snr_db(expected: Any, found: Any) -> float:
+    """Return the signal-to-noise ratio of an output.
+
+    Raises:
+        Failed: If it has another shape.
+    """
     if expected.shape != found.shape:
         raise Failed(f"shape {found.shape}; {expected.shape} is right")
     expected, found = np.asarray(expected, np.float64), np.asarray(found, np.float64)

@@ -1,4 +1,4 @@
-"""The networks of the day on a GPU, made of numpy and onnx alone, with weights from a fixed seed.
+"""The small networks of the day on a GPU, made of numpy and onnx alone, with weights from a fixed seed.
 
 Each has a dynamic axis `batch`. Every Conv says its kernel_shape, and opset 16 is enough for all but BERT,
 whose LayerNormalization is of opset 17; `bert(opset=16)` spells that out.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from random_weights import draw
 
 SEED = 15
 VOCABULARY, TOKENS = 1000, 128
@@ -40,15 +41,13 @@ class Graph:
         return name
 
     def weight(self, name: str, *shape: int, scale: float = 0.0) -> str:
-        """Add an initializer of normal values; by default of variance 2 / inputs."""
+        """Add an initializer of deviation `scale`; by default of variance 2 / inputs."""
         scale = scale or float(np.sqrt(2 / np.prod(shape[1:] if len(shape) == 4 else shape[:1])))
-        return self.constant(name, (self._random.standard_normal(shape) * scale).astype(np.float32))
+        return self.constant(name, draw(name, shape, scale * 3**0.5))
 
     def conv(self, x: str, name: str, inputs: int, outputs: int, kernel: int, **more: Any) -> str:
-        """Add a convolution with bias, and `scale` on its weights."""
-        gain = more.pop("gain", 1.0)
-        scale = gain * float(np.sqrt(2 / (inputs * kernel * kernel)))
-        w = self.weight(f"{name}.weight", outputs, inputs, kernel, kernel, scale=scale)
+        """Add a convolution with bias."""
+        w = self.weight(f"{name}.weight", outputs, inputs, kernel, kernel)
         b = self.weight(f"{name}.bias", outputs, scale=0.05)
         pads = [kernel // 2] * 4
         return self.add("Conv", x, w, b, name=name, kernel_shape=[kernel, kernel], pads=pads, **more)
@@ -89,28 +88,6 @@ class Graph:
 
     def _normal(self, size: int) -> Any:
         return self._random.standard_normal(size).astype(np.float32)
-
-
-def resnet50(*, opset: int = 16) -> onnx.ModelProto:
-    """ResNet-50 (He et al. 2016), batch norms folded: image [batch,3,224,224] to y [batch,1000]."""
-    g = Graph(opset)
-    x = g.add("Relu", g.conv("image", "stem", 3, 64, 7, strides=[2, 2]))
-    x = g.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    inputs = 64
-    for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
-        for block in range(blocks):
-            name, stride = f"layer{stage + 1}.{block}", 2 if stage and not block else 1
-            inner = g.add("Relu", g.conv(x, f"{name}.conv1", inputs, width, 1))
-            inner = g.add("Relu", g.conv(inner, f"{name}.conv2", width, width, 3, strides=[stride] * 2))
-            inner = g.conv(inner, f"{name}.conv3", width, width * 4, 1, gain=0.3)
-            if inputs != width * 4:
-                x = g.conv(x, f"{name}.shortcut", inputs, width * 4, 1, strides=[stride] * 2, gain=0.7)
-            x = g.add("Relu", g.add("Add", inner, x, name=f"{name}.add"))
-            inputs = width * 4
-    x = g.add("Flatten", g.add("GlobalAveragePool", x))
-    weight = g.weight("head.weight", 2048, 1000, scale=0.02)
-    g.add("Gemm", x, weight, g.weight("head.bias", 1000, scale=0.02), name="head")
-    return g.model("resnet50", {"image": ("float32", ["batch", 3, 224, 224])}, "y", ["batch", 1000])
 
 
 def bert(*, opset: int = 17, layers: int = 2, width: int = 256, heads: int = 4) -> onnx.ModelProto:

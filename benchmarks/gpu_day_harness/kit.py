@@ -1,41 +1,46 @@
 """What is carried to the GPU host: graphs that are quantized and cast already, inputs, reference outputs.
 
-Made where ONNX Runtime is; on the GPU host numpy, onnx, msgspec and cuda-bindings are enough beside TensorRT.
-The outputs are ONNX Runtime's on the same file, so what differs is TensorRT's arithmetic. About 50 MB, of
-which `unpack` makes twice as much: weights travel in 8 bits.
+Made where ONNX Runtime is; on the GPU host numpy, onnx and msgspec are enough beside TensorRT. The outputs
+are ONNX Runtime's, so what differs is the arithmetic of the GPU. Random weights and large inputs do not
+travel: they are drawn again.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import graphs
 import numpy as np
 import onnx
-from packing import packed, unpacked
+import random_weights
 from placement import residual_convolutions
 
-FORMAT = 1
+FORMAT = 2
+NETWORKS = ("resnet50", "bert_base", "mobilenetv2")
+"""Those of `gpu_models.py`; the first two are measured by `gpu-day`, all by `gpu-day-more`."""
+MODELS = Path(__file__).resolve().parents[1] / "gpu_models.py"
 SIZES = ((4, 4), (5, 12), (16, 16))
 """Values of the shape tensor: height and width."""
-_ROWS = 4
+ROWS = 32
+_FEW_ROWS = 4
 
 Feeds = Mapping[str, Any]
 
 
-def prepare(folder: Path, say: Callable[[str], None], *, resnet50: bool = True) -> None:
-    """Write the kit; ResNet-50 is nearly all of its size."""
+def prepare(folder: Path, networks: Sequence[str], say: Callable[[str], None]) -> None:
+    """Write the kit."""
     import qcompile
 
+    random_weights.forms = {}
     folder.mkdir(parents=True, exist_ok=True)
     for name, model in _plain().items():
         onnx.save(model, folder / f"{name}.onnx")
         write_reference(folder, name, feeds_of(model))
-        say(name)
     for kind in ("int64", "int32"):
         onnx.save(graphs.shaped(kind=kind), folder / f"shaped.{kind}.onnx")
         for height, width in SIZES:
@@ -45,38 +50,23 @@ def prepare(folder: Path, say: Callable[[str], None], *, resnet50: bool = True) 
         half = folder / f"{name}.fp16.onnx"
         qcompile.quantize(folder / f"{name}.onnx", half, precision="fp16", target="tensorrt")
         write_reference(folder, f"{name}.fp16", feeds_of(onnx.load(folder / f"{name}.onnx")))
-        say(f"{name} in float16")
     tokens = np.random.default_rng(1).integers(0, graphs.VOCABULARY, (32, 16))
     np.savez_compressed(folder / "integers.samples.npz", tokens=tokens)
-    _quantized(folder, "residual", graphs.residual(), samples=16)
-    say("residual in INT8")
-    if resnet50:
-        _quantized(folder, "resnet50", graphs.resnet50(), samples=4)
-        say("ResNet-50 in INT8")
-    _write_index(folder)
+    samples = np.concatenate([_images(16, 16) * (1 + 0.1 * index) for index in range(4)])
+    _quantize(folder, "residual", {"x": samples}, feeds_of(graphs.residual()))
+    say("small graphs")
+    described = {}
+    for name in networks:
+        described[name] = _network(folder, name, say)
+    for path in folder.glob("*.onnx"):
+        model = onnx.load(path)
+        random_weights.strip(model)
+        onnx.save(model, path)
+        path.with_suffix(".onnx.json").unlink(missing_ok=True)  # of the whole file
+    _write_index(folder, described)
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """Return the kit's index.
-
-    Raises:
-        ValueError: If a file is missing or was changed on the way.
-    """
-    index: dict[str, Any] = json.loads((folder / "kit.json").read_text())
-    for name, about in index["files"].items():
-        path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != about["sha256"]:
-            raise ValueError(f"{path}: missing, or not the file that was prepared")
-    return index
-
-
-def unpack(folder: Path, output: Path) -> None:
-    """Write the packed graphs of a kit as ONNX files."""
-    for path in sorted(folder.glob("*.packed")):
-        onnx.save(unpacked(onnx.load(path)), output / path.with_suffix(".onnx").name)
-
-
-def feeds_of(model: onnx.ModelProto, rows: int = _ROWS) -> Feeds:
+def feeds_of(model: onnx.ModelProto, rows: int = _FEW_ROWS) -> Feeds:
     """Return one batch for a graph of `graphs`."""
     generator = np.random.default_rng(graphs.SEED)
     feeds: dict[str, Any] = {}
@@ -93,8 +83,22 @@ def feeds_of(model: onnx.ModelProto, rows: int = _ROWS) -> Feeds:
     return feeds
 
 
-def write_reference(folder: Path, name: str, feeds: Feeds, suffix: str = "") -> None:
-    """Write a batch, and what ONNX Runtime computes of it, as `NAME.feeds.npz` and `NAME.outputs.npz`."""
+def network_feeds(inputs: Mapping[str, Sequence[int]], words: int) -> Feeds:
+    """Draw 32 samples for a network: images, or tokens below `words` that are all attended to."""
+    feeds = {}
+    for name, extents in inputs.items():
+        shape = (ROWS, *extents)
+        if name == "mask":
+            feeds[name] = np.ones(shape, np.int64)
+        elif words:
+            feeds[name] = ((random_weights.draw(name, shape, 0.5) + 0.5) * (words - 1)).astype(np.int64)
+        else:
+            feeds[name] = random_weights.draw(name, shape, 3**0.5)
+    return feeds
+
+
+def write_reference(folder: Path, name: str, feeds: Feeds, suffix: str = "", *, drawn: bool = False) -> None:
+    """Write what ONNX Runtime computes as `NAME.outputs.npz`, and the batch, unless it can be drawn."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -102,8 +106,9 @@ def write_reference(folder: Path, name: str, feeds: Feeds, suffix: str = "") -> 
     session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), options)
     names = [output.name for output in session.get_outputs()]
     outputs = dict(zip(names, session.run(names, dict(feeds)), strict=True))
-    np.savez_compressed(folder / f"{name}{suffix}.feeds.npz", **feeds)
     np.savez_compressed(folder / f"{name}{suffix}.outputs.npz", **outputs)
+    if not drawn:
+        np.savez_compressed(folder / f"{name}{suffix}.feeds.npz", **feeds)
 
 
 def _plain() -> dict[str, onnx.ModelProto]:
@@ -117,24 +122,38 @@ def _plain() -> dict[str, onnx.ModelProto]:
     }
 
 
-def _quantized(folder: Path, name: str, model: onnx.ModelProto, samples: int) -> None:
-    """Write NAME.int8.packed, its reference, and the largest output of each convolution before an add."""
+def _network(folder: Path, name: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """Write NAME.onnx, NAME.fp16.onnx and NAME.int8.onnx with their references; return its inputs."""
+    import gpu_models
+
     import qcompile
 
-    source, data, ranges = (folder / f"{name}.{end}" for end in ("float.onnx", "data.npz", "ranges"))
-    onnx.save(model, source)
-    feeds = dict(feeds_of(model))
-    batches = [
-        feeds_of(model)["image" if name == "resnet50" else "x"] * (1 + 0.1 * i) for i in range(samples // 4)
-    ]
-    np.savez(data, **{next(iter(feeds)): np.concatenate(batches)})
-    qcompile.calibrate(source, str(data), ranges, method="minmax", targets=["tensorrt"])
+    recipe, source = gpu_models.RECIPES[name], folder / f"{name}.onnx"
+    exported = qcompile.export(f"{MODELS}:{name}", source, inputs=recipe.inputs, opset_version=17)
+    assert exported.manifest.io is not None
+    inputs = {tensor.name: tensor.shape[1:] for tensor in exported.manifest.io.inputs}
+    feeds = network_feeds(inputs, recipe.words)
+    qcompile.quantize(source, folder / f"{name}.fp16.onnx", precision="fp16", target="tensorrt")
+    write_reference(folder, name, feeds, drawn=True)
+    few = {key: array[:_FEW_ROWS] for key, array in feeds.items()}
+    _quantize(folder, name, feeds, few, drawn=True)
+    say(f"{name}: INT8 {_snr_db(folder, name):.1f} dB from FP32")
+    return {"inputs": inputs, "words": recipe.words}
+
+
+def _quantize(folder: Path, name: str, samples: Feeds, batch: Feeds, *, drawn: bool = False) -> None:
+    """Write NAME.int8.onnx, its reference, its ranges, and the largest output of each convolution in front
+    of a residual add."""
+    import qcompile
+
+    source, data, ranges = (folder / f"{name}.{end}" for end in ("onnx", "data.npz", "ranges"))
+    np.savez(data, **samples)
+    qcompile.calibrate(source, str(data), ranges, targets=["tensorrt"])
     qcompile.quantize(source, folder / f"{name}.int8.onnx", ranges=ranges, target="tensorrt")
-    write_reference(folder, f"{name}.int8", feeds)
-    (folder / f"{name}.amax.json").write_text(json.dumps(_amax(model, feeds)))
-    graph = folder / f"{name}.int8.onnx"
-    onnx.save(packed(onnx.load(graph)), graph.with_suffix(".packed"))
-    for path in (source, data, graph, *folder.glob(f"{name}.ranges*")):
+    ranges.with_suffix(".ranges.gz").write_bytes(gzip.compress(ranges.read_bytes(), mtime=0))
+    write_reference(folder, f"{name}.int8", batch, drawn=drawn)
+    (folder / f"{name}.amax.json").write_text(json.dumps(_amax(onnx.load(source), batch)))
+    for path in (data, ranges, ranges.with_suffix(".ranges.json")):
         path.unlink()
 
 
@@ -144,24 +163,35 @@ def _amax(model: onnx.ModelProto, feeds: Feeds) -> dict[str, float]:
     convolutions = [conv for _, _, conv in residual_convolutions(model)]
     for conv in convolutions:
         model.graph.output.append(onnx.ValueInfoProto(name=conv.output[0]))
+    if not convolutions:
+        return {}
     session = onnxruntime.InferenceSession(model.SerializeToString())
     found = session.run([conv.output[0] for conv in convolutions], dict(feeds))
     return {conv.name: float(np.abs(one).max()) for conv, one in zip(convolutions, found, strict=True)}
 
 
+def _snr_db(folder: Path, name: str) -> float:
+    from qcompile.model.output_error import output_error
+
+    with (
+        np.load(folder / f"{name}.outputs.npz") as whole,
+        np.load(folder / f"{name}.int8.outputs.npz") as int8,
+    ):
+        return float(output_error(whole[whole.files[0]][:_FEW_ROWS], int8[int8.files[0]]).snr_db)
+
+
 def _images(side: int, channels: int) -> Any:
-    shape = (_ROWS, channels, side, side)
+    shape = (_FEW_ROWS, channels, side, side)
     return np.random.default_rng(graphs.SEED).standard_normal(shape).astype(np.float32)
 
 
-def _write_index(folder: Path) -> None:
+def _write_index(folder: Path, networks: Mapping[str, Any]) -> None:
     from qcompile import __version__
 
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         for path in sorted(folder.iterdir())
-        if path.suffix in (".onnx", ".packed", ".npz") or path.name.endswith("amax.json")
+        if path.name != "kit.json"
     }
-    (folder / "kit.json").write_text(
-        json.dumps({"kit": FORMAT, "qcompile": __version__, "files": files}, indent=1)
-    )
+    about = {"kit": FORMAT, "qcompile": __version__, "networks": networks, "files": files}
+    (folder / "kit.json").write_text(json.dumps(about, indent=1))

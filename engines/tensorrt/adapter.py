@@ -33,7 +33,6 @@ from typing import Any
 from ...errors import EngineUnavailable, InvalidOption
 from ...spec.words import BLOCK_FORMATS
 from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser_of
-from .recorder import record_if_asked
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
@@ -405,4 +404,4 @@ def load_adapter(target: str) -> Adapter:
             hint=f"pip install 'qcompile[{target}]'",
             engine=target,
         ) from error
-    return Adapter(record_if_asked(module), target)
+    return Adapter(module, target)

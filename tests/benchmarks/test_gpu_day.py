@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +28,7 @@ VERSIONS = ("8.5.3", "10.16", "11.4")
 def harness() -> Iterator[dict[str, ModuleType]]:
     """The modules of `gpu_day_harness`, which is no package."""
     folder = str(BENCHMARKS / "gpu_day_harness")
-    names = ("graphs", "packing", "placement", "kit", "day", "checks", "steps")
+    names = ("graphs", "random_weights", "placement", "steps", "kit", "day", "checks", "headline")
     sys.path.insert(0, folder)
     try:
         yield {name: __import__(name) for name in names}
@@ -36,22 +38,26 @@ def harness() -> Iterator[dict[str, ModuleType]]:
             sys.modules.pop(name, None)
 
 
-@pytest.fixture(scope="module")
-def kit(harness: dict[str, ModuleType], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kit without ResNet-50."""
-    folder: Path = tmp_path_factory.mktemp("kit")
-    harness["kit"].prepare(folder, lambda _: None, resnet50=False)
-    return folder
-
-
 @pytest.fixture
-def unpacked(harness: dict[str, ModuleType], kit: Path, tmp_path: Path) -> Path:
-    """The kit as it is laid out on the GPU host."""
-    folder = tmp_path / "kit"
-    folder.mkdir()
-    for path in kit.iterdir():
-        (folder / path.name).symlink_to(path)
-    harness["kit"].unpack(kit, folder)
+def script() -> ModuleType:
+    """The script itself."""
+    spec = importlib.util.spec_from_file_location("gpu_day", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+NETWORKS = ("resnet_small", "bert_small")
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kit of small networks."""
+    folder = tmp_path_factory.mktemp("kit")
+    done = run("prepare", "--kit", str(folder), "--only", *NETWORKS)
+    assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
@@ -63,11 +69,15 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-def result(folder: Path) -> dict[str, Any]:
-    """The one JSON file that a day has written."""
-    (path,) = folder.glob("*/gpu-day.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """What a day has written."""
+    (path,) = folder.glob("*/gpu-day.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def steps(folder: Path) -> dict[str, dict[str, Any]]:
+    """Step to what came of it."""
+    return {line["step"]: line for line in lines(folder) if "step" in line}
 
 
 def outputs(model: onnx.ModelProto, feeds: dict[str, Any]) -> Any:
@@ -100,46 +110,68 @@ def test_both_spellings_of_bert_compute_the_same(harness: dict[str, ModuleType])
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_a_file_that_changed_on_the_way_is_named(harness: dict[str, ModuleType], unpacked: Path) -> None:
-    assert harness["kit"].read_index(unpacked)["kit"] == 1
-    (unpacked / "bert.onnx").unlink()
-    (unpacked / "bert.onnx").write_bytes(b"other")
+def test_a_file_that_changed_on_the_way_is_named(
+    harness: dict[str, ModuleType], kit: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(kit, tmp_path / "kit"))
+    assert harness["steps"].read_index(changed)["kit"] == 2
+    (changed / "bert.onnx").write_bytes(b"other")
     with pytest.raises(ValueError, match=r"bert\.onnx: missing, or not the file"):
-        harness["kit"].read_index(unpacked)
+        harness["steps"].read_index(changed)
 
 
-def test_weights_that_travel_in_8_bits_are_the_same_again(
-    harness: dict[str, ModuleType], kit: Path, unpacked: Path
+def day_of(harness: dict[str, ModuleType], kit: Path, folder: Path, **about: Any) -> Any:
+    """A check's day in this process."""
+    target, gpus = about.get("target", "tensorrt"), about.get("gpus", ())
+    return harness["day"].Day(kit, folder, target, gpus, folder / "n.json", sys.executable)
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "residual.int8", "bert_small.int8"])
+def test_weights_that_do_not_travel_are_drawn_again(
+    name: str, harness: dict[str, ModuleType], kit: Path, tmp_path: Path
 ) -> None:
-    model, feeds = onnx.load(unpacked / "residual.int8.onnx"), dict(np.load(kit / "residual.int8.feeds.npz"))
-    np.testing.assert_array_equal(outputs(model, feeds), np.load(kit / "residual.int8.outputs.npz")["y"])
-    assert harness["packing"].packed(model).ByteSize() < 0.5 * model.ByteSize()
+    day = day_of(harness, kit, tmp_path)
+    graph = day.graph(f"{name}.onnx")
+    feeds, expected = day.batch(name)
+    assert (kit / f"{name}.onnx").stat().st_size < 0.3 * graph.stat().st_size
+    np.testing.assert_array_equal(outputs(onnx.load(graph), feeds), next(iter(expected.values())))
 
 
+def test_weights_that_another_numpy_would_draw_are_refused(
+    harness: dict[str, ModuleType], kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = harness["random_weights"]
+    monkeypatch.setattr(weights, "draw", lambda _, shape, bound: np.full(shape, bound, np.float32))
+    with pytest.raises(ValueError, match=r"numpy .* draws other values for conv1\.weight"):
+        weights.fill(onnx.load(kit / "residual.onnx"))
+
+
+@pytest.mark.parametrize("name", ["residual", "resnet_small"])
 def test_the_two_placements_differ_by_a_pair_for_each_add(
-    harness: dict[str, ModuleType], kit: Path, unpacked: Path
+    name: str, harness: dict[str, ModuleType], kit: Path, tmp_path: Path
 ) -> None:
-    placement, model = harness["placement"], onnx.load(unpacked / "residual.int8.onnx")
-    amax = json.loads((kit / "residual.amax.json").read_text())
+    day, placement = day_of(harness, kit, tmp_path), harness["placement"]
+    model = onnx.load(day.graph(f"{name}.int8.onnx"))
+    amax = json.loads((kit / f"{name}.amax.json").read_text())
     one, two = placement.with_one(model), placement.with_two(model, amax)
-    assert placement.pairs(two) == placement.pairs(one) + len(amax) == placement.pairs(one) + 1
-    feeds, expected = (
-        dict(np.load(kit / "residual.int8.feeds.npz")),
-        np.load(kit / "residual.int8.outputs.npz"),
-    )
+    adds = [node for node in one.graph.node if node.op_type == "Add"]
+    assert placement.pairs(two) == placement.pairs(one) + len(amax) == placement.pairs(one) + len(adds)
+    feeds, expected = day.batch(f"{name}.int8")
+    (wanted,) = expected.values()
     for graph in (one, two):
         onnx.checker.check_model(graph)
-        np.testing.assert_allclose(outputs(graph, feeds), expected["y"], atol=0.1)
-    (add,) = (node for node in one.graph.node if node.op_type == "Add")
+        assert harness["day"].snr_db(wanted, outputs(graph, feeds)) > 20
     made_by = {output: node.op_type for node in one.graph.node for output in node.output}
-    assert {made_by[name] for name in add.input} == {"Conv", "DequantizeLinear"}
+    for add in adds:
+        assert {made_by[name] for name in add.input} == {"Conv", "DequantizeLinear"}
 
 
 BUILT = {
-    "environment": "passed", "bert": "built", "group_norm": "built", "int64_calibration": "passed",
-    "shape_tensor": "built", "two_runners": "built", "cuda_graphs": "built", "two_profiles": "built",
-    "residual_qdq": "built", "refit": "not run", "timing_cache": "not run", "group_norm_fresh": "not run",
-    "version_compatible": "not run", "hardware_compatible": "passed",
+    "environment": "passed", "tiny": "built", "tiny_loaded": "not run", "bert": "built",
+    "group_norm": "built", "int64_calibration": "passed", "shape_tensor": "built", "two_runners": "built",
+    "cuda_graphs": "built", "two_profiles": "built", "residual_qdq": "built", "refit": "not run",
+    "timing_cache": "not run", "group_norm_fresh": "not run", "version_compatible": "not run",
+    "hardware_compatible": "passed",
 }  # fmt: skip
 """What comes of each check for TensorRT-RTX without a GPU."""
 
@@ -148,11 +180,9 @@ def checked(
     harness: dict[str, ModuleType], name: str, kit: Path, folder: Path, **about: Any
 ) -> dict[str, Any]:
     """Carry out a check in this process."""
-    day = harness["day"].Day(
-        kit, folder, about.get("target", "tensorrt"), about.get("gpus", ()), folder / "n.json"
-    )
+    day = day_of(harness, kit, folder, **about)
     try:
-        harness["checks"].CHECKS[name][0](day)
+        getattr(harness["checks"], name)(day)
         day.see(result="passed")
     except harness["day"].NotRun as reason:
         day.see(result=harness["day"].result_of(reason), reason=str(reason))
@@ -162,23 +192,24 @@ def checked(
 
 @pytest.mark.parametrize("name", BUILT)
 def test_a_check_does_with_tensorrt_rtx_what_needs_no_gpu(
-    name: str, harness: dict[str, ModuleType], unpacked: Path, tmp_path: Path
+    name: str, harness: dict[str, ModuleType], kit: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("tensorrt_rtx")
     from qcompile.engines.gpu import why_no_gpu
 
     if not why_no_gpu():
         pytest.skip("a GPU is here, and the day itself can be run")
-    found = checked(harness, name, unpacked, tmp_path, target="tensorrt-rtx", gpus=("sm86",))
+    found = checked(harness, name, kit, tmp_path, target="tensorrt-rtx", gpus=("sm86",))
     assert found["result"] == BUILT[name], found
 
 
-def test_every_check_is_tried_here(harness: dict[str, ModuleType]) -> None:
-    assert set(BUILT) == set(harness["checks"].CHECKS)
+def test_every_check_is_tried_here(script: ModuleType) -> None:
+    assert set(BUILT) == {*script.FIRST, *script.CHECKS}
 
 
 ON_STAND_INS = (
-    "environment", "group_norm", "int64_calibration", "shape_tensor", "two_runners", "cuda_graphs", "refit",
+    "environment", "tiny", "group_norm", "int64_calibration", "shape_tensor", "two_runners", "cuda_graphs",
+    "refit",
     "version_compatible", "hardware_compatible", "timing_cache", "two_profiles",
 )  # fmt: skip
 """The checks that are not slow where a processor computes."""
@@ -190,18 +221,110 @@ def test_a_check_builds_and_runs_on_the_stand_ins_of_every_version(
     name: str,
     version: str,
     harness: dict[str, ModuleType],
-    unpacked: Path,
+    kit: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from simulated_whole import install
 
     install(monkeypatch, tmp_path, version)
-    found = checked(harness, name, unpacked, tmp_path)
+    found = checked(harness, name, kit, tmp_path)
     assert found["result"] == "passed", found
     refused = {"version_compatible": "8.5.3", "hardware_compatible": "8.5.3", "int64_calibration": "11.4"}
     if refused.get(name) == version:
         assert any("has no" in str(part) for part in found.values())
+
+
+@pytest.mark.parametrize(
+    ("version", "network"),
+    [
+        ("8.5.3", "bert_small"),
+        pytest.param("10.16", "resnet_small", marks=pytest.mark.slow),
+        pytest.param("11.4", "bert_small", marks=pytest.mark.slow),
+    ],
+)
+def test_pytorch_is_measured_against_engines_of_three_precisions(
+    version: str, network: str, kit: Path, tmp_path: Path
+) -> None:
+    builds = [f"build.{network}.{variant}" for variant in ("fp32", "fp16", "int8")]
+    done = run("run", "--kit", str(kit), "--results", str(tmp_path), "--simulated", version,
+               "--only", *builds, f"measure.{network}")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = {name: steps(tmp_path)[name]["engine build"]["proof"] for name in builds}
+    weighted = [set(proof["layers_by_precision"]) - {"fp16"} for proof in built.values()]
+    assert weighted == [{"fp32"}, set(), {"int8"}]
+    assert "fp16" in built[builds[2]]["engine_layers_by_precision"]
+    rows = {(line["batch"], line["row"]): line for line in lines(tmp_path) if "row" in line}
+    engines = [f"TensorRT {name}{end}" for name in ("fp32", "fp16", "int8") for end in ("", ", CUDA graph")]
+    titles = ["PyTorch FP32", "PyTorch FP16", *engines]
+    assert list(rows) == [(batch, title) for batch in (1, 2) for title in titles]
+    for (_, title), row in rows.items():
+        assert row["latency_ms"] > 0
+        assert ("speedup" in row) == (title != "PyTorch FP32")
+        assert row["snr_db"] > (20 if "int8" in title else 100 if "FP32" in title or "fp32" in title else 40)
+    assert not list(tmp_path.glob("*/recordings/*"))
+    assert f"{network}, batch 1, against PyTorch FP32: PyTorch FP16" in done.stdout
+
+
+def test_an_engine_that_cannot_be_built_is_a_row_with_the_reason(kit: Path, tmp_path: Path) -> None:
+    done = run("run", "--more", "--kit", str(kit), "--results", str(tmp_path), "--simulated", "11.4",
+               "--only", "build.bert_small.int8-native", "measure.bert_small.more")  # fmt: skip
+    assert done.returncode == 2  # nothing was run
+    (row,) = (line for line in lines(tmp_path) if "row" in line)
+    assert (row["row"], row["result"]) == ("TensorRT int8-native", "not run")
+    assert "has no INT8 calibrators" in row["reason"]
+    assert steps(tmp_path)["measure.bert_small.more"]["reason"] == "no engine was built"
+
+
+@pytest.mark.parametrize("fails", ["PyTorch FP16", "PyTorch FP32"])
+def test_a_worker_that_fails_is_a_row_and_the_others_go_on(
+    fails: str, harness: dict[str, ModuleType], kit: Path, tmp_path: Path
+) -> None:
+    from qcompile.errors import WorkerError
+
+    class Worker:
+        def __init__(self, title: str) -> None:
+            self.title, self.blocks = title, 0
+
+        def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+            self.blocks += do == "time" and arguments["discard"] > 0
+            if self.title == fails and self.blocks == 9:
+                raise WorkerError("died")
+            if do == "infer":
+                shutil.copy(kit / "bert_small.outputs.npz", arguments["output"])
+            return {"ns": [2_000_000 if "PyTorch" in self.title else 1_000_000], "compute_ns": [5]}
+
+    day = day_of(harness, kit, tmp_path)
+    workers = {title: Worker(title) for title in ("PyTorch FP32", "PyTorch FP16", "TensorRT fp32")}
+    harness["headline"]._table(day, "bert_small", 32, workers)
+    found = [json.loads(line) for line in (tmp_path / "gpu-day.jsonl").read_text().splitlines()]
+    last = {row["row"]: row for row in found}
+    assert (last[fails]["result"], last[fails]["reason"]) == ("not run", "died")
+    assert [row["rounds"] for row in found if row["row"] == "TensorRT fp32"] == [3, 9]
+    assert list(workers) == [title for title in last if title != fails]
+    if fails == "PyTorch FP32":  # the baseline
+        assert "speedup" not in last["TensorRT fp32"]
+    else:
+        assert last["TensorRT fp32"]["low"] <= last["TensorRT fp32"]["speedup"] == pytest.approx(2)
+
+
+def test_the_limits_of_a_part_fit_into_its_time(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_day.py", "run"])
+    planned = script._steps(script._options(), tmp_path, ["resnet50", "bert_base", "mobilenetv2"])
+    for share in (1.0, 0.1):  # of its limit, that each step takes
+        now, ends = 0.0, {}
+        for number, step in enumerate(planned):
+            limit = step.limit_s(script.ENDS[step.part] - now, planned[number + 1 :])
+            assert limit >= (step.seconds if step.part in "ab" else 0) - 1e-9
+            now += share * limit
+            ends[step.part] = now
+        assert all(end <= script.ENDS[part] + 1e-9 for part, end in ends.items())
+        assert share < 1 or ends == pytest.approx({"a": 120, "b": 480, "c": 600})
+    assert [step.name for step in planned][3:7] == [
+        "build.resnet50.fp32", "build.resnet50.fp16", "build.resnet50.int8", "measure.resnet50"
+    ]  # fmt: skip
 
 
 def test_the_day_needs_neither_onnx_runtime_nor_pytorch_nor_an_installation(
@@ -210,14 +333,16 @@ def test_the_day_needs_neither_onnx_runtime_nor_pytorch_nor_an_installation(
     pytest.importorskip("tensorrt_rtx")
     for name in ("onnxruntime", "torch", "click", "rich", "safetensors", "onnxsim", "polygraphy", "psutil"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not on the GPU host')")
+    names = [f"build.{network}.{variant}" for network in NETWORKS for variant in ("fp32", "fp16", "int8")]
     done = run(
         "run", "--kit", str(kit), "--results", str(tmp_path / "results"), "--target", "tensorrt-rtx",
-        "--gpu", "sm86", "--only", "environment", "bert", "residual_qdq", PYTHONPATH=str(tmp_path),
+        "--gpu", "sm86", "--only", "environment", *names, "bert", "residual_qdq", PYTHONPATH=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = result(tmp_path / "results")
-    assert [one["result"] for one in found["checks"].values()] == ["passed", "built", "built"]
-    built = found["checks"]["residual_qdq"]
+    assert "PyTorch: PyTorch cannot be imported (not on the GPU host); pip install" in done.stdout
+    found = steps(tmp_path / "results")
+    assert [one["result"] for one in found.values()] == ["passed"] + ["built"] * 8
+    built = found["residual_qdq"]
     assert built["residual.two"]["pairs_of_qdq"] == built["residual.one"]["pairs_of_qdq"] + 1
     assert built["residual.one build"]["proof"]["layers_by_precision"]["int8"]["CONVOLUTION"] == 2
     (folder,) = (tmp_path / "results").iterdir()
@@ -226,7 +351,7 @@ def test_the_day_needs_neither_onnx_runtime_nor_pytorch_nor_an_installation(
     assert built["died_in"] == ""
 
 
-def test_a_day_that_is_interrupted_leaves_its_json_whole(kit: Path, tmp_path: Path) -> None:
+def test_a_day_that_is_interrupted_leaves_whole_lines(kit: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
     child = subprocess.Popen(
         [sys.executable, str(SCRIPT), "run", "--kit", str(kit), "--results", str(tmp_path),
@@ -236,34 +361,39 @@ def test_a_day_that_is_interrupted_leaves_its_json_whole(kit: Path, tmp_path: Pa
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
-        while not list(tmp_path.glob("*/gpu-day.json")):
+        while not list(tmp_path.glob("*/gpu-day.jsonl")) or "environment" not in steps(tmp_path):
             assert child.poll() is None
             time.sleep(0.05)
         child.send_signal(signal.SIGINT)
         said, _ = child.communicate(timeout=60)
     finally:
         child.kill()
-    found = result(tmp_path)
     assert child.returncode == 130
-    assert found["interrupted"]
-    assert "environment" in found["checks"]
+    assert lines(tmp_path)[-1] == {"interrupted": True}
     assert "interrupted" in said
 
 
-def test_a_day_that_cannot_begin_says_why_and_the_way_out(kit: Path, tmp_path: Path) -> None:
-    def begun(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *options, "--results", str(tmp_path / "results")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    bare = begun("-S", str(SCRIPT), "run", "--kit", str(kit))  # no installed package
+def test_what_is_missing_is_said_with_the_command_that_brings_it(kit: Path, tmp_path: Path) -> None:
+    results = ("run", "--results", str(tmp_path / "results"), "--kit")
+    for name in ("numpy", "onnx", "msgspec"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
+    bare = run(*results, str(kit), "--target", "tensorrt-rtx", PYTHONPATH=str(tmp_path))
     assert bare.returncode == 2
-    assert "has no numpy, onnx, msgspec; carry it for this Python" in bare.stderr
-    lost = begun(str(SCRIPT), "run", "--kit", str(tmp_path / "none"))
+    assert "lacks numpy (no numpy here), onnx (no onnx here), msgspec (no msgspec here); " in bare.stdout
+    assert f"{sys.executable} -m pip install numpy onnx msgspec" in bare.stdout
+    assert {one["result"] for one in steps(tmp_path / "results").values()} == {"not run"}
+    shutil.rmtree(tmp_path / "results")
+    without = run(*results, str(kit), "--only", "environment", "tiny", "measure.bert_small")
+    assert without.returncode == 2
+    found = steps(tmp_path / "results")
+    assert found["environment"]["packages"]["numpy"] == np.__version__
+    assert {one["result"] for one in found.values()} == {"not run"}
+    assert "pip install 'qcompile[tensorrt]'" in found["tiny"]["reason"]
+    lost = run(*results, str(tmp_path / "none"))
     assert lost.returncode == 2
     assert "none: no whole kit" in lost.stderr
     assert "make gpu-day-kit" in lost.stderr
-    assert "Traceback" not in bare.stderr + lost.stderr
-    assert not (tmp_path / "results").exists()
+    assert "Traceback" not in bare.stdout + bare.stderr + without.stdout + without.stderr + lost.stderr
 
 
 def test_steps_that_hang_or_crash_are_ended_and_what_they_saw_is_kept(
@@ -279,10 +409,11 @@ def test_steps_that_hang_or_crash_are_ended_and_what_they_saw_is_kept(
     found = {}
     for name, (text, limit) in ways.items():
         command = [sys.executable, "-c", notes + text, str(tmp_path / f"{name}.json")]
-        found[name] = harness["steps"].ended(name, command, limit, tmp_path)
+        found[name] = harness["steps"].ended(name, command, limit, tmp_path, record=name == "crashes")
     assert [one["result"] for one in found.values()] == ["timed out", "crashed", "failed"]
     assert found["crashes"]["signal"] == "SIGSEGV"
-    assert all((one["saw"], one["output"]) == (1, "said\n") for one in found.values())
+    assert all(one["saw"] == 1 and one["output"].startswith("said\n") for one in found.values())
+    assert "Segmentation fault" in found["crashes"]["output"]
 
 
 def test_a_recording_that_ends_in_a_call_says_in_which(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import onnx
 from tensorrt_bench import Bench
+from tensorrt_recorder import record
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]>
     tiny (float[batch,4] x) => (float[batch,2] y)
@@ -114,13 +114,12 @@ def main() -> None:
     folder = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as home:
         path = Path(home) / "recording.jsonl"
-        os.environ["QCOMPILE_TENSORRT_RECORD"] = str(path)
-        from qcompile.engines.tensorrt.adapter import load_adapter
+        import tensorrt_rtx
 
-        adapter = load_adapter("tensorrt-rtx")
-        build_and_look(adapter.module, Path(home))
+        record(tensorrt_rtx, path)
+        build_and_look(tensorrt_rtx, Path(home))
         lines = thinned(path.read_text(encoding="utf-8").splitlines())
-    name = f"{adapter.package}-{adapter.version}.jsonl"
+    name = f"tensorrt-rtx-{tensorrt_rtx.__version__}.jsonl"
     (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ It has every name that the recorded module had, and no other. A use that is not 
 `Differs`, which names both. Log lines and other callbacks are made as they were. What cannot be the same in
 two runs is not compared: addresses, files, digests of what was never there.
 
-Source: the recordings of `qcompile.engines.tensorrt.recorder`, whose format they have.
+Source: the recordings of `tensorrt_recorder`, whose format they have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qcompile.engines.tensorrt.recorded_values import encode
+from recorded_values import encode
 
 _LEAST_ADDRESS = 1 << 40
 _ENDS = ("gives", "raises")
@@ -66,7 +66,7 @@ class Tape:
         enumerations: By name, those of classes too.
         module: Stands in for the recorded one.
 
-    Source: the recording that is played, see qcompile/engines/tensorrt/recorder.py.
+    Source: the recording that is played, see tensorrt_recorder.py.
     """
 
     def __init__(self, header: dict[str, Any], uses: list[dict[str, Any]]) -> None:

@@ -15,31 +15,33 @@ from typing import Any
 import pytest
 from recorded_builds import build_and_look
 from replayed_tensorrt import Differs, Tape
+from tensorrt_recorder import record, stop_recording
 
 import qcompile
-from qcompile.engines.tensorrt import log, recorder
+from qcompile.engines.tensorrt import log
 from qcompile.engines.tensorrt.adapter import load_adapter
-from qcompile.errors import InvalidOption, UnsupportedOperator
+from qcompile.errors import UnsupportedOperator
 
 tensorrt_rtx = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
 MakeFile = Callable[..., Path]
-SAMPLES = sorted((Path(__file__).parents[2] / "samples/tensorrt").glob("tensorrt-rtx-*.jsonl"))
+SUPPORT = Path(__file__).parent
+SAMPLES = sorted((SUPPORT.parent / "samples/tensorrt").glob("tensorrt-rtx-*.jsonl"))
 LOGGERS: list[dict[Any, Any]] = []
 BATCHES = {"min_shapes": (1,), "opt_shapes": (2,), "max_shapes": (4,)}
 
 
 @pytest.fixture
-def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """TensorRT-RTX is recorded to this file; afterwards it is as it was."""
     path = tmp_path / "recording.jsonl"
-    monkeypatch.setenv(recorder.VARIABLE, str(path))
     # As in a process that records from its start: the logger is made while it does. None is ever freed.
     loggers: dict[Any, Any] = {}
     LOGGERS.append(loggers)
     monkeypatch.setattr(log, "_loggers", loggers)
+    record(tensorrt_rtx, path)
     yield path
-    recorder.stop_recording(tensorrt_rtx)
+    stop_recording(tensorrt_rtx)
     gc.collect()
 
 
@@ -55,33 +57,29 @@ def events(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
-def test_a_recorded_build_makes_the_same_engine(tiny_file: MakeFile, tmp_path: Path, record: Path) -> None:
+def test_a_recorded_build_makes_the_same_engine(tiny_file: MakeFile, tmp_path: Path, recording: Path) -> None:
     with_recorder = build(tiny_file("mlp"), tmp_path / "recorded.engine")
-    assert any(event.get("call") == "Builder.build_serialized_network" for event in events(record))
-    recorder.stop_recording(tensorrt_rtx)
-    size = record.stat().st_size
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(recorder.VARIABLE)
-        assert build(tiny_file("mlp"), tmp_path / "plain.engine") == with_recorder
-    assert record.stat().st_size == size
+    assert any(event.get("call") == "Builder.build_serialized_network" for event in events(recording))
+    stop_recording(tensorrt_rtx)
+    size = recording.stat().st_size
+    assert build(tiny_file("mlp"), tmp_path / "plain.engine") == with_recorder
+    assert recording.stat().st_size == size
 
 
-@pytest.mark.usefixtures("record")
-def test_the_module_is_given_back_as_it_was() -> None:
+def test_the_module_is_given_back_as_it_was(tmp_path: Path) -> None:
     def members() -> dict[str, Any]:
         kinds = [value for value in vars(tensorrt_rtx).values() if isinstance(value, type)]
         return {f"{kind.__name__}.{name}": value for kind in kinds for name, value in vars(kind).items()}
 
     before = members()
-    load_adapter("tensorrt-rtx")
+    record(tensorrt_rtx, tmp_path / "recording.jsonl")
     assert members() != before
-    recorder.stop_recording(tensorrt_rtx)
+    stop_recording(tensorrt_rtx)
     assert members() == before
 
 
-def test_the_header_says_what_was_recorded_and_every_name_there_is(record: Path) -> None:
-    load_adapter("tensorrt-rtx")
-    header = json.loads(record.read_text().splitlines()[0])
+def test_the_header_says_what_was_recorded_and_every_name_there_is(recording: Path) -> None:
+    header = json.loads(recording.read_text().splitlines()[0])
     assert (header["recording"], header["module"]) == (1, "tensorrt_rtx")
     assert header["tensorrt"] == tensorrt_rtx.__version__
     assert {"gpu", "driver", "date", "qcompile", "python"} <= header.keys()
@@ -90,6 +88,13 @@ def test_the_header_says_what_was_recorded_and_every_name_there_is(record: Path)
     assert header["names"]["ILogger"]["class"]["Severity"]["ERROR"] == 1
     public = {name for name in vars(tensorrt_rtx) if not name.startswith("_")}
     assert set(header["names"]) == public
+
+
+def recording_to(path: Path) -> dict[str, str]:
+    """The environment of a process that records from its start."""
+    folders = [str(SUPPORT / "recording"), os.environ.get("PYTHONPATH", "")]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "QCOMPILE_TENSORRT_RECORD": str(path)}
+    return {**os.environ, **variables}
 
 
 RECORDED = """
@@ -115,7 +120,7 @@ def record_elsewhere(tmp_path: Path) -> Callable[[Path, Path], tuple[Path, str]]
         done = subprocess.run(
             [sys.executable, "-c", RECORDED, str(model), str(output)],
             capture_output=True, text=True, check=True, timeout=120,
-            env={**os.environ, recorder.VARIABLE: str(path)},
+            env=recording_to(path),
         )  # fmt: skip
         return path, done.stdout.strip()
 
@@ -204,20 +209,15 @@ def test_the_first_use_that_differs_is_named() -> None:
         _ = network.no_such_member
 
 
-def test_no_recording_is_overwritten(tmp_path: Path, record: Path) -> None:
-    record.write_text("of another process")
+def test_no_recording_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    path.write_text("of another process")
     (tmp_path / "recording.jsonl.2").write_text("of a third one")
-    load_adapter("tensorrt-rtx")
-    assert record.read_text() == "of another process"
+    record(tensorrt_rtx, path)
+    stop_recording(tensorrt_rtx)
+    assert path.read_text() == "of another process"
     assert (tmp_path / "recording.jsonl.2").read_text() == "of a third one"
     assert (tmp_path / "recording.jsonl.3").read_text().startswith('{"recording": 1')
-
-
-def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv(recorder.VARIABLE, str(tmp_path / "file/recording.jsonl"))
-    with pytest.raises(InvalidOption, match=f"{recorder.VARIABLE}=.*cannot be written"):
-        load_adapter("tensorrt-rtx")
 
 
 DIES = """
@@ -236,17 +236,15 @@ module.OnnxParser(module.Builder(log).create_network(0), log).parse_from_file("/
 """
 
 
-def test_where_a_process_dies_the_last_line_says_in_which_call(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_where_a_process_dies_the_last_line_says_in_which_call(tmp_path: Path) -> None:
     path = tmp_path / "recording.jsonl"
-    monkeypatch.setenv(recorder.VARIABLE, str(path))
-    assert subprocess.run([sys.executable, "-c", DIES], check=False, timeout=120).returncode == 3
+    command = [sys.executable, "-c", DIES]
+    assert subprocess.run(command, check=False, timeout=120, env=recording_to(path)).returncode == 3
     assert events(path)[-1]["call"] == "OnnxParser.parse_from_file"
 
 
 def test_a_monitor_is_called_and_ends_a_build_as_without_a_recorder(
-    tiny_file: MakeFile, tmp_path: Path, record: Path
+    tiny_file: MakeFile, tmp_path: Path, recording: Path
 ) -> None:
     def interrupt(step: str, done: int = 0, _: int | None = None) -> None:
         if step == "build" and done:
@@ -255,11 +253,11 @@ def test_a_monitor_is_called_and_ends_a_build_as_without_a_recorder(
     with pytest.raises(KeyboardInterrupt):
         build(tiny_file("mlp"), tmp_path / "m.engine", progress=interrupt)
     name = "IProgressMonitor.step_complete"
-    assert False in [event.get("gives") for event in events(record) if event.get("callback") == name]
+    assert False in [event.get("gives") for event in events(recording) if event.get("callback") == name]
 
 
-def test_nothing_is_recorded_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(recorder.VARIABLE, raising=False)
+def test_the_product_records_nothing_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("QCOMPILE_TENSORRT_RECORD", str(tmp_path / "recording.jsonl"))
     before = vars(tensorrt_rtx.Builder)["create_network"]
     load_adapter("tensorrt-rtx")
     assert vars(tensorrt_rtx.Builder)["create_network"] is before

@@ -1,4 +1,4 @@
-"""Record every use of a TensorRT module: `QCOMPILE_TENSORRT_RECORD=FILE` in the environment.
+"""Record every use of a TensorRT module; `recording/sitecustomize.py` does it from the start of a process.
 
 The file has one JSON object a line. The first is the header: the version of this format, of TensorRT and of
 qcompile, the GPU and its driver, the date, and every name the module has. Then, numbered by `n`:
@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
 import sys
 import threading
 import time
@@ -34,13 +33,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...errors import InvalidOption
-from ...version import __version__
-from ..gpu import find_gpu
-from .recorded_values import encode, is_enumeration, is_value_class, module_names
+from recorded_values import encode, is_enumeration, is_value_class, module_names
 
 FORMAT = 1
-VARIABLE = "QCOMPILE_TENSORRT_RECORD"
 
 _CALIBRATOR = ("get_batch_size", "get_batch", "read_calibration_cache", "write_calibration_cache")
 CALLBACKS = {
@@ -70,20 +65,14 @@ CALLBACKS = {
 _recorders: dict[str, Recorder] = {}
 
 
-def record_if_asked(module: Any) -> Any:
-    """Return the module; its uses are recorded from now on where the environment names a file.
+def record(module: Any, path: Path) -> None:
+    """Record the uses of a module from now on.
 
     Raises:
-        InvalidOption: If the file cannot be written.
+        OSError: If the file cannot be written.
     """
-    path = os.environ.get(VARIABLE, "")
-    if path and module.__name__ not in _recorders:
-        try:
-            file = _open_new(Path(path))
-        except OSError as error:
-            raise InvalidOption(f"{VARIABLE}={path}: cannot be written ({error})") from error
-        _recorders[module.__name__] = Recorder(module, file)
-    return module
+    if module.__name__ not in _recorders:
+        _recorders[module.__name__] = Recorder(module, _open_new(path))
 
 
 def stop_recording(module: Any) -> None:
@@ -318,6 +307,9 @@ class Recorder:
 
 
 def _header(module: Any) -> dict[str, object]:
+    from qcompile.engines.gpu import find_gpu
+    from qcompile.version import __version__
+
     gpu = find_gpu()
     return {
         "recording": FORMAT,
