@@ -66,7 +66,7 @@ class PrecisionOptions(Checked):
     float_precision: Annotated[
         FloatChoice,
         option(
-            "Precision of layers that stay in floating point; auto: fp16 in INT8 for TensorRT, else fp32.",
+            "Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32.",
             formerly="rest",
         ),
     ] = "auto"
@@ -365,14 +365,15 @@ class RefitCommand(Checked):
     output: Annotated[Path, option("Engine to write.", short="-o", metavar="FILE")]
 
 
-Placed = TypeVar("Placed", QuantizeSpec, BuildSpec, ArtifactSection)
+Built = TypeVar("Built", BuildSpec, ArtifactSection)
 
 
-def with_floats(spec: Placed) -> Placed:
+def with_floats(spec: Built) -> Built:
     """Return a spec whose float precision is chosen: "auto" is fp16 in INT8 for TensorRT.
 
     FP32 between INT8 layers can make an engine slower than one of FP16 alone; Model-Optimizer's default is
-    fp16, too (onnx/quantization/quantize.py, `high_precision_dtype`). Layers named in bf16 make it bf16.
+    fp16, too (onnx/quantization/quantize.py, `high_precision_dtype`). Layers named in bf16 make it bf16. What
+    `quantize` makes stays in fp32: it is for no version yet, and TensorRT 8 has a flag for FP16.
     """
     placed = spec.precision == "int8" and spec.mode == "static" and spec.target in TENSORRT_TARGETS
     if spec.float_precision != "auto" or not placed:

@@ -20,7 +20,7 @@ class BuildKeywords(TypedDict, total=False):
     layers: Sequence[str] | Mapping[str, object]
     """Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8."""
     float_precision: Literal["auto", "fp32", "fp16", "bf16"]
-    """Precision of layers that stay in floating point; auto: fp16 in INT8 for TensorRT, else fp32."""
+    """Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32."""
     allow_loss: bool
     """Keep an INT8 model whose outputs on the data differ by more than `diff` allows."""
     mode: Literal["static", "dynamic", "weights"]
@@ -85,7 +85,7 @@ class QuantizeKeywords(TypedDict, total=False):
     layers: Sequence[str] | Mapping[str, object]
     """Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8."""
     float_precision: Literal["auto", "fp32", "fp16", "bf16"]
-    """Precision of layers that stay in floating point; auto: fp16 in INT8 for TensorRT, else fp32."""
+    """Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32."""
     allow_loss: bool
     """Keep an INT8 model whose outputs on the data differ by more than `diff` allows."""
     mode: Literal["static", "dynamic", "weights"]

@@ -24,7 +24,7 @@ from ...model.onnx_file import (
 )
 from ...processor import resolve_isa
 from ...progress import Progress, silent
-from ...spec.artifacts import QuantizeSpec, with_floats
+from ...spec.artifacts import QuantizeSpec
 from ...spec.decode import called, changed
 from ...spec.words import BLOCK_FORMATS, HALVES
 from .judge import Judge
@@ -75,7 +75,7 @@ def quantize(
     if isinstance(ranges, str | Path):
         told["ranges"], ranges = ranges, None
     spec = called(QuantizeSpec, spec, told)
-    spec = with_floats(replace(spec, isa=resolve_isa(spec.isa, spec.target)))
+    spec = replace(spec, isa=resolve_isa(spec.isa, spec.target))
     check_options(spec)
     loaded = _open_ranges(spec.ranges, model) if ranges is None and spec.ranges is not None else ranges
     proto = load_onnx(model, external_data=False)

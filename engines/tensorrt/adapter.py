@@ -339,20 +339,10 @@ class Adapter:
         stripped = self.flag("STRIP_PLAN", "`strip_weights`")
         return [*(flags or [self.flag("REFIT_IDENTICAL", "`strip_weights`")]), stripped]
 
-    @property
-    def refits_from_onnx(self) -> bool:
-        """Whether its parser can take new weights out of an ONNX file (from 10 on)."""
-        return hasattr(self.module, "OnnxParserRefitter")
-
     def memory_bytes(self, engine: Any) -> int:
         """Return what an execution context of an engine needs on the device."""
         old, new = "device_memory_size", "device_memory_size_v2"
         return int(getattr(engine, new if hasattr(self.module.ICudaEngine, new) else old))
-
-    def weights_bytes(self, engine: Any) -> int | None:
-        """Return the size of an engine's weights; None before 10, which does not tell."""
-        stat = getattr(self.module, "EngineStat", None)
-        return int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE)) if stat is not None else None
 
     def share_profiles(self, config: Any) -> None:
         """Let several execution contexts use one profile, where that must be asked for (8.6)."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qcompile.spec.artifacts import BuildSpec, QuantizeSpec, with_floats
+from qcompile.spec.artifacts import BuildSpec, with_floats
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,7 @@ from qcompile.spec.artifacts import BuildSpec, QuantizeSpec, with_floats
         ({"target": "tensorrt-rtx", "precision": "int8"}, "fp16", "fp16"),
         ({"target": "tensorrt-rtx", "precision": "int8", "layers": ("a=bf16",)}, "bf16", "bf16"),
         ({"target": "tensorrt-rtx", "precision": "int8", "float_precision": "fp32"}, "fp32", "fp32"),
+        ({"target": "tensorrt", "precision": "int8", "mode": "weights"}, "auto", "fp32"),
         ({"target": "tensorrt", "precision": "fp8"}, "auto", "fp32"),
         ({"target": "onnxruntime", "precision": "int8"}, "auto", "fp32"),
         ({"target": "openvino", "precision": "int8", "float_precision": "bf16"}, "bf16", "bf16"),
@@ -24,7 +25,3 @@ from qcompile.spec.artifacts import BuildSpec, QuantizeSpec, with_floats
 def test_auto_is_fp16_in_int8_for_tensorrt(options: dict[str, Any], chosen: str, floats: str) -> None:
     spec = with_floats(BuildSpec(**options))
     assert (spec.float_precision, spec.floats) == (chosen, floats)
-
-
-def test_weights_alone_stay_in_float32() -> None:
-    assert with_floats(QuantizeSpec(target="tensorrt", mode="weights")).floats == "fp32"

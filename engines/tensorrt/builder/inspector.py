@@ -84,13 +84,19 @@ def inspect_plan(
                 read.layers,
                 read.moving,
                 adapter.memory_bytes(engine),
-                adapter.weights_bytes(engine),
+                _weights_bytes(adapter, engine),
                 "; ".join(filter(None, [problem, read.problem])),
                 int(engine.num_layers),
             )
         )
         del kept
     return inspections
+
+
+def _weights_bytes(adapter: Adapter, engine: Any) -> int | None:
+    """Size of an engine's weights; None before 10, which does not tell."""
+    stat = getattr(adapter.module, "EngineStat", None)
+    return int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE)) if stat is not None else None
 
 
 def twin_differs(adapter: Adapter, plan: Any, needs: PlanNeeds, twin: Inspection) -> list[str]:

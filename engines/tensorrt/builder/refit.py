@@ -109,7 +109,7 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None
     refitter = adapter.module.Refitter(opened.engine, logger)
     weights: dict[str, Any] = {}  # TensorRT reads them when it refits: they live until then
     unknown: list[str] = []
-    if adapter.refits_from_onnx:
+    if hasattr(adapter.module, "OnnxParserRefitter"):  # from 10 on
         parser = adapter.module.OnnxParserRefitter(refitter, logger)
         if not parser.refit_from_file(str(graph)):
             errors = [" ".join(str(parser.get_error(i).desc()).split()) for i in range(parser.num_errors)]

@@ -89,7 +89,7 @@ def operand_types(path: Path) -> dict[str, str]:
             2,
             {"conv1": "FLOAT", "gemm": "BFLOAT16"},
         ),
-        ({"layers": {"Conv": "fp32", "conv2": "int8"}}, 1, {"conv1": "FLOAT", "conv2": "FLOAT16"}),
+        ({"layers": {"Conv": "fp32", "conv2": "int8"}}, 1, {"conv1": "FLOAT", "conv2": "FLOAT"}),
         (
             {"layers": {"*": "fp32", "conv2": "int8", "gemm": "int8"}, "float_precision": "fp16"},
             2,

@@ -91,15 +91,15 @@ def test_the_manifest_says_what_was_done_and_how_well(
     )
     manifest = artifact.manifest
     assert (manifest.target, manifest.precision, manifest.stage) == (target, "int8", "quantize")
-    own = {"isa": isa_here()} if target != "tensorrt" else {"float_precision": "fp16"}
+    own = {"isa": isa_here()} if target != "tensorrt" else {}
     assert manifest.options == {"exclude": ["conv2"], **own}  # what differs from the defaults
     assert manifest.proof["method"] == "minmax"
     assert manifest.sources["model"] == fingerprint(model)
     assert manifest.proof["nodes_by_precision"] == {
         "int8": {"Conv": 1, "Gemm": 1},
-        "fp16": {"Conv": 1} if target == "tensorrt" else {},
+        "fp16": {},
         "bf16": {},
-        "fp32": {} if target == "tensorrt" else {"Conv": 1},
+        "fp32": {"Conv": 1},
     }
     assert manifest.proof["left_in_float"] == {"conv2": "excluded by 'conv2'"}
     assert decibels(manifest.checks[0].detail) > 25

@@ -382,24 +382,3 @@ def test_variables_in_front_are_kept_or_named() -> None:
     )
     assert read_recipe(done.recipe).artifact[0].precision == "fp32"
     assert [one.fate for one in done.outcomes[1:]] == ["kept", "unneeded", "missing"]
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_recipe_says_where_each_key_comes_from_and_what_is_not_kept() -> None:
-    _, done = migrated("--fp16 --saveEngine=build/net.plan --avgTiming=4")
-    text = done.recipe.read_text()
-    assert 'name = "net"  # --saveEngine=build/net.plan\n' in text
-    assert 'precision = "fp16"  # --fp16\n' in text
-    assert "# Not kept: --avgTiming=4\n" in text
-    assert "#   trtexec --onnx=m.onnx --fp16 --saveEngine=build/net.plan --avgTiming=4\n" in text
-    assert done.then == ["qcompile run recipe.toml"]
-
-
-@pytest.mark.usefixtures("folder")
-def test_what_a_terminal_or_toml_would_not_take_is_escaped_in_the_recipe() -> None:
-    """A command comes from a script of somebody else, and comments hold it."""
-    recipe, done = migrated("--fp16 --plugins=x\x1b[2J\u202e.so")
-    text = done.recipe.read_text(encoding="utf-8")
-    assert r"x\x1b[2J\u202e.so" in text.splitlines()[1]
-    assert not {"\x1b", "\u202e"} & set(text)
-    assert recipe.artifact[0].tensorrt.plugins == ("x\x1b[2J\u202e.so",)
