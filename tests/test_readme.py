@@ -121,6 +121,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--disable-auto-complete-config", "--model-repository", "--rm", "--gpus",  # Triton, docker
         "--build-arg", "--network", "--from", "--with", "--index-url", "--dry-run",  # docker, uvx, pip
         "--results", "--table", "--steps",  # benchmarks/architectures.py, trained_classifiers.py
+        "--torch-python", "--torch-path", "--python-version", "--only-binary",  # benchmarks/gpu_day.py, pip
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
         "--servers", "--model", "--max-time", "--inline",  # benchmarks/served.py, load.py

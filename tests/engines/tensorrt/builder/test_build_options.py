@@ -316,7 +316,7 @@ def test_the_real_rtx_says_that_engines_for_new_weights_need_a_gpu_to_build(mode
 
 
 def test_every_option_is_tested_here() -> None:
-    names = ("test_build_options", "test_newer_options", "test_timing_cache")
+    names = ("test_build_options", "test_newer_options", "test_profiling_verbosity", "test_timing_cache")
     text = "".join((Path(__file__).parent / f"{name}.py").read_text() for name in names)
     for name in TensorRTOptions.__dataclass_fields__:
         assert re.search(rf"[\"']?{name}[\"']?\s*[:=]", text), name
