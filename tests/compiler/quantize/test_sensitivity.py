@@ -157,8 +157,8 @@ def test_transposed_convolutions_are_rounded_by_output_channel(target: GraphTarg
     model = named_model(
         """(float[N,3,4,4] x) => (float[N,2,9,9] y) {
         c = Conv(x, w1) y = ConvTranspose<strides=[2,2]>(c, w2) }""",
-        w1=normal(5, 3, 1, 1),
-        w2=normal(5, 2, 3, 3) * np.array([1, 30], np.float32).reshape(1, 2, 1, 1),
+        w1=normal(8, 3, 1, 1),
+        w2=normal(8, 2, 3, 3) * np.array([1, 30], np.float32).reshape(1, 2, 1, 1),
     )
     Bench(tmp_path, model, {"x": normal(4, 3, 4, 4)}).check(target, {"conv0": 0, "convtranspose1": 1})
 
@@ -194,9 +194,9 @@ def test_the_layer_that_reads_an_outlier_channel_comes_first(target: GraphTarget
 def products() -> onnx.ModelProto:
     """Two products with Tanh between them."""
     return named_model(
-        "(float[N,16] x) => (float[N,8] y) { a = MatMul(x, w1) r = Tanh(a) y = MatMul(r, w2) }",
+        "(float[N,16] x) => (float[N,16] y) { a = MatMul(x, w1) r = Tanh(a) y = MatMul(r, w2) }",
         w1=normal(16, 32),
-        w2=normal(32, 8) * np.geomspace(0.03, 3, 32, dtype=np.float32)[:, None],
+        w2=normal(32, 16) * np.geomspace(0.03, 3, 32, dtype=np.float32)[:, None],
     )
 
 
