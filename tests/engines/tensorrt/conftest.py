@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import simulated_machine
 from recorded_tensorrt import VERSIONS
 from simulated_cuda import SimulatedGpu, install
 from simulated_gpu import make_adapter
@@ -38,3 +39,9 @@ def newest(gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
 def oldest(gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
     """TensorRT 8.5.3, where each execution context needs a profile of its own."""
     return Simulation("8.5.3", gpu, make_adapter("8.5.3", gpu), tmp_path)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., simulated_machine.Machine]:
+    """`machine("8.5.3", dla_cores=1)` is a machine with a GPU and that TensorRT, as far as building goes."""
+    return lambda version, **about: simulated_machine.install(monkeypatch, tmp_path, version, **about)

@@ -18,7 +18,7 @@ import pytest
 from onnx import parser
 from recorded_tensorrt import VERSIONS
 from simulated_builder import simulated_tensorrt
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 from simulated_plan import MAGIC, read_plan
 from tensorrt_simulation import Simulation, values
 
@@ -60,12 +60,6 @@ else:
 """
 
 OnMachine = Callable[..., Machine]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    """`machine("8.5.3")` is a machine with that TensorRT."""
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 @pytest.fixture

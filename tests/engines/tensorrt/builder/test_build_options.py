@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 from simulated_plan import read_plan
 
 import qcompile
@@ -25,12 +25,6 @@ MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
 ALL = ("8.5.3", "10.16", "11.4")
 NEWER = ("10.16", "11.4")
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    """`machine("8.5.3", dla_cores=1)` is a machine with that TensorRT."""
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 @pytest.fixture

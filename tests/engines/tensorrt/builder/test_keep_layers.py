@@ -12,7 +12,7 @@ import onnx
 import pytest
 import tensorrt_rtx
 from onnx import helper, numpy_helper
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 
 from qcompile.engines.tensorrt.adapter import load_adapter
 from qcompile.engines.tensorrt.builder.network import _layers_by_node, parse
@@ -20,11 +20,6 @@ from qcompile.engines.tensorrt.log import make_log
 from qcompile.errors import InvalidOption
 
 OnMachine = Callable[..., Machine]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tensorrt_rtx
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 from simulated_plan import read_plan
 
 import qcompile
@@ -24,12 +24,6 @@ from qcompile.spec.tensorrt import TensorRTOptions
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
 NEWER = ("10.16", "11.4")
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    """`machine("11.4")` is a machine with that TensorRT."""
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 from simulated_plan import read_plan
 
 import qcompile
@@ -17,12 +17,6 @@ from qcompile.spec.tensorrt import TensorRTOptions
 
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    """`machine("8.5.3")` is a machine with that TensorRT and a GPU."""
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 def verbosity(path: Path) -> str:

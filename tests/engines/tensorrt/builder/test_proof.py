@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 
 from qcompile.artifact import Check, load_artifact
 from qcompile.engines.base import BuildOutcome
@@ -22,12 +22,6 @@ MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
 LAYERS = 54
 """As ResNet-50 with its classifier has."""
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    """`machine("8.5.3", fallback={"conv2"})` is a machine with that TensorRT."""
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 def chain(path: Path, layers: int = LAYERS, *, batch: int | str = 1) -> Path:

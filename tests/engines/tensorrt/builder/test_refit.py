@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 from simulated_plan import read_plan
 
 import qcompile
@@ -18,12 +18,6 @@ from qcompile.errors import ArtifactError, BuildError, InvalidOption, ModelError
 
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    """`machine("8.5.3")` is a machine with that TensorRT."""
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import parser
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 
 from qcompile.data.readers import Batch
 from qcompile.engines.tensorrt.builder import builder
@@ -58,12 +58,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Memory:
     made = Memory()
     monkeypatch.setattr(builder, "Device", lambda *_: made)
     return made
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    """`machine("8.5.3")` is a machine with that TensorRT."""
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 @pytest.fixture

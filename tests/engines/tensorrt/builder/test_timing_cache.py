@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 
 from qcompile.engines.tensorrt.builder import builder, timing_cache
 from qcompile.errors import InvalidOption
 
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    """`machine("8.5.3", device="8.0")` is a machine with that TensorRT and GPU."""
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 def caches(folder: Path) -> list[Path]:

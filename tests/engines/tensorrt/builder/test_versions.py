@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from simulated_machine import Machine, install
+from simulated_machine import Machine
 
 from qcompile.calibration import calibrate, load_ranges
 from qcompile.compiler.quantize.quantize import quantize
@@ -22,12 +22,6 @@ from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompil
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
 NETWORK = {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnMachine:
-    """`machine("8.5.3", out_of_memory=True)` is a machine with that TensorRT."""
-    return lambda version, **about: install(monkeypatch, tmp_path, version, **about)
 
 
 @pytest.fixture
