@@ -28,6 +28,7 @@ def graphs(folder: Path) -> dict[str, Path]:
         ranges=ranges.path,
         target="tensorrt",
         data=f"{HERE}/data.py:calibration",
+        layers={"*": "int8"},  # as in training: also those that TensorRT computes no faster
         allow_loss=True,  # to see what it loses
     )
     for name, function in (("qat", "with_labels"), ("qat-teacher", "with_teacher")):
