@@ -87,8 +87,12 @@ def test_the_method_can_be_chosen_at_the_build(model: Path, ranges: Path, tmp_pa
 
 def test_a_graph_that_is_quantized_already_needs_no_ranges(model: Path, ranges: Path, tmp_path: Path) -> None:
     quantized = quantize(model, tmp_path / "q.onnx", ranges=ranges, target="tensorrt").path
-    artifact = build(quantized, tmp_path / "m.engine", target="tensorrt-rtx", precision="int8", gpus=GPUS)
+    wide = {"target": "tensorrt-rtx", "precision": "int8", "gpus": GPUS}
+    artifact = build(quantized, tmp_path / "m.engine", float_precision="fp32", **wide)  # type: ignore[arg-type]
     assert artifact.manifest.sources["graph"] == fingerprint(quantized)
+    artifact = build(quantized, tmp_path / "half.engine", **wide)  # type: ignore[arg-type]
+    assert artifact.manifest.options["float_precision"] == "fp16"
+    assert artifact.manifest.sources["graph"] != fingerprint(quantized)
 
 
 @pytest.mark.parametrize(
