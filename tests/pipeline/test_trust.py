@@ -238,6 +238,8 @@ WORDS = {
     "artifact.exclude", "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes",
     "artifact.max_shapes",
     "artifact.tensorrt.profiles", "artifact.tensorrt.workspace", "artifact.tensorrt.memory_pools",
+    "artifact.tensorrt.weight_streaming", "artifact.tensorrt.tiling_l2_limit",
+    "artifact.tensorrt.build_route",
     "artifact.tensorrt.io_formats", "artifact.tensorrt.tactic_sources", "artifact.tensorrt.ignore_faults",
     "calibrate.method", "bench.devices", "bench.baseline", "sweep.model.inputs",
     "sweep.shapes", "sweep.gpus", "sweep.exclude",

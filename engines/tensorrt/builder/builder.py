@@ -100,7 +100,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "profiles": _profiles_json(prepared.profiles),
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
             "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
-            "build_routes": build_routes(prepared.config),
+            "build_routes": list(build_routes(prepared.config).values()),
             "options": changed(request.spec.tensorrt),
         }
 

@@ -45,6 +45,7 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
         limit = options.l2_limit_bytes
         _set(adapter, config, log, "l2_limit_for_tiling", limit, "`tiling_l2_limit`")
     if options.build_route:
+        _require_routes(adapter, config, options.build_route)
         _set(adapter, config, log, "build_route", options.build_route, "`build_route`")
     if options.hardware_compatible:
         level = adapter.hardware_level(options.hardware_compatible)
@@ -92,14 +93,24 @@ def _set(adapter: Adapter, config: Any, log: Log, attribute: str, value: Any, op
         raise InvalidOption(f"{option}: {adapter.name} did not take it", option=option.split()[0])
 
 
-def build_routes(config: Any) -> list[str]:
-    """Return the options that a `build_route` may be made of, with their values; [] before 11.1.
+def build_routes(config: Any) -> dict[str, str]:
+    """Return the options that a `build_route` may be made of, each with its values; {} before 11.1.
 
     JSON, as NvInfer.h of 11.1:11402 (getAllBuildRoutes) shows it; empty in TensorRT-RTX 1.7.1.
     """
     text = getattr(config, "all_build_routes", "")
     options = json.loads(text)["tuner_options"] if text else []
-    return [str(option["allowed_values"]) for option in options]
+    return {str(option["option"]): str(option["allowed_values"]) for option in options}
+
+
+def _require_routes(adapter: Adapter, config: Any, route: str) -> None:
+    """Refuse what the compiler does not list: a recipe of a stranger must not reach its other options."""
+    adapter.require_config("build_route", "`build_route`")
+    known = build_routes(config)
+    for option in (word.partition("=")[0] for word in route.split()):
+        if option not in known:
+            hint = "`dry_run` lists the options and their values"
+            raise adapter.lacks(f"`build_route` {option}", "such option of its compiler", hint)
 
 
 def _use_dla(adapter: Adapter, builder: Any, config: Any, options: TensorRTOptions) -> None:

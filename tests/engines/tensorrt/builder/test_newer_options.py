@@ -53,6 +53,8 @@ def test_a_build_route_and_what_it_may_be_made_of(machine: OnMachine, model: Pat
     assert written(here, "build_route") == [route]
     found = qcompile.building.plan(model, target="tensorrt", precision="fp32")
     assert found["build_routes"] == ["-conv_use_long_w=[on|off]"]
+    with pytest.raises(InvalidOption, match=r"`build_route` -dump: .* has no such option of its compiler"):
+        here.build(model, options={"build_route": f"{route} -dump=/tmp/x"})
     with pytest.raises(InvalidOption, match=r"`build_route`: tensorrt 10\.16.* has no IBuilderConfig"):
         machine("10.16").build(model, options={"build_route": route})
     here = machine("11.4", refused={"build_route": "no such knob"})
