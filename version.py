@@ -1,3 +1,3 @@
 """The version, apart from `__init__`: what lies below may ask for it."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

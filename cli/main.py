@@ -12,6 +12,7 @@ import click
 from ..errors import QCompileError
 from ..files.storage import storage_error
 from ..plain_text import plain, plain_json, plain_lines
+from ..spec.removed import removed_command, removed_option
 from ..version import __version__
 from .missing_packages import missing_package
 from .stopping import StopSignals
@@ -76,6 +77,15 @@ class VerbGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or say what to use in place of one that went."""
+        gone = removed_command(args[0]) if args[0] not in _VERBS else ""
+        if gone:
+            raise click.UsageError(gone, ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of verbs."""
         with formatter.section("Commands"):
@@ -110,6 +120,9 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
             return stop.exit_code  # `bench` keeps what it has measured, and says so itself
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
+        gone = removed_option(error.option_name) if isinstance(error, click.NoSuchOption) else ""
+        if gone:
+            error = click.UsageError(gone, error.ctx)  # type: ignore[union-attr]
         error.message = plain_lines(error.message)  # type: ignore[misc]  # nothing else is shown
         error.show()
         return error.exit_code

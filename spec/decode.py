@@ -23,6 +23,7 @@ import msgspec
 from ..errors import InvalidOption, UsageError
 from ..tensors import format_shape, parse_shapes
 from .option import Option, as_path, fields_of
+from .removed import removed_option
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -304,7 +305,7 @@ def _refuse_unknown(kind: type, values: Mapping[str, Any], prefix: str) -> None:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
-            raise Refused(f"{prefix}{key}", "is unknown", hint=hint)
+            raise Refused(f"{prefix}{key}", "is unknown", hint=removed_option(f"{prefix}{key}") or hint)
         table = known[key].table
         if table is not None and isinstance(value, dict):
             _refuse_unknown(table, value, f"{prefix}{key}.")
