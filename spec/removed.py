@@ -14,7 +14,7 @@ COMMANDS: Mapping[str, str] = {}
 """Command, or name of the Python package, to what to use instead."""
 
 OPTIONS: Mapping[str, str] = {}
-"""Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where a key remains in another table."""
+"""Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
 
 SOURCES: Mapping[str, str] = {}
 """Prefix of a model, artifact or reader ("kserve") to what to use instead."""
@@ -26,7 +26,7 @@ def removed_command(name: str) -> str:
 
 
 def removed_option(name: str) -> str:
-    """Return what to say of an option that went, by its flag ("--rate") or its key ("bench.rate"); empty where none did."""
+    """Return what to say of an option that went, by its flag or its key ("bench.rate"); empty where none did."""
     key = name.removeprefix("--").removeprefix("no-").replace("-", "_")
     return _sentence(name, OPTIONS.get(key) or OPTIONS.get(key.rpartition(".")[2]))
 
