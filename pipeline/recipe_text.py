@@ -1,14 +1,14 @@
-"""A recipe as the text that would be read as the same: of a sweep, each of its recipes is a file."""
+"""A recipe as the text that would be read as the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from ...spec.option import fields_of
-from ...spec.recipes import RecipeFile
-from ..propose.recipe_text import toml
-from ..recipe import Recipe
+from ..spec.option import fields_of
+from ..spec.recipes import RecipeFile
+from .propose.recipe_text import toml
+from .recipe import Recipe
 
 
 def recipe_text(recipe: Recipe) -> str:

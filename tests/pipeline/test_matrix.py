@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qcompile.errors import RecipeError
+from qcompile.pipeline.matrix import members
 from qcompile.pipeline.recipe import Recipe, make_recipe, parse_recipe
-from qcompile.pipeline.sweep.cells import cell_names, members
-from qcompile.pipeline.sweep.recipe_text import recipe_text
+from qcompile.pipeline.recipe_text import recipe_text
 from qcompile.spec.words import TARGETS, TENSORRT_TARGETS
 
 PATH = Path("recipe.toml")
@@ -54,9 +54,9 @@ def test_the_cells_are_the_product_of_the_lists(calibrated: bool, there: list[st
             parts = (model.split("=")[0], labels.get(shape, ""), target, precision, gpu)
             expected.append("-".join(part for part in parts if part))
     expected = [name for name in expected if not any(fnmatch.fnmatchcase(name, g) for g in lists["exclude"])]
-    every = list(members(made, gpus_there=there))
+    every = members(made, kinds=there)
     cells = [cell for member in every for cell in member.cells]
-    assert [cell.name for cell in cells] == expected == list(cell_names(made, gpus_there=there))
+    assert [cell.name for cell in cells] == expected
     assert len({cell.name.casefold() for cell in cells}) == len(cells)
     for member in every:
         possible = [cell.artifact for cell in member.cells if not cell.why_not]
@@ -76,7 +76,7 @@ def test_only_keeps_the_cells_that_match() -> None:
     made = recipe(
         {"models": ["a=a.onnx", "b=b.onnx"], "targets": ["onnxruntime"], "precisions": ["fp32", "fp16"]}
     )
-    kept = list(members(made, only=["b-*-fp16"]))
+    kept = members(made, only=["b-*-fp16"])
     assert [cell.name for member in kept for cell in member.cells] == ["b-onnxruntime-fp16"]
 
 
@@ -187,7 +187,7 @@ def test_a_source_beside_the_models_is_refused() -> None:
 def test_names_that_two_cells_would_share_are_refused() -> None:
     made = recipe({**FINE, "models": ["a=a.onnx", "a-b1=b.onnx"], "shapes": ["1", "b1-b1=1"]})
     with pytest.raises(RecipeError, match="gives two the name 'a-b1-b1'"):
-        list(members(made))
+        members(made)
 
 
 def test_a_baseline_is_an_artifact_of_the_matrix() -> None:
