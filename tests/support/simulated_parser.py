@@ -64,10 +64,11 @@ class ParserError:
 
 
 @functools.cache
-def _rtx() -> tuple[Any, Any]:
-    """The real builder, which holds networks, and its logger. Source: TensorRT-RTX 1.7.1, one logger."""
+def _rtx_reads(operator: str) -> bool:
+    """Whether the real parser reads an operator. Source: TensorRT-RTX 1.7.1, asked."""
     logger = make_log(real).logger
-    return real.Builder(logger), logger
+    network = real.Builder(logger).create_network(0)
+    return bool(real.OnnxParser(network, logger).supports_operator(operator))
 
 
 class Parser:
@@ -95,9 +96,7 @@ class Parser:
 
     def _reads(self, operator: str) -> bool:
         known = parser_of(str(self._module.__version__))  # type: ignore[attr-defined]
-        builder, logger = _rtx()
-        reads = real.OnnxParser(builder.create_network(0), logger).supports_operator(operator)
-        return bool(reads) and (known is None or operator in known.operators)
+        return _rtx_reads(operator) and (known is None or operator in known.operators)
 
     def parse_from_file(self, path: str, **_: Any) -> bool:
         if not Path(path).is_file():
@@ -108,10 +107,11 @@ class Parser:
             say(self, "ERROR", _NO_BATCH)
             return False
         names_nodes = hasattr(self._module.ParserError, "node_name")  # type: ignore[attr-defined]
-        plugins = set()
+        plugins: dict[str, str] = {}
         stand_in = onnx.ModelProto()
         stand_in.CopyFrom(model)
         for index, node in enumerate(stand_in.graph.node):
+            node.name = node.name or f"node_of_{node.output[0]}"
             quantizes = node.op_type in ("QuantizeLinear", "DequantizeLinear")
             if quantizes and len(node.input) < 3 and not names_nodes:
                 return self._refuse(index, node, _NO_ZERO_POINT, "INVALID_NODE")
@@ -120,10 +120,12 @@ class Parser:
             if node.op_type not in known_creators(network._builder):
                 code = "INVALID_NODE" if names_nodes else "UNSUPPORTED_NODE"
                 return self._refuse(index, node, _NO_PLUGIN, code)
-            plugins.add(node.name)
+            plugins[node.name] = node.op_type
             node.op_type, node.domain = "Identity", ""
             del node.input[1:], node.attribute[:]
-        builder, logger = _rtx()
+        sizes = _without_non_zero(stand_in)
+        logger = make_log(real).logger
+        builder = real.Builder(logger)
         strong = 1 << int(real.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         parsed = builder.create_network(strong)
         parser = real.OnnxParser(parsed, logger)
@@ -131,7 +133,8 @@ class Parser:
             error = parser.get_error(0)
             index = max(error.node(), 0)
             return self._refuse(index, model.graph.node[index], error.desc(), error.code().name)
-        _copy(network, parsed, model, plugins)
+        network._model = model
+        _copy(network, parsed, stand_in, plugins, sizes)
         return True
 
     def _refuse(self, index: int, node: Any, reason: str, code: str) -> bool:
@@ -147,7 +150,24 @@ class Parser:
         return False
 
 
-def _copy(network: Any, parsed: Any, model: onnx.ModelProto, plugins: set[str]) -> None:
+def _without_non_zero(model: onnx.ModelProto) -> dict[str, str]:
+    """Make inputs of what NonZero computes; returns output to input.
+
+    Source: TensorRT-RTX 1.7.1 reads NonZero with a library of plugins alone, TensorRT has INonZeroLayer
+    (NvInfer.h of release/8.5).
+    """
+    sizes = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "NonZero"}
+    shapes = onnx.shape_inference.infer_shapes(model).graph.value_info
+    model.graph.input.extend(value for value in shapes if value.name in sizes)
+    kept = [node for node in model.graph.node if node.op_type != "NonZero"]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return sizes
+
+
+def _copy(
+    network: Any, parsed: Any, model: onnx.ModelProto, plugins: dict[str, str], sizes: dict[str, str]
+) -> None:
     """Fill a network with the layers of the real one, in the types of its version.
 
     Source: onnx-tensorrt 8.5-GA, onnx2trt_utils.cpp, `convertDtype`: INT64 becomes INT32; where types are
@@ -155,7 +175,7 @@ def _copy(network: Any, parsed: Any, model: onnx.ModelProto, plugins: set[str]) 
     """
     module, nodes = network._module, {node.name: node for node in model.graph.node}
     initializers = {item.name: item for item in model.graph.initializer}
-    network._model, network._weights = model, initializers
+    network._weights = initializers
     tensors: dict[str, Any] = {}
 
     def tensor(source: Any, role: str = "", *, weak: bool = False) -> Any:
@@ -168,7 +188,9 @@ def _copy(network: Any, parsed: Any, model: onnx.ModelProto, plugins: set[str]) 
             tensors[source.name] = made
         return tensors[source.name]
 
-    network._inputs += [tensor(parsed.get_input(index), "input") for index in range(parsed.num_inputs)]
+    inputs = [parsed.get_input(index) for index in range(parsed.num_inputs)]
+    network._inputs += [tensor(item, "input") for item in inputs if item.name not in sizes]
+    computed = {item.name: tensor(item) for item in inputs if item.name in sizes}
     for layer in map(parsed.get_layer, range(parsed.num_layers)):
         match = re.search(r"\[ONNX Layer: (.*)\]", layer.metadata)
         onnx_name = match[1] if match else ""
@@ -184,9 +206,11 @@ def _copy(network: Any, parsed: Any, model: onnx.ModelProto, plugins: set[str]) 
             layer.name, kind, [tensor(item) for item in inputs if item is not None],
             [tensor(item, weak=weak) for item in outputs], onnx_name,
         )  # fmt: skip
-        copied._operator = node.op_type if node is not None else ""
+        copied._operator = plugins.get(onnx_name) or (node.op_type if node is not None else "")
         if node is not None and kind.endswith("CONVOLUTION"):
             copied._weights = [name for name in node.input[1:] if name in initializers]
+    for output, source in sizes.items():
+        network._add(f"node_of_{output}", "NON_ZERO", [tensors[source]], [computed[output]])
     for index in range(parsed.num_outputs):
         network.mark_output(tensor(parsed.get_output(index)))
 

@@ -2,8 +2,9 @@
 
 A behaviour is a class, or a function of more than three statements, at the top of a file of `STAND_INS`. It
 names its source in its docstring or in a comment inside: `Source: ...`, with a line of public source, an
-issue, a document, or the real TensorRT-RTX that is installed here. What is there for the tests alone says that: `Source: the tests' own`. A short file may name the source once, for
-all of it. What was only believed has no place.
+issue, a document, or the real TensorRT-RTX that is installed here. What is there for the tests alone says
+that: `Source: the tests' own`. A short file may name the source once, for all of it. What was only believed
+has no place.
 """
 
 from __future__ import annotations
