@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import re
 
 import numpy as np
 import pytest
@@ -10,8 +11,15 @@ from simulated_cuda import SimulatedGpu
 from tensorrt_simulation import PYTORCHS
 
 from qcompile.engines.tensorrt.builder.calibration import Device
-from qcompile.engines.tensorrt.runner import cuda_context
-from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext, current_device
+from qcompile.engines.tensorrt.runner import cuda
+from qcompile.engines.tensorrt.runner.cuda import (
+    CudaError,
+    DeviceMemory,
+    Event,
+    PrimaryContext,
+    Stream,
+    current_device,
+)
 from qcompile.errors import EngineUnavailable, ModelError
 
 
@@ -39,7 +47,7 @@ def test_a_build_has_its_device_current_whatever_a_caller_has(gpu: SimulatedGpu,
 
 
 def test_without_a_package_device_0_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_context, "load_cuda", missing)
+    monkeypatch.setattr(cuda, "load_driver", missing)
     with current_device(0, "m.onnx"):
         pass
     with pytest.raises(EngineUnavailable, match="device 1: no package"), current_device(1, "m.onnx"):
@@ -48,18 +56,6 @@ def test_without_a_package_device_0_alone_is_taken_as_it_is(monkeypatch: pytest.
 
 def missing() -> None:
     raise ImportError("no package")
-
-
-def test_a_context_that_pycuda_has_current_is_current_again(gpu: SimulatedGpu) -> None:
-    cuda = pytest.importorskip("pycuda.driver", reason="the other package has no contexts of its own")
-
-    users: Any = cuda.Device(1).retain_primary_context()
-    users.push()
-    context = PrimaryContext(0, "test")
-    with context.active("a test"):
-        assert gpu.stack[-1] == gpu.primary(0)
-    assert gpu.stack == [PYTORCHS, gpu.primary(1)]
-    assert cuda.Context.pop() is None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -74,20 +70,20 @@ def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) ->
     context = PrimaryContext(0, "m.engine")
     said = r"m\.engine: loading: not enough memory on CUDA device 0"
     with pytest.raises(EngineUnavailable, match=said), context.active("loading"):
-        context.cuda.mem_alloc(1 << 40)
+        DeviceMemory(context.cuda, 1 << 40)
     said = r"m\.engine: copying: CUDA fails: .*was refused"
     with pytest.raises(ModelError, match=said) as caught, context.active("copying"):
-        raise context.cuda.Error("this was refused")
-    assert isinstance(caught.value.__cause__, context.cuda.Error)
+        raise CudaError("this was refused")
+    assert isinstance(caught.value.__cause__, CudaError)
     gpu.fail_on = gpu.calls + 1
-    said = r"CUDA fails: cuGraphLaunch: CUDA_ERROR_900 \(900\)"
+    said = r"CUDA fails: cuGraphLaunch: CUDA_ERROR_UNKNOWN \(999\)"
     with pytest.raises(ModelError, match=said), context.active("replaying"):
-        context.driver.launch(1, 1)
+        context.cuda.call("cuGraphLaunch", 1, 1)
 
 
 def test_an_error_that_is_kept_keeps_nothing_on_the_device(gpu: SimulatedGpu) -> None:
     def work() -> None:
-        held = context.cuda.mem_alloc(16)
+        held = DeviceMemory(context.cuda, 16)
         raise ValueError(f"with {held} in hand")
 
     context = PrimaryContext(0, "test")
@@ -124,3 +120,35 @@ def test_batches_for_tensorrts_calibrator_go_to_buffers_of_that_context(gpu: Sim
     assert gpu.live["device memory"] == 1
     device.close()
     device.close()
+
+
+def test_what_is_collected_elsewhere_is_freed_in_its_context(gpu: SimulatedGpu) -> None:
+    context = PrimaryContext(0, "test")
+    with context.active("a test"):
+        held = (Stream(context.cuda), Event(context.cuda), DeviceMemory(context.cuda, 8))
+    gpu.stack.clear()  # as a thread has it in which nothing is current
+    assert sum(gpu.live.values()) == 3
+    del held
+    assert gpu.stack == []
+    gpu.stack.append(PYTORCHS)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_function_that_an_older_driver_lacks_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        # As cuda-bindings 13.5 raises it.
+        raise RuntimeError("function cuEventElapsedTime_v2 is not found")
+
+    context = PrimaryContext(0, "m.engine")
+    monkeypatch.setattr(context.cuda.driver, "cuEventElapsedTime", missing)
+    said = r"m\.engine: timing: CUDA fails: cuEventElapsedTime: function cuEventElapsedTime_v2 is not found"
+    with pytest.raises(ModelError, match=said), context.active("timing"):
+        Event(context.cuda).elapsed_ms(Event(context.cuda))
+
+
+def test_every_function_is_one_of_the_real_package() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    source = inspect.getsource(cuda)
+    named = set(re.findall(r'"(cu[A-Z]\w+)"', source)) | set(re.findall(r"driver\.(CU\w+)", source))
+    assert len(named) > 25
+    assert {name for name in named if not hasattr(driver, name)} == set()
