@@ -25,7 +25,6 @@ SAMPLES_OF_LAYERS = 8
     DiffCommand,
     "qcompile diff model.py:build model.int8.onnx --data data.py:evaluation",
     "qcompile diff model.onnx model.fp16.onnx --atol logits:1e-2 --rtol 1e-2",
-    "qcompile diff model.onnx kserve:http://127.0.0.1:8000/v2/models/digits",
     "qcompile diff model.onnx model.int8.onnx --snr 20",
     "qcompile diff model.onnx model.int8.onnx --judge features:signal --judge scores:classes",
     "qcompile diff model.onnx model.int8.onnx --data data.py:evaluation --metric top1 --max-drop 0.5",

@@ -85,7 +85,7 @@ def _found(recipe: Recipe) -> Iterator[Path]:
         if is_own_metric(recipe.bench.metric):
             yield from model_files(parse_source(recipe.bench.metric, base=folder))
         for text in recipe.bench.models:
-            yield from model_files(parse_source(text.split("=", 1)[1], base=folder, served=True))
+            yield from model_files(parse_source(text.split("=", 1)[1], base=folder))
 
 
 def model_files(source: Source) -> Iterator[Path]:

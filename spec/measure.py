@@ -9,7 +9,7 @@ from typing import Annotated
 from .decode import Checked
 from .option import COMMA, argument, fields_of, option
 from .signing import VERIFY_KEY
-from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, Rate, TorchMode
+from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, TorchMode
 
 _INPUTS = Annotated[
     tuple[str, ...],
@@ -125,29 +125,6 @@ class BenchOptions(Checked):
             split=COMMA,
         ),
     ] = ()
-    rates: Annotated[
-        tuple[Rate, ...],
-        option(
-            "Requests per second of an additional latency curve; they arrive by themselves (Poisson), "
-            "whether or not earlier ones are answered.",
-            flag="--rate",
-            metavar="PER_S,PER_S,...",
-            split=COMMA,
-        ),
-    ] = ()
-    p99_below_ms: (
-        Annotated[
-            float,
-            option(
-                "Find the largest rate of arriving requests whose 99th percentile of latency stays below "
-                "this, in ms.",
-                flag="--p99-below",
-                metavar="MS",
-                gt=0,
-            ),
-        ]
-        | None
-    ) = None
     cuda_graph: (
         Annotated[
             bool,
@@ -205,9 +182,7 @@ class BenchCommand(BenchOptions):
     `qcompile bench compare OLD NEW` compares two results.
     """
 
-    artifacts: Annotated[
-        tuple[str, ...], argument("Artifacts to measure; kserve:URL or triton:URL is one on a server.")
-    ]
+    artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
     baseline: Annotated[str, option("Artifact or MODEL to compare with.", metavar="MODEL")]
     output: Annotated[
         Path | None, option("Results file to write, such as results.json.", short="-o", metavar="FILE")

@@ -13,10 +13,16 @@ VERSION = "0.3.0"
 COMMANDS: Mapping[str, str] = {}
 """Command, or name of the Python package, to what to use instead."""
 
-OPTIONS: Mapping[str, str] = {}
+OPTIONS: Mapping[str, str] = dict.fromkeys(
+    ("rate", "rates", "p99_below", "p99_below_ms"),
+    "`perf_analyzer` or MLPerf LoadGen let requests arrive by themselves; `--clients` measures calls at once",
+)
 """Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
 
-SOURCES: Mapping[str, str] = {}
+SOURCES: Mapping[str, str] = dict.fromkeys(
+    ("kserve", "triton"),
+    "`perf_analyzer` measures what a server holds; `bench` and `diff` take the file it was made of",
+)
 """Prefix of a model, artifact or reader ("kserve") to what to use instead."""
 
 
@@ -26,7 +32,7 @@ def removed_command(name: str) -> str:
 
 
 def removed_option(name: str) -> str:
-    """Return what to say of an option that went, by its flag or its key ("bench.rate"); empty where none did."""
+    """Return what to say of an option that went, by its flag or key ("bench.rates"), or an empty text."""
     key = name.removeprefix("--").removeprefix("no-").replace("-", "_")
     return _sentence(name, OPTIONS.get(key) or OPTIONS.get(key.rpartition(".")[2]))
 
