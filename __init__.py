@@ -21,7 +21,6 @@ telemetry.switch_off()  # before any runtime is imported, in workers, too
 
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
-    from .artifact.signing import sign, verify
     from .bench.benchmark import benchmark
     from .bench.gate.gate import gate
     from .building import build, refit
@@ -78,8 +77,6 @@ _HOME = {
     "Recipe": "pipeline.recipe",
     "read_recipe": "pipeline.recipe",
     "run_untrusted": "untrusted.run",
-    "sign": "artifact.signing",
-    "verify": "artifact.signing",
     "tune": "tuning.tune",
 }
 
@@ -87,7 +84,7 @@ __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
     "balance", "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate", "init",
     "inspect", "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize",
-    "read_recipe", "refit", "report", "run", "run_untrusted", "sign", "simplify", "tune", "verify",
+    "read_recipe", "refit", "report", "run", "run_untrusted", "simplify", "tune",
 ]  # fmt: skip
 
 

@@ -33,9 +33,6 @@ SAMPLES_OF_LAYERS = 8
 )
 def diff(session: Session, given: DiffCommand) -> int:
     """Print how far the outputs, or the layers, are apart."""
-    from ..artifact.signing import verify_files
-
-    session.warn(verify_files((given.reference, given.artifact), given.verify_key))
     if given.layers:
         _refuse(given, _OF_OUTPUTS, "belongs to the comparison of outputs", "leave it out, or `layers`")
         return _layers(session, given)

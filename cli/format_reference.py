@@ -82,12 +82,6 @@ FORMATS = (
         "made from, and what was verified. Version 1.",
     ),
     Format(
-        "Signature",
-        "signature.schema.json",
-        "`NAME.sig` lies beside an artifact that [`sign`](../integrity.md) signed: the HMAC-SHA256 of "
-        "its manifest.",
-    ),
-    Format(
         "Results",
         "results.schema.json",
         "`results.json` of `bench` and `run`: what was measured, on which machine, and with which "

@@ -38,8 +38,6 @@ _VERBS = {
     "worker": "carry out stages for a Dask scheduler",
     "migrate": "turn a trtexec or Polygraphy command line into a recipe",
     "package": "package an artifact for a server",
-    "sign": "sign artifacts with a key",
-    "verify": "verify who signed artifacts",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
     "completion": "complete commands in your shell",

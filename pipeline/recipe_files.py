@@ -25,7 +25,6 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..artifact.signing import signature_path
 from ..data.listing import data_files
 from ..files import manifest_path, require_file, side_files
 from ..model.preprocessing_names import preprocessing_files
@@ -107,7 +106,7 @@ def model_files(source: Source) -> Iterator[Path]:
 
 
 def _with_companions(path: Path) -> Iterator[Path]:
-    for one in (path, *side_files(path), manifest_path(path), signature_path(path)):
+    for one in (path, *side_files(path), manifest_path(path)):
         if one == path or one.is_file():
             yield one
 

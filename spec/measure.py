@@ -8,7 +8,6 @@ from typing import Annotated
 
 from .decode import Checked
 from .option import COMMA, argument, fields_of, option
-from .signing import VERIFY_KEY
 from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, TorchMode
 
 _INPUTS = Annotated[
@@ -199,7 +198,6 @@ class BenchCommand(BenchOptions):
     inputs: _INPUTS = ()
     batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
     trust: _TRUST = False
-    verify_key: VERIFY_KEY = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +285,6 @@ class DiffCommand(Checked):
     ) = None
     threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
     trust: _TRUST = False
-    verify_key: VERIFY_KEY = None
     layers: Annotated[bool, option("Find the first tensor that diverges.")] = False
     taps: Annotated[
         int | None,
