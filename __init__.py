@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .cluster.client.connection import connect
     from .comparison.diff import diff
     from .compiler.export import export
-    from .compiler.quantize.balance.balance import balance
     from .compiler.quantize.calibrate import calibrate
     from .compiler.quantize.quantize import quantize
     from .compiler.simplify.simplify import simplify
@@ -50,7 +49,6 @@ _HOME = {
     "Artifact": "artifact",
     "Manifest": "artifact",
     "load_artifact": "artifact",
-    "balance": "compiler.quantize.balance.balance",
     "benchmark": "bench.benchmark",
     "gate": "bench.gate.gate",
     "diff": "comparison.diff",
@@ -82,7 +80,7 @@ _HOME = {
 
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
-    "balance", "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate", "init",
+    "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate", "init",
     "inspect", "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize",
     "read_recipe", "refit", "report", "run", "run_untrusted", "simplify", "tune",
 ]  # fmt: skip

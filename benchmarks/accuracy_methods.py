@@ -242,10 +242,6 @@ def tokens() -> Iterator[dict[str, Arrays]]:
 # --- methods: what is done to the float model, and whether biases are corrected afterwards
 
 
-def _equalize_by_weights(model: onnx.ModelProto, _: Seen) -> str:
-    return f"{equalize(model)} pairs"
-
-
 def _equalize_by_activations(model: onnx.ModelProto, seen: Seen) -> str:
     return f"{equalize(model, seen.amax)} pairs"
 
@@ -261,7 +257,6 @@ def _smooth_and_equalize(model: onnx.ModelProto, seen: Seen) -> str:
 METHODS: dict[str, tuple[Callable[[onnx.ModelProto, Seen], str] | None, bool]] = {
     "none": (None, False),
     "bias correction": (None, True),
-    "equalize, by weights": (_equalize_by_weights, False),
     "equalize, by activations": (_equalize_by_activations, False),
     "smooth": (_smooth, False),
     "smooth, equalize by activations": (_smooth_and_equalize, False),

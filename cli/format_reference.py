@@ -33,7 +33,7 @@ _RECIPE = """\
 _OTHERS = (
     (
         "`NAME.onnx`",
-        "`export`, `simplify`, `balance`, `quantize`, `build`",
+        "`export`, `simplify`, `quantize`, `build`",
         "ONNX. Its metadata hold `qcompile.inputs`: extents of the example and limits of dynamic "
         "axes. Weights beyond 2 GB lie in `NAME.onnx.data`.",
     ),

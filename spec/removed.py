@@ -19,7 +19,9 @@ COMMANDS: Mapping[str, str] = {
 }
 """Command, or name of the Python package, to what to use instead."""
 
-_LOAD = "`perf_analyzer` or MLPerf LoadGen let requests arrive by themselves; `--clients` measures calls at once"
+_LOAD = (
+    "`perf_analyzer` or MLPerf LoadGen let requests arrive by themselves; `--clients` measures calls at once"
+)
 
 OPTIONS: Mapping[str, str] = {
     "calibrate.balance": "`quantize` balances channels by itself; its option is `balance`",

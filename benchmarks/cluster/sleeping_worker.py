@@ -29,7 +29,7 @@ STORE = Path(os.environ.get("QCOMPILE_SLEEPING_STORE", tempfile.mkdtemp(prefix="
 def sleep(service: Any, request: Request, _: str) -> Result:
     """Answer a request after a sleep, with a file of its own."""
     name = step_name(request.step)
-    if request.step.kind in ("quantize", "simplify", "balance"):
+    if request.step.kind in ("quantize", "simplify"):
         return Result("none", worker=service.name, address=str(service.worker.address))
     time.sleep(SLEEP_S)
     text = hashlib.sha256(f"{request.parcel.digest} {name} {sorted(request.given)}".encode()).hexdigest()

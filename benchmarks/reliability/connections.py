@@ -74,7 +74,6 @@ def commands() -> Iterator[list[str]]:
     yield ["doctor"]
     yield ["export", "model.py:build", "-o", "t.onnx", "-i", "x:[batch,4,8,8]"]
     yield ["simplify", model, "-o", "s.onnx"]
-    yield ["balance", model, "-o", "b.onnx", "--data", data]
     yield ["calibrate", model, "--data", data, "-o", ranges, "--threads", "1"]
     yield ["ranges", "show", ranges, "--plot", "ranges.svg"]
     yield ["ranges", "merge", ranges, "-o", "merged.ranges"]

@@ -61,7 +61,6 @@ def verbs(f: Path, out: Path) -> dict[str, list[object]]:
         "export": ["export", f"{f}/net.py:build", "-i", "x:[batch,4,16,16]", "-o", out / "e.onnx"],
         "export timm": ["export", "timm:resnet10t", "--weights", "random", "-o", out / "e.onnx"],
         "simplify": ["simplify", model, "-o", out / "s.onnx"],
-        "balance": ["balance", model, "--data", data, "-o", out / "b.onnx"],
         "calibrate": ["calibrate", model, "--data", data, "-o", out / "c.ranges"],
         "quantize": ["quantize", model, "--ranges", ranges, "--target", "onnxruntime", "-o", out / "q.onnx"],
         "build": ["build", model, "--target", "onnxruntime", "-o", out / "b.onnx"],

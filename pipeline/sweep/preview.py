@@ -98,7 +98,7 @@ def preview(
 
 
 def _cells(member: Member, states: dict[str, str], why: str) -> Iterator[PlannedCell]:
-    common = ("export", "simplify", "balance", "bench")
+    common = ("export", "simplify", "bench")
     for cell in member.cells:
         own = [states.get(f"{kind}-{cell.artifact}", "done") for kind in ("quantize", "build")]
         own += [states.get(stage, "done") for stage in common]

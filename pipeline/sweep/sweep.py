@@ -237,7 +237,7 @@ class _Sweep:
 
 def _was_worked_on(cell: Cell, report: RunReport) -> bool:
     """Whether a stage that the cell needs was done by this run."""
-    own = ("export", "simplify", "balance", f"quantize-{cell.artifact}", f"build-{cell.artifact}", "bench")
+    own = ("export", "simplify", f"quantize-{cell.artifact}", f"build-{cell.artifact}", "bench")
     return any(report.stages.get(stage) == "done" for stage in own)
 
 

@@ -12,7 +12,6 @@ VERBS = (
     "init",
     "export",
     "simplify",
-    "balance",
     "calibrate",
     "ranges",
     "quantize",
