@@ -33,7 +33,7 @@ _RECIPE = """\
 _OTHERS = (
     (
         "`NAME.onnx`",
-        "`export`, `simplify`, `balance`, `quantize`, `build`",
+        "`export`, `simplify`, `quantize`, `build`",
         "ONNX. Its metadata hold `qcompile.inputs`: extents of the example and limits of dynamic "
         "axes. Weights beyond 2 GB lie in `NAME.onnx.data`.",
     ),
@@ -80,12 +80,6 @@ FORMATS = (
         "manifest.schema.json",
         "`NAME.json` lies beside every artifact `NAME`. It says what the artifact holds, what it was "
         "made from, and what was verified. Version 1.",
-    ),
-    Format(
-        "Signature",
-        "signature.schema.json",
-        "`NAME.sig` lies beside an artifact that [`sign`](../integrity.md) signed: the HMAC-SHA256 of "
-        "its manifest.",
     ),
     Format(
         "Results",

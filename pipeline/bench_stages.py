@@ -100,8 +100,6 @@ def bench_stage(
                 batch_sizes=section.batch_sizes,
                 clients=section.clients,
                 streams=section.streams,
-                rates=section.rates,
-                p99_below_ms=section.p99_below_ms,
                 cuda_graph=section.cuda_graph,
                 layer_times=section.layer_times,
                 torch_modes=section.torch_modes,
@@ -199,7 +197,7 @@ def _in_order(recipe: Recipe, names: Collection[str]) -> list[ArtifactSection]:
 def measured_models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:
     """Return `NAME=MODEL` of the recipe, their paths relative to it."""
     pairs = (text.split("=", 1) for text in texts)
-    return {name: parse_source(model, base=recipe.folder, served=True) for name, model in pairs}
+    return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
 
 
 def _runs_on(one: ArtifactSection) -> str:

@@ -164,8 +164,6 @@ class _Run:
             self.converted = {"model": model}
         if recipe.model.simplify:
             model = self._do(Step(kind="simplify", files={"model": model}))
-        if recipe.calibrate.balance:
-            model = self._do(Step(kind="balance", files={"model": model}))
         ranges = self._ranges(model)
         wanted = [one for one in recipe.artifact if one.name not in self.report.failures]
         made = self._each([functools.partial(self._artifact, one, model, ranges) for one in wanted])

@@ -20,7 +20,6 @@ from .recipe import ArtifactSection, Recipe
 from .stages import (
     Made,
     Stage,
-    balance_stage,
     build_stage,
     calibrate_stage,
     export_stage,
@@ -34,7 +33,6 @@ from .trial_stages import rank_stage, trial_stage
 Kind = Literal[
     "export",
     "simplify",
-    "balance",
     "calibrate",
     "quantize",
     "build",
@@ -114,8 +112,6 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return export_stage(recipe, recipe_source(recipe), step.source_digest)
     if step.kind == "simplify":
         return simplify_stage(recipe, _given(model))
-    if step.kind == "balance":
-        return balance_stage(recipe, _given(model))
     if step.kind == "calibrate":
         checkpoint = output / FOLDER / f"{step.name}.checkpoint"
         return calibrate_stage(recipe, _given(model), checkpoint, shard=step.shard, parts=step.shards)

@@ -4,7 +4,7 @@
 |--------------------|-------------------------------------------------|-------------------------------------|
 | export             | `export`, of a model that PyTorch exports       | `onnxruntime`, which checks it      |
 | simplify           |                                                 | onnxsim, `onnxruntime`              |
-| balance, calibrate | `onnxruntime`                                   |                                     |
+| calibrate          | `onnxruntime`                                   |                                     |
 | quantize           | the target                                      | `onnxruntime`                       |
 | build              | the target; a GPU, for TensorRT of this machine | the kind of machine that measures   |
 | bench              | the kind of GPU that it is for                  | all targets, a GPU, `pytorch`       |
@@ -83,7 +83,7 @@ def needs_of(recipe: Recipe, step: Step, store: Store) -> Needs:
         return Needs(("export",) if exported else (), ("onnxruntime",), memory_bytes=memory)
     if step.kind == "simplify":
         return Needs((), ("onnxsim", "onnxruntime"), memory_bytes=memory)
-    if step.kind in ("balance", "calibrate"):
+    if step.kind == "calibrate":
         return Needs(("onnxruntime",), memory_bytes=memory)
     if step.kind == "quantize":
         return Needs((artifact(recipe, step.artifact).target,), ("onnxruntime",), memory_bytes=memory)

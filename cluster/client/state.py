@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...artifact import known_digest
-from ...artifact.signing import signature_path
 from ...files import manifest_path, side_files
 from ...pipeline.recipe import Recipe
 from ...pipeline.stages import Made
@@ -57,7 +56,7 @@ class RunState:
     def files_of(self, made: Made) -> tuple[tuple[FileRef, ...], dict[str, Path]]:
         """Return a file of an earlier stage with what belongs to it, and where each of them lies."""
         if made.path not in self._given:  # ranges that the recipe names
-            beside = [*side_files(made.path), manifest_path(made.path), signature_path(made.path)]
+            beside = [*side_files(made.path), manifest_path(made.path)]
             paths = [made.path, *(path for path in beside if path.is_file())]
             digests = [known_digest([path]) for path in paths]
             refs = [

@@ -18,7 +18,6 @@ from qcompile.bench.statistics.speedup import Speedup, verdict_of
 from qcompile.reporting.canvas import COLOURS, Chart
 from qcompile.reporting.charts_curves import curve, curves_chart, history_chart
 from qcompile.reporting.charts_layers import errors_chart, layers_by_precision, precision_chart
-from qcompile.reporting.charts_load import load_chart
 from qcompile.reporting.charts_speed import density, drop_chart, latency_chart, speedup_chart
 from qcompile.reporting.charts_tradeoff import pareto_chart, pareto_front
 from qcompile.reporting.rows import log_ticks
@@ -43,7 +42,6 @@ def charts(source: Source) -> dict[str, Chart]:
         "pareto": pareto_chart(source.measured),
         "batches": curves_chart(source.measured, "batches", "batch size"),
         "concurrency": curves_chart(source.measured, "concurrency", "clients"),
-        "arrivals": load_chart(source.measured),
         "history": history_chart(runs, source.measured),
         "precision": precision_chart(source.measured),
         "layers": errors_chart("layers-0", source.layers[0]),

@@ -45,7 +45,7 @@ def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, Outline]) ->
     titles = [text for level, text in outline.headings if level == 2]
     assert titles == [
         "Before you rely on it", "Results", "Speed-up", "Accuracy, latency and size", "Latency distributions",
-        "Accuracy", "Batch sizes", "Concurrent clients", "Inferences in flight", "Under load",
+        "Accuracy", "Batch sizes", "Concurrent clients", "Inferences in flight",
         "Start, memory, energy",
         "Precision of the layers", "Time of the layers", "Errors of the layers", "Calibration", "History",
         "Not measured, and warnings", "Environment", "To repeat it",
@@ -124,7 +124,7 @@ def test_the_table_says_what_was_measured(full: tuple[str, Outline]) -> None:
 def test_what_cannot_be_shown_is_left_out_with_a_reason(tmp_path: Path) -> None:
     value = results_json(3)
     for entry in value["artifacts"]:
-        for key in ("latency_quantiles_ms", "batches", "concurrency", "arrivals"):
+        for key in ("latency_quantiles_ms", "batches", "concurrency"):
             entry[key] = []
         for key in ("accuracy", "layers_by_precision"):
             entry[key] = None
@@ -133,7 +133,7 @@ def test_what_cannot_be_shown_is_left_out_with_a_reason(tmp_path: Path) -> None:
     titles = [text for level, text in outline.headings if level == 2]
     assert "Left out" in titles
     for title in (
-        "Latency distributions", "Accuracy", "Batch sizes", "Concurrent clients", "Under load", "Calibration",
+        "Latency distributions", "Accuracy", "Batch sizes", "Concurrent clients", "Calibration",
     ):  # fmt: skip
         assert title not in titles
         assert f"{title}: " in outline.text

@@ -96,10 +96,9 @@ def test_a_recipe_that_is_not_what_its_file_says_is_carried_as_it_is(
 def test_external_data_and_manifests_go_along(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(with_arrays(tmp_path, ""))
-    (tmp_path / "models" / "net.onnx.sig").write_text("signature")
     names = {one.name for one in pack(read_recipe(path)).parcel.files}
     assert names == {
-        "recipe.toml", "models/net.onnx", "models/net.weights", "models/net.onnx.sig", "models/other.onnx",
+        "recipe.toml", "models/net.onnx", "models/net.weights", "models/other.onnx",
         "arrays/1.npz", "arrays/2.npz", "test.npz",
     }  # fmt: skip
 
