@@ -8,7 +8,6 @@
 | quantize           | the target                                      | `onnxruntime`                       |
 | build              | the target; a GPU, for TensorRT of this machine | the kind of machine that measures   |
 | bench              | the kind of GPU that it is for                  | all targets, a GPU, `pytorch`       |
-| evaluate           | the target, of TensorRT                         | its targets, `pytorch`              |
 | trial, rank        | `onnxruntime`, the target                       |                                     |
 
 Names are those of the resources that a worker announces to Dask (`cluster.facts`). Every step takes one of
@@ -21,20 +20,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import EngineUnavailable
-from ...files import side_files
-from ...model.source import TENSORFLOW_KINDS
-from ...pipeline.estimate import Scale, by_rule, measured
-from ...pipeline.kinds import ANY, PROCESSOR
-from ...pipeline.recipe import ArtifactSection, Recipe
-from ...pipeline.stages import recipe_source
-from ...pipeline.steps import Step, artifact
-from ...pipeline.store import Store
-from ...pipeline.trial_stages import trial_target
-from ..messages import Facts
+from ..errors import EngineUnavailable
+from ..files import side_files
+from ..model.source import TENSORFLOW_KINDS
+from ..pipeline.estimate import Scale, by_rule, measured
+from ..pipeline.kinds import ANY, PROCESSOR
+from ..pipeline.recipe import ArtifactSection, Recipe
+from ..pipeline.stages import recipe_source
+from ..pipeline.steps import Step, artifact
+from ..pipeline.store import Store
+from ..pipeline.trial_stages import trial_target
+from .facts import Facts
 
 _LEAST_BYTES = 300_000_000
-_RULES = {"trial": "bench", "rank": "calibrate", "evaluate": "bench"}
+_RULES = {"trial": "bench", "rank": "calibrate"}
 """Steps without a rule of their own to those that they take as much memory as."""
 
 
@@ -94,17 +93,11 @@ def needs_of(recipe: Recipe, step: Step, store: Store) -> Needs:
         names = dict.fromkeys(("onnxruntime", trial_target(step.trial, step.artifact)))
         return Needs(tuple(names), memory_bytes=memory)
     targets = dict.fromkeys(artifact(recipe, name).target for name in step.built)
-    if step.kind == "evaluate":
-        engines = (step.artifact,) if step.artifact else ()
-        required = (*engines, *_kind(step))
-        return Needs(required, (*targets, "pytorch"), gpu=bool(engines), memory_bytes=memory)
     gpu = any(one.target.startswith("tensorrt") for one in recipe.artifact if one.name in step.built)
     return Needs(_kind(step), (*targets, "pytorch"), gpu=gpu, memory_bytes=memory, alone=True)
 
 
-def place(
-    step: Step, needs: Needs, workers: Iterable[Facts], home: Facts | None = None, *, only: str = ""
-) -> Place:
+def place(step: Step, needs: Needs, workers: Iterable[Facts], home: Facts | None = None) -> Place:
     """Return the workers that a step may go to.
 
     Args:
@@ -112,7 +105,6 @@ def place(
         needs: What it needs.
         workers: Those that may be asked.
         home: The worker that will measure what is built: another processor may run it otherwise.
-        only: Address of the only one that is meant.
 
     Raises:
         EngineUnavailable: If none has what it needs.
@@ -124,9 +116,7 @@ def place(
         raise _unavailable(step, needs, everyone)
     for wish in (*needs.preferred, *(["gpu"] if needs.gpu else [])):
         able = [one for one in able if _grants(one, wish)] or able
-    if only:
-        able = [one for one in able if one.address == only] or able
-    if home is not None and step.kind in ("build", "evaluate") and not needs.gpu:
+    if home is not None and step.kind == "build" and not needs.gpu:
         able = [one for one in able if kind_of_machine(one) == kind_of_machine(home)] or able
     able, memory, warning = _with_memory(step, able, needs.memory_bytes)
     if needs.alone:

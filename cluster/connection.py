@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ClusterError, EngineUnavailable, InvalidOption, first_line
-from ...spec.cluster import LOCAL
-from ..dask_settings import own_settings
-from ..security import check_address, read_scheduler, security
+from ..errors import ClusterError, EngineUnavailable, InvalidOption, first_line
+from ..files.temporary import temporary_folder
+from ..machine_memory import machine_bytes
+from ..model.session import usable_cores
+from ..spec.cluster import LOCAL
+from .security import check_address, read_scheduler, security
 
 if TYPE_CHECKING:
     from .executor import ClusterExecutor
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
 _CONNECT_S = 5.0
 _LOST = (OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
 """Of a connection: Dask's own `CommClosedError` is an OSError."""
-_LOGGERS = ("distributed", "tornado", "asyncio", "bokeh")
+_DEFAULTS = {
+    "distributed": {
+        "comm": {"timeouts": {"connect": "10s"}},  # so long a worker that died is called
+        "worker": {"profile": {"enabled": False}},  # stages run in other processes
+    }
+}
 
 
 @contextlib.contextmanager
@@ -42,9 +49,9 @@ def connect(
             `distributed.Client` or cluster, as dask-cuda, dask-jobqueue and dask-kubernetes make them.
         tls_ca, tls_cert, tls_key: Certificate of the cluster's authority, and this machine's with its key.
         insecure: Hosts to speak to without TLS, each given twice.
-        store: Folder that the worker of "local" keeps files and finished stages in; by default one that is
-            removed at the end.
-        told: Of workers that are refused, full or too small; by default a Python warning.
+        store: Folder or URL of fsspec that this machine and all workers reach: it carries the files, in place
+            of Dask. Of "local", the folder of its worker; by default one that is removed at the end.
+        told: Of workers that are refused or too small; by default a Python warning.
 
     Yields:
         The executor. When the block ends, what workers do for it is ended.
@@ -54,51 +61,42 @@ def connect(
         InvalidOption, MissingFile: If an option cannot be used.
         ClusterError: If the scheduler cannot be reached or is refused, or no worker can be used.
     """
-    _require_dask()
-    if scheduler == LOCAL:
-        from .local import local
-
-        with local(store=Path(store) if store else None, told=told) as executor:
-            yield executor
-        return
-    told = told or warn
-    if not isinstance(scheduler, str):
-        with _given(scheduler) as client, executing(client, insecure, told) as executor:
-            yield executor
-        return
-    address = read_scheduler(scheduler)
-    check_address(address, insecure)
+    require_dask()
     ca, cert, key = (None if path is None else Path(path) for path in (tls_ca, tls_cert, tls_key))
-    with (
-        quiet_dask(),
-        own_settings(),
-        opened(address, security(ca, cert, key)) as client,
-        executing(client, insecure, told) as executor,
-    ):
-        yield executor
+    url = str(store) if store else ""
+    with contextlib.ExitStack() as stack:
+        if not isinstance(scheduler, str):
+            client = stack.enter_context(_client_of(scheduler))
+        elif scheduler == LOCAL:
+            folder = Path(store) if store else Path(stack.enter_context(temporary_folder("worker")))
+            stack.enter_context(quiet_dask())
+            client = stack.enter_context(_local(folder.absolute()))
+            url = str(folder.absolute() / "chunks")
+        else:
+            address = read_scheduler(scheduler)
+            check_address(address, insecure)
+            stack.enter_context(quiet_dask())
+            client = stack.enter_context(_opened(address, security(ca, cert, key)))
+        yield stack.enter_context(_executing(client, insecure, told or _warn, url))
 
 
 @contextlib.contextmanager
-def executing(client: Any, insecure: Sequence[str], told: Callable[[str], None]) -> Iterator[ClusterExecutor]:
-    """The executor of a client, after its workers were looked at.
-
-    Raises:
-        ClusterError: If no worker can be used.
-    """
-    from ..facts import versions_here
+def _executing(
+    client: Any, insecure: Sequence[str], told: Callable[[str], None], store: str
+) -> Iterator[ClusterExecutor]:
     from .executor import ClusterExecutor
-    from .roster import Roster
+    from .fleet import Fleet
 
-    executor = ClusterExecutor(client, Roster(client, versions_here(), insecure, told), told)
+    executor = ClusterExecutor(client, Fleet(client, insecure, told), told, store)
     try:
-        executor.await_workers((), _CONNECT_S)
+        executor.await_workers(_CONNECT_S)
         yield executor
     finally:
         executor.close()
 
 
 @contextlib.contextmanager
-def opened(address: str, secured: Any) -> Iterator[Any]:
+def _opened(address: str, secured: Any) -> Iterator[Any]:
     """A client of our own.
 
     Raises:
@@ -121,12 +119,50 @@ def opened(address: str, secured: Any) -> Iterator[Any]:
             )
     except (OSError, TimeoutError, ImportError, RuntimeError, ValueError) as error:
         raise _unreachable(address, error) from error
-    mute(client)
+    _mute(client)
     try:
         yield client
     finally:
         with contextlib.suppress(OSError, TimeoutError):  # the scheduler is gone
             client.close(timeout=_CONNECT_S)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _local(folder: Path) -> Iterator[Any]:
+    """A client of a scheduler and one worker in this process, which open no port; stages have processes.
+
+    The worker has half as many slots as there are cores.
+    """
+    from distributed import Client, Scheduler, Security, SpecCluster, Worker
+
+    from .plugin import StagePlugin
+
+    def open_nothing(*_: Any, **__: Any) -> None:
+        """In place of the web server that Dask opens, dashboard or not."""
+
+    scheduler_class = type("PortlessScheduler", (Scheduler,), {"start_http_server": open_nothing})
+    worker_class = type("PortlessWorker", (Worker,), {"start_http_server": open_nothing})
+    cores = usable_cores()
+    slots = max(1, cores // 2)
+    plugin = StagePlugin(folder, slots=slots, cores=cores, memory_bytes=machine_bytes() or 0)
+    worker = {
+        "nthreads": slots,
+        "memory_limit": 0,  # it holds no files
+        "local_directory": str(folder / "dask"),
+        "plugins": (plugin,),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        SpecCluster(  # type: ignore[no-untyped-call]
+            scheduler={"cls": scheduler_class, "options": {"protocol": "inproc://", "dashboard": False}},
+            workers={LOCAL: {"cls": worker_class, "options": worker}},
+            security=Security(require_encryption=False),  # type: ignore[no-untyped-call]
+            name=LOCAL,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,  # type: ignore[no-untyped-call]
+    ):
+        _mute(client)
+        yield client
 
 
 @contextlib.contextmanager
@@ -136,18 +172,21 @@ def quiet_dask() -> Iterator[None]:
     def drop(_: logging.LogRecord) -> bool:
         return False
 
-    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _LOGGERS]
-    handlers = [one for name in (*_LOGGERS, *names) for one in logging.getLogger(name).handlers]
-    for one in dict.fromkeys(handlers):
-        one.addFilter(drop)
+    loggers = ("distributed", "tornado", "asyncio", "bokeh")
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in loggers]
+    handlers = dict.fromkeys(
+        handler for name in (*loggers, *names) for handler in logging.getLogger(name).handlers
+    )
+    for handler in handlers:
+        handler.addFilter(drop)
     try:
         yield
     finally:
-        for one in dict.fromkeys(handlers):
-            one.removeFilter(drop)
+        for handler in handlers:
+            handler.removeFilter(drop)
 
 
-def mute(client: Any) -> None:
+def _mute(client: Any) -> None:
     """Let a client of our own lose its connections in silence: what that means is told in our own words.
 
     Dask 2026.8 also drops timers and reads of its connections as it closes. Any other error of its loop is
@@ -156,37 +195,28 @@ def mute(client: Any) -> None:
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        lost = isinstance(error, _LOST)
         dropped = error is None and client.status in ("closing", "closed")
-        if not (lost or dropped):
+        if not (isinstance(error, _LOST) or dropped):
             loop.default_exception_handler(context)
 
     client.loop.asyncio_loop.set_exception_handler(handle)
 
 
 @contextlib.contextmanager
-def _given(made: Any) -> Iterator[Any]:
-    """The client that a user gives, which stays open; or one of the cluster that he gives.
-
-    Raises:
-        InvalidOption: If it is neither, or an asynchronous client.
-    """
+def _client_of(scheduler: Any) -> Iterator[Any]:
+    """The client that a user gives, which stays open; or one of the cluster that he gives."""
     from distributed import Client
     from distributed.deploy.cluster import Cluster
 
-    if isinstance(made, Client):
-        if made.asynchronous:
-            raise InvalidOption(
-                "`scheduler`: is an asynchronous client; one of asynchronous=False is required",
-                option="scheduler",
-            )
-        yield made
-    elif isinstance(made, Cluster):
-        with Client(made, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+    if isinstance(scheduler, Client) and not scheduler.asynchronous:
+        yield scheduler
+    elif isinstance(scheduler, Cluster):
+        with Client(scheduler, set_as_default=False) as client:  # type: ignore[no-untyped-call]
             yield client
     else:
+        what = "asynchronous client" if isinstance(scheduler, Client) else type(scheduler).__name__
         raise InvalidOption(
-            f"`scheduler`: is a {type(made).__name__}; an address or a distributed.Client is required",
+            f"`scheduler`: is a {what}; an address or a synchronous distributed.Client is required",
             option="scheduler",
         )
 
@@ -200,9 +230,15 @@ def _unreachable(address: str, error: BaseException) -> ClusterError:
     return ClusterError(f"scheduler {address}: cannot be reached ({said})", hint=hint, address=address)
 
 
-def _require_dask() -> None:
+def require_dask() -> None:
+    """Import Dask, with defaults of our own.
+
+    Raises:
+        EngineUnavailable: If it is not installed.
+    """
     try:
-        import distributed  # noqa: F401
+        import dask
+        import distributed  # noqa: F401  # which declares its defaults
     except ImportError as error:
         raise EngineUnavailable(
             f"a cluster needs Dask's distributed, which cannot be imported ({first_line(error)})",
@@ -210,8 +246,8 @@ def _require_dask() -> None:
             engine="cluster",
             reason="distributed is not installed",
         ) from error
+    dask.config.update_defaults(_DEFAULTS)
 
 
-def warn(text: str) -> None:
-    """Tell as a Python warning."""
+def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=2)
