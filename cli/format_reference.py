@@ -100,12 +100,7 @@ FORMATS = (
         " 2048 bins below zero and 2048 above. The keys below are those of its header. Version 2, or 3 "
         "where the file comes from TensorRT's cache.",
     ),
-    Format(
-        "Scores",
-        "scores.schema.json",
-        "The file of an evaluation of a part of the data, which workers of a cluster write: a "
-        "safetensors file. The keys below are those of its header. Version 1.",
-    ),
+
 )
 
 

@@ -34,14 +34,12 @@ def bench_stage(
     why_not: Mapping[str, str],
     unavailable: Collection[str] = (),
     machine: str = "",
-    scores: Sequence[Made] = (),
 ) -> Stage:
     """Measure what was built against the baseline; what was not built has a row that says why.
 
     Those in `unavailable` were not built because their engine cannot be used here: they count as not run. A
     baseline that was not built, or not for this machine, is replaced by the MODEL itself. `machine` is the
-    kind of this one where others measure the other artifacts. `scores` are what `evaluate_stage` wrote of
-    the parts of the data. It is what would be found here: the stage is the same with and without them.
+    kind of this one where others measure the other artifacts.
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
@@ -87,7 +85,6 @@ def bench_stage(
                 artifacts,
                 baseline=baseline,
                 unbuilt=unbuilt,
-                scores=[one.path for one in scores],
                 output=path,
                 history=output / file,
                 batch_size=section.batch_size,

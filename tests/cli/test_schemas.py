@@ -25,7 +25,6 @@ FILES = {
     "results.schema.json": ("results.json",),
     "layers.schema.json": ("layers.json",),
     "ranges.schema.json": ("*.ranges",),
-    "scores.schema.json": ("*.scores",),
 }
 
 
