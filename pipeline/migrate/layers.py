@@ -9,13 +9,15 @@ from ...tensors import TensorInfo
 from .intent import Intent
 from .model_facts import ModelFacts, as_glob, matching
 from .precision import ChosenPrecision
-from .values import PRECISIONS, wrong
+from .translate import wrong
 
 _LAYERS, _FORMATS = "artifact.layers", "artifact.tensorrt.io_formats"
 _PREFER = (
     "prefer: a typed graph has no fallback; `typing` weak and `precision_constraints` prefer have one, on "
     "TensorRT 8 and 10"
 )
+_PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
+"""Type of a layer to the precision of that name."""
 _FLOATS = ("float16", "bfloat16", "float32")
 _OF_THE_DLA = ("chw16", "dla_linear", "dla_hwc4")
 """Memory formats that only a DLA has (TensorFormat in NvInferRuntime.h of 10.16)."""
@@ -32,7 +34,7 @@ def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision)
     listed: list[str] = []
     problems: list[str] = []
     for name, dtype in intent.layers:
-        precision = PRECISIONS.get(dtype)
+        precision = _PRECISIONS.get(dtype)
         hits = matching(name, facts.nodes)
         if precision is None:
             continue  # int32 and its like: the graph has them

@@ -16,7 +16,6 @@ from pathlib import Path
 from ...errors import InvalidOption, MissingFile, RecipeError
 from ...files import check_output, require_file, write_text, writing
 from ..recipe import make_recipe
-from . import polygraphy, trtexec
 from .as_recipe import WRITTEN_BY, recipe_text, recipe_values
 from .command_line import Invocation, read_command
 from .flags import RTX
@@ -24,6 +23,7 @@ from .intent import Intent, Outcome
 from .model_facts import read_facts
 from .places import Places
 from .precision import choose_precision
+from .translate import translate
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -102,8 +102,7 @@ def migrate(
     _keep_what_others_wrote(output)
     call = read_command(_text(command))
     target = target or (RTX if call.variables.get(_USES_RTX, "0") not in ("", "0") else "tensorrt")
-    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
-    intent = translate(call.words, target)
+    intent = translate(call.tool, call.words, target)
     _surroundings(call, intent)
     if gpus:
         intent.gpus = list(gpus)

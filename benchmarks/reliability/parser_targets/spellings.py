@@ -28,8 +28,8 @@ from qcompile.engines.gpu import parse_devices
 from qcompile.errors import InvalidOption
 from qcompile.model.source import parse_source
 from qcompile.model.source_options import parse_query
-from qcompile.pipeline.migrate import polygraphy, trtexec
 from qcompile.pipeline.migrate.command_line import read_command
+from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe_batches import _read_profile
 from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes
 from qcompile.tensors import (
@@ -144,9 +144,8 @@ def command(content: bytes) -> None:
 def migrate(content: bytes) -> None:
     """Command lines of trtexec and Polygraphy."""
     call = read_command(text_of(content))
-    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
     for target in ("tensorrt", "tensorrt-rtx"):
-        translate(call.words, target)
+        translate(call.tool, call.words, target)
     shlex.split(call.text)
 
 
