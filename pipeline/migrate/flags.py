@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,16 +26,11 @@ RTX = "tensorrt-rtx"
 _FATES: dict[str, Fate] = {"to": "kept", "lacks": "missing", "idle": "unneeded"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Flag:
     """One option of another tool: a row of the table, whose head says what its keys mean.
 
-    Attributes:
-        name: Without its dashes.
-        source: File that declares it.
-        fate: What becomes of it.
-        note: Why it has no equal and what to do, why nothing depends on it, or what to know of its equal.
-        rtx_fate, rtx_note: For TensorRT-RTX, where that differs.
+    `note` says why it has no equal and what to do, why nothing depends on it, or what to know of its equal.
     """
 
     name: str
@@ -49,6 +45,9 @@ class Flag:
     to: str = ""
     by: str = ""
     sets: Any = None
+    choices: Mapping[str, Any] | None = None
+    only: Sequence[str] = ()
+    otherwise: str = ""
     same: str = ""
     default: str = ""
 
@@ -81,15 +80,9 @@ def flags_of(tool: Tool) -> dict[str, Flag]:
 
 
 def find_flag(tool: Tool, name: str, *, prefixes: bool = False) -> Flag:
-    """Return an option by its name without dashes.
+    """Return an option by its name without dashes, or refuse it with the nearest one.
 
-    Args:
-        tool: Whose.
-        name: As it is typed.
-        prefixes: Whether the beginning of a name will do, where only one begins so, as argparse allows.
-
-    Raises:
-        InvalidOption: If there is none; with the nearest one.
+    With `prefixes` the beginning of a name will do, where only one begins so, as argparse allows.
     """
     known = flags_of(tool)
     if name in known:

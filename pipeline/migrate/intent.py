@@ -44,10 +44,7 @@ class Intent:
 
     Attributes:
         model, engine, cache, data: Files, as the command names them; `function` is that of `data`.
-        precisions: "fp16", "bf16", "int8", "fp8" and "int4" that are permitted; `best` permits all.
-        tf32: Whether TF32 is permitted for what stays in FP32.
         strong: Whether the types of the graph decide.
-        method: Method that chooses the thresholds; empty for the default.
         random: What the tool calibrates on where it has neither data nor a cache.
         constraints: Whether `layers` bind, and how.
         layers: Name of a layer and its precision; a later one overrides. One `*` stands for any text.
@@ -55,10 +52,6 @@ class Intent:
         runs_at: Shapes that inference is run with.
         ranks: (dtype, format) of the inputs and of the outputs by their position, each empty or complete.
         formats: Input or output to (dtype, format).
-        tensorrt, bench: Option of the table to its value.
-        gpus: Compute capabilities to build for.
-        runs_tensorrt, runs_onnx, skips: Which runtimes are run, and whether nothing is measured.
-        measures: Whether inference is measured.
         compares: Options of the comparison with ONNX Runtime's outputs; None without one.
         outcomes: What became of each option, in the order typed.
     """

@@ -30,16 +30,10 @@ _POOLS = {
     "tacticSharedMem": "tactic-shared-memory", "workspace": "workspace",
 }  # fmt: skip
 """trtexec's names of memory pools, to those of `memory_pools`."""
-_LEVELS = {
-    "none": "", "ampere+": "ampere+", "ampere_plus": "ampere+",
-    "samecomputecapability": "same-sm", "same_compute_capability": "same-sm",
-}  # fmt: skip
 _EXTERNAL = ("cublas", "cublas-lt", "cublaslt", "cudnn")
 """Tactic sources that are other libraries: off by default in TensorRT 10 (NvInferRuntime.h), gone from 11."""
 _OWN = ("edge-mask-convolutions", "jit-convolutions")
 """Tactic sources of TensorRT 10, 11 and RTX themselves, on by default."""
-_TILING = ("none", "fast", "moderate", "full")
-"""Levels of `tiling_level`, by the names of TensorRT's TilingOptimizationLevel."""
 _METHODS = {"IInt8EntropyCalibrator2": "entropy", "IInt8EntropyCalibrator": "entropy",
             "IInt8MinMaxCalibrator": "minmax"}  # fmt: skip
 _INSTEAD = {
@@ -116,7 +110,7 @@ def translate(tool: Tool, words: Sequence[str], target: str) -> Intent:
 
 
 def _read(tool: Tool, words: Sequence[str]) -> Iterator[Typed | str]:
-    """Options with their values, and other words, as argparse reads them; those of trtexec stand behind `=`."""
+    """Options with their values, and other words, as argparse reads them; trtexec's stand behind `=`."""
     index = 0
     while index < len(words):
         word = words[index]
@@ -179,14 +173,21 @@ class _Translator:
         self.intent.outcomes.append(Outcome(flag.name, typed.text, fate, to, note))
 
     def _apply(self, typed: Typed) -> Said:
-        flag = typed.flag
+        flag, value = typed.flag, typed.flag.sets
+        if flag.choices:
+            value = flag.choices.get(typed.value.lower())
+            if value is None:
+                *others, last = flag.choices
+                raise typed.wrong(f"{typed.value!r}; {', '.join(others)} or {last} is required")
+            if value == "":
+                return "unneeded", f"{typed.value} is the default"
         if flag.by.startswith("."):
-            setattr(self.intent, flag.by[1:], typed.value if flag.sets is None else flag.sets)
+            setattr(self.intent, flag.by[1:], typed.value if value is None else value)
         elif flag.by:
             function: Callable[[Typed], Said] = getattr(self, f"_{flag.by}")
             return function(typed)
-        elif flag.sets is not None:
-            self._set(typed, flag.sets)
+        elif value is not None:
+            self._set(typed, value)
         return None
 
     def _set(self, typed: Typed, value: object) -> None:
@@ -258,15 +259,15 @@ class _Translator:
     def _size(self, typed: Typed) -> None:
         self._set(typed, self._bytes(typed, typed.value))
 
+    def _only(self, typed: Typed) -> Said:
+        values = [value for text in typed.values for value in text.split(",")]
+        others = [value for value in values if value.lower() not in typed.flag.only]
+        return ("missing", f"{', '.join(others)}: {typed.flag.otherwise}") if others else None
+
     # Precision
 
     def _permit(self, typed: Typed) -> None:
         self.intent.precisions.add(typed.flag.sets or typed.flag.name)
-
-    def _constrain(self, typed: Typed) -> None:
-        if typed.value not in ("obey", "prefer"):
-            raise typed.wrong(f"{typed.value!r}; obey, prefer or none is required")
-        self.intent.constraints = "obey" if typed.value == "obey" else "prefer"
 
     def _layers(self, typed: Typed) -> None:
         types_of_outputs = typed.flag.name == "layerOutputTypes"
@@ -364,15 +365,6 @@ class _Translator:
     def _strip_all(self, typed: Typed) -> None:
         self.intent.tensorrt |= {"strip_weights": True, "refit": True}
 
-    def _compatible(self, typed: Typed) -> Said:
-        level = _LEVELS.get(typed.value.lower())
-        if level is None:
-            raise typed.wrong(f"{typed.value!r} is no level", "ampere+ or sameComputeCapability")
-        if not level:
-            return "unneeded", "none is the default"
-        self._set(typed, level)
-        return None
-
     def _sparsity(self, typed: Typed) -> Said:
         if typed.value not in ("enable", "force"):
             raise typed.wrong(f"{typed.value!r}; disable, enable or force is required")
@@ -401,16 +393,6 @@ class _Translator:
         self._set(typed, text)
         return None
 
-    def _allocate(self, typed: Typed) -> None:
-        if typed.value not in ("static", "profile", "runtime"):
-            raise typed.wrong(f"{typed.value!r}; static, profile or runtime is required")
-        self._set(typed, typed.value)
-
-    def _tiling(self, typed: Typed) -> None:
-        if typed.value.lower() not in _TILING:
-            raise typed.wrong(f"{typed.value!r}; {', '.join(_TILING)} is required")
-        self._set(typed, _TILING.index(typed.value.lower()))
-
     def _plugin(self, typed: Typed) -> None:
         self.intent.tensorrt.setdefault("plugins", []).extend(filter(None, typed.values))
 
@@ -421,16 +403,6 @@ class _Translator:
         return None
 
     # The model, the data and what is measured
-
-    def _model_type(self, typed: Typed) -> Said:
-        if typed.value != "onnx":
-            return "missing", f"{typed.value}: a recipe starts from the ONNX file; export the model"
-        return None
-
-    def _convert_to(self, typed: Typed) -> Said:
-        if typed.value != "trt":
-            return "missing", f"{typed.value}: an engine is built; `qcompile export` writes ONNX files"
-        return None
 
     def _script(self, typed: Typed) -> None:
         script, _, function = typed.value.rpartition(":")
@@ -443,12 +415,6 @@ class _Translator:
         self._set(typed, float(typed.number))
         return None
 
-    def _percentiles(self, typed: Typed) -> Said:
-        others = set(typed.value.split(",")) - {"50", "90", "99"}
-        if others:
-            return "missing", f"percentile {', '.join(sorted(others))}: `bench` reports 50, 90 and 99"
-        return None
-
     # The comparison
 
     def _iterations(self, typed: Typed) -> None:
@@ -459,23 +425,12 @@ class _Translator:
         for value in typed.values or (typed.value,):
             self._comparison += [name, value.lstrip(":")]
 
-    def _comparison_of(self, typed: Typed) -> Said:
-        others = [value for value in typed.values if value != "simple"]
-        if others:
-            return "missing", f"{', '.join(others)}: `qcompile diff` judges by tolerance, `snr` and `rules`"
-        return None
-
     def _outputs(self, typed: Typed) -> Said:
         if list(typed.values) not in (["mark", "all"], ["*"]):
             return "missing", "single tensors are not marked; `qcompile diff` with `layers` compares all"
         if dashed("layers") not in self._comparison:
             self._comparison.append(dashed("layers"))
         return "tensor by tensor, few at a time"
-
-    def _providers(self, typed: Typed) -> Said:
-        if [value.lower().removesuffix("executionprovider") for value in typed.values] == ["cpu"]:
-            return None
-        return "missing", "`qcompile diff` runs ONNX Runtime on the CPU; leave it out"
 
 
 def dtype_of(name: str) -> str:
@@ -528,8 +483,8 @@ def polygraphy_shapes(flag: str, pairs: Sequence[tuple[str, str]]) -> dict[str, 
 def read_size(flag: str, text: str, *, unit: str = "") -> str:
     """Read a size: a number, as 1e9 too, with K, M or G behind it.
 
-    Without one it is in bytes for Polygraphy (parse_num_bytes), and in MiB, `unit` "M", for trtexec, which has
-    B for bytes (addDefaultUnitSuffixIfNotSpecified).
+    Without one it is in bytes for Polygraphy (parse_num_bytes), and in MiB, `unit` "M", for trtexec,
+    which has B for bytes (addDefaultUnitSuffixIfNotSpecified).
     """
     suffix = text[-1:].upper() if text[-1:].upper() in tuple("BKMG" if unit else "KMG") else ""
     try:

@@ -12,7 +12,7 @@ import pytest
 from issue_models import issue_model, write_loader
 
 import qcompile
-from qcompile.pipeline.migrate.model_facts import read_facts
+from qcompile.pipeline.migrate.facts import read_facts
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.spec.tensorrt import parse_bytes
 

@@ -23,6 +23,8 @@ from qcompile.spec.recipes import MigrateCommand, RecipeFile
 
 FOLDER = Path(qcompile.pipeline.migrate.__file__).parent
 KINDS = {"to", "lacks", "idle"}
+READ_BY = {"by", "sets", "note", "choices"}
+KEYS = READ_BY | {"in", "file", "takes", "also", "rtx", "same", "default", "only", "otherwise"}
 VERSIONS = {
     "trtexec": ["8.5", "8.6", *(f"10.{minor}" for minor in range(17)), "11.0", "11.1"],
     "polygraphy": [
@@ -52,18 +54,7 @@ def has_key(key: str) -> bool:
 def test_every_row_says_what_becomes_of_the_option(tool: Tool) -> None:
     names: list[str] = []
     for name, row in rows(tool).items():
-        assert set(row) <= KINDS | {
-            "in",
-            "file",
-            "takes",
-            "also",
-            "rtx",
-            "same",
-            "default",
-            "by",
-            "sets",
-            "note",
-        }, name
+        assert set(row) <= KINDS | KEYS, name
         assert set(row) & KINDS in ({"to"}, {"lacks"}, {"idle"}), name
         first, last = row["in"].split("-")
         versions = VERSIONS[tool]
@@ -102,7 +93,7 @@ def test_a_note_names_commands_and_options_that_exist(tool: Tool) -> None:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_what_has_an_equal_is_translated_and_nothing_else(tool: Tool) -> None:
     for name, row in rows(tool).items():
-        assert bool(set(row) & {"by", "sets", "note"}) == ("to" in row), name
+        assert bool(set(row) & {"by", "sets", "note", "choices", "only", "otherwise"}) == ("to" in row), name
         by = row.get("by", "")
         assert (
             hasattr(Intent(), by[1:]) if by.startswith(".") else not by or hasattr(_Translator, f"_{by}")

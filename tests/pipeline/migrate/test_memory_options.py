@@ -61,5 +61,5 @@ def test_rtx_keeps_no_build_route() -> None:
 
 
 def test_a_level_that_polygraphy_has_not_is_an_error() -> None:
-    with pytest.raises(InvalidOption, match="none, fast, moderate, full is required"):
+    with pytest.raises(InvalidOption, match="none, fast, moderate or full is required"):
         translate("polygraphy", ["run", "m.onnx", "--tiling-optimization-level", "4"], "tensorrt")
