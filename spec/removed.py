@@ -13,10 +13,15 @@ VERSION = "0.3.0"
 COMMANDS: Mapping[str, str] = {}
 """Command, or name of the Python package, to what to use instead."""
 
-OPTIONS: Mapping[str, str] = {}
+OPTIONS: Mapping[str, str] = {
+    "data.labels": "put metadata.csv (file_name,label) into the folder, or labels into a column",
+}
 """Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
 
-SOURCES: Mapping[str, str] = {}
+SOURCES: Mapping[str, str] = {
+    "cifar10": "read parquet files of CIFAR-10 (datasets:FOLDER), an image folder, or an .npz of arrays",
+    "cifar100": "read parquet files of CIFAR-100 (datasets:FOLDER), an image folder, or an .npz of arrays",
+}
 """Prefix of a model, artifact or reader ("kserve") to what to use instead."""
 
 

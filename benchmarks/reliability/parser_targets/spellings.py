@@ -22,8 +22,7 @@ from qcompile.calibration.thresholds import parse_method
 from qcompile.cli.main import _VERBS
 from qcompile.cli.verb import Verb, read
 from qcompile.comparison.diff import parse_rules, parse_tolerances
-from qcompile.data.query import read_query
-from qcompile.data.spelling import FUNCTION, Spelling, parse_spelling
+from qcompile.data.spelling import FUNCTION, Spelling, parse_spelling, read_query
 from qcompile.engines.gpu import parse_devices
 from qcompile.errors import InvalidOption
 from qcompile.model.source import parse_source
@@ -253,8 +252,7 @@ TARGETS = (
             "file.py:load",
             "package.module:load",
             "./images:x%3Fy?balanced=false",
-            "cifar10:d?split=train",
-            "images:d?preprocessing=hf:./f&labels=l.csv",
+            "images:d?preprocessing=hf:./f&masks=l",
             "images:d?annotations=a.json&masks=m",
         ),
         words=(
