@@ -14,13 +14,14 @@ COMMANDS: Mapping[str, str] = {}
 """Command, or name of the Python package, to what to use instead."""
 
 OPTIONS: Mapping[str, str] = {
-    "data.labels": "put metadata.csv (file_name,label) into the folder, or labels into a column",
+    "data.labels": "put metadata.csv (file_name,label) into the folder, or labels into a column.",
+    "written": "leave it out; the text of a recipe is that of its `path`.",
 }
 """Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
 
 SOURCES: Mapping[str, str] = {
-    "cifar10": "read parquet files of CIFAR-10 (datasets:FOLDER), an image folder, or an .npz of arrays",
-    "cifar100": "read parquet files of CIFAR-100 (datasets:FOLDER), an image folder, or an .npz of arrays",
+    "cifar10": "read parquet files of CIFAR-10 (datasets:FOLDER), an image folder, or an .npz of arrays.",
+    "cifar100": "read parquet files of CIFAR-100 (datasets:FOLDER), an image folder, or an .npz of arrays.",
 }
 """Prefix of a model, artifact or reader ("kserve") to what to use instead."""
 
@@ -31,7 +32,7 @@ def removed_command(name: str) -> str:
 
 
 def removed_option(name: str) -> str:
-    """Return what to say of an option that went, by its flag or its key ("bench.rate"); empty where none did."""
+    """Return what to say of an option that went, by its flag or its key ("bench.rate"); else nothing."""
     key = name.removeprefix("--").removeprefix("no-").replace("-", "_")
     return _sentence(name, OPTIONS.get(key) or OPTIONS.get(key.rpartition(".")[2]))
 
