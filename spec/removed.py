@@ -23,17 +23,22 @@ _LOAD = (
     "`perf_analyzer` or MLPerf LoadGen let requests arrive by themselves; `--clients` measures calls at once"
 )
 
+_CIFAR = "read parquet files of CIFAR (`datasets:FOLDER`), an image folder, or an .npz of arrays"
+_SERVER = "`perf_analyzer` measures what a server holds; `bench` and `diff` take its file"
+
 OPTIONS: Mapping[str, str] = {
     "calibrate.balance": "`quantize` balances channels by itself; its option is `balance`",
+    "data.labels": "put metadata.csv (file_name,label) into the folder, or labels into a column",
     **dict.fromkeys(("rate", "rates", "p99_below", "p99_below_ms"), _LOAD),
     "verify_key": _SIGNED,
     "written": "leave it out; the text of a recipe is that of its `path`",
 }
 """Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
 
-SOURCES: Mapping[str, str] = dict.fromkeys(
-    ("kserve", "triton"), "`perf_analyzer` measures what a server holds; `bench` and `diff` take its file"
-)
+SOURCES: Mapping[str, str] = {
+    **dict.fromkeys(("cifar10", "cifar100"), _CIFAR),
+    **dict.fromkeys(("kserve", "triton"), _SERVER),
+}
 """Prefix of a model, artifact or reader ("kserve") to what to use instead."""
 
 

@@ -107,8 +107,8 @@ def test_what_cannot_be_read_is_named(
 
 def test_other_json_and_two_kinds_of_labels_are_refused(tmp_path: Path) -> None:
     spec = write(tmp_path, [])
-    with pytest.raises(InvalidOption, match="labels and annotations exclude each other"):
-        list(Data(f"{spec}&labels=l.csv", [info(height=20, width=20)]))
+    with pytest.raises(InvalidOption, match="masks and annotations exclude each other"):
+        list(Data(f"{spec}&masks=l", [info(height=20, width=20)]))
     (tmp_path / "boxes.json").write_text("[]")
     with pytest.raises(DataError, match=r"boxes\.json: cannot be read as COCO's annotations"):
         list(Data(spec, [info(height=20, width=20)]))

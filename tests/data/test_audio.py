@@ -102,7 +102,7 @@ def test_a_feature_extractor_makes_what_it_makes_itself(tmp_path: Path, kind: st
         np.testing.assert_allclose(batch.feeds[one], theirs[one], atol=1e-6)
 
 
-def test_class_folders_csv_and_transcripts_are_labels(tmp_path: Path) -> None:
+def test_class_folders_or_metadata_are_labels(tmp_path: Path) -> None:
     for number, name in enumerate(("yes/a", "no/b", "yes/c")):
         tone(tmp_path / f"{name}.wav", 200 + number)
 
@@ -113,15 +113,16 @@ def test_class_folders_csv_and_transcripts_are_labels(tmp_path: Path) -> None:
     assert labels() == [0, 1, 1]  # no/b, yes/a, yes/c
     assert labels(classes=("yes", "no")) == [1, 0, 0]
     assert labels(task="speech-recognition") is None
-    (tmp_path / "l.csv").write_text("b,go on\na,stop\nc,go on\n")
-    assert labels("?labels=l.csv") == [0, 1, 0]
-    assert labels("?labels=l.csv", task="speech-recognition") == ["go on", "stop", "go on"]
-    for name in ("yes/a", "no/b", "yes/c"):
-        (tmp_path / f"{name}.txt").write_text(f"said {name[-1]}\n")
-    assert labels() == ["said b", "said a", "said c"]
+    rows = "file_name,label,text\nno/b.wav,7,go on\nyes/a.wav,4,stop\nyes/c.wav,7,007\n"
+    (tmp_path / "metadata.csv").write_text(rows)
+    assert labels() == [7, 4, 7]
+    assert labels(task="speech-recognition") == ["go on", "stop", "007"]
+    assert labels("?label=label", task="speech-recognition") == ["7", "4", "7"]
     first = Data(str(tmp_path), ()).digest()
-    (tmp_path / "yes" / "a.txt").write_text("something else")
+    (tmp_path / "metadata.csv").write_text(rows.replace("yes/a.wav", "yes/d.wav"))
     assert Data(str(tmp_path), ()).digest() != first
+    with pytest.raises(DataError, match=r"metadata\.csv: has no row for yes/a\.wav"):
+        labels()
 
 
 def test_what_is_no_recording_is_named(tmp_path: Path) -> None:

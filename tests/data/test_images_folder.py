@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from qcompile.data.batches import Data
-from qcompile.data.images.folder import class_numbers
-from qcompile.data.selection import half_of
+from qcompile.data.images import class_numbers
+from qcompile.data.samples import half_of
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.preprocessing import ImagePreprocessing, as_json
 from qcompile.tensors import TensorInfo
@@ -72,21 +72,22 @@ def test_other_files_are_left_out_and_counted(pets: Path) -> None:
     ]
 
 
-def test_a_csv_gives_the_labels_by_name_or_number(pets: Path) -> None:
-    (pets / "labels.csv").write_text(
-        "file,label\ncat/1.png,b\ncat/2,a\n./dog/1.png,b\ndog/deep/2.png,c\nox/1.png,a\nox/2.png,c\n"
-    )
-    assert labels(Data(f"{pets}?labels=labels.csv", [X])) == [1, 0, 1, 2, 0, 2]
-    (pets / "labels.csv").write_text("cat/1,0.5\ncat/2,1\ndog/1,2\ndog/deep/2,-1\nox/1,0\nox/2,0\n")
-    assert labels(Data(f"{pets}?labels=labels.csv", [X])) == [0.5, 1, 2, -1, 0, 0]
-    (pets / "labels.csv").write_text("1.png,0\n2.png,1\n")  # of which folder?
-    with pytest.raises(DataError, match=r"has no label for cat/1\.png"):
-        list(Data(f"{pets}?labels=labels.csv", [X]))
-    (pets / "labels.csv").write_text("".join(f"{path},{7}\n" for path in sorted(pets.rglob("*.png"))))
-    with pytest.raises(
-        DataError, match=r"labels\.csv: has no label for cat/1\.png of .*\n  hint: add the line"
-    ):
-        list(Data(f"{pets}?labels=labels.csv", [X]))
+def test_metadata_gives_the_labels(pets: Path) -> None:
+    names = ["cat/1.png", "cat/2.png", "dog/1.png", "dog/deep/2.png", "ox/1.png", "ox/2.png"]
+
+    def write(values: str) -> None:
+        lines = [f"{name},{value}\n" for name, value in zip(names, values.split(), strict=False)]
+        (pets / "metadata.csv").write_text("".join(["file_name,label\n", *lines]))
+
+    write("b a b c a c")
+    assert labels(Data(str(pets), [X])) == [1, 0, 1, 2, 0, 2]
+    write("0.5 1 2 -1 0 0")
+    assert labels(Data(str(pets), [X])) == [0.5, 1, 2, -1, 0, 0]
+    write("0 1")
+    with pytest.raises(DataError, match=r"metadata\.csv: has no row for dog/1\.png"):
+        list(Data(str(pets), [X]))
+    with pytest.raises(InvalidOption, match=r"labels went with 0\.3\.0: put metadata\.csv"):
+        Data(f"{pets}?labels=labels.csv", [X])
 
 
 @pytest.mark.parametrize(

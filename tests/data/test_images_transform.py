@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch_vision import transforms
 
-from qcompile.data.images.transform import as_input, placement
+from qcompile.data.images import as_input, placement
 from qcompile.model.preprocessing import ImagePreprocessing
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
