@@ -75,7 +75,7 @@ def export(
             example, and for every comparison.
         freeze_branches: Export a model that branches on values of its input, with the branches that its
             example takes. A warning lists their places; samples that take other branches fail the comparison.
-        trust: Load a `.pt2` or a Keras file that runs code when it is loaded all the same.
+        trust: Load a `.pt2` that runs code, or a SavedModel that touches files, all the same.
         weights: Of a model by name: "random", or a file; empty for its own, from the local cache. Of a
             function: a file that is loaded into its module.
         download: Let the package of a model by name download what its cache lacks.

@@ -120,17 +120,6 @@ def hf_folder(content: bytes) -> None:
     processor_of(path.parent, "image_processor")
 
 
-def keras_config(content: bytes) -> None:
-    """The configuration in a `.keras` file, and what it names that is code."""
-    from qcompile.model.tensorflow.keras_config import foreign_parts, read_keras_config
-
-    try:
-        config = read_keras_config(str(file_of(content, "m.keras")))
-    except ValueError:
-        return
-    foreign_parts(config)
-
-
 def worker_answers(content: bytes) -> None:
     """What a worker process answers."""
     from qcompile.bench.workers.process import read_answer
@@ -267,18 +256,6 @@ def _results() -> tuple[bytes, ...]:
     return tuple(made)
 
 
-def _keras() -> tuple[bytes, ...]:
-    config = {"module": "keras", "class_name": "Functional", "config": {"name": "m", "layers": [
-        {"class_name": "Lambda", "config": {"function": {"class_name": "__lambda__"}}}]}}  # fmt: skip
-    made = []
-    for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        written = io.BytesIO()
-        with zipfile.ZipFile(written, "w", kind) as archive:
-            archive.writestr("config.json", json.dumps(config))
-        made.append(written.getvalue())
-    return tuple(made)
-
-
 def _dumped(*values: object) -> tuple[bytes, ...]:
     return tuple(json.dumps(value).encode() for value in values)
 
@@ -316,7 +293,6 @@ TARGETS = (
     Target("preprocessing", preprocessing, _dumped(_IMAGE, _TEXT, _AUDIO), is_json=True, longest=1024),
     Target("input_notes", notes, _dumped(_NOTES), is_json=True, longest=2048),
     Target("hf_folder", hf_folder, _dumped(_HF), is_json=True, longest=1024),
-    Target("keras_config", keras_config, _keras(), longest=1024),
     Target(
         "worker_answers",
         worker_answers,
