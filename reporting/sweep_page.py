@@ -28,7 +28,7 @@ from ..figures import (
 )
 from ..files import write_text
 from ..version import __version__
-from .charts_tradeoff import drops_differ, pareto_chart
+from .charts import drops_differ, pareto_chart
 from .page import check_page, style, template
 from .parts import Cell, Drawn, Section, Table
 from .source import FAMILIES, LONGEST_NAME, ReportedArtifact, family_of
@@ -162,10 +162,10 @@ def _model_section(name: str, model: str, cells: Sequence[CellResult], most_char
         for artifact in artifacts
     ]
     charts = []
-    for index, shape in enumerate(shapes[: max(most_charts, 0)]):
+    for shape in shapes[: max(most_charts, 0)]:
         measured = [s for (_, of), s in subjects.items() if of == shape and s.is_measured]
-        chart = pareto_chart(measured, name=f"{name}-{index}") if measured else None
-        if chart is not None:
+        chart = pareto_chart(measured)
+        if chart:
             sizes = (
                 ""
                 if drops_differ(measured)

@@ -34,7 +34,6 @@ _PACKAGES = (
     "tensorrt-rtx",
     "pycuda",
     "cuda-bindings",
-    "matplotlib",
 )
 
 
