@@ -90,14 +90,9 @@ FORMATS = (
     Format(
         "Results",
         "results.schema.json",
-        "`results.json` of `bench` and `run`: what was measured, on which machine, and with which "
+        "`results.json` of `bench`, `run` and `sweep`: what was measured, on which machine, and with which "
         "interval. Version 2.",
         "../../bench/results/results.schema.json",
-    ),
-    Format(
-        "Sweep",
-        "sweep.schema.json",
-        "`sweep.json` of [`sweep`](../sweep.md): what became of each cell. Version 1.",
     ),
     Format(
         "Layers",

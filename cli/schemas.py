@@ -11,7 +11,6 @@ import msgspec
 from ..artifact.file_types import manifest_schema
 from ..artifact.signing import Signature
 from ..bench.metrics import scores_file
-from ..bench.results.sweep_results import sweep_schema
 from ..calibration import ranges_file
 from ..comparison.layers.file_types import layers_schema
 from ..spec.recipes import recipe_schema
@@ -28,7 +27,6 @@ def schemas() -> dict[str, dict[str, Any]]:
         "ranges": ranges_file.header_schema(),
         "scores": scores_file.header_schema(),
         "signature": msgspec.json.schema(Signature),
-        "sweep": sweep_schema(),
     }
     files = {f"{name}.schema.json": described(f"qcompile {name}", one) for name, one in made.items()}
     return {"recipe.schema.json": recipe_schema(), **files}

@@ -110,7 +110,7 @@ def bench_stage(
                 pythons=interpreters(section.python, recipe.folder),
                 timeout_s=section.timeout_s,
                 command=("qcompile", "run", _shown(recipe.path)),
-                recipe=recipe.text_path.read_text(encoding="utf-8"),
+                recipe=recipe.path.read_text(encoding="utf-8"),
                 progress=progress,
             )
         except BenchInterrupted as stopped:

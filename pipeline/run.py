@@ -34,6 +34,7 @@ from .trust import trusted
 
 if TYPE_CHECKING:
     from ..bench.results.results import Results
+    from ..spec.measure import Budget
 
 
 class StageListener(Protocol):
@@ -59,6 +60,7 @@ class RunReport:
         budget: Measured artifact to why it may not be recommended, empty where it keeps the budget; None
             without one.
         where: Stage to the worker that did it; empty where all was done in this process.
+        impossible: Cell of a matrix to why the options, or the machines, forbid it.
     """
 
     output: Path
@@ -71,6 +73,16 @@ class RunReport:
     why_no_page: str = ""
     budget: dict[str, str] | None = None
     where: dict[str, str] = field(default_factory=dict)
+    impossible: dict[str, str] = field(default_factory=dict)
+
+    def judge(self, path: Path, budget: Budget) -> None:
+        """Note what of the results in `path` keeps a budget."""
+        from ..reporting.source import read_source
+        from ..reporting.summary import why_not
+
+        if budget.limits:
+            source = read_source(path, budget=budget)
+            self.budget = {one.name: why_not(one, budget) or "" for one in source.measured}
 
 
 def run(
@@ -82,6 +94,7 @@ def run(
     typed: Collection[str] = (),
     executor: Executor | None = None,
     shared: Path | None = None,
+    page: bool = True,
     progress: Progress = silent,
     listener: StageListener | None = None,
 ) -> RunReport:
@@ -96,6 +109,7 @@ def run(
         typed: Spellings of models and data that the user typed himself, which need no more trust.
         executor: Carries out the stages; this process by default.
         shared: Folder of finished stages that several outputs share; by default one in the output folder.
+        page: Draw the report of what is measured.
         progress: Told of every step.
         listener: Told of every stage when it is over.
 
@@ -118,7 +132,7 @@ def run(
     check_output(recipe, recipe.folder, folder)
     store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
-        report = _Run(recipe, store, again, executor, progress, listener).drive()
+        report = _Run(recipe, store, again, executor, progress, listener, page=page).drive()
         store.forget_old()
     return report
 
@@ -134,9 +148,11 @@ class _Run:
         executor: Executor,
         progress: Progress,
         listener: StageListener | None,
+        *,
+        page: bool,
     ) -> None:
         self.recipe, self.store, self.again, self.executor = recipe, store, again, executor
-        self.progress, self.listener = progress, listener
+        self.progress, self.listener, self.page = progress, listener, page
         self.report = RunReport(store.output)
         self.source_digest = source_digest(recipe)
         self.converted: dict[str, Made] = {}
@@ -212,8 +228,6 @@ class _Run:
 
     def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
         from ..bench.results.results import load_results
-        from ..reporting.source import read_source
-        from ..reporting.summary import why_not
 
         reasons = {
             name: f"{error.message}; {error.hint}" if error.hint else error.message
@@ -232,9 +246,9 @@ class _Run:
         )
         measured = self._measured(step)
         self.report.results = load_results(measured.path)
-        if self.recipe.budget.limits:
-            source = read_source(measured.path, budget=self.recipe.budget)
-            self.report.budget = {one.name: why_not(one, self.recipe.budget) or "" for one in source.measured}
+        self.report.judge(measured.path, self.recipe.budget)
+        if not self.page:
+            return
         files = {"results": measured, "ranges": ranges} if ranges else {"results": measured}
         try:
             page = self._do(Step(kind="report", files=files)).path

@@ -13,7 +13,9 @@ VERSION = "0.3.0"
 COMMANDS: Mapping[str, str] = {}
 """Command, or name of the Python package, to what to use instead."""
 
-OPTIONS: Mapping[str, str] = {}
+OPTIONS: Mapping[str, str] = {
+    "written": "leave it out; the text of a recipe is that of its `path`.",
+}
 """Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
 
 SOURCES: Mapping[str, str] = {}
@@ -26,7 +28,7 @@ def removed_command(name: str) -> str:
 
 
 def removed_option(name: str) -> str:
-    """Return what to say of an option that went, by its flag or its key ("bench.rate"); empty where none did."""
+    """Return what to say of an option that went, by its flag or its key ("bench.rate"); else nothing."""
     key = name.removeprefix("--").removeprefix("no-").replace("-", "_")
     return _sentence(name, OPTIONS.get(key) or OPTIONS.get(key.rpartition(".")[2]))
 

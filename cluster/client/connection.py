@@ -206,7 +206,7 @@ def _require_dask() -> None:
     except ImportError as error:
         raise EngineUnavailable(
             f"a cluster needs Dask's distributed, which cannot be imported ({first_line(error)})",
-            hint="pip install 'qcompile[cluster]'; a sweep with `scheduler` none needs none",
+            hint="pip install 'qcompile[cluster]'",
             engine="cluster",
             reason="distributed is not installed",
         ) from error

@@ -32,7 +32,6 @@ _PACKAGES = (
     "safetensors",
     "tensorrt",
     "tensorrt-rtx",
-    "pycuda",
     "cuda-bindings",
 )
 

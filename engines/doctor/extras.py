@@ -26,7 +26,6 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 _INSTEAD = {
     "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
-    "cuda-bindings": ("pycuda",),
 }
 """Distributions that serve as well."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")

@@ -18,7 +18,7 @@ from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
 from .compatibility import check_block_format, check_memory, dequantized_products, require_gpus
 from .known_faults import KNOWN_FAULTS, faults_of
-from .runner.cuda_driver import load_cuda
+from .runner.cuda import load_driver
 
 if TYPE_CHECKING:
     from .runner.loaded_engine import EngineUse
@@ -192,7 +192,7 @@ class TensorRT(Engine):
 
     def _why_no_cuda(self) -> str:
         try:
-            load_cuda()
+            load_driver()
         except ImportError as error:
             return str(error)
         return ""

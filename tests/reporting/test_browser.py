@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from browser import Page, find_chromium, open_browser
 from report_results import layers_json, results_json, write
-from sweep_files import write_sweep_json
 
 from qcompile.reporting import write_report
-from qcompile.reporting.sweep_page import write_sweep_report
 
 SCREENS = {"phone": (360, 780), "desktop": (1280, 900)}
 A4_BETWEEN_MARGINS = 680  # 180 mm in CSS pixels
-REPORTS = ("full", "one", "thirty", "nothing", "names", "sweep", "odd sweep")
+REPORTS = ("full", "one", "thirty", "nothing", "names")
 
 # Elements that reach beyond the page, unless they are in a box that scrolls.
 OVERFLOWS = """
@@ -137,14 +135,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "names": names,
     }  # fmt: skip
     layers = write(folder / "layers.json", layers_json())
-    sweeps = {"sweep": {}, "odd sweep": {"models": [*odd, "m"], "name": odd[1], "reason": odd[0] * 30}}
-    pages = {
-        name: write_sweep_report(
-            write_sweep_json(folder / f"{name}.json", planned=99, **options), folder / f"{name}.html"
-        )
-        for name, options in sweeps.items()
-    }
-    return pages | {
+    return {
         name: write_report(write(folder / f"{name}.json", value), folder / f"{name}.html", layers=[layers])
         for name, value in values.items()
     }
@@ -172,7 +163,7 @@ def test_a_report_is_drawn_whole_on(
     assert browser.run(PALE) == []
 
     charts = browser.run(CHARTS)
-    least = {"full": 9, "one": 5, "thirty": 9, "nothing": 1, "names": 8, "sweep": 4, "odd sweep": 14}
+    least = {"full": 9, "one": 5, "thirty": 9, "nothing": 1, "names": 8}
     assert len(charts) >= least[name]
     for shown, wide, high, marks in charts:
         assert shown == 1

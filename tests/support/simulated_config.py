@@ -70,7 +70,7 @@ class Config:
     """IBuilderConfig: every option is kept; what a test refuses is logged as an error and not taken.
 
     Source: NvInfer.h of release/8.5 to 10.13, `IBuilderConfig`, and python/src/infer/pyCore.cpp; what is
-    refused, and in which words, is TensorRT-RTX 1.7.1's by test_simulated_as_real.py.
+    refused, and in which words, is TensorRT-RTX 1.7.1's, tried.
     """
 
     DLA_core = -1

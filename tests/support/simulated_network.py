@@ -25,8 +25,8 @@ def kind_of(layer: Any) -> str:
 class Tensor:
     """ITensor.
 
-    Source: NvInfer.h of release/8.5 to 10.13, `ITensor`, and python/src/infer/pyGraph.cpp; TensorRT-RTX 1.7.1
-    by test_simulated_as_real.py.
+    Source: NvInfer.h of release/8.5 to 10.13, `ITensor`, and python/src/infer/pyGraph.cpp;
+    TensorRT-RTX 1.7.1, tried.
     """
 
     def __init__(self, network: Any, name: str, dtype: str, shape: tuple[int, ...], role: str = "") -> None:

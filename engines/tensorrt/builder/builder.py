@@ -19,7 +19,7 @@ from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, make_log
 from ..plan import needs_of_build, register_plugins
-from ..runner.cuda_context import current_device
+from ..runner.cuda import current_device
 from .calibration import (
     Calibration,
     Calibrator,

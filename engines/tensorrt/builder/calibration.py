@@ -37,7 +37,7 @@ from ....tensors import format_shape
 from ...base import BuildRequest
 from ..adapter import Adapter
 from ..log import Log, setting
-from ..runner.cuda_context import PrimaryContext
+from ..runner.cuda import PrimaryContext
 from ..runner.memory import DeviceBuffer, raw
 from .profiles import InputRange
 
@@ -105,7 +105,7 @@ class Device:
             buffer = self._buffers.setdefault(name, DeviceBuffer(self._context.cuda))
             address = buffer.reserve(array.nbytes)
             if array.nbytes:
-                self._context.cuda.memcpy_htod(address, raw(array))
+                self._context.cuda.copy_to_device(address, raw(array))
             return address
 
     def close(self) -> None:

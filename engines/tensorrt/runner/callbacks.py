@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import ModelError
-from .cuda_context import PrimaryContext
+from .cuda import PrimaryContext
 from .io_tensors import numpy_dtype
 from .memory import ALIGNMENT_BYTES, DeviceBuffer, raw
 
@@ -126,11 +126,11 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
                 return True
             try:
                 array = np.empty(tuple(int(extent) for extent in shape), dtype)
-                context.driver.synchronize(stream)
+                context.cuda.synchronize(stream)
                 if array.nbytes and location == module.TensorLocation.HOST:
                     ctypes.memmove(array.ctypes.data, addr, array.nbytes)
                 elif array.nbytes:
-                    context.cuda.memcpy_dtoh(raw(array), addr)
+                    context.cuda.copy_to_host(raw(array), addr)
                 self.tensors[name] = array
             except BaseException as error:
                 self._raised = self._raised or error.with_traceback(None)

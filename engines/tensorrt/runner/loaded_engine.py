@@ -16,7 +16,7 @@ from ....errors import ModelError, first_line
 from ..adapter import Adapter
 from ..compatibility import ALLOCATIONS
 from ..plan import OpenPlan, PlanNeeds, open_plan
-from .cuda_context import PrimaryContext
+from .cuda import PrimaryContext
 from .io_tensors import read_tensors
 from .profile_choice import DeclaredProfiles, read_profiles, with_declared_values
 from .runtime_cache import RuntimeCacheFile

@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import InvalidOption, ModelError
 from .bound_context import BoundContext, Values
-from .cuda_driver import NON_BLOCKING
+from .cuda import OutOfMemory, Stream
 from .loaded_engine import LoadedEngine
 from .profile_choice import FeedShapes, Profile, fitting_profiles
 
@@ -29,7 +29,7 @@ class StreamSlot:
         captured_here = loaded.cuda_graph and not loaded.captures_itself
         self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
-        self.stream: Any = loaded.context.cuda.Stream(NON_BLOCKING)
+        self.stream: Any = Stream(loaded.context.cuda)
         try:
             self._contexts[None] = BoundContext(loaded, self.stream)
         except BaseException:
@@ -52,7 +52,7 @@ class StreamSlot:
             try:
                 bound = self._context(key)
                 bound.bind(values, feed_shapes, profile, graph=graph)
-            except (ModelError, self._loaded.context.cuda.MemoryError) as error:
+            except (ModelError, OutOfMemory) as error:
                 others = [other for other in self._contexts if other != key]
                 if not others or (key in self._contexts and isinstance(error, ModelError)):
                     raise

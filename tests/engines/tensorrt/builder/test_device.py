@@ -15,7 +15,7 @@ import qcompile
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
 from qcompile.engines.tensorrt.builder import builder, refit
-from qcompile.engines.tensorrt.runner.cuda_context import current_device
+from qcompile.engines.tensorrt.runner.cuda import current_device
 from qcompile.errors import EngineUnavailable, InvalidOption
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
