@@ -179,7 +179,7 @@ def report_stage(results: Made, ranges: Made | None, budget: Budget) -> Stage:
         "results": results.digest,
         "ranges": ranges.digest if ranges else "",
         "budget": budget.limits,
-        "tools": tool_versions("matplotlib", "jinja2"),
+        "tools": tool_versions("jinja2"),
     }
     return Stage("report", REPORT, key, work)
 

@@ -220,9 +220,7 @@ class ShowRangesCommand(Checked):
     tensors: Annotated[
         tuple[str, ...], option("Tensor to show; default: all.", flag="--tensor", metavar="NAME")
     ] = ()
-    plot: Annotated[
-        Path | None, option("File for a plot of the histograms, .svg or .png.", metavar="FILE")
-    ] = None
+    plot: Annotated[Path | None, option("File for a plot of the histograms, .svg.", metavar="FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ _PACKAGES = (
     "tensorrt",
     "tensorrt-rtx",
     "cuda-bindings",
-    "matplotlib",
 )
 
 
