@@ -30,11 +30,7 @@ _FOUR_NUMBERS = (8, 6)
 
 
 def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
-    """Refuse an engine of another TensorRT or another GPU, or without weights.
-
-    Raises:
-        ArtifactError: Saying what it was built by and for, and what is here.
-    """
+    """Refuse an engine of another TensorRT or another GPU, or without weights."""
     check_version_and_gpu(path, manifest, adapter, gpu)
     if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
         raise ArtifactError(
@@ -45,11 +41,7 @@ def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -
 
 
 def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
-    """Refuse an engine of another TensorRT or another GPU.
-
-    Raises:
-        ArtifactError: Saying what it was built by and for, and what is here.
-    """
+    """Refuse an engine of another TensorRT or another GPU."""
     built_by = str(manifest.tools.get(adapter.package, ""))
     if not _same_version(built_by, adapter.version, carries_runtime(manifest)):
         raise ArtifactError(
@@ -125,11 +117,7 @@ _WHICH = (
 
 
 def require_gpus(adapter: Adapter, gpus: Sequence[str]) -> None:
-    """Check the compute capabilities that an engine is to be built for, before any work is done.
-
-    Raises:
-        InvalidOption: If this TensorRT does not build for one of them.
-    """
+    """Check the compute capabilities that an engine is to be built for, before any work is done."""
     known = adapter.compute_capabilities()
     for gpu in gpus:
         if gpu.upper() in known:
@@ -148,11 +136,7 @@ the size of the profile itself (sampleInference.cpp of 10.16:387), as TensorRT d
 
 
 def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool) -> None:
-    """Refuse what this TensorRT cannot do to need less memory where an engine runs.
-
-    Raises:
-        InvalidOption: Naming the option and what is missing.
-    """
+    """Refuse what this TensorRT cannot do to need less memory where an engine runs."""
     needed = {
         "`allocation_strategy`": (options.allocation_strategy, "get_device_memory_size_for_profile_v2"),
         "`weight_streaming`": (options.weight_streaming, "weight_streaming_budget_v2"),
@@ -184,9 +168,6 @@ def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], de
         precision: "nvfp4" or "mxfp8".
         gpus: Compute capabilities to build for, such as "sm120"; none for a GPU of this machine.
         device: The number of that GPU.
-
-    Raises:
-        InvalidOption: Naming what lacks it, and the way out.
     """
     types: Any = adapter.module.DataType
     if not hasattr(types, _TYPES[precision]):

@@ -106,17 +106,7 @@ def needs_of_build(options: TensorRTOptions) -> PlanNeeds:
 
 
 def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) -> OpenPlan:
-    """Deserialize a plan; on the device whose context is current.
-
-    Args:
-        adapter: The TensorRT that built it.
-        plan: Its bytes, or TensorRT's `IHostMemory`.
-        needs: See `PlanNeeds`.
-        subject: What it is, for messages, such as its file.
-
-    Raises:
-        ArtifactError: If TensorRT cannot load it: other version, other GPU, damaged, a missing plugin.
-    """
+    """Deserialize a plan; on the device whose context is current."""
     log = make_log(adapter.module)
     runtime = adapter.module.Runtime(log.logger)
     try:
@@ -165,17 +155,7 @@ def _stream_weights(opened: OpenPlan, on_gpu: str, subject: str) -> None:
 
 
 def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence[str]) -> None:
-    """Register TensorRT's own plugins and load the user's libraries.
-
-    Args:
-        adapter: Which TensorRT.
-        owner: The builder or the runtime that will need them.
-        log: What TensorRT says.
-        libraries: The user's.
-
-    Raises:
-        MissingFile, InvalidOption: If a library is not there or cannot be loaded.
-    """
+    """Register TensorRT's own plugins and load the user's libraries."""
     if hasattr(adapter.module, "init_libnvinfer_plugins"):
         adapter.module.init_libnvinfer_plugins(log.logger, "")
     for path in libraries:
@@ -194,9 +174,6 @@ def _load_library(adapter: Adapter, owner: Any, path: str) -> None:
     trtexec's `--staticPlugins`, Polygraphy's `--plugins`). `IPluginRegistry::loadLibrary`, from 8.6 on,
     refuses them: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1); it is for those of
     trtexec's `--dynamicPlugins` (samples/trtexec/README.md).
-
-    Raises:
-        OSError: If it cannot be loaded.
     """
     library = open_library(path)
     if hasattr(adapter.module.Builder, "get_plugin_registry") and any(
@@ -206,9 +183,5 @@ def _load_library(adapter: Adapter, owner: Any, path: str) -> None:
 
 
 def open_library(path: str) -> Any:
-    """Load a library into the process, where it stays.
-
-    Raises:
-        OSError: If it cannot be loaded.
-    """
+    """Load a library into the process, where it stays."""
     return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)

@@ -17,11 +17,7 @@ _VERBOSITY = {"": "DETAILED", "detailed": "DETAILED", "layer-names": "LAYER_NAME
 
 
 def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: TensorRTOptions) -> None:
-    """Set everything but precision, GPUs, profiles, calibrator and timing cache.
-
-    Raises:
-        InvalidOption: If this TensorRT lacks an option or refuses its value, in its own words.
-    """
+    """Set everything but precision, GPUs, profiles, calibrator and timing cache."""
     module, name = adapter.module, adapter.name
     adapter.share_profiles(config)
     config.profiling_verbosity = verbosity(adapter, "detailed")  # the proof reads every layer
@@ -126,11 +122,7 @@ def _use_dla(adapter: Adapter, builder: Any, config: Any, options: TensorRTOptio
 
 
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:
-    """Add optimization profiles.
-
-    Raises:
-        BuildError: If TensorRT refuses one, naming the input and its range.
-    """
+    """Add optimization profiles."""
     for number, ranges in enumerate(profiles, 1):
         profile = builder.create_optimization_profile()
         for item in ranges:
@@ -142,11 +134,7 @@ def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRan
 
 
 def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
-    """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only.
-
-    Raises:
-        BuildError: If TensorRT refuses it.
-    """
+    """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only."""
     profile = builder.create_optimization_profile()
     for item in ranges:
         _give(profile, item)

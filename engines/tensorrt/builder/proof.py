@@ -17,8 +17,7 @@ from ....model.graph import weighted_nodes
 from ....model.weightless import read_weightless
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter
-from .engine_layers import UNREPORTED, EngineLayer, in_metadata
-from .inspector import Inspection
+from .inspector import UNREPORTED, EngineLayer, Inspection, in_metadata
 
 if TYPE_CHECKING:
     import onnx

@@ -115,7 +115,7 @@ def test_calibration_copies_to_it(
         def close(self) -> None:
             """Nothing to free."""
 
-    monkeypatch.setattr(builder, "Device", Memory)
+    monkeypatch.setattr(calibration, "Device", Memory)
     data = str(samples("residual"))
     machine("8.5.3").build(
         tiny_file("residual"), "int8", calibrator="native", data=data, options={"device": 1}
