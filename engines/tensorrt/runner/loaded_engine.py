@@ -212,8 +212,8 @@ _MAGIC = b"qcompile runtime cache 1\n"
 class RuntimeCacheFile:
     """The kernels that TensorRT-RTX compiled for an engine, in a file beside it: the next process need not.
 
-    TensorRT-RTX itself refuses a cache of another version, GPU or driver (`IRuntimeCache.deserialize` of 1.7).
-    What it cannot know is whether the file is whole and which engine it is of: the header says both.
+    TensorRT-RTX refuses a cache of another version, GPU or driver (`IRuntimeCache.deserialize` of 1.7). It
+    cannot know whether the file is whole and which engine it is of: the header says both.
 
     Args:
         engine: The engine's file.

@@ -42,7 +42,7 @@ class StreamSlot:
         return tuple(self._contexts.values())
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
-        """Bind the execution context for these shapes: a new one if there is room, else the oldest's place."""
+        """Bind the context for these shapes: a new one if there is room, else the oldest's place."""
         key = feed_shapes.key if self._kept > 1 else None
         while True:
             try:

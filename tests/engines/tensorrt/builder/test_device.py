@@ -14,7 +14,7 @@ from simulated_machine import GPU, Machine, install
 import qcompile
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
-from qcompile.engines.tensorrt.builder import builder, refit
+from qcompile.engines.tensorrt.builder import builder, calibration, refit
 from qcompile.engines.tensorrt.runner.cuda import current_device
 from qcompile.errors import EngineUnavailable, InvalidOption
 from qcompile.spec.artifacts import BuildSpec
