@@ -1,26 +1,12 @@
 """Differences between TensorRT's versions. No other file asks for a version.
 
-|                                          | 8.5 | 8.6 | 10.x | 11.x | TensorRT-RTX |
-|------------------------------------------|-----|-----|------|------|--------------|
-| builder flags FP16, INT8 (weak types)    | yes | yes | yes  | gone | gone         |
-| INT8 calibrators (weak types)            | yes | yes | yes  | gone | gone         |
-| strongly typed networks                  | no  | no  | yes  | only | only         |
-| EXPLICIT_BATCH must be asked for         | yes | yes | no   | gone | gone         |
-| operators and opset its parser reads     | see `parser_operators`                 ||||
-| optimization level, hardware and version compatibility | no | yes | yes | yes | level alone |
-| progress monitor, stripped weights, refit from ONNX    | no | no  | yes | yes | yes         |
-| timing cache                             | yes | yes | yes  | yes  | does nothing |
-| builds with no GPU, for others           | no  | no  | no   | no   | yes          |
-| contexts may share a profile             | no  | (1) | yes  | yes  | yes          |
-| tells whether a stream can be captured   | no  | no  | no   | no   | yes          |
-| own CUDA graphs; runtime cache of kernels | no | no  | no   | no   | from 1.2 on; yes |
-| deep learning accelerators (DLA)         | yes | yes | to 10.7 | from 11.4 on | no  |
+docs/tensorrt.md has the table ("Differences between versions"). Each row is read from the module itself: a name
+that is there is used. Only what no name tells is decided by which module it is: TensorRT-RTX keeps names that do
+nothing there. The parsers' operators and opsets are data (`parser_operators`).
 
-1. If the engine was built with the preview feature PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says
-   "the default value for this flag is on and can not be changed".
-
-Each row is read from the module itself, not from its version number: a name that is there is used. Only
-what no name tells is decided by which module it is: TensorRT-RTX keeps names that do nothing there.
+Contexts may share a profile from 8.6 on: there if the engine was built with the preview feature
+PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says "the default value for this flag is on and can not be
+changed".
 """
 
 from __future__ import annotations
@@ -36,13 +22,7 @@ from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-_WEAK_FLAGS = {
-    "fp32": (),
-    "tf32": (),
-    "fp16": ("FP16",),
-    "bf16": ("BF16",),
-    "int8": ("INT8",),
-}
+_WEAK_FLAGS = {"fp32": (), "tf32": (), "fp16": ("FP16",), "bf16": ("BF16",), "int8": ("INT8",)}
 """Builder flags that permit a precision where types are weak."""
 
 _IN_GRAPH = ("int8", "int4", "fp8", *BLOCK_FORMATS)
@@ -158,12 +138,8 @@ class Adapter:
             weak: Whether types must be weak although they could be strong: calibrators need that.
         """
         flags = self.module.NetworkDefinitionCreationFlag
-        value = 0
-        if self.strongly_typed and not weak:
-            value |= 1 << int(flags.STRONGLY_TYPED)
-        elif hasattr(flags, "EXPLICIT_BATCH"):
-            value |= 1 << int(flags.EXPLICIT_BATCH)
-        return value
+        name = "STRONGLY_TYPED" if self.strongly_typed and not weak else "EXPLICIT_BATCH"
+        return 1 << int(getattr(flags, name)) if hasattr(flags, name) else 0
 
     def set_precision(
         self,

@@ -14,7 +14,7 @@ and a GPU that have them:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -
 def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
     """Refuse an engine of another TensorRT or another GPU."""
     built_by = str(manifest.tools.get(adapter.package, ""))
-    if not _same_version(built_by, adapter.version, carries_runtime(manifest)):
+    if not _same_version(built_by, adapter.version, carries_runtime(manifest.options)):
         raise ArtifactError(
             f"{path}: was built by {adapter.package} {built_by or 'of unknown version'}; "
             f"here is {adapter.version}",
@@ -52,10 +52,14 @@ def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu:
         )
     listed = manifest.device.get("gpus")
     gpus = [str(name) for name in listed] if isinstance(listed, list) else []
-    if not _runs_on(gpus, gpu, str(manifest.options.get("hardware_compatible") or "")):
+    portable = manifest.options.get("hardware_compatible") == "ampere+"
+    number = re.fullmatch(r"sm(\d+)", gpu.architecture)
+    from_ampere_on = number is not None and int(number[1]) >= _AMPERE
+    if gpu.architecture not in gpus and not (portable and from_ampere_on):
+        name = manifest.device.get("gpu")
         raise ArtifactError(
             f"{path}: was built for {', '.join(gpus) or 'an unknown GPU'}"
-            f"{_named(manifest)}; here is {gpu.name} ({gpu.architecture})",
+            f"{f' ({name})' if name else ''}; here is {gpu.name} ({gpu.architecture})",
             hint="build it for this GPU, or with `hardware_compatible` ampere+",
             file=path,
         )
@@ -66,13 +70,12 @@ def target_of(plan: bytes) -> str:
     return "tensorrt-rtx" if plan.startswith(_RTX_MAGIC) else "tensorrt"
 
 
-def carries_runtime(manifest: Manifest) -> bool:
+def carries_runtime(options: Mapping[str, object]) -> bool:
     """Whether an engine holds the lean runtime, which newer versions run it with, as host code.
 
     Without it only its own version loads it, unless the lean library of that version is given to
     `IRuntime::loadRuntime` (NvInferRuntime.h).
     """
-    options = manifest.options
     return bool(options.get("version_compatible")) and not options.get("exclude_lean_runtime")
 
 
@@ -92,22 +95,6 @@ def _same_version(built_by: str, here: str, compatible: bool) -> bool:
         return True
     count = min(len(built), len(present), 4 if built >= _FOUR_NUMBERS else 3)
     return built[:count] == present[:count]
-
-
-def _runs_on(gpus: list[str], gpu: Gpu, level: str) -> bool:
-    if gpu.architecture in gpus:
-        return True
-    return level == "ampere+" and _number(gpu.architecture) >= _AMPERE
-
-
-def _number(architecture: str) -> int:
-    digits = architecture.removeprefix("sm")
-    return int(digits) if digits.isdecimal() else 0
-
-
-def _named(manifest: Manifest) -> str:
-    name = manifest.device.get("gpu")
-    return f" ({name})" if name else ""
 
 
 _WHICH = (

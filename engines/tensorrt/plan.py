@@ -21,7 +21,7 @@ of them can load, all of them can, in this process or in a fresh one:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 from ...artifact import Manifest
 from ...errors import ArtifactError, InvalidOption, MissingFile
 from ...files import require_file
-from ...spec.tensorrt import TensorRTOptions, weights_on_gpu
+from ...spec.tensorrt import weights_on_gpu
 from .adapter import Adapter
 from .compatibility import carries_runtime
 from .log import Log, last_error, make_log, setting
@@ -83,25 +83,17 @@ def needs_of(manifest: Manifest | None) -> PlanNeeds:
     The caller has compared the file with its manifest, or the user trusts it (`engines.load`). A file without
     manifest is loaded only if the user trusts it, and may then hold host code.
     """
-    if manifest is None:
-        return PlanNeeds(host_code=True)
-    options = manifest.options
-    plugins: Any = options.get("plugins") or ()
-    core: Any = options.get("dla_core", -1)
+    return PlanNeeds(host_code=True) if manifest is None else needs_of_options(manifest.options)
+
+
+def needs_of_options(options: Mapping[str, Any]) -> PlanNeeds:
+    """Return what an engine needs that was built with options."""
     return PlanNeeds(
-        tuple(str(path) for path in plugins),
-        carries_runtime(manifest),
-        int(core),
+        tuple(str(path) for path in options.get("plugins") or ()),
+        carries_runtime(options),
+        int(options.get("dla_core", -1)),
         str(options.get("weight_streaming") or ""),
         str(options.get("allocation_strategy") or ""),
-    )
-
-
-def needs_of_build(options: TensorRTOptions) -> PlanNeeds:
-    """Return what an engine needs that was just built with options."""
-    carries = options.version_compatible and not options.exclude_lean_runtime
-    return PlanNeeds(
-        options.plugins, carries, options.dla_core, options.weight_streaming, options.allocation_strategy
     )
 
 

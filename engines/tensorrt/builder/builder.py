@@ -18,7 +18,7 @@ from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, build_failure, make_log
-from ..plan import needs_of_build, register_plugins
+from ..plan import needs_of_options, register_plugins
 from ..runner.cuda import current_device
 from .calibration import Calibrator, Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
 from .configure import add_profiles, build_routes, configure, set_calibration_profile, verbosity
@@ -26,7 +26,7 @@ from .inspector import Inspection, inspect_plan, twin_differs
 from .monitor import interrupt_deferred, make_monitor
 from .network import keep_layers, mark_debug_tensors, parse, set_formats, shape_tensors
 from .profiles import InputRange, make_profiles
-from .proof import ComputeLayer, by_precision, compute_layers, prove
+from .proof import ComputeLayer, by_precision, compute_layers, inspector_warnings, prove
 from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache
 
@@ -169,16 +169,14 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     if is_twin:  # the engine itself tells less than the proof must read
         prepared.config.profiling_verbosity = asked
         plan = _built(adapter, request, prepared, feeder)
-        needs = needs_of_build(request.spec.tensorrt)
+        needs = needs_of_options(vars(request.spec.tensorrt))
         differs = twin_differs(adapter, plan, needs, inspections[0])
     unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
-    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
-    proof = {
-        **proven.proof,
-        "network_layers": int(prepared.network.num_layers),
-        "profiles": _profiles_json(prepared.profiles),
-        "has_run": False,
-    }
+    weak = _weak(adapter, request)
+    layers, planned, reached, proof = prove(adapter, request, prepared.layers, inspections, weak=weak)
+    proof["network_layers"] = int(prepared.network.num_layers)
+    proof["profiles"] = _profiles_json(prepared.profiles)
+    proof["has_run"] = False
     if scales is not None:
         proof["calibrator"] = "ranges" if feeder is None else _calibrator(request)
         proof["calibration_batches"] = 0 if feeder is None else feeder.fed
@@ -189,16 +187,22 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     return BuildOutcome(
         kind="engine",
         io=model_io(model),
-        planned=proven.planned,
-        reached=proven.reached,
+        planned=planned,
+        reached=reached,
         proof=proof,
         device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.spec.gpus)},
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*prepared.warnings, *prepared.log.warnings, *proven.warnings, *differs, *unkept),
+        warnings=(
+            *prepared.warnings,
+            *prepared.log.warnings,
+            *inspector_warnings(inspections),
+            *differs,
+            *unkept,
+        ),
         calibration_cache=feeder.cache if feeder is not None else b"",
-        layers=proven.layers,
+        layers=layers,
     )
 
 
@@ -231,7 +235,7 @@ def _inspected(adapter: Adapter, request: BuildRequest, prepared: Prepared, plan
     if prepared.gpu is None:
         return []
     request.progress("inspect")
-    return inspect_plan(adapter, plan, needs_of_build(request.spec.tensorrt), prepared.profiles)
+    return inspect_plan(adapter, plan, needs_of_options(vars(request.spec.tensorrt)), prepared.profiles)
 
 
 def _weak(adapter: Adapter, request: BuildRequest) -> bool:

@@ -125,8 +125,12 @@ class EngineLayer:
 
     @property
     def is_block(self) -> bool:
-        """Whether it is a fused block of TensorRT's second compiler, whose types are not those inside."""
-        return _is_block(self.name, self.kind, self.tactic)
+        """Whether it is a fused block of TensorRT's second compiler, whose types are not those inside.
+
+        A kernel inside a block that tells its operands is none: "gemm", or "fusion" with such a tactic.
+        """
+        fused = self.kind.lower() in _BLOCKS and not _OPERANDS.search(self.tactic)
+        return fused or "{ForeignNode[" in self.name
 
     @property
     def multiplies(self) -> bool:
@@ -224,8 +228,8 @@ def _read_entries(entries: Sequence[object], profile: int) -> Inspection:
 
 def _layer(entry: dict[str, Any]) -> EngineLayer:
     name, kind, tactic = _name(entry), _text(entry, "LayerType"), _text(entry, "TacticName")
-    precision = UNREPORTED if _is_block(name, kind, tactic) else _told(entry, tactic)
-    return EngineLayer(name, kind, precision, tactic, members(name, _text(entry, "Metadata")))
+    layer = EngineLayer(name, kind, UNREPORTED, tactic, members(name, _text(entry, "Metadata")))
+    return layer if layer.is_block else replace(layer, precision=_told(entry, tactic))
 
 
 def _told(entry: dict[str, Any], tactic: str) -> str:
@@ -249,11 +253,6 @@ def spelled_precision(spelled: object) -> str:
     if lowered.startswith("n/a"):  # "N/A due to dynamic shapes"
         return UNREPORTED
     return next((name for pattern, name in _SPELLINGS if re.search(pattern, lowered)), UNREPORTED)
-
-
-def _is_block(name: str, kind: str, tactic: str) -> bool:
-    """A kernel inside a block that tells its operands is none: "gemm", or "fusion" with such a tactic."""
-    return "{ForeignNode[" in name or (kind.lower() in _BLOCKS and not _OPERANDS.search(tactic))
 
 
 def _name(entry: object) -> str:
