@@ -12,8 +12,10 @@ VERSION = "0.3.0"
 
 _SIGNED = "`minisign` or `cosign` signs the manifest, which holds the file's digest"
 
+_BALANCED = "`quantize` balances channels by itself where it has data"
+
 COMMANDS: Mapping[str, str] = {
-    "balance": "`quantize` balances channels by itself where it has data",
+    "balance": _BALANCED,
     "sign": _SIGNED,
     "verify": _SIGNED,
 }
@@ -24,11 +26,16 @@ _LOAD = (
 )
 
 OPTIONS: Mapping[str, str] = {
-    "calibrate.balance": "`quantize` balances channels by itself; its option is `balance`",
+    "calibrate.balance": _BALANCED,
+    "calibrator=ours": "its name is `ranges`",
+    "form": "its name is `quant_format`",
+    "processor": "its name is `isa`",
     **dict.fromkeys(("rate", "rates", "p99_below", "p99_below_ms"), _LOAD),
+    "rest": "its name is `float_precision`",
     "verify_key": _SIGNED,
 }
-"""Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
+"""Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it,
+"KEY=VALUE" where a value went."""
 
 SOURCES: Mapping[str, str] = dict.fromkeys(
     ("kserve", "triton"), "`perf_analyzer` measures what a server holds; `bench` and `diff` take its file"

@@ -30,8 +30,7 @@ from ....model.pytorch import import_torch
 from ....model.saturating_kernels import SaturatingKernels, saturating_kernels
 from ....processor import resolve_isa
 from ....progress import quiet
-from ....spec.artifacts import QuantizeOptions
-from ....spec.decode import with_former_names
+from ....spec.decode import current_isas, deprecated
 from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
 from ..int8.pair_limits import pair_limits
 from .onnx_translations import TRAINED_FOR, onnx_translations, register_operators
@@ -57,7 +56,6 @@ _VIEWS = frozenset(
 )
 
 
-@with_former_names(QuantizeOptions)
 def prepare(
     model: torch.nn.Module,
     example_inputs: Any,
@@ -88,6 +86,7 @@ def prepare(
     """
     if target not in GRAPH_TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
+    isa = current_isas({"isa": isa}, deprecated)["isa"]
     if isa not in ISAS:
         raise InvalidOption(f"isa {isa!r} is unknown; known are {', '.join(ISAS)}")
     isa = resolve_isa(isa, target)
