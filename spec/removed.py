@@ -25,16 +25,22 @@ _LOAD = (
     "`perf_analyzer` or MLPerf LoadGen let requests arrive by themselves; `--clients` measures calls at once"
 )
 
+_INSPECT = "a column of `--nodes` has the advice; `doctor --gpu` says what a GPU takes"
+
 OPTIONS: Mapping[str, str] = {
     "calibrate.balance": _BALANCED,
-    "calibrator=ours": "its name is `ranges`",
+    "calibrator=ours": "its name is ranges",
     "form": "its name is `quant_format`",
+    "inspect.gpu": _INSPECT,
+    "inspect.i": _INSPECT,
+    "inspect.input": _INSPECT,
     "processor": "its name is `isa`",
     **dict.fromkeys(("rate", "rates", "p99_below", "p99_below_ms"), _LOAD),
     "rest": "its name is `float_precision`",
+    "tensor_cores": _INSPECT,
     "verify_key": _SIGNED,
 }
-"""Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it,
+"""Option, as its key in a recipe, to what to use instead; "TABLE.KEY" or "COMMAND.KEY" where others keep it,
 "KEY=VALUE" where a value went."""
 
 SOURCES: Mapping[str, str] = dict.fromkeys(
@@ -48,10 +54,11 @@ def removed_command(name: str) -> str:
     return _sentence(name, COMMANDS.get(name))
 
 
-def removed_option(name: str) -> str:
-    """Return what to say of an option that went, by its flag or key ("bench.rates"), or an empty text."""
-    key = name.removeprefix("--").removeprefix("no-").replace("-", "_")
-    return _sentence(name, OPTIONS.get(key) or OPTIONS.get(key.rpartition(".")[2]))
+def removed_option(name: str, command: str = "") -> str:
+    """Return what to say of an option that went, by flag or key ("bench.rates"), or an empty text."""
+    key = name.lstrip("-").removeprefix("no-").replace("-", "_")
+    keys = (f"{command}.{key}", key, key.rpartition(".")[2])
+    return _sentence(name, next((OPTIONS[one] for one in keys if one in OPTIONS), None))
 
 
 def removed_source(text: str) -> str:

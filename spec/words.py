@@ -11,6 +11,9 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp
 """What an artifact computes in."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
+TensorCorePrecision = Literal["tf32", "fp16", "bf16", "int8", "fp8", "mxfp8", "int4", "nvfp4"]
+"""What Tensor Cores multiply."""
+
 BuildPrecision = Literal[Precision, "best"]
 
 GraphPrecision = Literal["int8", "fp8", "int4", "nvfp4", "mxfp8", "fp16", "bf16"]

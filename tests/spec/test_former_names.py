@@ -32,7 +32,7 @@ REMOVED = [
     ("rest", "bf16", "`float_precision`"),
     ("processor", "avx2", "`isa`"),
     ("form", "qdq", "`quant_format`"),
-    ("calibrator", "ours", "`ranges`"),
+    ("calibrator", "ours", "ranges"),
 ]
 
 
