@@ -10,7 +10,7 @@ import pytest
 from packaged import build, copy_source, environment, share_all
 from readme_walk import README, ROOT, block, check_python, check_walk, copy_example
 
-PROMISES = (ROOT / "docs/promises.md").read_text(encoding="utf-8")
+PROMISES = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
 WRITTEN = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
 
 
