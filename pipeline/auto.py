@@ -127,7 +127,17 @@ def auto(
         metric=metric, max_time_s=max_time_s, trust=trust, force=force,
         output=Path(output) if output is not None else None,
     )  # fmt: skip
-    if not (data or evaluation):
+    return find_artifact(asked, executor, progress, listener)
+
+
+def find_artifact(
+    asked: AutoCommand,
+    executor: Executor | None = None,
+    progress: Progress = silent,
+    listener: StageListener | None = None,
+) -> AutoResult:
+    """Find the artifact of a model to use, as `auto`."""
+    if not (asked.data or asked.evaluation):
         raise InvalidOption(
             "`data`: is missing; a budget of accuracy needs samples to measure it on",
             hint="give `data`, or `evaluation` and `calibration`",
