@@ -22,10 +22,9 @@ from ..processor import processor
 from ..progress import Progress, silent
 from ..tensors import ModelIO
 from .metrics.accuracy import read_metric
-from .metrics.evaluated import Evaluated, merge
+from .metrics.evaluated import Evaluated, load_scores, merge, read_subject, save_scores
 from .metrics.metric import Metric
 from .metrics.quality import check_evaluation, described_inputs, evaluate_batches
-from .metrics.scores_file import load_scores, read_subject, save_scores
 from .outputs import RunnableArtifact, save_feeds, shared_io, timing_feeds
 from .recorder import Recorder
 from .runnables import choose_runnables, row_of

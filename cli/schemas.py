@@ -10,7 +10,7 @@ import msgspec
 
 from ..artifact.file_types import manifest_schema
 from ..artifact.signing import Signature
-from ..bench.metrics import scores_file
+from ..bench.metrics import evaluated
 from ..calibration import ranges_file
 from ..comparison.layers.file_types import layers_schema
 from ..spec.recipes import recipe_schema
@@ -25,7 +25,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         "manifest": manifest_schema(),
         "layers": layers_schema(),
         "ranges": ranges_file.header_schema(),
-        "scores": scores_file.header_schema(),
+        "scores": evaluated.header_schema(),
         "signature": msgspec.json.schema(Signature),
     }
     files = {f"{name}.schema.json": described(f"qcompile {name}", one) for name, one in made.items()}

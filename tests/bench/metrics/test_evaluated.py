@@ -16,11 +16,17 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from qcompile.bench.metrics.accuracy import METRICS, ScoreSums, accuracy, read_metric
-from qcompile.bench.metrics.evaluated import Answers, Evaluated, merge
-from qcompile.bench.metrics.f1 import EntityF1
+from qcompile.bench.metrics.classes import EntityF1
+from qcompile.bench.metrics.evaluated import (
+    Answers,
+    Evaluated,
+    load_scores,
+    merge,
+    read_subject,
+    save_scores,
+)  # fmt: skip
 from qcompile.bench.metrics.metric import Metric, Truth
 from qcompile.bench.metrics.running_difference import RunningDifference
-from qcompile.bench.metrics.scores_file import load_scores, read_subject, save_scores
 from qcompile.bench.results.row_json import accuracy_json, difference_json
 from qcompile.errors import ArtifactError, DataError, MissingFile
 
@@ -222,8 +228,8 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         load_scores(path, metric_of("top1"))  # scored by another
     with safe_open(path, framework="np") as file:
         header, arrays = file.metadata()["qcompile"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(arrays, path, metadata={"qcompile": header.replace('"version": 1', '"version": 9')})
-    with pytest.raises(ArtifactError, match="evaluation of version 9; this qcompile reads 1"):
+    save_file(arrays, path, metadata={"qcompile": header.replace('"version": 2', '"version": 9')})
+    with pytest.raises(ArtifactError, match="evaluation of version 9; this qcompile reads 2"):
         load_scores(path, metric)
     with pytest.raises(MissingFile):
         load_scores(tmp_path / "none", metric)
