@@ -11,7 +11,6 @@ from ..files import write_text, writing
 from ..model.multiply_adds import multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
 from ..model.source import digest_source, parse_source
-from ..model.tensor_sizes import require_tensor_sizes
 from ..model.weightless import fingerprint
 from ..spec.decode import changed
 from .base import BuildOutcome, BuildRequest, Engine
@@ -36,13 +35,10 @@ def build_engine(request: BuildRequest) -> Artifact:
         InvalidOption: If it does not have what the spec asks for.
         IntentNotReached: If what came out is not what was asked for.
         BuildError: If the runtime refuses the model.
-        ModelError: If the graph makes a tensor over the limit (`model.tensor_sizes`).
     """
     spec = request.spec
     chosen = require_builder(spec.target)
     chosen.check(spec)
-    if chosen.takes == "onnx":
-        require_tensor_sizes(Path(request.model))
     final = Path(request.output)
     with writing(final) as path:
         outcome = _build(chosen, request, path)

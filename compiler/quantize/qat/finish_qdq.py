@@ -1,13 +1,11 @@
 """Finish an exported Q/DQ graph for a target; trained scales stay unchanged.
 
-1. Constants: weights behind QuantizeLinear (and Clip, Transpose, Reshape) become stored integers.
-2. One pair for one grid: a pair right behind a pair of the same scale goes away, and equal pairs on one
-   tensor become one.
-3. ONNX Runtime and OpenVINO: a mean over height and width is GlobalAveragePool, for which they have integer
+1. A stored weight is transposed instead of what is dequantized from it.
+2. ONNX Runtime and OpenVINO: a mean over height and width is GlobalAveragePool, for which they have integer
    kernels.
-4. ONNX Runtime: the bias of Conv and Gemm becomes int32 with scale = input scale * weight scale, without
+3. ONNX Runtime: the bias of Conv and Gemm becomes int32 with scale = input scale * weight scale, without
    which nothing is fused. What stays in float is kept from being quantized there.
-5. TensorRT: weights are float behind a pair, which its parsers take from 8.5 on.
+4. TensorRT: weights are float behind a pair, which its parsers take from 8.5 on.
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....calibration.qparams import QParams, dequantize, per_channel
+from ....calibration.qparams import QParams, dequantize
 from ....errors import InvalidOption, QuantizationError
 from ....model.graph import attribute, consumers, infer_shapes, producers
 from ....model.graph_edits import (
     drop_unread,
     drop_unused_initializers,
     name_nodes,
-    set_nodes,
     store,
     store_constants,
 )
@@ -36,9 +33,6 @@ from ...opset.layers_apart import keep_layers_apart
 if TYPE_CHECKING:
     import onnx
 
-_FOLDED = frozenset(
-    ["QuantizeLinear", "Clip", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Identity"]
-)
 _LARGEST_INT32 = 2**31 - 1
 
 
@@ -46,7 +40,7 @@ def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
     """Return a copy of a model that was exported with its Q/DQ, complete for a target.
 
     Args:
-        model: From `torch.onnx.export` of `qat.convert`'s result, or of torchao's `convert_pt2e`.
+        model: From `torch.onnx.export` of what torchao's `convert_pt2e` returned.
         target: What the result is for.
 
     Raises:
@@ -56,10 +50,12 @@ def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
     """
     if target not in GRAPH_TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
-    model = fold_weights(model)
+    model = copy_model(model)
     graph = model.graph
+    name_nodes(graph)
+    store_constants(graph)
     _check_scales(graph, target)
-    _drop_repeated_pairs(graph)
+    _fold_transposes(graph)
     if target != "tensorrt":
         _pool_means(model)
     if target == "onnxruntime":
@@ -71,59 +67,13 @@ def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
     return model
 
 
-def fold_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model whose quantized weights are stored integers behind one DequantizeLinear.
-
-    w ─ Q ─ DQ ─ Transpose ─ MatMul      becomes      wᵀ (int8) ─ DQ ─ MatMul
-    """
-    copy = copy_model(model)
-    name_nodes(copy.graph)
-    store_constants(copy.graph)
-    stored = {tensor.name: tensor for tensor in copy.graph.initializer}
-    _fold_constants(copy, stored)
-    _fold_transposes(copy.graph, stored)
-    drop_unused_initializers(copy.graph)
-    return copy
-
-
-def _fold_constants(model: onnx.ModelProto, stored: dict[str, Any]) -> None:
-    from onnx import numpy_helper
-    from onnx.reference import ReferenceEvaluator
-
-    kept = []
-    outputs = {value.name for value in model.graph.output}
-    for node in model.graph.node:
-        names = [name for name in node.input if name]
-        constant = node.op_type in _FOLDED and names and all(name in stored for name in names)
-        if not constant or outputs & set(node.output):
-            kept.append(node)
-            continue
-        feeds = {name: numpy_helper.to_array(stored[name]) for name in names}
-        (array,) = ReferenceEvaluator(_one_node(model, node, feeds)).run(None, feeds)
-        _add(model.graph, stored, node.output[0], np.ascontiguousarray(array))
-    set_nodes(model.graph, kept)
-
-
-def _one_node(
-    model: onnx.ModelProto, node: onnx.NodeProto, feeds: dict[str, NDArray[Any]]
-) -> onnx.ModelProto:
-    import onnx
-
-    values = [
-        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for name, a in feeds.items()
-    ]
-    result = onnx.helper.make_empty_tensor_value_info(node.output[0])
-    graph = onnx.helper.make_graph([node], "one", values, [result])
-    return onnx.helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
-
-
-def _fold_transposes(graph: onnx.GraphProto, stored: dict[str, Any]) -> None:
+def _fold_transposes(graph: onnx.GraphProto) -> None:
     """Transpose stored integers instead of what is dequantized from them."""
     import onnx
     from onnx import numpy_helper
 
     made_by = producers(graph)
+    stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in list(graph.node):
         before = made_by.get(node.input[0]) if node.op_type == "Transpose" else None
         if before is None or before.op_type != "DequantizeLinear" or before.input[0] not in stored:
@@ -138,39 +88,6 @@ def _fold_transposes(graph: onnx.GraphProto, stored: dict[str, Any]) -> None:
                 "DequantizeLinear", [name, *before.input[1:]], list(node.output), node.name, axis=axis
             )
         )
-    drop_unread(graph, ("QuantizeLinear", "DequantizeLinear"))
-
-
-def _drop_repeated_pairs(graph: onnx.GraphProto) -> None:
-    """As case 2 says; to be kept are pairs on both sides of an operator."""
-    from onnx import numpy_helper
-
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-
-    def points(node: Any) -> tuple[Any, ...]:
-        arrays = [stored.get(name) for name in node.input[1:]]
-        values = [
-            name if a is None else (a.dtype.str, a.tobytes())
-            for name, a in zip(node.input[1:], arrays, strict=True)
-        ]
-        return (*values, attribute(node, "axis", 1))
-
-    made_by = producers(graph)
-    seen: dict[Any, onnx.NodeProto] = {}
-    renamed: dict[str, str] = {}
-    outputs = {value.name for value in graph.output}
-    for node in graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or outputs & set(node.output):
-            continue
-        first = seen.setdefault((node.op_type, node.input[0], points(node)), node)
-        if first is not node:
-            renamed[node.output[0]] = first.output[0]
-        before: Any = made_by.get(node.input[0])
-        if node.op_type != "QuantizeLinear" or before is None or before.op_type != "DequantizeLinear":
-            continue
-        if points(before) == points(node):
-            renamed[node.output[0]] = before.input[0]
     drop_unread(graph, ("QuantizeLinear", "DequantizeLinear"))
 
 
@@ -229,7 +146,7 @@ def _quantized_operands(graph: onnx.GraphProto) -> Iterator[tuple[Any, Any, Any]
 
 
 def _quantize_biases(graph: onnx.GraphProto) -> None:
-    """Store the bias as int32; where it would not fit, the channel's weight gets a coarser scale."""
+    """Store the bias as int32, where it fits."""
     import onnx
     from onnx import numpy_helper
 
@@ -244,13 +161,9 @@ def _quantize_biases(graph: onnx.GraphProto) -> None:
         if values.ndim != 1 or scale.size != 1 or scales.size not in (1, values.size):
             continue
         steps = scale.reshape(()) * np.broadcast_to(scales, values.shape)
-        least = np.abs(values) / _LARGEST_INT32
-        if (steps < least).any():
-            scales = _coarsen(
-                graph, stored, weight, np.maximum(steps, least * (1 + 1e-6)) / scale.reshape(())
-            )
-            steps = scale.reshape(()) * scales
-        integers = np.clip(np.rint(values / steps), -_LARGEST_INT32, _LARGEST_INT32).astype(np.int32)
+        if (np.abs(values) > steps * _LARGEST_INT32).any():
+            continue  # of a channel whose weights are almost zero: the layer adds it as a float
+        integers = np.rint(values / steps).astype(np.int32)
         name = f"{bias}/{node.name}"
         _add(graph, stored, f"{name}/int32", integers)
         _add(graph, stored, f"{name}/scale", steps.astype(np.float32))
@@ -261,29 +174,6 @@ def _quantize_biases(graph: onnx.GraphProto) -> None:
         )
         graph.node.insert(list(graph.node).index(node), dequantize)
         node.input[2] = dequantize.output[0]
-
-
-def _coarsen(
-    graph: onnx.GraphProto, stored: dict[str, Any], weight: Any, scales: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Round a stored weight again, to scales per channel that are larger where they must be."""
-    from onnx import numpy_helper
-
-    integers = numpy_helper.to_array(stored[weight.input[0]])
-    old = numpy_helper.to_array(stored[weight.input[1]])
-    ratios = np.broadcast_to(old, scales.shape) / scales
-    ratio = per_channel(ratios, attribute(weight, "axis", 1) if old.ndim else 0, integers.ndim)
-    made = {
-        "int8": np.rint(integers * ratio).astype(integers.dtype),
-        "scale": scales.astype(np.float32),
-        "zero_point": np.zeros(scales.shape, integers.dtype),
-    }
-    for index, (kind, array) in enumerate(made.items()):
-        name = f"{weight.output[0]}/{kind}"
-        _add(graph, stored, name, array)
-        weight.input[index] = name
-    coarser: NDArray[np.float64] = made["scale"].astype(np.float64)
-    return coarser
 
 
 def _unfold_weights(graph: onnx.GraphProto) -> None:

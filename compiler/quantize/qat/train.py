@@ -47,6 +47,8 @@ _IN_PLACE = frozenset(
     feature_dropout_ add_ sub_ mul_ div_
     """.split()
 )
+
+
 @with_former_names(QuantizeOptions)
 def prepare(
     model: torch.nn.Module,
@@ -218,11 +220,7 @@ def _without_mutation(graph: torch.fx.Graph) -> None:
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         value = node.args[0] if operator(node) in _IN_PLACE else None
-        if (
-            value is None
-            or operator(value) in VIEWS
-            or any(operator(user) in VIEWS for user in value.users)
-        ):
+        if value is None or operator(value) in VIEWS or any(operator(user) in VIEWS for user in value.users):
             continue
         node.target = getattr(getattr(torch.ops.aten, operator(node)[:-1]), node.target._overloadname)
         for reader in [user for user in value.users if order[user] > order[node]]:
