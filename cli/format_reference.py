@@ -84,7 +84,7 @@ FORMATS = (
     Format(
         "Signature",
         "signature.schema.json",
-        "`NAME.sig` lies beside an artifact that [`sign`](../integrity.md) signed: the HMAC-SHA256 of "
+        "`NAME.sig` lies beside an artifact that [`sign`](../security.md) signed: the HMAC-SHA256 of "
         "its manifest.",
     ),
     Format(

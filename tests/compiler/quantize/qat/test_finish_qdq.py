@@ -51,7 +51,7 @@ def quantized_weight(bias: float) -> onnx.ModelProto:
     arrays = {
         "xs": np.float32(0.02), "xz": np.uint8(100),
         "w": generator.integers(-127, 128, (4, 3)).astype(np.int8),
-        "ws": np.array([0.02, 0.03, 1e-9], np.float32), "wz": np.zeros(3, np.int8),
+        "ws": np.array([0.02, 0.03, 1e-6], np.float32), "wz": np.zeros(3, np.int8),
         "b": np.array([bias, -bias, bias], np.float32),
     }  # fmt: skip
     nodes = [
