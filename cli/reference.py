@@ -36,7 +36,7 @@ _EVERY = """\
 Every command takes `-v` (every step, and tracebacks), `-q` (no progress, no tables), `--json` and `-h`. A
 *repeatable* option takes one value at a time; a *list* takes several, with commas, too. Commands that read
 models, data or artifacts take `--untrusted`, `--memory-limit-gb` and `--time-limit-s`:
-[files of strangers](../untrusted.md)."""
+[files of strangers](../security.md)."""
 _SCHEMA = """\
 [The recipe](../recipe.md) shows one. Editors that know JSON Schema complete and check the keys with
 [recipe.schema.json](../recipe.schema.json), which `qcompile run --schema` prints: write

@@ -134,6 +134,8 @@ def convert(model: torch.nn.Module) -> torch.fx.GraphModule:
             module = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
             if isinstance(module, quantizer.ActivationFakeQuantize):
                 _require_range(node.args[0].name, module.activation_post_process)
+            elif module is not None and node.args[0].op == "get_attr":
+                module(_attribute(converted, str(node.args[0].target)))  # the weight may have been loaded
             elif isinstance(module, torch.nn.BatchNorm2d):
                 _fold(converted, node, module)
             elif isinstance(module, torch.nn.Dropout | torch.nn.Dropout2d):
@@ -217,11 +219,7 @@ def _without_mutation(graph: torch.fx.Graph) -> None:
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         value = node.args[0] if operator(node) in _IN_PLACE else None
-        if (
-            value is None
-            or operator(value) in VIEWS
-            or any(operator(user) in VIEWS for user in value.users)
-        ):
+        if value is None or operator(value) in VIEWS or any(operator(user) in VIEWS for user in value.users):
             continue
         node.target = getattr(getattr(torch.ops.aten, operator(node)[:-1]), node.target._overloadname)
         for reader in [user for user in value.users if order[user] > order[node]]:
