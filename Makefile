@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 LOCK ?= no
 TOOLS := build/tools
 
-.PHONY: demo test lint types docs check resnet18 cifar test-gpu gpu-day gpu-day-kit gpu-day-more clean lock audit licences sbom wheel sdist
+.PHONY: demo test lint types docs reference check resnet18 cifar test-gpu gpu-day gpu-day-kit gpu-day-more clean lock audit licences sbom wheel sdist
 
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
@@ -31,7 +31,12 @@ types: $(READY)
 # The site in build/site, to be opened as a folder. A broken link or anchor, or a page without a place, is an error
 # (with --quiet, MkDocs counts no warnings).
 docs: $(READY)
+	mkdir -p build/types && ln -sfn ../.. build/types/qcompile
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What is generated from spec/ and committed: the recipe's page, schemas, keyword types.
+reference: $(READY)
+	$(BIN)/python tests/support/reference_pages.py
 
 resnet18: $(READY)
 	test -f benchmarks/digits_resnet18/resnet18.safetensors || $(BIN)/python benchmarks/digits_resnet18/train.py

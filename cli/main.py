@@ -42,7 +42,6 @@ _VERBS = {
     "verify": "verify who signed artifacts",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
-    "completion": "complete commands in your shell",
 }
 """Help of each verb, in the order of the road. A verb's module is imported when the verb is called."""
 

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 VERSION = "0.3.0"
 """The version that took them out."""
 
-COMMANDS: Mapping[str, str] = {}
+COMMANDS: Mapping[str, str] = {
+    "completion": "`_QCOMPILE_COMPLETE=bash_source qcompile` prints the script (zsh_source, fish_source).",
+}
 """Command, or name of the Python package, to what to use instead."""
 
 OPTIONS: Mapping[str, str] = {
