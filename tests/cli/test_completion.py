@@ -1,4 +1,4 @@
-"""Completion by click: a real bash completes verbs, options, choices and files, and nothing heavy is imported."""
+"""Completion by click: a real bash completes verbs, options and files, and nothing heavy is imported."""
 
 from __future__ import annotations
 
