@@ -1,12 +1,12 @@
 """Differences between TensorRT's versions. No other file asks for a version.
 
-docs/tensorrt.md has the table ("Differences between versions"). Each row is read from the module itself: a name
-that is there is used. Only what no name tells is decided by which module it is: TensorRT-RTX keeps names that do
-nothing there. The parsers' operators and opsets are data (`parser_operators`).
+docs/tensorrt.md has the table ("Differences between versions"). Each row is read from the module itself: a
+name that is there is used. Only what no name tells is decided by which module it is: TensorRT-RTX keeps names
+that do nothing there. The parsers' operators and opsets are data (`parser_operators`).
 
 Contexts may share a profile from 8.6 on: there if the engine was built with the preview feature
-PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says "the default value for this flag is on and can not be
-changed".
+PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says "the default value for this flag is on and can not
+be changed".
 """
 
 from __future__ import annotations

@@ -152,10 +152,7 @@ class TensorRT(Engine):
         reason, gpu = self.why_not_run_on_gpu(run.device), find_gpu(run.device)
         if reason or gpu is None:
             raise EngineUnavailable(
-                f"{path}: cannot run here: {reason}",
-                hint=self.fix(),
-                engine=self.name,
-                reason=reason,
+                f"{path}: cannot run here: {reason}", hint=self.fix(), engine=self.name, reason=reason
             )
         from .compatibility import check_loadable
         from .plan import needs_of
