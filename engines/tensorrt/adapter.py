@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
-from ...spec.words import BLOCK_FORMATS
+from ...spec.words import BLOCK_FORMATS, Precision
 from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser_of
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
@@ -174,7 +174,7 @@ class Adapter:
         also = _WEAK_FLAGS[float_precision] if precision == "int8" else ()
         return [self.flag(name, f"`precision` {precision}") for name in (*_WEAK_FLAGS[precision], *also)]
 
-    def graph_precision(self, precision: str) -> str:
+    def graph_precision(self, precision: Precision) -> Precision:
         """Return the precision the graph must have: its own where types are strong.
 
         Integers and FP8 are always in the graph, as Q/DQ; FP16 only where there is no flag to be trusted.
