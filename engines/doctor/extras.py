@@ -18,7 +18,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
     "metrics": ("jiwer",),
     "qat": ("torch", "onnxscript", "torchao"),
-    "report": ("jinja2", "matplotlib"),
+    "report": ("jinja2",),
     "triton": ("tritonclient",),
     "tensorflow": ("tensorflow", "tf2onnx"),
 }
