@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names are the driver's
-"""The functions of `cuda.bindings.driver` that are used here, on a simulated GPU; sources: `simulated_cuda`."""
+"""Functions of `cuda.bindings.driver` that are used here, on a simulated GPU; sources: `simulated_cuda`."""
 
 from __future__ import annotations
 
