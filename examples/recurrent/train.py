@@ -1,4 +1,4 @@
-"""Train the line reader: `python examples/lstm/train.py`."""
+"""Train the line readers: `python examples/recurrent/train.py`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from data import MOST_DIGITS, evaluation, lines
-from model import WEIGHTS, LineReader
+from model import GRU_WEIGHTS, WEIGHTS, LineReader
 
 SEED = 0
 STEPS = 800
 BATCH = 32
 
 
-def train(path: Path, *, steps: int) -> float:
+def train(path: Path, *, steps: int, cell: type[nn.LSTM] | type[nn.GRU] = nn.LSTM) -> float:
     """Train from scratch, write the weights to `path`, and return the held-out accuracy of columns.
 
     Weights repeat bit by bit only on the same processor type, thread count and torch version.
     """
     torch.manual_seed(SEED)
-    model = LineReader().train()
+    model = LineReader(cell).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
     lengths = np.random.default_rng(SEED)
@@ -57,13 +58,13 @@ def accuracy(model: torch.nn.Module) -> float:
 
 
 def main() -> None:
-    """Train and write lstm.safetensors beside model.py."""
+    """Train and write lstm.safetensors and gru.safetensors beside model.py."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--output", type=Path, default=WEIGHTS)
-    given = parser.parse_args()
-    held_out = train(given.output, steps=given.steps)
-    print(f"{given.output.name}: {given.output.stat().st_size / 1e3:.0f} kB, held-out {held_out:.2%}")
+    steps = parser.parse_args().steps
+    for path, cell in ((WEIGHTS, nn.LSTM), (GRU_WEIGHTS, nn.GRU)):
+        held_out = train(path, steps=steps, cell=cell)
+        print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB, held-out {held_out:.2%}")
 
 
 if __name__ == "__main__":

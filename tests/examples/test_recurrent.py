@@ -1,4 +1,4 @@
-"""examples/lstm: dynamic length; dynamic INT8 quantizes the LSTM, static INT8 does not."""
+"""examples/recurrent: dynamic length; dynamic INT8 quantizes the LSTM, static does not; a GRU beside it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 
 from small_examples import built, copied, trains, value
 
+import qcompile
 from qcompile.artifact import read_manifest
 
 
 def test_the_lines_are_read_in_every_precision(tmp_path: Path) -> None:
-    folder = copied("lstm", tmp_path)
+    folder = copied("recurrent", tmp_path)
     made = built(folder, "onnx-int8-dynamic", "onnx-int8-static", "openvino-fp32", samples=32).artifacts
     proofs = {name: read_manifest(path).proof["layers_by_precision"] for name, path in made.items()}
     assert "LSTM" in proofs["onnx-int8-static"]["fp32"]
@@ -25,4 +26,16 @@ def test_the_lines_are_read_in_every_precision(tmp_path: Path) -> None:
 
 
 def test_training_runs(tmp_path: Path) -> None:
-    trains(copied("lstm", tmp_path), tmp_path / "w.safetensors")
+    trains(copied("recurrent", tmp_path), tmp_path / "w.safetensors")
+
+
+def test_the_gru_is_exported_and_its_products_become_int8(tmp_path: Path) -> None:
+    folder = copied("recurrent", tmp_path)
+    shape = ["columns:[batch,length=8..128,8]"]
+    qcompile.export(f"{folder}/model.py:build_gru", tmp_path / "gru.onnx", inputs=shape)
+    int8 = qcompile.quantize(
+        tmp_path / "gru.onnx", tmp_path / "int8.onnx", target="onnxruntime", mode="dynamic", allow_loss=True
+    )
+    assert int8.path.stat().st_size < 0.6 * (tmp_path / "gru.onnx").stat().st_size
+    assert value(folder, tmp_path / "gru.onnx", "top1") > 0.96
+    assert value(folder, int8.path, "top1") > 0.96
