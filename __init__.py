@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .bench.gate.gate import gate
     from .building import build, refit
     from .calibration.ranges import Ranges
-    from .cluster.client.connection import connect
+    from .cluster.connection import connect
     from .comparison.diff import diff
     from .compiler.export import export
     from .compiler.quantize.calibrate import calibrate
@@ -55,7 +55,7 @@ _HOME = {
     "report": "reporting",
     "Ranges": "calibration.ranges",
     "calibrate": "compiler.quantize.calibrate",
-    "connect": "cluster.client.connection",
+    "connect": "cluster.connection",
     "export": "compiler.export",
     "quantize": "compiler.quantize.quantize",
     "simplify": "compiler.simplify.simplify",

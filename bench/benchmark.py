@@ -17,7 +17,6 @@ from ..model.session import usable_cores
 from ..progress import Progress, silent
 from ..spec.words import AUTO
 from ..tensors import format_shape, samples_in
-from .evaluate import known_evaluations
 from .every_gpu import measure_every_gpu
 from .measuring.environment import environment, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
@@ -76,7 +75,6 @@ def benchmark(
     command: Sequence[str] = (),
     recipe: str | None = None,
     unbuilt: Sequence[Row] = (),
-    scores: Sequence[Path] = (),
     decided: Decided | None = None,
     compare_made: bool = False,
     progress: Progress = silent,
@@ -114,8 +112,6 @@ def benchmark(
         command: Words that repeat this run, for the results.
         recipe: Text of the recipe it belongs to, for the results.
         unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
-        scores: Files with the scores of all parts of `evaluation`, which were evaluated elsewhere; what they
-            hold of these artifacts is not evaluated again.
         decided: Asked at the end of every launch whether to stop, in place of `precision_target`.
         compare_made: Compare outputs on the made input, where there is neither data nor evaluation.
         progress: Told of every step.
@@ -176,8 +172,7 @@ def benchmark(
             workers = pool.workers
             if (evaluation or data) is not None and recorder.is_measured(base):
                 progress("compare outputs")
-                known = known_evaluations(scores, runnables, recorder, io, quality, progress)
-                measure_quality(workers, recorder, io, str(evaluation or data), quality, known)
+                measure_quality(workers, recorder, io, str(evaluation or data), quality)
             elif compare_made and recorder.is_measured(base):
                 measure_made_difference(workers, recorder, feeds)
             if decided is None:  # who has a rule of his own wants its answer, not every figure

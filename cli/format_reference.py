@@ -84,14 +84,9 @@ FORMATS = (
     Format(
         "Results",
         "results.schema.json",
-        "`results.json` of `bench` and `run`: what was measured, on which machine, and with which "
+        "`results.json` of `bench`, `run` and `sweep`: what was measured, on which machine, and with which "
         "interval. Version 2.",
         "../../bench/results/results.schema.json",
-    ),
-    Format(
-        "Sweep",
-        "sweep.schema.json",
-        "`sweep.json` of [`sweep`](../sweep.md): what became of each cell. Version 1.",
     ),
     Format(
         "Layers",
@@ -104,12 +99,6 @@ FORMATS = (
         "`NAME.ranges` of `calibrate`: a safetensors file with the counts of each tensor, int64 [4096]:"
         " 2048 bins below zero and 2048 above. The keys below are those of its header. Version 2, or 3 "
         "where the file comes from TensorRT's cache.",
-    ),
-    Format(
-        "Scores",
-        "scores.schema.json",
-        "The file of an evaluation of a part of the data, which workers of a cluster write: a "
-        "safetensors file. The keys below are those of its header. Version 1.",
     ),
 )
 

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from ..deploy import TritonOptions
-from ..pipeline.migrate.flags import Tool, dashed, flags_of
+from ..pipeline.migrate.flags import TOOLS, dashed, flags_of
 from ..spec.artifacts import BuildSpec, QuantizeSpec
 from ..spec.measure import Budget
 from ..spec.option import Option, fields_of, options_of
@@ -36,7 +36,7 @@ _EVERY = """\
 Every command takes `-v` (every step, and tracebacks), `-q` (no progress, no tables), `--json` and `-h`. A
 *repeatable* option takes one value at a time; a *list* takes several, with commas, too. Commands that read
 models, data or artifacts take `--untrusted`, `--memory-limit-gb` and `--time-limit-s`:
-[files of strangers](../untrusted.md)."""
+[files of strangers](../security.md)."""
 _SCHEMA = """\
 [The recipe](../recipe.md) shows one. Editors that know JSON Schema complete and check the keys with
 [recipe.schema.json](../recipe.schema.json), which `qcompile run --schema` prints: write
@@ -150,10 +150,12 @@ def _python() -> Iterator[str]:
 
 
 def _migration() -> Iterator[str]:
-    yield from ("<!-- Written by python -m qcompile.cli.reference from pipeline/migrate/*.toml. -->", "")
+    yield from (
+        "<!-- Written by python -m qcompile.cli.reference from pipeline/migrate/options.toml. -->",
+        "",
+    )
     yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
-    tools: tuple[Tool, ...] = ("trtexec", "polygraphy")
-    for tool in tools:
+    for tool in TOOLS:
         flags = list(dict.fromkeys(flags_of(tool).values()))
         yield from (
             "",

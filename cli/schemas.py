@@ -7,8 +7,6 @@ import json
 from typing import Any
 
 from ..artifact.file_types import manifest_schema
-from ..bench.metrics import scores_file
-from ..bench.results.sweep_results import sweep_schema
 from ..calibration import ranges_file
 from ..comparison.layers.file_types import layers_schema
 from ..spec.recipes import recipe_schema
@@ -23,8 +21,6 @@ def schemas() -> dict[str, dict[str, Any]]:
         "manifest": manifest_schema(),
         "layers": layers_schema(),
         "ranges": ranges_file.header_schema(),
-        "scores": scores_file.header_schema(),
-        "sweep": sweep_schema(),
     }
     files = {f"{name}.schema.json": described(f"qcompile {name}", one) for name, one in made.items()}
     return {"recipe.schema.json": recipe_schema(), **files}

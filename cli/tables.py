@@ -62,14 +62,15 @@ def results_table(results: Results, *, width: int) -> Table:
     from ..bench.results.render import interval_words
 
     settings, machine = results.settings, results.environment
-    shapes = ", ".join(f"{name}:{shape}" for name, shape in settings["inputs"].items())
+    shapes = ", ".join(f"{name}:{shape}" for name, shape in settings.get("inputs", {}).items())
+    baseline = "the baseline of each measurement" if results.machines else results.baseline
     wide = width >= _WIDE
     gap = ", " if wide else "\n"
     table = make_table(
-        f"{shapes} · {settings['threads']} threads · {machine['processor']} · speed-up against "
-        f"{results.baseline} with its {interval_words(results.confidence)}",
+        f"{f'{shapes} · ' if shapes else ''}{settings['threads']} threads · {machine['processor']} · "
+        f"speed-up against {baseline} with its {interval_words(results.confidence)}",
         "artifact",
-        *(["machine"] if results.machines else []),
+        *(["measurement"] if results.machines else []),
         "runs on",
         "latency ms: median, p90, p99" if wide else "latency ms\np90  p99",
         "samples/s",

@@ -21,9 +21,8 @@ from ..spec.decode import Told, decode, deprecated
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import Option, options_of
-from ..spec.recipes import MigrateCommand, RunCommand
+from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
 from ..spec.removed import removed_option
-from ..spec.sweep import SweepCommand
 from ..spec.words import FORMER_ISAS
 from .completions import completer
 from .session import Session, examples, session_options

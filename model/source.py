@@ -11,6 +11,7 @@
 | `model.pt`, `.torchscript` | a TorchScript archive (`torch.jit.save`)                   |
 | `model.onnx`               | an ONNX file                                               |
 | `model.keras`, `.h5`       | a Keras model; by tf2onnx                                  |
+| `model.tflite`             | a TensorFlow Lite model; by tf2onnx                        |
 | `folder`, `folder:name`    | a TensorFlow SavedModel, and its signature; by tf2onnx     |
 
 What follows a `?` are options (`source_options`): `timm:resnet18?weights=random&classes=10`, and
@@ -41,11 +42,12 @@ from .source_options import RANDOM, SourceOptions, parse_query
 
 SourceKind = Literal[
     "file", "module", "pt2", "torchscript", "onnx", "torchvision", "timm", "hf", "keras", "savedmodel",
+    "tflite",
 ]  # fmt: skip
 
 NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
 """Packages whose models are given by name."""
-TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel")
+TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel", "tflite")
 """What TensorFlow runs, and tf2onnx converts."""
 
 _DEFAULTS = SourceOptions()
@@ -198,6 +200,8 @@ def _file(spec: str, base: Path | None) -> Source:
         return Source(spec, "savedmodel", path)
     if suffix in _KERAS_SUFFIXES:
         return Source(spec, "keras", require_file(path, what="model"))
+    if suffix == ".tflite":
+        return Source(spec, "tflite", require_file(path, what="model"))
     if suffix == ".onnx":
         return Source(spec, "onnx", require_file(path, what="model"))
     if suffix == ".pt2":
@@ -214,7 +218,7 @@ def _file(spec: str, base: Path | None) -> Source:
         raise MissingFile(f"model {spec} does not exist", hint=nearest_name(path), file=path)
     raise InvalidOption(
         f"model {spec!r} is none of: file.py:function, package.module:function, torchvision:NAME, timm:NAME, "
-        "hf:NAME_OR_FOLDER, .pt2, TorchScript (.pt, .torchscript), .onnx, a SavedModel folder, .keras, .h5"
+        "hf:NAME_OR_FOLDER, .pt2, TorchScript (.pt, .torchscript), .onnx, a SavedModel, .keras, .h5, .tflite"
     )
 
 

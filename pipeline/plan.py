@@ -99,12 +99,13 @@ def plan(
     output: str | Path | None = None,
     again: tuple[str, ...] = (),
     trust: bool = False,
+    shared: Path | None = None,
     progress: Progress = silent,
 ) -> Plan:
     """Return what `run` would do.
 
     Args:
-        recipe, output, again, trust: As `run`.
+        recipe, output, again, trust, shared: As `run`.
         progress: Told of every step.
 
     Raises:
@@ -117,34 +118,11 @@ def plan(
     recipe = for_every_kind(trusted(recipe, trust=trust, output=given), ())
     folder = given or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
-    planner = _Planner(recipe, Store(folder), again)
+    planner = _Planner(recipe, Store(folder, folder=shared), again)
     planner.drive()
     pending = any(state != "done" for _, state, _, _ in planner.found)
     scale = read_scale(recipe, planner.model, needed=pending, progress=progress)
     return Plan(folder, tuple(planner.estimated(scale)))
-
-
-def stage_states(
-    recipe: Recipe,
-    *,
-    output: Path,
-    shared: Path | None = None,
-    again: tuple[str, ...] = (),
-    trust: bool = False,
-) -> dict[str, State]:
-    """Return each stage of a run to whether it is done, without an estimate of the others.
-
-    Args:
-        recipe, output, shared, again, trust: As `run`.
-
-    Raises:
-        RecipeError, InvalidOption, MissingFile: As `run` would at once.
-    """
-    recipe = trusted(recipe, trust=trust, output=output)
-    check_output(recipe, recipe.folder, output)
-    planner = _Planner(recipe, Store(output, folder=shared), again)
-    planner.drive()
-    return {name: state for name, state, _, _ in planner.found}
 
 
 class _Planner:

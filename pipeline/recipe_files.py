@@ -25,7 +25,7 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..data.listing import data_files
+from ..data.kinds import data_files
 from ..files import manifest_path, require_file, side_files
 from ..model.preprocessing_names import preprocessing_files
 from ..model.source import Source, parse_source, source_files

@@ -148,10 +148,9 @@ def _describe(table: dict[str, Any], kind: type) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCommand(SchedulerOptions):
-    """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
+class RunOptions(SchedulerOptions):
+    """How the stages of recipes are carried out."""
 
-    recipe: Annotated[Path | None, argument("TOML file.")] = None
     output: Annotated[
         Path | None,
         option("Folder of the artifacts, instead of the recipe's.", short="-o", metavar="FOLDER"),
@@ -168,7 +167,33 @@ class RunCommand(SchedulerOptions):
         bool,
         option("Run code that the recipe names outside its folder, write there, and load files with code."),
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCommand(RunOptions):
+    """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
+
+    recipe: Annotated[Path | None, argument("TOML file.")] = None
     schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand(RunOptions):
+    """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. What
+    fails is a cell that says why; running again does only what is missing.
+
+    OUTPUT/results.json and OUTPUT/report.html hold all of them. The exit code is 1 if a cell failed.
+    """
+
+    recipe: Annotated[Path, argument("TOML file.")]
+    only: Annotated[
+        tuple[str, ...],
+        option(
+            "Cells to build and measure: glob over their names, such as *-int8; default: all.",
+            metavar="GLOB",
+            split=COMMA,
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,11 +25,15 @@ _LOAD = (
     "`perf_analyzer` or MLPerf LoadGen let requests arrive by themselves; `--clients` measures calls at once"
 )
 
+_CIFAR = "read parquet files of CIFAR (`datasets:FOLDER`), an image folder, or an .npz of arrays"
+_SERVER = "`perf_analyzer` measures what a server holds; `bench` and `diff` take its file"
+
 _INSPECT = "a column of `--nodes` has the advice; `doctor --gpu` says what a GPU takes"
 
 OPTIONS: Mapping[str, str] = {
     "calibrate.balance": _BALANCED,
     "calibrator=ours": "its name is ranges",
+    "data.labels": "put metadata.csv (file_name,label) into the folder, or labels into a column",
     "form": "its name is `quant_format`",
     "inspect.gpu": _INSPECT,
     "inspect.i": _INSPECT,
@@ -39,13 +43,15 @@ OPTIONS: Mapping[str, str] = {
     "rest": "its name is `float_precision`",
     "tensor_cores": _INSPECT,
     "verify_key": _SIGNED,
+    "written": "leave it out; the text of a recipe is that of its `path`",
 }
 """Option, as its key in a recipe, to what to use instead; "TABLE.KEY" or "COMMAND.KEY" where others keep it,
 "KEY=VALUE" where a value went."""
 
-SOURCES: Mapping[str, str] = dict.fromkeys(
-    ("kserve", "triton"), "`perf_analyzer` measures what a server holds; `bench` and `diff` take its file"
-)
+SOURCES: Mapping[str, str] = {
+    **dict.fromkeys(("cifar10", "cifar100"), _CIFAR),
+    **dict.fromkeys(("kserve", "triton"), _SERVER),
+}
 """Prefix of a model, artifact or reader ("kserve") to what to use instead."""
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import distributions
 from ...errors import QCompileError
 from ...machine_memory import machine_bytes
 from ...model.session import usable_cores
-from ...model.tensorflow.process import ANOTHER, INSTALL, TensorFlowProcess, tensorflow_python
+from ...model.tensorflow import ANOTHER, INSTALL, tensorflow_python, tensorflow_versions
 from ...processor import is_arm, isa_here, processor
 from ..gpu import Gpu, find_gpus
 from ..registry import engine, names
@@ -102,14 +102,13 @@ def _tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
     """Ask the interpreter that would convert TensorFlow models; TensorFlow is not imported."""
     python = tensorflow_python(texts)
     try:
-        with TensorFlowProcess(python, "doctor") as process:
-            answer = process.ask("hello")
+        versions = tensorflow_versions(python)
     except QCompileError as error:
         return TensorFlowState(python, {}, error.message.splitlines()[0], error.hint)
-    if missing := " and ".join(answer["missing"]):
+    if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
         fix = f"{INSTALL}, or in another environment: {ANOTHER}"
-        return TensorFlowState(python, answer["versions"], f"{missing} cannot be imported", fix)
-    return TensorFlowState(python, answer["versions"])
+        return TensorFlowState(python, versions, f"{missing} cannot be imported", fix)
+    return TensorFlowState(python, versions)
 
 
 def find_problems(installed: set[str], version_of: Callable[[str], str] = installed_version) -> list[Problem]:

@@ -38,7 +38,7 @@ COMMANDS = (
 )
 HEAVY = (
     "torch", "onnx", "onnxruntime", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy", "rich", "onnxsim",
-    "numba", "matplotlib", "safetensors", "jinja2",
+    "numba", "safetensors", "jinja2",
 )  # fmt: skip
 
 PROBE = """

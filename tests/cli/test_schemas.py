@@ -23,10 +23,8 @@ ALL = schemas() | {"results.schema.json": json.loads(SCHEMA.read_text())}
 FILES = {
     "manifest.schema.json": ("int8.onnx.json", "fp16.engine.json", "small.ranges.json"),
     "results.schema.json": ("results.json",),
-    "sweep.schema.json": ("sweep.json",),
     "layers.schema.json": ("layers.json",),
     "ranges.schema.json": ("*.ranges",),
-    "scores.schema.json": ("*.scores",),
 }
 
 

@@ -234,18 +234,17 @@ def test_equal_results_make_equal_pages(tmp_path: Path) -> None:
     assert page(tmp_path / "a", results_json(2))[0] == page(tmp_path / "b", results_json(2))[0]
 
 
-@pytest.mark.parametrize("module", ["matplotlib", "jinja2"])
-def test_without_its_libraries_the_way_to_install_them_is_said(module: str, tmp_path: Path) -> None:
+def test_without_jinja_the_way_to_install_it_is_said(tmp_path: Path) -> None:
     write(tmp_path / "r.json", results_json(1))
-    program = f"""
+    program = """
 import sys
-sys.modules[{module!r}] = None
+sys.modules["jinja2"] = None
 from qcompile.cli import main
 main(["report", "r.json"])
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
-    assert f"{module} cannot be imported" in done.stderr
+    assert "jinja2 cannot be imported" in done.stderr
     assert "pip install 'qcompile[report]'" in done.stderr
     assert not (tmp_path / "report.html").exists()
 
