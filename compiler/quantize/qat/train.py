@@ -46,6 +46,8 @@ _IN_PLACE = frozenset(
     feature_dropout_ add_ sub_ mul_ div_
     """.split()
 )
+
+
 def prepare(
     model: torch.nn.Module,
     example_inputs: Any,
