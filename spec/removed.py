@@ -14,6 +14,7 @@ COMMANDS: Mapping[str, str] = {}
 """Command, or name of the Python package, to what to use instead."""
 
 OPTIONS: Mapping[str, str] = {
+    "memory": "leave it out; `--slots` of `worker` says how many stages run at a time.",
     "written": "leave it out; the text of a recipe is that of its `path`.",
 }
 """Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
