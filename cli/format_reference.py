@@ -100,7 +100,6 @@ FORMATS = (
         " 2048 bins below zero and 2048 above. The keys below are those of its header. Version 2, or 3 "
         "where the file comes from TensorRT's cache.",
     ),
-
 )
 
 

@@ -121,9 +121,9 @@ class SweepSection(Checked):
             ("shapes", [shape.label for shape in self.read_shapes()]),
             ("gpus", self.gpus),
         ):
-            if (index := first_taken(names)) is not None:
-                where = f"{key}[{index}]" if index < len(getattr(self, key)) else "model"
-                raise Refused(where, "another one is required: it is taken", value=names[index])
+            if (taken := first_taken(names)) is not None:
+                where = f"{key}[{taken}]" if taken < len(getattr(self, key)) else "model"
+                raise Refused(where, "another one is required: it is taken", value=names[taken])
 
     def every_model(self) -> list[SweepModel]:
         """Return the models: those of `models`, then those with a table."""
