@@ -56,8 +56,7 @@ class SweepModel(Checked):
     name: Annotated[str, option("Name of the model.", metavar="a plain file name", pattern=PLAIN_NAME)]
     source: Annotated[str, option("MODEL, as `model.source` spells it.", min_length=1, metavar="MODEL")]
     inputs: Annotated[
-        tuple[str, ...],
-        option("An input, as `model.inputs` spells it.", metavar="NAME:SHAPE[:DTYPE]"),
+        tuple[str, ...], option("An input, as `model.inputs` spells it.", metavar="NAME:SHAPE[:DTYPE]")
     ] = ()
     weights: Annotated[str, option("Weights, as `model.weights` spells them.", metavar="random|FILE")] = ""
     preprocessing: Annotated[
