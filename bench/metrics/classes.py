@@ -1,4 +1,4 @@
-"""Metrics of predicted classes: top-k, mean intersection over union, F1 of classes and, by seqeval, of entities."""
+"""Metrics of predicted classes: top-k, mean intersection over union, F1, and seqeval's F1 of entities."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _rank(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class _ClassMetric(Metric):
-    """A mean of values of classes, each of counts over the data: columns class, right, predicted, labelled."""
+    """A mean of values of classes, each of counts over the data: class, right, predicted, labelled."""
 
     def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
         """Return the value of each class; NaN where nothing counts."""
@@ -287,7 +287,8 @@ class EntityF1(Metric):
         if not is_iob2(list(self._tags)):
             shown = f"the classes are named {', '.join(self._tags[:8])}" if len(self._tags) else ""
             raise DataError(
-                f"{self.name}: {shown or 'no classes are named'}; IOB2 tags (O, B-PER, I-PER, ...) are required",
+                f"{self.name}: {shown or 'no classes are named'}; "
+                "IOB2 tags (O, B-PER, I-PER, ...) are required",
                 hint="export with a `preprocessing` that names the classes, or give `metric` f1",
             )
         predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=True)

@@ -148,7 +148,7 @@ def match(images: Sequence[Detections], labels: Sequence[Floats], thresholds: Fl
 
 
 def _annotations(images: Iterable[Floats]) -> Iterable[dict[str, Any]]:
-    """Rows [class, x1, y1, x2, y2, is a crowd, area, score] of each image as COCO has them; -1 where unknown."""
+    """Rows [class, x1, y1, x2, y2, is a crowd, area, score] of each image in COCO's form; -1 where unknown."""
     identifier = 0
     for image, rows in enumerate(images):
         for label, x1, y1, x2, y2, crowd, area, score in rows.tolist():

@@ -73,7 +73,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One artifact of a file: its precision, its tally, the outputs that were compared, and shapes that differ.
+    """One artifact of a file: its precision, its tally, the outputs that were compared, shapes that differ.
 
     `mismatches` is output to the batch, counted in the file, to the shapes.
     """
@@ -92,12 +92,12 @@ class _Header:
 
     version: int
     of: dict[str, Any]
-    metric: str
     base: str
     part: _Positive
     parts: _Positive
     artifacts: dict[str, _Entry]
     checksum: str
+    metric: str = ""
 
 
 def header_schema() -> dict[str, Any]:
@@ -186,8 +186,8 @@ def save_scores(evaluated: Evaluated, of: Mapping[str, Any], path: Path) -> None
         )
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     header = {
-        "version": VERSION, "of": dict(of), "metric": _metric_of(evaluated), "base": evaluated.base, "part": evaluated.part,
-        "parts": evaluated.parts, "artifacts": entries,
+        "version": VERSION, "of": dict(of), "metric": _metric_of(evaluated), "base": evaluated.base,
+        "part": evaluated.part, "parts": evaluated.parts, "artifacts": entries,
     }  # fmt: skip
     header["checksum"] = checksum(header, arrays)
     path.write_bytes(save(arrays, metadata={_KEY: json.dumps(header)}))
