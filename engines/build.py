@@ -11,7 +11,6 @@ from ..files import write_text, writing
 from ..model.multiply_adds import multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
 from ..model.source import digest_source, parse_source
-from ..model.tensor_sizes import require_tensor_sizes
 from ..model.weightless import fingerprint
 from ..spec.decode import changed
 from .base import BuildOutcome, BuildRequest, Engine
@@ -25,24 +24,12 @@ _OWN_FIELDS = ("target", "precision")
 def build_engine(request: BuildRequest) -> Artifact:
     """Build from a graph that has the right precision already.
 
-    Args:
-        request: What to build; its `output` is the final path.
-
     Returns:
         The artifact and its manifest.
-
-    Raises:
-        EngineUnavailable: If the engine cannot build here, with the reason.
-        InvalidOption: If it does not have what the spec asks for.
-        IntentNotReached: If what came out is not what was asked for.
-        BuildError: If the runtime refuses the model.
-        ModelError: If the graph makes a tensor over the limit (`model.tensor_sizes`).
     """
     spec = request.spec
     chosen = require_builder(spec.target)
     chosen.check(spec)
-    if chosen.takes == "onnx":
-        require_tensor_sizes(Path(request.model))
     final = Path(request.output)
     with writing(final) as path:
         outcome = _build(chosen, request, path)
@@ -77,11 +64,6 @@ def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
     """Move an artifact that is not what was asked for to a name of its own; return that as words for a hint.
 
     Its build may have taken an hour: it can still be run, measured and looked into.
-
-    Args:
-        path: Where it was written.
-        final: Where it would have been.
-        manifest: What is known of it; None where that is nothing.
     """
     rejected = final.with_name(f"{final.stem}.rejected{final.suffix}")
     with writing(rejected) as kept:
@@ -99,10 +81,7 @@ def _manifest(request: BuildRequest, outcome: BuildOutcome, weighed: Weighed) ->
         target=spec.target,
         precision=request.precision,
         io=outcome.io,
-        sources={
-            "model": _digest(request.source or request.model),
-            "graph": _digest(request.model),
-        },
+        sources={"model": _digest(request.source or request.model), "graph": _digest(request.model)},
         tools={**tool_versions(*outcome.packages), **outcome.versions},
         device=outcome.device,
         options={**changed(spec, without=_OWN_FIELDS), **({"tf32": True} if request.tf32 else {})},
@@ -126,11 +105,7 @@ def _manifest(request: BuildRequest, outcome: BuildOutcome, weighed: Weighed) ->
 
 
 def plan_engine(request: BuildRequest) -> dict[str, object]:
-    """Check everything that `build_engine` would, and return what it would build.
-
-    Raises:
-        InvalidOption, EngineUnavailable, UnsupportedOperator: As `build_engine`.
-    """
+    """Check everything that `build_engine` would, and return what it would build."""
     spec = request.spec
     chosen = require_builder(spec.target)
     chosen.check(spec)
@@ -138,19 +113,12 @@ def plan_engine(request: BuildRequest) -> dict[str, object]:
 
 
 def require_builder(target: str) -> Engine:
-    """Return an engine that can build here.
-
-    Raises:
-        EngineUnavailable: With the reason and the way out.
-    """
+    """Return an engine that can build here."""
     chosen = engine(target)
     reason = chosen.why_not_build()
     if reason:
         raise EngineUnavailable(
-            f"target {target} cannot build here: {reason}",
-            hint=chosen.fix(),
-            engine=target,
-            reason=reason,
+            f"target {target} cannot build here: {reason}", hint=chosen.fix(), engine=target, reason=reason
         )
     return chosen
 

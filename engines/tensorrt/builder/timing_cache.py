@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,16 +46,7 @@ class CacheFile:
 
 
 def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | None:
-    """Return where the timing cache of this device and version lies; None for none.
-
-    Args:
-        adapter: Which TensorRT.
-        gpu: The device it builds on.
-        choice: "auto", "off", or a file.
-
-    Raises:
-        InvalidOption: If a file is given to a TensorRT that keeps no timing cache.
-    """
+    """Return where the timing cache of this device and version lies; None for none."""
     if choice == OFF:
         return None
     if not adapter.keeps_timing_caches:
@@ -74,11 +64,7 @@ def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | No
 
 
 def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
-    """Give a build what was measured before; return warnings of what it was not given.
-
-    Raises:
-        InvalidOption: If the user named a file that cannot be read from the disk.
-    """
+    """Give a build what was measured before; return warnings of what it was not given."""
     if file is None:
         return ()
     try:
@@ -101,21 +87,18 @@ def keep_timings(config: Any, log: Log) -> None:
 
 
 def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
-    """Write what a build measured, merged with what other builds wrote meanwhile.
+    """Write what a build measured, merged with what others wrote meanwhile; returns why nothing was kept.
 
     The engine is on the disk by now, and whatever happens here leaves it there.
-
-    Returns:
-        Warnings: why nothing was kept.
     """
     if file is None:
         return ()
     try:
-        unkept = _merge(config, log, file)
+        refusal = _merge(config, log, file)
     except Exception as error:  # of the disk, or of a binding that was given nothing
         why = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
-        unkept = why or type(error).__name__
-    return (f"{file}: what was measured is not kept: {unkept}",) if unkept else ()
+        refusal = why or type(error).__name__
+    return (f"{file}: what was measured is not kept: {refusal}",) if refusal else ()
 
 
 def _merge(config: Any, log: Log, file: CacheFile) -> str:
@@ -123,7 +106,12 @@ def _merge(config: Any, log: Log, file: CacheFile) -> str:
     measured = config.get_timing_cache()
     if measured is None:
         return "TensorRT has no timing cache of this build"
-    with _locked(file.path):
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    with open_lock(file.path.with_name(f"{file.path.name}.lock")) as lock:
+        with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another build holds it as long as writing a file takes
         theirs = _read(file.path)
         if theirs:
             with listening(log) as heard:
@@ -155,28 +143,8 @@ def _complaint(heard: Log) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """The file's content; nothing where there is none.
-
-    Raises:
-        OSError: If it cannot be read.
-    """
+    """The file's content; nothing where there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock; waits for another build that holds it, which takes as long as writing a file.
-
-    Raises:
-        OSError: If its folder cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(path.with_name(f"{path.name}.lock")) as lock:
-        with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

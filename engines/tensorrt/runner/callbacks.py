@@ -21,6 +21,24 @@ from .io_tensors import numpy_dtype
 from .memory import ALIGNMENT_BYTES, DeviceBuffer, raw
 
 
+class _KeptError:
+    """The first error of a callback, until TensorRT has returned."""
+
+    _raised: BaseException | None = None
+
+    def _keep(self, error: BaseException) -> None:
+        self._raised = self._raised or error.with_traceback(None)  # which would keep the frames of this run
+
+    def raise_again(self) -> None:
+        """Raise the error of the run, and keep it no longer."""
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            try:
+                raise raised
+            finally:
+                del raised  # else it holds its own frame, and so the engine
+
+
 def make_profiler(module: Any) -> Any:
     """Return an `IProfiler` with `median_ms()`, layer to its median time so far.
 
@@ -48,20 +66,15 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
     TensorRT before 10 calls `reallocate_output`, 10 and newer `reallocate_output_async`. The memory is
     ordinary device memory: freeing the smaller one waits for the device, so no stream needs to be asked.
 
-    Args:
-        module: TensorRT's.
-        buffer: Where the output goes; it grows.
-
     Returns:
         An object with `shape`, the output's after a run and None before, `begin`, to be called before a
         run, and `raise_again`, for the error that must not cross TensorRT's C++.
     """
 
-    class OutputAllocator(module.IOutputAllocator):  # type: ignore[misc]
+    class OutputAllocator(_KeptError, module.IOutputAllocator):  # type: ignore[misc]
         def __init__(self) -> None:
             module.IOutputAllocator.__init__(self)
             self.shape: tuple[int, ...] | None = None
-            self._raised: BaseException | None = None
 
         def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
             try:
@@ -71,7 +84,7 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
                     )
                 return buffer.reserve(size)
             except BaseException as error:  # Ctrl-C too
-                self._raised = error.with_traceback(None)  # which would keep the frames of this run
+                self._keep(error)
                 return 0  # a null pointer; of None the binding complains on stderr (pyCore.cpp)
 
         def reallocate_output_async(
@@ -85,12 +98,6 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
         def begin(self) -> None:
             """Forget the run before."""
             self.shape = self._raised = None
-
-        def raise_again(self) -> None:
-            """Raise the error of the run, and keep it no longer."""
-            error, self._raised = self._raised, None
-            if error is not None:
-                raise error
 
     return OutputAllocator()
 
@@ -106,12 +113,11 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
     cannot have. `raise_again` raises the first exception.
     """
 
-    class Listener(module.IDebugListener):  # type: ignore[misc]
+    class Listener(_KeptError, module.IDebugListener):  # type: ignore[misc]
         def __init__(self) -> None:
             module.IDebugListener.__init__(self)
             self.tensors: dict[str, NDArray[Any]] = {}
             self.passed: set[str] = set()
-            self._raised: BaseException | None = None
 
         def process_debug_tensor(
             self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int
@@ -133,16 +139,8 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
                     context.cuda.copy_to_host(raw(array), addr)
                 self.tensors[name] = array
             except BaseException as error:
-                self._raised = self._raised or error.with_traceback(None)
+                self._keep(error)
             return True
-
-        def raise_again(self) -> None:
-            raised, self._raised = self._raised, None
-            if raised is not None:
-                try:
-                    raise raised
-                finally:
-                    del raised  # else it holds its own frame, and so the engine
 
     return Listener()
 

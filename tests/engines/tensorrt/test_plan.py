@@ -25,13 +25,7 @@ from tensorrt_simulation import Simulation, values
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.log import make_log
-from qcompile.engines.tensorrt.plan import (
-    PlanNeeds,
-    needs_of,
-    needs_of_build,
-    open_plan,
-    register_plugins,
-)
+from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, needs_of_options, open_plan, register_plugins
 from qcompile.errors import ArtifactError
 from qcompile.spec.tensorrt import TensorRTOptions
 
@@ -234,7 +228,7 @@ def test_only_a_version_compatible_manifest_and_a_trusted_file_permit_it(
     assert not needs_of(about(manifest)).host_code
     lean = {"version_compatible": True, "exclude_lean_runtime": True}
     assert not needs_of(about(manifest, **lean)).host_code
-    assert not needs_of_build(TensorRTOptions(**lean)).host_code
+    assert not needs_of_options(vars(TensorRTOptions(**lean))).host_code
     assert needs_of(None) == PlanNeeds(host_code=True)
 
 

@@ -12,7 +12,8 @@ from simulated_machine import Machine
 from simulated_plan import read_plan
 
 import qcompile
-from qcompile.engines.tensorrt.builder import builder
+from qcompile.engines.tensorrt.adapter import Adapter
+from qcompile.engines.tensorrt.builder import calibration
 from qcompile.spec.tensorrt import TensorRTOptions
 
 MakeFile = Callable[..., Path]
@@ -49,7 +50,7 @@ def test_other_kernels_than_the_twins_are_said(
     machine: OnMachine, tiny_file: MakeFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, sizes = machine("10.16"), iter((4096, 8192))
-    monkeypatch.setattr(builder.Adapter, "memory_bytes", lambda *_: next(sizes))
+    monkeypatch.setattr(Adapter, "memory_bytes", lambda *_: next(sizes))
     made = here.build(tiny_file("residual"), options={"profiling_verbosity": "layer-names"}).manifest
     assert any("needs 8192 bytes; the detailed one that was inspected" in text for text in made.warnings)
 
@@ -68,7 +69,7 @@ def test_a_calibrator_is_fed_once(
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(builder, "Device", Memory)
+    monkeypatch.setattr(calibration, "Device", Memory)
     np.savez(tmp_path / "x.npz", x=np.ones((1, 4, 8, 8), np.float32))
     made = here.build(
         tiny_file("residual"), "int8", calibrator="native", data=str(tmp_path / "x.npz"), allow_fallback=True,
