@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scoring import top_k
 
 import qcompile
 from qcompile.data.batches import Data

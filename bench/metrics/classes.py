@@ -1,4 +1,4 @@
-"""Metrics of predicted classes: top-k, mean intersection over union, and F1 by scikit-learn and seqeval."""
+"""Metrics of predicted classes: top-k, mean intersection over union, F1, and seqeval's F1 of entities."""
 
 from __future__ import annotations
 
@@ -33,6 +33,25 @@ IGNORED_PIXEL = 255
 """Label of a pixel that does not count, as Pascal VOC and Cityscapes have it."""
 _MOST_CLASSES = 4096
 
+Counted = tuple[NDArray[np.int64], NDArray[np.bool_]]
+"""Classes of positions [samples, positions...], and which of the positions count."""
+
+
+def _class_counts(
+    classes: int, *columns: Counted, predictions: NDArray[np.int64], shown: Any = None
+) -> Scored:
+    """Return rows [class, positions counted by each column] of the classes of each sample."""
+    samples = len(predictions)
+    first = np.arange(samples).reshape(-1, *[1] * (predictions.ndim - 1)) * classes
+    counts = np.stack(
+        [np.bincount((first + cells)[chosen], minlength=samples * classes) for cells, chosen in columns],
+        axis=1,
+    )
+    cells = np.flatnonzero(counts.any(axis=1))
+    table = np.concatenate([cells[:, None] % classes, counts[cells]], axis=1).astype(np.float64)
+    shown = predictions if shown is None else shown
+    return Scored(table, np.bincount(cells // classes, minlength=samples), shown)
+
 
 class TopK(Metric):
     """Share of labels among the `k` largest scores of the first output; every position counts alike.
@@ -58,32 +77,19 @@ class TopK(Metric):
         require_numbers(name, scores, truth.where, finite=False)
         counted = labels != IGNORED_POSITION if scores.ndim > 2 else np.ones(labels.shape, bool)
         require_classes(labels[counted], scores.shape[1], truth.where)
-        right = _rank(scores, np.where(counted, labels, 0)) < self.k
-        table, counts = _by_class(labels, counted, right[counted][:, None])
-        return Scored(table, counts, scores.argmax(axis=1))
+        right = (_rank(scores, np.where(counted, labels, 0)) < self.k) & counted
+        predictions = scores.argmax(axis=1)
+        return _class_counts(scores.shape[1], (labels, right), (labels, counted), predictions=predictions)
 
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
         """See `Metric.classes`."""
         labels, places = np.unique(scored.table[:, 0].astype(int), return_inverse=True)
         right, whole = (np.bincount(places, scored.table[:, column]) for column in (1, 2))
-        samples = np.bincount(places)
+        values = right / whole
         return {
-            int(label): (float(right[at] / whole[at]), int(samples[at])) for at, label in enumerate(labels)
+            int(label): (float(values[at]), int(count))
+            for at, (label, count) in enumerate(zip(labels, np.bincount(places), strict=True))
         }
-
-
-def _by_class(
-    labels: NDArray[np.int64], counted: NDArray[np.bool_], values: NDArray[Any]
-) -> tuple[Floats, NDArray[np.int64]]:
-    """Rows [class, sums of the values..., positions] of each sample, and how many rows each sample has."""
-    sample = np.broadcast_to(np.arange(len(labels)).reshape(-1, *[1] * (labels.ndim - 1)), labels.shape)
-    pairs, places = np.unique(
-        np.stack([sample[counted], labels[counted]], axis=1), axis=0, return_inverse=True
-    )
-    places = places.ravel()
-    sums = [np.bincount(places, column, len(pairs)) for column in values.T]
-    table = np.stack([pairs[:, 1], *sums, np.bincount(places, minlength=len(pairs))], axis=1)
-    return table.astype(np.float64), np.bincount(pairs[:, 0], minlength=len(labels))
 
 
 def _rank(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -95,13 +101,49 @@ def _rank(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
     return before
 
 
-class MeanIoU(Metric):
+class _ClassMetric(Metric):
+    """A mean of values of classes, each of counts over the data: class, right, predicted, labelled."""
+
+    def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
+        """Return the value of each class; NaN where nothing counts."""
+        raise NotImplementedError
+
+    def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
+        """Return the values of counts [resamples, classes]; `labels` are the classes."""
+        raise NotImplementedError
+
+    def values(self, scored: Scored) -> Values:
+        """See `Metric.values`."""
+        labels, places = np.unique(scored.table[:, 0], return_inverse=True)
+        counts = np.zeros((scored.units, len(labels), 3))
+        counts[scored.unit_of_row, places] = scored.table[:, 1:]
+        flat = counts.reshape(scored.units, -1)
+
+        def values(weights: Floats) -> Floats:
+            right, predicted, true = np.moveaxis((weights @ flat).reshape(len(weights), -1, 3), 2, 0)
+            return np.where(true.any(axis=1), self.average(right, predicted, true, labels), np.nan)
+
+        return values
+
+    def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
+        """See `Metric.classes`."""
+        table, values = scored.table, {}
+        for label in np.unique(table[table[:, 3] > 0, 0]):
+            rows = table[table[:, 0] == label, 1:]
+            values[int(label)] = (
+                float(self.each(*rows.sum(axis=0)[:, None])[0]),
+                int((rows[:, 2] > 0).sum()),
+            )
+        return values
+
+
+class MeanIoU(_ClassMetric):
     """Mean over classes of intersection over union, counted over all pixels of the data.
 
     The first output is scores [batch, classes, height, width] or a map of classes [batch, height, width];
     labels are [batch, height, width]. Pixels labelled 255 do not count. The mean is over the classes that
     occur in the labels, which are the same for every artifact; a class that is only predicted counts
-    against those it was taken for. Columns: class, pixels right, pixels predicted, pixels labelled.
+    against those it was taken for.
     """
 
     def __init__(self, name: str) -> None:
@@ -119,39 +161,18 @@ class MeanIoU(Metric):
             if classes > _MOST_CLASSES:
                 raise DataError(f"{truth.where}: class {classes - 1}; below {_MOST_CLASSES} is required")
         require_classes(labels[counted], classes, truth.where)
-        image = np.arange(len(labels)).reshape(-1, *[1] * (labels.ndim - 1)) * classes
+        right = counted & (predictions == labels)
+        columns = ((predictions, right), (predictions, counted), (labels, counted))
+        return _class_counts(classes, *columns, predictions=predictions)
 
-        def count(cells: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-            return np.bincount((image + cells)[chosen], minlength=len(labels) * classes)
+    def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
+        """See `_ClassMetric.each`."""
+        return divide(right, predicted + true - right)
 
-        right = count(predictions, counted & (predictions == labels))
-        pixels = np.stack([right, count(predictions, counted), count(labels, counted)], axis=1)
-        cells = np.flatnonzero(pixels.any(axis=1))
-        table = np.concatenate([cells[:, None] % classes, pixels[cells]], axis=1).astype(np.float64)
-        return Scored(table, np.bincount(cells // classes, minlength=len(labels)), predictions)
-
-    def values(self, scored: Scored) -> Values:
-        """See `Metric.values`."""
-        label = scored.table[:, 0].astype(int)
-        pixels = np.zeros((scored.units, label.max(initial=0) + 1, 3))
-        pixels[scored.unit_of_row, label] = scored.table[:, 1:]
-        flat = pixels.reshape(scored.units, -1)
-
-        def values(weights: Floats) -> Floats:
-            right, predicted, true = np.moveaxis((weights @ flat).reshape(len(weights), -1, 3), 2, 0)
-            iou = np.where(true > 0, divide(right, predicted + true - right), 0.0)
-            return divide(iou.sum(axis=1), (true > 0).sum(axis=1).astype(np.float64))
-
-        return values
-
-    def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
-        """See `Metric.classes`."""
-        values = {}
-        for label in np.unique(scored.table[:, 0][scored.table[:, 3] > 0]):
-            rows = scored.table[scored.table[:, 0] == label]
-            right, predicted, true = rows[:, 1:].sum(axis=0)
-            values[int(label)] = (float(right / (predicted + true - right)), int((rows[:, 3] > 0).sum()))
-        return values
+    def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
+        """See `_ClassMetric.average`."""
+        each = np.where(true > 0, self.each(right, predicted, true), 0.0)
+        return divide(each.sum(axis=1), (true > 0).sum(axis=1).astype(np.float64))
 
 
 def _class_map(
@@ -194,16 +215,14 @@ def predicted_classes(
     return predictions, labels
 
 
-class F1(Metric):
-    """scikit-learn's `f1_score`; positions labelled -100 do not count, and `binary` is that of class 1.
+class F1(_ClassMetric):
+    """F1 over classes, `2 right / (predicted + labelled)`; positions labelled -100 do not count.
 
-    Columns: true class, predicted class, how often they met in the sample.
+    Averages are those of scikit-learn's `f1_score`: `macro` is the mean over the classes that occur in labels
+    or predictions, `weighted` weighs them by the labels, `micro` counts all together, `binary` is of class 1.
     """
 
-    resamples = 500
-
     def __init__(self, name: str, average: str, *, classes_last: bool = False) -> None:
-        require_package("sklearn", "scikit-learn", f"computes {name}", extra="metrics")
         self.name, self._average, self._classes_last = name, average, classes_last
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> F1:
@@ -219,43 +238,24 @@ class F1(Metric):
                 f"{truth.where}: label {labels[counted].max()}; 0 or 1 is required by {self.name}",
                 hint="give `metric` f1 for more than two classes",
             )
-        width = 1 + max(int(labels.max(initial=0)), int(predictions.max(initial=0)))
-        cells, counts = _by_class(labels * width + predictions, counted, np.empty((counted.sum(), 0)))
-        table = np.stack([cells[:, 0] // width, cells[:, 0] % width, cells[:, 1]], axis=1)
-        return Scored(table, counts, np.where(counted, predictions, IGNORED_POSITION))
+        right = counted & (predictions == labels)
+        columns = ((labels, right), (predictions, counted), (labels, counted))
+        classes = 1 + max(int(labels.max(initial=0)), int(predictions.max(initial=0)))
+        shown = np.where(counted, predictions, IGNORED_POSITION)
+        return _class_counts(classes, *columns, predictions=predictions, shown=shown)
 
-    def values(self, scored: Scored) -> Values:
-        """See `Metric.values`."""
-        labels, average = ([1], "macro") if self._average == "binary" else (None, self._average)
-        cells, places = np.unique(scored.table[:, :2], axis=0, return_inverse=True)
-        unit, places = scored.unit_of_row, places.ravel()
+    def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
+        """See `_ClassMetric.each`."""
+        return divide(2.0 * right, predicted + true)
 
-        def values(weights: Floats) -> Floats:
-            counts = [np.bincount(places, row[unit] * scored.table[:, 2], len(cells)) for row in weights]
-            return np.array(
-                [_f1(cells, count, labels, average) if count.any() else np.nan for count in counts]
-            )
-
-        return values
-
-    def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
-        """See `Metric.classes`."""
-        pairs = np.unique(np.stack([scored.unit_of_row, scored.table[:, 0]], axis=1), axis=0)
-        labels, samples = np.unique(pairs[:, 1], return_counts=True)
-        each = _f1(scored.table[:, :2], scored.table[:, 2], labels, None) if labels.size else ()
-        return {
-            int(label): (float(value), int(count))
-            for label, value, count in zip(labels, each, samples, strict=True)
-        }
-
-
-def _f1(cells: Floats, counts: Floats, labels: Any, average: str | None) -> Any:
-    from sklearn.metrics import f1_score
-
-    true, predicted = cells[counts > 0].T.astype(int)
-    return f1_score(
-        true, predicted, sample_weight=counts[counts > 0], labels=labels, average=average, zero_division=0.0
-    )
+    def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
+        """See `_ClassMetric.average`."""
+        if self._average == "micro":
+            return self.each(right.sum(axis=1), predicted.sum(axis=1), true.sum(axis=1))
+        weights = {"weighted": true, "binary": np.where(labels == 1, 1.0, 0.0) * np.ones_like(true)}
+        counted = weights.get(self._average, (predicted + true > 0).astype(np.float64))
+        each = np.nan_to_num(self.each(right, predicted, true))
+        return np.nan_to_num(divide((each * counted).sum(axis=1), counted.sum(axis=1)))
 
 
 class EntityF1(Metric):
@@ -287,7 +287,8 @@ class EntityF1(Metric):
         if not is_iob2(list(self._tags)):
             shown = f"the classes are named {', '.join(self._tags[:8])}" if len(self._tags) else ""
             raise DataError(
-                f"{self.name}: {shown or 'no classes are named'}; IOB2 tags (O, B-PER, I-PER, ...) are required",
+                f"{self.name}: {shown or 'no classes are named'}; "
+                "IOB2 tags (O, B-PER, I-PER, ...) are required",
                 hint="export with a `preprocessing` that names the classes, or give `metric` f1",
             )
         predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=True)

@@ -138,17 +138,17 @@ def match(images: Sequence[Detections], labels: Sequence[Floats], thresholds: Fl
         found = np.concatenate([matched["dtMatches"] > 0, matched["dtIgnore"] > 0]).T
         scores = np.array(matched["dtScores"])
         boxes = int(np.count_nonzero(np.asarray(matched["gtIgnore"]) == 0))
-        rows = np.zeros((len(scores) + boxes, width))
-        rows[:, 0] = matched["category_id"]
-        rows[: len(scores), 1], rows[: len(scores), 2:] = scores, found.reshape(len(scores), width - 2)
-        rows[len(scores) :, 1] = np.nan
-        tables[matched["image_id"]].append(rows)
+        kept = np.zeros((len(scores) + boxes, width))
+        kept[:, 0] = matched["category_id"]
+        kept[: len(scores), 1], kept[: len(scores), 2:] = scores, found.reshape(len(scores), width - 2)
+        kept[len(scores) :, 1] = np.nan
+        tables[matched["image_id"]].append(kept)
     counts = np.array([sum(map(len, parts)) for parts in tables], np.int64)
     return Scored(np.concatenate([part for parts in tables for part in parts]), counts)
 
 
 def _annotations(images: Iterable[Floats]) -> Iterable[dict[str, Any]]:
-    """Rows [class, x1, y1, x2, y2, is a crowd, area, score] of each image as COCO has them; -1 where unknown."""
+    """Rows [class, x1, y1, x2, y2, is a crowd, area, score] of each image in COCO's form; -1 where unknown."""
     identifier = 0
     for image, rows in enumerate(images):
         for label, x1, y1, x2, y2, crowd, area, score in rows.tolist():

@@ -60,6 +60,7 @@ class Spearman(Metric):
     The first output is [batch] or [batch, 1], and so are the targets. Columns: output, target.
     """
 
+    resamples = 1000
     undefined = "outputs or targets are all equal; values that differ are required"
 
     def __init__(self, name: str) -> None:
@@ -137,7 +138,8 @@ class Neighbours(Metric):
                 f"{self.name}: {scored.units} samples; more than {self._k} are required",
                 hint=f"evaluate more samples, or give `metric` neighbours:{max(1, scored.units // 2)}",
             )
-        kept = kept_neighbours(*np.split(scored.table, 2, axis=1), self._k)
+        baseline, artifact = np.split(scored.table, 2, axis=1)
+        kept = kept_neighbours(baseline, artifact, self._k)
         return lambda weights: weights @ kept / weights.sum(axis=1)
 
 
