@@ -1,255 +1,242 @@
-"""What TensorRT gets in INT8 beside residual adds: the product's placement, and the same without each rule.
+"""Q/DQ for TensorRT: the product's placement beside others, in engines and in accuracy.
 
-    pip install --no-deps rapidocr-onnxruntime==1.4.4; pip install 'qcompile[real,tensorrt-rtx]'
-    python benchmarks/tensorrt_placement.py [MODEL...]
+    pip install 'qcompile[benchmarks,tensorrt-rtx]' && make resnet18
+    python benchmarks/tensorrt_placement.py [MODEL...] [--no-engines]
 
-| placement     | what it is                                                                         |
-|---------------|------------------------------------------------------------------------------------|
-| product       | qcompile's                                                                         |
-| every layer   | layers without a good INT8 kernel too                                              |
-| no Mul        | squeeze and excite in float                                                        |
-| no Resize     | Resize in float                                                                    |
-| own scales    | a scale for each operand of Concat, MaxPool and Resize                             |
-| all sums      | a convolution that is the residual of ConvNeXt gets pairs on both operands          |
-| before        | all of these                                                                       |
+| placement    | what it is                                                                        |
+|--------------|-----------------------------------------------------------------------------------|
+| product      | qcompile's: Q/DQ on the residual operand of an add behind a convolution            |
+| both         | Q/DQ on both operands of such an add                                              |
+| neither      | no Q/DQ at adds                                                                   |
+| product too  | Q/DQ on the operand of an add that a matrix product makes                         |
+| every layer  | layers without a good INT8 kernel too                                             |
+| no Mul       | squeeze and excite in float                                                       |
+| own scales   | a scale for each operand of Concat, MaxPool and Resize                            |
 
-Engines are TensorRT-RTX's for sm86, with FP16 between; accuracy is that of the graph with FP32 between, in
-ONNX Runtime. The networks for digits are trained here, and kept in build/benchmarks.
+Engines are TensorRT-RTX's for sm86, INT8 with FP16 between, batch 1 to 32 (opt 8). Accuracy is that of the
+graph, INT8 with FP32 between, in ONNX Runtime: same scales and rounding, other kernels. Models with random
+weights have no accuracy. What is exported stays in build/benchmarks.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import accuracy_methods
+import numpy as np
 import onnx
-import torch
-from accuracy_methods import KEPT, _trained
-from real_networks import NETWORKS, pinned
-from residual_adds import (
-    CALIBRATED_ON,
-    Case,
-    _digits,
-    asked,
-    exported,
-    outputs,
-    parsed_layers,
-    print_table,
-    shapes,
-)
-from residual_adds import CASES as RESIDUAL
-from torch import nn
 
 import qcompile
-from qcompile.compiler.quantize.int8 import static
+from qcompile.compiler.quantize import methods
+from qcompile.compiler.quantize.int8 import static, tensors_to_calibrate
 from qcompile.compiler.quantize.int8.between import Between
-from qcompile.compiler.quantize.int8.residuals import ResidualAdds
+from qcompile.compiler.quantize.int8.placement import Placement
 from qcompile.compiler.quantize.int8.tensorrt_kernels import TensorRTKernels
-from qcompile.model.graph import weighted_nodes
+from qcompile.data.batches import Data
+from qcompile.model.graph import constant_names, producers, weighted_nodes
 from qcompile.model.output_error import output_error
+from qcompile.model.weightless import read_weightless
 
 HERE = Path(__file__).resolve().parent
-accuracy_methods.EPOCHS = 8
-PLACEMENTS = ("product", "every layer", "no Mul", "no Resize", "own scales", "all sums", "before")
+EXPORTED = HERE.parent / "build/benchmarks"
+DIGITS = HERE.parent / "examples/digits"
+CALIBRATED_ON, JUDGED_ON = 16, 16
+Change = Callable[[onnx.ModelProto, Placement], Placement]
 
 
-def unit(inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """A convolution with BatchNorm and SiLU."""
-    convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.SiLU())
+@dataclass(frozen=True)
+class Case:
+    """A model: its source, samples for calibration and evaluation, extents of an image."""
+
+    source: str
+    calibration: str = f"{HERE}/samples.py:images"
+    evaluation: str = f"{HERE}/samples.py:images"
+    size: int = 224
+    trained: bool = False
 
 
-class Excited(nn.Module):
-    """EfficientNet's block: depthwise convolution, squeeze and excite, projection, residual add."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        width = 4 * inputs
-        self.first = nn.Sequential(unit(inputs, width, 1), unit(width, width, 3, stride, width))
-        self.squeeze, self.excite = nn.Conv2d(width, inputs, 1), nn.Conv2d(inputs, width, 1)
-        self.last = nn.Sequential(nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
-        self.adds = inputs == outputs and stride == 1
-
-    def forward(self, x: torch.Tensor) -> Any:
-        """Take float32 [n, inputs, h, w], return float32 [n, outputs, h / stride, w / stride]."""
-        y = self.first(x)
-        gate = torch.sigmoid(self.excite(nn.functional.silu(self.squeeze(y.mean((2, 3), keepdim=True)))))
-        return x + self.last(y * gate) if self.adds else self.last(y * gate)
-
-
-class Split(nn.Module):
-    """YOLOv8's block: halves, residual blocks on one of them, concatenation of all."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        half = outputs // 2
-        self.first, self.last = unit(inputs, outputs, 1), unit(4 * half, outputs, 1)
-        self.blocks = nn.ModuleList(nn.Sequential(unit(half, half), unit(half, half)) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        """Take float32 [n, inputs, h, w], return float32 [n, outputs, h, w]."""
-        parts = list(self.first(x).chunk(2, 1))
-        for block in self.blocks:
-            parts.append(parts[-1] + block(parts[-1]))
-        return self.last(torch.cat(parts, 1))
-
-
-class Pyramid(nn.Module):
-    """A detector's backbone and neck (C2f, SPPF, a Resize) with a classifier: [n, 3, 32, 32] to [n, 10]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine = nn.Sequential(unit(3, 32, 3, 2), unit(32, 64), Split(64, 64))
-        self.coarse = nn.Sequential(unit(64, 96, 3, 2), Split(96, 96), unit(96, 128, 3, 2), Split(128, 64))
-        self.pools, self.merged, self.head = unit(256, 128, 1), Split(128 + 64, 96), nn.Linear(96 + 128, 10)
-
-    def forward(self, image: torch.Tensor) -> Any:
-        """Take float32 [n, 3, 32, 32], return float32 [n, 10]."""
-        fine = self.fine(image)
-        parts = [self.coarse(fine)]
-        for _ in range(3):
-            parts.append(nn.functional.max_pool2d(parts[-1], 5, 1, 2))
-        coarse = self.pools(torch.cat(parts, 1))
-        fine = self.merged(torch.cat([nn.functional.interpolate(coarse, scale_factor=4.0), fine], 1))
-        return self.head(torch.cat([fine.mean((2, 3)), coarse.mean((2, 3))], 1))
-
-
-class Next(nn.Module):
-    """ConvNeXt's block behind its downsampling: [n, inputs, h, w] to [n, width, h / 2, w / 2]."""
-
-    def __init__(self, inputs: int, width: int, size: int) -> None:
-        super().__init__()
-        self.down = nn.Conv2d(inputs, width, size, size)
-        self.depthwise, self.norm = nn.Conv2d(width, width, 7, 1, 3, groups=width), nn.LayerNorm(width)
-        self.up, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        """Take and return float32 images."""
-        x = self.down(x)
-        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        return x + self.out(nn.functional.gelu(self.up(y))).permute(0, 3, 1, 2)
-
-
-def _headed(width: int, *layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
-
-
-def excited() -> nn.Module:
-    """A small EfficientNet, trained."""
-    sizes = ((32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 96, 2), (96, 96, 1))
-    blocks = [Excited(*size) for size in sizes]
-    return _trained(lambda: _headed(192, unit(3, 32, 3, 2), *blocks, unit(96, 192, 1)), "excited", rate=2e-3)
-
-
-def pyramid() -> nn.Module:
-    """`Pyramid`, trained."""
-    return _trained(Pyramid, "pyramid", rate=2e-3)
-
-
-def convnext() -> nn.Module:
-    """A small ConvNeXt, trained."""
-    return _trained(
-        lambda: _headed(128, Next(3, 32, 4), Next(32, 64, 2), Next(64, 128, 2)), "next", rate=1e-3
-    )
+def _digits(source: str) -> Case:
+    return Case(source, f"{DIGITS}/data.py:calibration", f"{DIGITS}/data.py:evaluation", 32, trained=True)
 
 
 CASES = {
-    **{name: RESIDUAL[name] for name in ("ResNet-20, digits", "Transformer, digits")},
-    **{f"{name.__name__}, digits": _digits(f"{HERE}/tensorrt_placement.py:{name.__name__}")
-       for name in (excited, pyramid, convnext)},
-    "text detector": Case("detector", ("x:[batch,3,480,480]",), *[f"{HERE}/real_networks.py:pages"] * 2),
-}  # fmt: skip
-
-_quantizes, _closes = Between.quantizes, ResidualAdds.closes
-
-
-def _without(operator: str) -> Any:
-    def quantizes(self: Between, node: onnx.NodeProto, planned: Any) -> bool:
-        return node.op_type != operator and _quantizes(self, node, planned)
-
-    return mock.patch.object(Between, "quantizes", quantizes)
+    "ResNet-20, digits": _digits(f"{DIGITS}/model.py:build"),
+    "ResNet-18, digits": _digits(f"{HERE}/digits_resnet18/model.py:build"),
+    **{
+        name: Case(f"{HERE}/models.py:{name}")
+        for name in ("resnet50", "mobilenetv2", "efficientnet_b0", "vit_b16")
+    },
+}
 
 
-def _all_sums(self: ResidualAdds, node: onnx.NodeProto, planned: Any) -> bool:
-    with mock.patch.object(ResidualAdds, "_branch", return_value=set()):
-        return _closes(self, node, planned)
+def _both(_: onnx.ModelProto, placement: Placement) -> Placement:
+    return replace(placement, fused={})
 
 
-def _patched(placement: str) -> ExitStack:
-    """The product without one rule, or for "before" without any."""
-    every = {
-        "every layer": mock.patch.object(TensorRTKernels, "unfit", return_value=None),
-        "no Mul": _without("Mul"),
-        "no Resize": _without("Resize"),
-        "own scales": mock.patch.object(static, "share_scales"),
-        "all sums": mock.patch.object(ResidualAdds, "closes", _all_sums),
-        "before": mock.patch.object(Between, "quantizes", return_value=False),
-    }
-    stack = ExitStack()
-    for name in every if placement == "before" else every.keys() & {placement}:
-        stack.enter_context(every[name])
-    return stack
+def _neither(model: onnx.ModelProto, placement: Placement) -> Placement:
+    adds = {node.name for node in model.graph.node if node.op_type == "Add"}
+    return replace(placement, nodes=tuple(name for name in placement.nodes if name not in adds), fused={})
+
+
+def _product_too(model: onnx.ModelProto, placement: Placement) -> Placement:
+    """As Model-Optimizer places it: the operand that a product makes is quantized, the other is not."""
+    made_by, constants = producers(model.graph), constant_names(model)
+    residuals = {}
+    for node in model.graph.node:
+        operands = [name for name in node.input if name not in constants]
+        products = [name for name in operands if _of_product(name, made_by, constants)]
+        if node.op_type == "Add" and len(operands) == 2 and len(products) == 1:
+            residuals[node.name] = next(name for name in operands if name not in products)
+    nodes = {*placement.nodes, *residuals}
+    ordered = tuple(node.name for node in model.graph.node if node.name in nodes)
+    return replace(placement, nodes=ordered, fused=residuals)
+
+
+def _of_product(name: str, made_by: dict[str, onnx.NodeProto], constants: set[str]) -> bool:
+    """Whether a product makes a tensor, through its bias and another shape."""
+    node = made_by.get(name)
+    while node is not None and (
+        node.op_type == "Reshape" or (node.op_type == "Add" and set(node.input) & constants)
+    ):
+        node = next((made_by[operand] for operand in node.input if operand in made_by), None)
+    return node is not None and node.op_type in ("MatMul", "Gemm")
+
+
+def _planned(change: Change) -> list[Any]:
+    """Patches with which `calibrate` and `quantize` use a changed placement."""
+    planned = methods.plan
+
+    def plan(model: onnx.ModelProto, *args: Any, **options: Any) -> Placement:
+        return change(model, planned(model, *args, **options))
+
+    return [mock.patch.object(module, "plan", plan) for module in (methods, tensors_to_calibrate)]
+
+
+def _without(operator: str) -> list[Any]:
+    quantizes = Between.quantizes
+
+    def decide(self: Between, node: onnx.NodeProto, planned: Any) -> bool:
+        return node.op_type != operator and quantizes(self, node, planned)
+
+    return [mock.patch.object(Between, "quantizes", decide)]
+
+
+PLACEMENTS: dict[str, Callable[[], list[Any]]] = {
+    "product": list,
+    "both": lambda: _planned(_both),
+    "neither": lambda: _planned(_neither),
+    "product too": lambda: _planned(_product_too),
+    "every layer": lambda: [mock.patch.object(TensorRTKernels, "unfit", return_value=None)],
+    "no Mul": lambda: _without("Mul"),
+    "own scales": lambda: [mock.patch.object(static, "share_scales")],
+}
 
 
 def measured(name: str, case: Case, *, engines: bool) -> Iterator[list[str]]:
     """Yield a row for each placement of a model that differs from those before it."""
-    network = NETWORKS.get(case.source)
-    model = KEPT / "placement-detector.onnx" if network else exported(name, case)
-    if not model.exists():
-        qcompile.simplify(pinned(case.source), model)
-    expected, labels = outputs(case, model)
-    seen: list[bytes] = []
+    model = _exported(name, case)
+    expected, labels = _outputs(case, model)
+    graphs_seen: list[bytes] = []
     with tempfile.TemporaryDirectory() as folder:
-        count = None if case.trained else CALIBRATED_ON
-        with _patched("all sums"):  # which scales most tensors
-            ranges = qcompile.calibrate(
-                model, case.calibration, Path(folder) / "ranges", samples=count, targets=["tensorrt"]
-            ).path
+        ranges = Path(folder) / "ranges"
+        with _patched("product too"):  # which scales most tensors
+            qcompile.calibrate(
+                model, _data(case, case.calibration, model, CALIBRATED_ON), ranges, targets=["tensorrt"]
+            )
         for placement in PLACEMENTS:
             with _patched(placement):
-                graphs = [
-                    qcompile.quantize(
-                        model, Path(folder) / f"{kind}.onnx", ranges=ranges, target="tensorrt",
-                        allow_loss=True, float_precision=kind,  # type: ignore[arg-type]
-                    ).path
+                whole, half = (
+                    _quantized(model, Path(folder) / f"{kind}.onnx", ranges, kind)
                     for kind in ("fp32", "fp16")
-                ]  # fmt: skip
-            if graphs[0].read_bytes() in seen:
+                )
+            if whole.read_bytes() in graphs_seen:
                 continue
-            seen.append(graphs[0].read_bytes())
-            found, _ = outputs(case, graphs[0])
-            counts = {kind: len(nodes) for kind, nodes in weighted_nodes(onnx.load(graphs[1])).items()}
-            if network:
-                metric = network.metric(list(expected[:, None]), list(found[:, None])) / 100
-            else:
-                metric = (found.argmax(-1) == labels).mean()
-            decibels, pairs = output_error(expected, found).snr_db, parsed_layers(graphs[1])["QUANTIZE"]
-            cells = [name, placement, str(counts["int8"]), str(counts["fp16"]), str(pairs), f"{decibels:.1f}"]
-            yield [*cells, f"{metric:.1%}", *(_engine(graphs[1], case) if engines else ())]
+            graphs_seen.append(whole.read_bytes())
+            outputs, _ = _outputs(case, whole)
+            counts = {kind: len(nodes) for kind, nodes in weighted_nodes(onnx.load(half)).items()}
+            pairs = sum(node.op_type == "QuantizeLinear" for node in onnx.load(half).graph.node)
+            cells = [name, placement, str(counts["int8"]), str(counts["fp16"]), str(pairs)]
+            cells.append(f"{output_error(expected, outputs).snr_db:.1f}")
+            cells.append(f"{(outputs.argmax(-1) == labels).mean():.1%}" if case.trained else "")
+            yield [*cells, *(_engine(half, case) if engines else ())]
+
+
+def _patched(placement: str) -> ExitStack:
+    stack = ExitStack()
+    for patch in PLACEMENTS[placement]():
+        stack.enter_context(patch)
+    return stack
+
+
+def _quantized(model: Path, output: Path, ranges: Path, kind: Any) -> Path:
+    return qcompile.quantize(
+        model, output, ranges=ranges, target="tensorrt", allow_loss=True, float_precision=kind
+    ).path
 
 
 def _engine(graph: Path, case: Case) -> tuple[str, str]:
-    """Size in MB, and programs, of the engine for sm86."""
+    """Size in MB, and generated programs, of the engine for sm86."""
+    shapes = {
+        f"{kind}_shapes": {"image": (rows, 3, case.size, case.size)}
+        for kind, rows in (("min", 1), ("opt", 8), ("max", 32))
+    }
     built = qcompile.build(
         graph, graph.with_suffix(".engine"), target="tensorrt-rtx", precision="int8", gpus=["sm86"],
-        **shapes(case),
+        **shapes,  # type: ignore[arg-type]
     )  # fmt: skip
     content = built.path.read_bytes()
     return f"{len(content) / 1e6:.2f}", str(len(re.findall(rb"[\t\n\r\x20-\x7e]{60000,}", content)))
 
 
+def _exported(name: str, case: Case) -> Path:
+    raw, path = (
+        EXPORTED / "placement.raw.onnx",
+        EXPORTED / f"placement-{re.sub('[^A-Za-z0-9]+', '-', name)}.onnx",
+    )
+    if not path.exists():
+        qcompile.export(case.source, raw, inputs=[f"image:[batch,3,{case.size},{case.size}]"])
+        qcompile.simplify(raw, path)
+    return path
+
+
+def _data(case: Case, source: str, model: Path, stop: int) -> Data:
+    """Samples; of generated ones the first calibrate, and the next are judged on."""
+    limit = None if case.trained else stop
+    return Data(source, read_weightless(model).io.inputs, batch_size=None if case.trained else 1, limit=limit)
+
+
+def _outputs(case: Case, model: Path) -> tuple[np.ndarray[Any, Any], Any]:
+    """The first output for all samples of the evaluation, and their labels."""
+    outputs, labels = [], []
+    samples = _data(case, case.evaluation, model, CALIBRATED_ON + JUDGED_ON)
+    with qcompile.load(model) as runner:
+        for batch in islice(samples, 0 if case.trained else CALIBRATED_ON, None):
+            outputs.append(next(iter(runner.infer(batch.feeds).values())))
+            labels.append(batch.labels)
+    return np.concatenate(outputs), np.concatenate(labels) if case.trained else None  # type: ignore[arg-type]
+
+
 def main() -> None:
-    """Measure the models asked for, and print the table."""
-    options = asked(str(__doc__), CASES)
+    """Measure the models that are named, and print each row as soon as it is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="; ".join(CASES))
+    parser.add_argument("--no-engines", action="store_true", help="accuracy alone")
+    options = parser.parse_args()
     head = ["model", "placement", "int8", "fp16", "quantize", "dB", "accuracy"]
     head += [] if options.no_engines else ["engine, MB", "generated programs"]
-    print_table(head, options, CASES, measured)
+    EXPORTED.mkdir(parents=True, exist_ok=True)
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    for name in options.models or CASES:
+        for cells in measured(name, CASES[name], engines=not options.no_engines):
+            print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

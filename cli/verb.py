@@ -21,8 +21,7 @@ from ..spec.decode import Told, decode, deprecated
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import Option, options_of
-from ..spec.recipes import MigrateCommand, RunCommand
-from ..spec.sweep import SweepCommand
+from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
 from .completions import completer
 from .session import Session, examples, session_options
 

@@ -17,7 +17,10 @@ _OTHERS = {
         "layers that `qcompile diff` compared",
         "qcompile report shows it with `layers`, beside results",
     ),
-    "qcompile.sweep": ("results of a sweep", "open the page of the sweep beside it, or read it as JSON"),
+    "qcompile.sweep": (
+        "results of a sweep of version 0.2.0",
+        "run the sweep again: finished stages are kept, and it writes results.json",
+    ),
 }
 """Kinds of JSON files that other commands read: what they are, and what shows them."""
 

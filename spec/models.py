@@ -1,4 +1,4 @@
-"""From a model to a graph and its ranges: `export`, `simplify`, `balance`, `calibrate`, `ranges`."""
+"""From a model to a graph and its ranges: `export`, `simplify`, `calibrate`, `ranges`."""
 
 from __future__ import annotations
 
@@ -130,18 +130,6 @@ class SimplifyCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalanceCommand(Checked):
-    """Scale channels so that the activations quantize with less error. The outputs stay the same."""
-
-    model: Annotated[Path, argument("ONNX file.")]
-    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
-    data: Annotated[
-        str | None, option("Samples that the largest value of each channel is measured on.", metavar="DATA")
-    ] = None
-    samples: Annotated[int, option("Most samples to use.")] = 32
-
-
-@dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(Checked):
     """How activations are observed."""
 
@@ -167,9 +155,6 @@ class CalibrateSection(CalibrateOptions):
             metavar="FILE",
         ),
     ] = ""
-    balance: Annotated[
-        bool, option("Equalize channels between layers before calibration (`qcompile balance`).")
-    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,9 +220,7 @@ class ShowRangesCommand(Checked):
     tensors: Annotated[
         tuple[str, ...], option("Tensor to show; default: all.", flag="--tensor", metavar="NAME")
     ] = ()
-    plot: Annotated[
-        Path | None, option("File for a plot of the histograms, .svg or .png.", metavar="FILE")
-    ] = None
+    plot: Annotated[Path | None, option("File for a plot of the histograms, .svg.", metavar="FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ def test_the_tested_versions_are_within_the_ranges() -> None:
 def test_doctor_knows_every_extra_and_its_packages() -> None:
     from qcompile.engines.doctor.extras import EXTRAS as KNOWN
 
-    others = {"benchmarks", "coverage", "dev", "distributed", "docs", "gpu", "real", "tensorrt8"}
+    others = {"benchmarks", "coverage", "dev", "distributed", "docs", "gpu", "tensorrt8"}
     assert set(EXTRAS) - others == set(KNOWN)
     for extra, names in KNOWN.items():
         assert set(names) == set(wanted(extra)) - set(wanted()), extra

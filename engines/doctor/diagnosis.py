@@ -32,9 +32,7 @@ _PACKAGES = (
     "safetensors",
     "tensorrt",
     "tensorrt-rtx",
-    "pycuda",
     "cuda-bindings",
-    "matplotlib",
 )
 
 

@@ -18,7 +18,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
     "metrics": ("jiwer",),
     "qat": ("torch", "onnxscript", "torchao"),
-    "report": ("jinja2", "matplotlib"),
+    "report": ("jinja2",),
     "triton": ("tritonclient",),
     "tensorflow": ("tensorflow", "tf2onnx"),
 }
@@ -26,7 +26,6 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 _INSTEAD = {
     "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
-    "cuda-bindings": ("pycuda",),
 }
 """Distributions that serve as well."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")

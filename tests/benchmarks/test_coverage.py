@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def load(name: str) -> ModuleType:
     """Import a file of the harness, which is no package."""
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"coverage_harness/{name}.py")
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"architectures/{name}.py")
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
@@ -28,7 +28,7 @@ table = load("results_table")
 processes = load("processes")
 
 
-def architecture(name: str = "hand_mlp", kind: str = "classifier") -> SimpleNamespace:
+def architecture(name: str = "timm_mlp", kind: str = "classifier") -> SimpleNamespace:
     return SimpleNamespace(key=name, library=name.split("_")[0], kind=kind, task=kind)
 
 
@@ -40,7 +40,7 @@ def failed(stage: str, message: str, *, defect: bool = False) -> dict:
     return {"stage": stage, "result": "failed", "error": "ModelError", "message": message, "defect": defect}
 
 
-def row(records: list[dict], *, end: str = "", name: str = "hand_mlp", kind: str = "classifier") -> dict:
+def row(records: list[dict], *, end: str = "", name: str = "timm_mlp", kind: str = "classifier") -> dict:
     return table.finished_row(architecture(name, kind), records, end, ["Aborted"], 1.0)
 
 
@@ -84,9 +84,9 @@ def test_the_last_row_of_a_name_counts_and_a_line_cut_off_counts_for_nothing(tmp
     file = tmp_path / "results.jsonl"
     table.write_row(file, row([failed("export", "no")]))
     with file.open("a") as stream:
-        stream.write('{"name": "hand_ml')
+        stream.write('{"name": "timm_ml')
     table.write_row(file, row(passed()))
-    assert table.latest(table.read_rows(file))["hand_mlp"]["passed"]
+    assert table.latest(table.read_rows(file))["timm_mlp"]["passed"]
 
 
 def test_tables_count_stages_kinds_and_causes() -> None:
@@ -106,9 +106,9 @@ def test_tables_count_stages_kinds_and_causes() -> None:
 
 def _work(one: SimpleNamespace, _folder: Path, report) -> None:  # type: ignore[no-untyped-def]
     report({"stage": "export", "result": "started"})
-    if one.key == "hand_hangs":
+    if one.key == "timm_hangs":
         time.sleep(60)
-    if one.key == "hand_crashes":
+    if one.key == "timm_crashes":
         os.write(1, b"the last words\n")
         faulthandler.disable()  # pytest's would fill the log
         os.abort()
@@ -121,9 +121,9 @@ def _work(one: SimpleNamespace, _folder: Path, report) -> None:  # type: ignore[
 )  # of forks beside threads, in Python 3.12
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 def test_a_crash_and_a_hang_end_only_their_own_architecture() -> None:
-    chosen = [architecture(name) for name in ("hand_crashes", "hand_hangs", "hand_passes")]
+    chosen = [architecture(name) for name in ("timm_crashes", "timm_hangs", "timm_passes")]
     rows = {row["name"]: row for row in processes.run_all(chosen, _work, jobs=3, limit_s=1.0)}
-    assert rows["hand_passes"]["passed"]
-    assert rows["hand_hangs"]["stages"]["export"]["cause"] == "timeout"
-    assert "SIGABRT" in rows["hand_crashes"]["stages"]["export"]["message"]
-    assert "the last words" in rows["hand_crashes"]["stages"]["export"]["traceback"]
+    assert rows["timm_passes"]["passed"]
+    assert rows["timm_hangs"]["stages"]["export"]["cause"] == "timeout"
+    assert "SIGABRT" in rows["timm_crashes"]["stages"]["export"]["message"]
+    assert "the last words" in rows["timm_crashes"]["stages"]["export"]["traceback"]

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.plot import plot_ranges
@@ -15,8 +12,8 @@ from qcompile.calibration.ranges import Ranges
 from qcompile.calibration.summary import summarize
 from qcompile.calibration.thresholds import METHODS, Method
 from qcompile.errors import InvalidOption
+from qcompile.svg import COLOURS
 
-FILL = (0x9E, 0xCA, 0xE1)  # of the bars
 MANY = 5
 
 Values = np.ndarray
@@ -76,58 +73,11 @@ def test_only_the_tensors_given_are_drawn(tmp_path: Path) -> None:
     assert [text.split()[0] for text in found if "clipped" in text] == ["/block.2/conv/Conv_output_0"]
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_equal_pictures_have_equal_bytes(suffix: str, tmp_path: Path) -> None:
-    one = drawn(normals(3), tmp_path / f"one{suffix}").read_bytes()
-    other = drawn(normals(3), tmp_path / f"other{suffix}").read_bytes()
+def test_equal_pictures_have_equal_bytes(tmp_path: Path) -> None:
+    one = drawn(normals(3), tmp_path / "one.svg").read_bytes()
+    other = drawn(normals(3), tmp_path / "other.svg").read_bytes()
     assert one == other
-    assert drawn(normals(2), tmp_path / f"less{suffix}").read_bytes() != one
-
-
-def test_an_svg_is_equal_when_another_process_draws_it(tmp_path: Path) -> None:
-    program = """
-import sys
-from pathlib import Path
-import numpy as np
-from qcompile.calibration.histogram import Histogram
-from qcompile.calibration.plot import plot_ranges
-from qcompile.calibration.ranges import Ranges
-from qcompile.calibration.summary import summarize
-made = Histogram()
-made.add(np.random.default_rng(0).standard_normal(2000).astype(np.float32))
-ranges = Ranges("m", histograms={"x": made})
-plot_ranges(ranges, summarize(ranges), Path(sys.argv[1]))
-"""
-    command = [sys.executable, "-c", program, str(tmp_path / "there.svg")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    here = drawn(ranges_of({"x": np.random.default_rng(0).standard_normal(2000)}), tmp_path / "here.svg")
-    assert (tmp_path / "there.svg").read_bytes() == here.read_bytes()
-
-
-@pytest.mark.parametrize("number", [1, 2, MANY])
-def test_a_png_opens_and_shows_the_bars_of_every_tensor(number: int, tmp_path: Path) -> None:
-    pixels = (imread(drawn(normals(number), tmp_path / "all.png"))[..., :3] * 255).round().astype(int)
-    height, width, _ = pixels.shape
-    assert width > height / 3
-    bars = (pixels == FILL).all(axis=-1)
-    rows, columns = -(-number // 2), min(number, 2)
-    for index in range(rows * columns):
-        row, column = divmod(index, columns)
-        place = np.s_[
-            row * height // rows : (row + 1) * height // rows,
-            column * width // columns : (column + 1) * width // columns,
-        ]
-        if index < number:
-            assert bars[place].mean() > 0.05
-        else:
-            assert (pixels[place] == 255).all()
-
-
-def test_more_tensors_make_a_higher_picture_of_the_same_width(tmp_path: Path) -> None:
-    few, many = (imread(drawn(normals(n), tmp_path / f"{n}.png")).shape for n in (2, MANY))
-    assert few[1] == many[1]
-    assert few[0] < many[0]
+    assert drawn(normals(2), tmp_path / "less.svg").read_bytes() != one
 
 
 def test_the_threshold_stands_on_the_negative_side_only_where_there_are_negative_values(
@@ -136,16 +86,17 @@ def test_the_threshold_stands_on_the_negative_side_only_where_there_are_negative
     values = np.random.default_rng(0).standard_normal(3000)
     both = drawn(ranges_of({"x": values}), tmp_path / "both.svg").read_text()
     one = drawn(ranges_of({"x": np.abs(values)}), tmp_path / "one.svg").read_text()
-    for colour in ("#b2182b", "#2166ac", "#1b7837", "#762a83"):  # once more each: the legend
-        assert (both.count(f"stroke: {colour}"), one.count(f"stroke: {colour}")) == (3, 2)
+    for method in ("entropy", "mse", "percentile", "auto"):  # once more each: the legend
+        stroke = f"stroke:{COLOURS[method]}"
+        assert (both.count(stroke), one.count(stroke)) == (3, 2)
 
 
 def test_the_method_of_the_ranges_is_drawn_wider(tmp_path: Path) -> None:
-    for index, (method, colour) in enumerate({"mse": "#2166ac", "entropy": "#b2182b"}.items()):
-        ranges = ranges_of({"x": np.random.default_rng(0).standard_normal(3000)}, Method(method))  # type: ignore[arg-type]
-        picture = drawn(ranges, tmp_path / f"{index}.svg").read_text()
-        assert picture.count("stroke-width: 2.2") == 3
-        assert picture.count(f"stroke: {colour}; stroke-width: 2.2") == 3
+    for method in ("mse", "entropy"):
+        ranges = ranges_of({"x": np.random.default_rng(0).standard_normal(3000)}, Method(method))
+        picture = drawn(ranges, tmp_path / f"{method}.svg").read_text()
+        assert picture.count("stroke-width:2.4") == 3
+        assert picture.count(f"stroke:{COLOURS[method]};stroke-width:2.4") == 3
 
 
 @pytest.mark.parametrize(
@@ -157,10 +108,10 @@ def test_the_method_of_the_ranges_is_drawn_wider(tmp_path: Path) -> None:
     ],
     ids=lambda values: f"{len(values)} of {min(values):.2g} to {max(values):.2g}",
 )  # fmt: skip
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_odd_tensors_are_drawn_without_a_warning(values: Values, suffix: str, tmp_path: Path) -> None:
-    path = drawn(ranges_of({"x": values}), tmp_path / f"x{suffix}")
-    assert path.stat().st_size > 5000
+def test_odd_tensors_are_drawn_without_a_warning(values: Values, tmp_path: Path) -> None:
+    path = drawn(ranges_of({"x": values}), tmp_path / "x.svg")
+    assert len(texts(path)) > 8
+    assert "nan" not in path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -183,56 +134,11 @@ def test_a_long_name_keeps_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.pdf", "a.jpg", "a", "a.svg.txt", "svg", "a.SVG"])
 def test_another_suffix_is_refused_and_nothing_is_written(name: str, tmp_path: Path) -> None:
     ranges = normals(1)
-    with pytest.raises(InvalidOption, match=r"\.svg or \.png is required") as caught:
+    with pytest.raises(InvalidOption, match=r"\.svg is required") as caught:
         drawn(ranges, tmp_path / name)
     assert name in caught.value.message
     assert caught.value.data["option"] == "plot"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_drawing_leaves_the_settings_of_matplotlib_alone(tmp_path: Path) -> None:
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    drawn(normals(1), tmp_path / "a.svg")
-    assert dict(matplotlib.rcParams) == before
-
-
-def test_without_matplotlib_the_way_to_install_it_is_said(tmp_path: Path) -> None:
-    program = """
-import sys
-sys.modules["matplotlib"] = None
-from pathlib import Path
-import numpy as np
-from qcompile.calibration.histogram import Histogram
-from qcompile.calibration.plot import plot_ranges
-from qcompile.calibration.ranges import Ranges
-from qcompile.calibration.summary import summarize
-from qcompile.errors import EngineUnavailable
-made = Histogram()
-made.add(np.ones(3, np.float32))
-ranges = Ranges("m", histograms={"x": made})
-try:
-    plot_ranges(ranges, summarize(ranges), Path(sys.argv[1]))
-except EngineUnavailable as error:
-    print(error.message)
-    print(error.hint)
-"""
-    path = tmp_path / "x.svg"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    message, hint = done.stdout.splitlines()
-    assert message.startswith("matplotlib cannot be imported (")
-    assert hint == "pip install 'qcompile[report]'"
-    assert not path.exists()
-
-
-def test_matplotlib_is_imported_only_to_draw() -> None:
-    program = "import sys, qcompile.calibration.plot; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "False", done.stderr
 
 
 @pytest.mark.parametrize("name", ["a$x$b", r"a$\foo$b", "层/输出", "tab\tand\x07bell", "<b>&amp;"])

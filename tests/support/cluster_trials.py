@@ -22,12 +22,7 @@ from typing import Any
 import onnx
 import psutil
 from clusters import Cluster
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks/reliability"))
-try:
-    from small_road import broken, contents, model
-finally:
-    sys.path.pop(0)
+from small_road import broken, contents, model
 
 LIMIT_S = 300.0
 RECIPE = """

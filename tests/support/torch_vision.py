@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
+
+from qcompile.model.named.torchvision_import import declare_torchvision_operators
 
 
 def transforms() -> Any:
     """Return `torchvision.transforms`."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "coverage_models"))
-    try:
-        import torchvision_operators  # noqa: F401
-    finally:
-        sys.path.pop(0)
-    from torchvision import transforms as found
+    declare_torchvision_operators()
+    from torchvision import transforms as module
 
-    return found
+    return module

@@ -1,0 +1,273 @@
+"""The architectures of the coverage benchmark: the rows of models.jsonl, each a function that MODEL can name.
+
+qcompile export benchmarks/architectures/catalogue.py:timm_resnet10t -o m.onnx --dynamic x:0=batch
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Generator = np.random.Generator
+Values = Callable[[Generator, tuple[int, ...]], NDArray[Any]]
+Range = tuple[int, int, int]
+
+AXES: dict[str, Range] = {
+    "batch": (1, 2, 8),
+    "length": (8, 16, 32),
+    "target": (4, 8, 16),
+    "height": (64, 64, 128),
+    "width": (64, 96, 128),
+    "time": (24, 32, 64),
+    "points": (32, 64, 128),
+    "nodes": (12, 16, 32),
+    "edges": (24, 40, 80),
+}
+"""Name of a dynamic axis to its least, usual and largest extent; an architecture may have its own."""
+
+BATCHES = 4
+"""Batches of samples that calibration and comparison see."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input.
+
+    Attributes:
+        name: As `forward` calls it; a dot leads into a dict.
+        shape: Extents; a string is a dynamic axis.
+        values: Makes valid values of a shape.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    values: Values
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of models.jsonl.
+
+    Attributes:
+        name: Unique in its library, a Python identifier.
+        library: "transformers", "timm" or "torchvision".
+        task: "classifier" where the first output is class logits [batch, classes]; else what it does.
+        inputs: In any order; `forward` takes them by name.
+        options: Of the library's constructor; of transformers those of the configuration.
+        axes: Extents of its dynamic axes that are not those of `AXES`.
+        config, model: Names of two classes of transformers, the first without `Config`.
+    """
+
+    name: str
+    library: str
+    task: str
+    inputs: tuple[Input, ...]
+    options: Mapping[str, Any]
+    axes: Mapping[str, Range]
+    config: str = ""
+    model: str = ""
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Architecture:
+        """Return the architecture that a line of JSON describes."""
+        inputs = tuple(
+            Input(name, tuple(shape), values_named(values)) for name, shape, values in row["inputs"]
+        )
+        axes = {axis: tuple(extents) for axis, extents in row.get("axes", {}).items()}
+        return cls(**{**row, "inputs": inputs, "axes": axes})
+
+    @property
+    def key(self) -> str:
+        """The name with its library, unique in the catalogue."""
+        return f"{self.library}_{self.name}"
+
+    @property
+    def kind(self) -> str:
+        """ "classifier" or "other"."""
+        return "classifier" if self.task == "classifier" else "other"
+
+    def module(self) -> Any:
+        """Return the module with the random weights that it comes with."""
+        from qcompile.model.named.torchvision_import import declare_torchvision_operators
+
+        declare_torchvision_operators()  # timm and transformers import torchvision where it is installed
+        if self.library == "timm":
+            import timm
+
+            return timm.create_model(self.name, pretrained=False, num_classes=10, **self.options)
+        if self.library == "torchvision":
+            from torchvision import models
+
+            return models.get_model(self.name, **{"weights": None, "num_classes": 10, **self.options})
+        import transformers
+
+        options = dict(self.options)
+        if "backbone_config" in options:
+            options["backbone_config"] = transformers.AutoConfig.for_model(**options["backbone_config"])
+        config = getattr(transformers, f"{self.config}Config")(**options)
+        return getattr(transformers, self.model)(config)
+
+    def build(self) -> tuple[Any, Any]:
+        """Return (module, example), as a function of MODEL does."""
+        import torch
+
+        torch.manual_seed(0)
+        module = self.module().eval()
+        if "batch" in self.dynamic_axes:
+            settle(module, [self._call(self.feeds(seed, batch=8)) for seed in (1, 2)])
+        return module, self._call(self.feeds(0))
+
+    def feeds(self, seed: int, **extents: int) -> dict[str, NDArray[Any]]:
+        """Return one batch of valid input; dynamic axes have their usual extents unless said."""
+        generator = np.random.default_rng(seed)
+        return {
+            one.name: one.values(
+                generator,
+                tuple(d if isinstance(d, int) else extents.get(d, self.range(d)[1]) for d in one.shape),
+            )
+            for one in self.inputs
+        }
+
+    def samples(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield batches; every second one has its dynamic axes, but the batch, at their largest."""
+        free = self.dynamic_axes - {"batch"}
+        for seed in range(BATCHES):
+            larger = {axis: self.range(axis)[2] for axis in free} if seed % 2 else {}
+            yield self.feeds(100 + seed, **larger)
+
+    @property
+    def dynamic_axes(self) -> set[str]:
+        """Names of its dynamic axes."""
+        return {axis for one in self.inputs for axis in one.shape if isinstance(axis, str)}
+
+    def range(self, axis: str) -> Range:
+        """Return the least, usual and largest extent of a dynamic axis."""
+        return self.axes.get(axis) or AXES[axis]
+
+    def dynamic(self) -> list[str]:
+        """Return the dynamic axes as `export` takes them: `INPUT:AXIS=NAME`."""
+        return [
+            f"{one.name}:{index}={axis}"
+            for one in self.inputs
+            for index, axis in enumerate(one.shape)
+            if isinstance(axis, str)
+        ]
+
+    def profile(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Return the least, usual and largest shapes as `build` takes them; empty where none is dynamic."""
+        if not self.dynamic_axes:
+            return {}
+        kinds = ("min_shapes", "opt_shapes", "max_shapes")
+        return {
+            kind: {
+                one.name: tuple(d if isinstance(d, int) else self.range(d)[index] for d in one.shape)
+                for one in self.inputs
+            }
+            for index, kind in enumerate(kinds)
+        }
+
+    def _call(self, feeds: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        import torch
+
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}
+
+
+def settle(module: Any, batches: Sequence[Any]) -> None:
+    """Give BatchNorm the statistics of samples, as training does: random weights let signals fade."""
+    import torch
+
+    norms = [part for part in module.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]
+    norms = [part for part in norms if part.track_running_stats]
+    if not norms:
+        return
+    for part in norms:
+        torch.nn.init.normal_(part.bias, 0.0, 0.2) if part.affine else None
+        part.momentum = None
+        part.train()
+    with torch.no_grad():
+        for batch in batches:
+            module(**batch)
+    module.eval()
+
+
+def normal(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Standard normal float32."""
+    return generator.standard_normal(shape, dtype=np.float32)
+
+
+def smooth(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Images of coarse structure and fine noise, float32, roughly standard normal: neighbours are alike."""
+    *lead, height, width = shape
+    coarse = generator.standard_normal((*lead, -(-height // 8), -(-width // 8)))
+    image = coarse.repeat(8, -2).repeat(8, -1)[..., :height, :width]
+    return (0.9 * image + 0.4 * generator.standard_normal(shape)).astype(np.float32)
+
+
+def waveform(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Sounds: three sines and noise along the last axis, float32."""
+    time = np.arange(shape[-1]) / 16000
+    pitch = generator.uniform(100, 2000, (*shape[:-1], 3, 1))
+    tones = np.sin(2 * np.pi * pitch * time).sum(-2) / 3
+    return (tones + 0.1 * generator.standard_normal(shape)).astype(np.float32)
+
+
+def integers(count: int, dtype: str = "int64", least: int = 0) -> Values:
+    """Integers from `least` up to `count`, which is none of them."""
+    return lambda generator, shape: generator.integers(least, count, shape).astype(dtype)
+
+
+def padded_mask(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """int64 ones [batch, length] with a tail of zeros, of another length in each row but the first."""
+    batch, length = shape
+    lengths = generator.integers(length // 2 + 1, length + 1, batch)
+    lengths[0] = length
+    return (np.arange(length) < lengths[:, None]).astype(np.int64)
+
+
+def ones(_: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """int64 ones."""
+    return np.ones(shape, np.int64)
+
+
+def boxes(generator: Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """int64 boxes [..., 4] as x0, y0, x1, y1 from 0 to 1000, ordered."""
+    low, size = generator.integers(0, 500, (*shape[:-1], 2)), generator.integers(1, 500, (*shape[:-1], 2))
+    return np.concatenate([low, low + size], -1).astype(np.int64)
+
+
+VALUES: dict[str, Values] = {
+    function.__name__: function for function in (normal, smooth, waveform, padded_mask, ones, boxes)
+}
+
+
+def values_named(name: str | dict[str, Any]) -> Values:
+    """Return the function of a row: its name, or {"integers": its arguments}."""
+    return integers(**name["integers"]) if isinstance(name, dict) else VALUES[name]
+
+
+def _read() -> dict[str, Architecture]:
+    """Return the rows by key, the libraries in turn, so that the first results speak for all."""
+    lines = Path(__file__).with_name("models.jsonl").read_text().splitlines()
+    rows = [Architecture.from_row(json.loads(line)) for line in lines]
+    libraries = [
+        [row for row in rows if row.library == name] for name in dict.fromkeys(r.library for r in rows)
+    ]
+    return {row.key: row for row in chain.from_iterable(zip_longest(*libraries)) if row is not None}
+
+
+ARCHITECTURES = _read()
+
+
+def __getattr__(name: str) -> object:
+    """The key of a row builds its module; `samples_` and the key yield its samples, for --data."""
+    key = name.removeprefix("samples_")
+    if key not in ARCHITECTURES:
+        raise AttributeError(name)
+    return ARCHITECTURES[key].build if key == name else ARCHITECTURES[key].samples
