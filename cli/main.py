@@ -22,7 +22,6 @@ _VERBS = {
     "init": "write a commented recipe for a model and data",
     "export": "export a PyTorch model to ONNX and check it",
     "simplify": "fold and fuse nodes; outputs stay equal",
-    "balance": "balance channels before INT8",
     "calibrate": "observe activations on samples",
     "ranges": "show ranges, merge shards, write TensorRT's cache",
     "quantize": "convert to INT8, FP8, INT4, FP16 or BF16 for a target",
@@ -38,8 +37,6 @@ _VERBS = {
     "worker": "carry out stages for a Dask scheduler",
     "migrate": "turn a trtexec or Polygraphy command line into a recipe",
     "package": "package an artifact for a server",
-    "sign": "sign artifacts with a key",
-    "verify": "verify who signed artifacts",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
 }

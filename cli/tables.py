@@ -140,27 +140,6 @@ def curve_table(results: Results, curve: Curve) -> Table | None:
     return table
 
 
-def load_tables(results: Results) -> list[Table]:
-    """Return the tables of latencies over rates of arriving requests, and of the largest rates."""
-    from ..bench.results import under_load_text as text
-
-    tables = []
-    if any(row.arrivals for row in results.rows):
-        table = make_table("under load", "artifact", *text.COLUMNS)
-        for row in results.rows:
-            for point in row.arrivals:
-                add_row(table, row.name, *text.arrival_cells(point))
-        tables.append(table)
-    bound_ms = text.bound_of(results.rows)
-    if bound_ms is not None:
-        table = make_table(f"p99 below {bound_ms:g} ms", "artifact", *text.LARGEST_COLUMNS)
-        for row in results.rows:
-            if row.largest_rate is not None:
-                add_row(table, row.name, *text.largest_cells(row.largest_rate))
-        tables.append(table)
-    return tables
-
-
 def layer_tables(results: Results) -> list[Table]:
     """Return the slowest layers of each artifact whose runtime tells their times."""
     from ..bench.results.render import slowest_layers

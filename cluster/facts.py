@@ -27,7 +27,6 @@ from ..artifact import tool_versions
 from ..machine_memory import machine_bytes
 from ..processor import processor
 from ..spec.words import Isa
-from .messages import Facts
 
 PLENTY = 1000.0
 """What is announced of a capability that many steps may use at a time."""
@@ -53,6 +52,32 @@ _SETS = {
 """Resource to the flags of /proc/cpuinfo of which one is enough."""
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 _UNKNOWN_BYTES = 1 << 30
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a worker's machine has.
+
+    Attributes:
+        name: Of the worker.
+        address: Of the worker.
+        host: Identifies the machine: workers with the same one share processor and devices.
+        versions: Package to version, of those installed; "qcompile" and "python" among them.
+        resources: What it announces to Dask: "slots", "memory", "cpu-vnni", "openvino", "gpu-sm90", ...
+        cores: That its stages may use.
+        memory_bytes: That its stages may use.
+        gpus: Each GPU: "index", "name", "capability" ("sm90").
+        why_not: Engine to why it cannot be used there.
+    """
+
+    name: str
+    address: str
+    host: str
+    versions: dict[str, str]
+    resources: dict[str, float]
+    cores: int
+    memory_bytes: int
+    gpus: tuple[dict[str, Any], ...] = ()
+    why_not: dict[str, str] = {}
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-GUIDES = ("debugging", "precision", "tensorrt_versions", "without_gpu")
+GUIDES = ("debugging", "precision")
 EXAMPLES = ("digits", "mixed_precision")
 LONGEST_COMMAND_S = 300
 

@@ -24,7 +24,6 @@ from .scale import read_scale
 from .stages import (
     Made,
     Stage,
-    balance_stage,
     build_stage,
     calibrate_stage,
     export_stage,
@@ -144,9 +143,6 @@ class _Planner:
         self.model = model
         if recipe.model.simplify:
             model = self._step("simplify", lambda: simplify_stage(recipe, _made(model)), model)
-        simplified = model
-        if recipe.calibrate.balance:
-            model = self._step("balance", lambda: balance_stage(recipe, _made(simplified)), simplified)
         ranges, has_ranges = self._ranges(model)
         built = {one.name: self._artifact(one, model, ranges, has_ranges) for one in recipe.artifact}
         if recipe.bench:

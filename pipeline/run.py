@@ -21,12 +21,11 @@ from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.pt2_archive import trusting
 from ..model.source import TENSORFLOW_KINDS
 from ..progress import Progress, silent
-from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
-from .kinds import built_on, evaluated_apart, for_every_kind, measured_apart
+from .kinds import built_on, for_every_kind, measured_apart
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
-from .scale import calibration_samples, evaluation_batches
+from .scale import calibration_samples
 from .stages import Made, given_ranges, recipe_source
 from .steps import Step, source_digest, takes_pytorch
 from .store import Store
@@ -164,8 +163,6 @@ class _Run:
             self.converted = {"model": model}
         if recipe.model.simplify:
             model = self._do(Step(kind="simplify", files={"model": model}))
-        if recipe.calibrate.balance:
-            model = self._do(Step(kind="balance", files={"model": model}))
         ranges = self._ranges(model)
         wanted = [one for one in recipe.artifact if one.name not in self.report.failures]
         made = self._each([functools.partial(self._artifact, one, model, ranges) for one in wanted])
@@ -256,25 +253,12 @@ class _Run:
         except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
             self.report.why_no_page = error.message
 
-    def _evaluated(self, bench: Step) -> Step:
-        """The bench with what it will find of the accuracy, where it need not evaluate all itself."""
-        number = min(self.executor.shards, evaluation_batches(self.recipe) if self.executor.shards > 1 else 1)
-        asked = self._is_asked(bench)
-        if number < 2 or not evaluated_apart(self.recipe, bench):
-            return bench
-        if not asked and self.executor.is_done(self.recipe, bench, self.store):
-            return bench
-        steps = evaluation_steps(self.recipe, bench, number)
-        parts = self._each([functools.partial(self._do, step) for step in steps])
-        found = tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
-        return replace(bench, shards=found)
-
     def _measured(self, whole: Step) -> Made:
         """Results of all that was built, measured at once or on each kind of machine that it needs."""
         steps = measured_apart(self.recipe, whole, self.executor.kinds)
         if steps == [whole]:
-            return self._do(self._evaluated(whole))
-        parts = self._each([functools.partial(self._do, self._evaluated(step)) for step in steps])
+            return self._do(whole)
+        parts = self._each([functools.partial(self._do, step) for step in steps])
         for part in parts:
             if isinstance(part, QCompileError):
                 raise part

@@ -62,12 +62,9 @@ class RecipeFile(Checked):
         """Refuse sections that contradict each other."""
         self._check_presence()
         self._check_artifacts()
-        if self.calibrate.ranges and (self.calibrate.balance or self.model.simplify):
-            key = "calibrate.balance" if self.calibrate.balance else "model.simplify"
+        if self.calibrate.ranges and self.model.simplify:
             problem = "must be false: `calibrate.ranges` belong to the very file they were made with"
-            raise Refused(key, problem, value=True)
-        if self.calibrate.balance and not self.data.calibration:
-            raise Refused("data.calibration", "is missing; calibrate.balance needs it")
+            raise Refused("model.simplify", problem, value=True)
         names = {one.name for one in self.artifact}
         if self.sweep is not None:
             names |= {one.name for one in self.sweep.combinations()}

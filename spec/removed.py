@@ -10,17 +10,36 @@ from collections.abc import Mapping
 VERSION = "0.3.0"
 """The version that took them out."""
 
+_SIGNED = "`minisign` or `cosign` signs the manifest, which holds the file's digest"
+
 COMMANDS: Mapping[str, str] = {
-    "completion": "`_QCOMPILE_COMPLETE=bash_source qcompile` prints the script (zsh_source, fish_source).",
+    "completion": "`_QCOMPILE_COMPLETE=bash_source qcompile` prints the script (zsh_source, fish_source)",
+    "balance": "`quantize` balances channels by itself where it has data",
+    "sign": _SIGNED,
+    "verify": _SIGNED,
 }
 """Command, or name of the Python package, to what to use instead."""
 
+_LOAD = (
+    "`perf_analyzer` or MLPerf LoadGen let requests arrive by themselves; `--clients` measures calls at once"
+)
+
+_CIFAR = "read parquet files of CIFAR (`datasets:FOLDER`), an image folder, or an .npz of arrays"
+_SERVER = "`perf_analyzer` measures what a server holds; `bench` and `diff` take its file"
+
 OPTIONS: Mapping[str, str] = {
-    "written": "leave it out; the text of a recipe is that of its `path`.",
+    "calibrate.balance": "`quantize` balances channels by itself; its option is `balance`",
+    "data.labels": "put metadata.csv (file_name,label) into the folder, or labels into a column",
+    **dict.fromkeys(("rate", "rates", "p99_below", "p99_below_ms"), _LOAD),
+    "verify_key": _SIGNED,
+    "written": "leave it out; the text of a recipe is that of its `path`",
 }
 """Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
 
-SOURCES: Mapping[str, str] = {}
+SOURCES: Mapping[str, str] = {
+    **dict.fromkeys(("cifar10", "cifar100"), _CIFAR),
+    **dict.fromkeys(("kserve", "triton"), _SERVER),
+}
 """Prefix of a model, artifact or reader ("kserve") to what to use instead."""
 
 

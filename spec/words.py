@@ -104,10 +104,6 @@ weights in float16 (`.half()`), or `torch.autocast`: bfloat16 on a processor, fl
 NamedModel = Annotated[str, Meta(pattern=r"^[^=]+=.+$")]
 CUDA_GRAPH = "cuda-graph"
 """Mode of an engine of TensorRT whose inferences are captured and replayed."""
-ON_SERVER = "served"
-"""Device of what a server holds: only the server knows where it runs."""
-UNKNOWN = "unknown"
-"""Precision of what a server holds."""
 _METRICS_SPELLED = [
     f"{name}[:{METRIC_PARAMETERS[name][0]}]" if name in METRIC_PARAMETERS else name for name in METRICS
 ]
@@ -118,7 +114,6 @@ METRIC_PATTERN = (
 )
 
 Count = Annotated[int, Meta(ge=1)]
-Rate = Annotated[float, Meta(gt=0)]
 
 CLUSTER = "cluster"
 """In place of GPUs: every kind that the cluster has."""

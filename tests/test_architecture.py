@@ -180,10 +180,9 @@ def test_the_public_names_are_pinned() -> None:
 
     assert sorted(qcompile.__all__) == [
         "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__",
-        "auto", "balance", "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate",
+        "auto", "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate",
         "init", "inspect", "load", "load_artifact", "migrate", "package_ep_context", "package_triton",
-        "quantize", "read_recipe", "refit", "report", "run", "run_untrusted", "sign", "simplify", "tune",
-        "verify",
+        "quantize", "read_recipe", "refit", "report", "run", "run_untrusted", "simplify", "tune",
     ]  # fmt: skip
     for name in qcompile.__all__:
         assert getattr(qcompile, name) is not None

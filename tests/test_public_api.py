@@ -70,7 +70,7 @@ def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:
     today = copy.deepcopy(api)
     del today["python"]["tune"]
     del today["python"]["export"]["opset_version"]
-    today["python"]["balance"]["samples"] = "required by name"
+    today["python"]["simplify"]["progress"] = "required by name"
     today["python"]["calibrate"] = dict(reversed(today["python"]["calibrate"].items()))
     today["python"]["load"]["key"] = "required by name"
     today["python"]["run"]["recipe"] = "required by name"
@@ -79,7 +79,6 @@ def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:
     today["recipe"].remove("bench.max_time_s")
     assert sorted(broken(api, today)) == [
         "ModelError is gone",
-        "balance: samples was optional by name, is required by name",
         "bench.max_time_s is gone",
         "calibrate: positions were model, data, output",
         "export: opset_version was optional by name, is gone",
@@ -87,6 +86,7 @@ def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:
         "qcompile bench measure: --threads was optional, is gone",
         "run: positions were recipe",
         "run: recipe was required by position, is required by name",
+        "simplify: progress was optional by name, is required by name",
         "tune is gone",
     ]
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, distributions, requires, ve
 
 from ...errors import QCompileError
 from ...model.named.torchvision_import import mismatch
-from ...model.tensorflow.process import ANOTHER, INSTALL, TensorFlowProcess, tensorflow_python
+from ...model.tensorflow import ANOTHER, INSTALL, tensorflow_python, tensorflow_versions
 from ..registry import engine, names
 from .extras import ExtraState, extra_states
 from .gpu_types import GpuTypes, gpu_types
@@ -147,15 +147,13 @@ def tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
     """Ask the interpreter that would convert TensorFlow models; TensorFlow is not imported."""
     python = tensorflow_python(texts)
     try:
-        with TensorFlowProcess(python, "doctor") as process:
-            answer = process.ask("hello")
+        versions = tensorflow_versions(python)
     except QCompileError as error:
         return TensorFlowState(python, {}, error.message.splitlines()[0], error.hint)
-    missing = " and ".join(answer["missing"])
-    if missing:
+    if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
         fix = f"{INSTALL}, or in another environment: {ANOTHER}"
-        return TensorFlowState(python, answer["versions"], f"{missing} cannot be imported", fix)
-    return TensorFlowState(python, answer["versions"])
+        return TensorFlowState(python, versions, f"{missing} cannot be imported", fix)
+    return TensorFlowState(python, versions)
 
 
 def _state(name: str) -> TargetState:

@@ -112,7 +112,7 @@ class TensorRT(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
-        from .plan import needs_of_build
+        from .plan import needs_of_options
         from .runner.loaded_engine import EngineUse
         from .verify import verified
 
@@ -125,7 +125,7 @@ class TensorRT(Engine):
         use = EngineUse(
             options.device,
             profiles=profiles if isinstance(profiles, list) else (),
-            needs=needs_of_build(options),
+            needs=needs_of_options(vars(options)),
         )
         return verified(outcome, request, lambda: self._opened(request.output, use, outcome.io))
 

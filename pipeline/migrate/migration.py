@@ -1,7 +1,7 @@
 """`qcompile migrate`: a command line of trtexec or Polygraphy becomes a recipe, and its cache becomes ranges.
 
-text ─ command_line ─▶ words ─ trtexec, polygraphy ─▶ intent ─┐
-                                       ONNX file ─ model_facts ┴─ precision, layers, as_recipe ─▶ recipe.toml
+text ─ command_line ─▶ words ─ translate ─▶ intent ─┐
+                              ONNX file ─ facts ────┴─ precision, as_recipe ─▶ recipe.toml
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from pathlib import Path
 from ...errors import InvalidOption, MissingFile, RecipeError
 from ...files import check_output, require_file, write_text, writing
 from ..recipe import make_recipe
-from . import polygraphy, trtexec
 from .as_recipe import WRITTEN_BY, recipe_text, recipe_values
 from .command_line import Invocation, read_command
+from .facts import Places, read_facts
 from .flags import RTX
 from .intent import Intent, Outcome
-from .model_facts import read_facts
-from .places import Places
 from .precision import choose_precision
+from .translate import translate
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,14 +35,9 @@ _BEGINS_FILE = "@"
 
 @dataclass(frozen=True)
 class Migration:
-    """A recipe that was written, and what became of the command.
+    """A recipe that was written, and what became of each option and variable of the command.
 
-    Attributes:
-        recipe: The recipe.
-        ranges: The ranges of the calibration cache, if it had one.
-        tool: "trtexec" or "polygraphy".
-        outcomes: What became of each option and variable.
-        then: Commands that do what the command did, the recipe's first.
+    `ranges` are those of the calibration cache; `then` are commands that do what the command did.
     """
 
     recipe: Path
@@ -102,8 +96,7 @@ def migrate(
     _keep_what_others_wrote(output)
     call = read_command(_text(command))
     target = target or (RTX if call.variables.get(_USES_RTX, "0") not in ("", "0") else "tensorrt")
-    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
-    intent = translate(call.words, target)
+    intent = translate(call.tool, call.words, target)
     _surroundings(call, intent)
     if gpus:
         intent.gpus = list(gpus)
@@ -134,11 +127,7 @@ def migrate(
 
 def _keep_what_others_wrote(output: Path) -> None:
     """Refuse to overwrite a recipe that `init`, `auto` or a person wrote."""
-    if not output.is_file():
-        return
-    with output.open(encoding="utf-8", errors="replace") as file:
-        first = file.readline()
-    if not first.startswith(WRITTEN_BY):
+    if output.is_file() and not output.read_text("utf-8", errors="replace").startswith(WRITTEN_BY):
         raise InvalidOption(
             f"`output` {output}: exists already, and `qcompile migrate` did not write it",
             hint="give another `output`, or move the file away",

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...bench.metrics.automatic import choose
 from ...bench.metrics.metric import Truth
-from ...data.archive import read_rows
+from ...data.arrays import map_arrays
 from ...data.batches import Data
 from ...data.readers import LABELS, Batch
 from ...data.spelling import FUNCTION, Spelling, parse_spelling
@@ -134,8 +134,7 @@ def first_sample(spec: str, names: Sequence[str]) -> Feeds | None:
     if path.is_dir():
         path = next(iter(sorted(path.glob("*.npz"))), path)
     if path.suffix == ".npz" and path.is_file():
-        arrays = next(read_rows(path, 1), {})
-        return {name: array for name, array in arrays.items() if name != LABELS} or None
+        return {name: array[:1] for name, array in map_arrays(path).items() if name != LABELS} or None
     return _of_images(spelling, names)
 
 

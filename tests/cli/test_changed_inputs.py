@@ -89,7 +89,6 @@ COMMANDS = {
     "m.onnx": [
         "export m.onnx -o o.onnx",
         "simplify m.onnx -o o.onnx",
-        "balance m.onnx --data x.npz -o o.onnx",
         "calibrate m.onnx --data x.npz -o o.ranges",
         "quantize m.onnx --ranges m.ranges -o o.onnx",
         "quantize m.onnx --precision fp16 -o o.onnx",

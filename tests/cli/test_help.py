@@ -12,7 +12,6 @@ VERBS = (
     "init",
     "export",
     "simplify",
-    "balance",
     "calibrate",
     "ranges",
     "quantize",
@@ -28,8 +27,6 @@ VERBS = (
     "worker",
     "migrate",
     "package",
-    "sign",
-    "verify",
     "inspect",
     "doctor",
 )
@@ -83,7 +80,7 @@ def test_every_command_shows_an_example_and_the_common_options(command: str) -> 
     assert any(line[: len(typed)] == typed for line in examples)
     for option in ("--verbose", "--quiet", "--json", "--help"):
         assert option in done.stdout
-    unwritten = ("diff", "inspect", "doctor", "ranges show", "sign", "verify", "worker")
+    unwritten = ("diff", "inspect", "doctor", "ranges show", "worker")
     if command not in unwritten:
         assert "--output" in done.stdout
 

@@ -124,7 +124,7 @@ def test_the_table_says_what_was_measured(full: tuple[str, Outline]) -> None:
 def test_what_cannot_be_shown_is_left_out_with_a_reason(tmp_path: Path) -> None:
     value = results_json(3)
     for entry in value["artifacts"]:
-        for key in ("latency_quantiles_ms", "batches", "concurrency", "arrivals"):
+        for key in ("latency_quantiles_ms", "batches", "concurrency"):
             entry[key] = []
         for key in ("accuracy", "layers_by_precision"):
             entry[key] = None

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from one_node import one_node
 from onnx import helper, numpy_helper
 from pairwise_sums import Pairs, convolution_operands, pairwise_sums
-from qdq_reference.products import requantized
 
 Array = NDArray[Any]
+_LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
 _TYPES = {"uint8": 2, "int8": 3}
 _CONTRIB = "com.microsoft"
 WEIGHTS = {
@@ -109,6 +109,12 @@ def activations(random: np.random.Generator, kind: str, *shape: int) -> Array:
     """Return large and small integers of a type; of uint8, many zeros, as after ReLU."""
     values = [0, 0, 250, 255] if kind == "uint8" else [-128, -128, 120, 127]
     return random.choice(values, shape).astype(kind)
+
+
+def requantized(sums: Array, ratio: Array, zero: Array, kind: str) -> Array:
+    """Return `saturate(round(sums * ratio) + zero)`, in float32; ties go to the nearest even."""
+    steps = np.rint(sums.astype(np.float32) * np.asarray(ratio, np.float32)).astype(np.float64)
+    return np.clip(steps + np.asarray(zero, np.float64), *_LIMITS[kind]).astype(kind)
 
 
 def _stored(**tensors: Any) -> tuple[onnx.TensorProto, ...]:

@@ -8,11 +8,7 @@ import re
 import textwrap
 from typing import Any
 
-import msgspec
-
 from qcompile.artifact.file_types import manifest_schema
-from qcompile.artifact.signing import Signature
-from qcompile.bench.metrics import scores_file
 from qcompile.calibration import ranges_file
 from qcompile.comparison.layers.file_types import layers_schema
 from qcompile.spec.recipes import recipe_schema
@@ -27,8 +23,6 @@ def schemas() -> dict[str, dict[str, Any]]:
         "manifest": manifest_schema(),
         "layers": layers_schema(),
         "ranges": ranges_file.header_schema(),
-        "scores": scores_file.header_schema(),
-        "signature": msgspec.json.schema(Signature),
     }
     files = {f"{name}.schema.json": described(f"qcompile {name}", one) for name, one in made.items()}
     return {"recipe.schema.json": recipe_schema(), **files}

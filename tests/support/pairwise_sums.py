@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from qdq_reference.products import windows
 
 Array = NDArray[Any]
 Pairs = list[tuple[int, int]]
@@ -54,6 +53,14 @@ def pairwise_sums(rows: Array, columns: Array, pairs: Pairs, narrow: Callable[[A
     return np.asarray(sums + products[..., single, :].sum(-2))
 
 
+def windows(x: Array, kernel: tuple[int, ...], strides: list[int], pads: list[int], fill: int) -> Array:
+    """Return [n, c, *outputs, *kernel]: what each place of a filter reads."""
+    count = len(kernel)
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(pads[:count], pads[count:], strict=True)], constant_values=fill)
+    view = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=tuple(range(2, 2 + count)))
+    return view[(slice(None), slice(None), *(slice(None, None, step) for step in strides))]
+
+
 def convolution_operands(
     x: Array,
     w: Array,
@@ -77,7 +84,7 @@ def convolution_operands(
         Rows [n, group, places, depth] and columns [group, depth, m / group], int64.
     """
     axes = w.ndim - 2
-    read = windows(x.astype(np.int64), w.shape[2:], strides, pads, [1] * axes, fill=fill)
+    read = windows(x.astype(np.int64), w.shape[2:], strides, pads, fill)
     places = int(np.prod(read.shape[2 : 2 + axes]))
     rows = read.reshape(len(x), group, w.shape[1], places, -1).transpose(0, 1, 3, 2, 4)
     columns = (

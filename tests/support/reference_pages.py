@@ -18,7 +18,7 @@ from keyword_types import keyword_types
 
 from qcompile.cli.main import group
 from qcompile.cli.verb import Verb
-from qcompile.pipeline.migrate.flags import Tool, dashed, flags_of
+from qcompile.pipeline.migrate.flags import TOOLS, dashed, flags_of
 from qcompile.spec.option import Option, fields_of
 from qcompile.spec.recipes import RecipeFile
 
@@ -92,8 +92,7 @@ def _recipe() -> Iterator[str]:
 def _migration() -> Iterator[str]:
     yield from ("<!-- Written by `make reference` from pipeline/migrate/*.toml. -->", "")
     yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
-    tools: tuple[Tool, ...] = ("trtexec", "polygraphy")
-    for tool in tools:
+    for tool in TOOLS:
         flags = list(dict.fromkeys(flags_of(tool).values()))
         yield from (
             "",

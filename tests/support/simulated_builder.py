@@ -119,9 +119,6 @@ class Logger:
     def __init__(self, min_severity: Any = None) -> None:
         self._severity = min_severity
 
-    def log(self, severity: Any, message: str) -> None:
-        pass
-
 
 class Builder:
     """Builder.
@@ -133,10 +130,6 @@ class Builder:
     def __init__(self, log: Any) -> None:
         self._given, self._circumstances = log, self._module._circumstances
         self._log = registered_logger(self, log, "Builder")
-
-    @property
-    def logger(self) -> Any:
-        return self._given
 
     @property
     def num_DLA_cores(self) -> int:  # noqa: N802

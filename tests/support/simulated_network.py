@@ -45,10 +45,6 @@ class Tensor:
         self._name = value
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @property
     def dtype(self) -> Any:
         return self._module.DataType[self._dtype]
 
@@ -74,16 +70,8 @@ class Tensor:
             self._formats = value
 
     @property
-    def is_network_input(self) -> bool:
-        return self._role == "input"
-
-    @property
     def is_shape_tensor(self) -> bool:
         return self._holds_shape
-
-    @property
-    def dynamic_range(self) -> tuple[float, float] | None:
-        return self._range
 
     def set_dynamic_range(self, low: float, high: float) -> bool:
         self._range = (low, high)
@@ -183,17 +171,6 @@ class Network:
     def _has(self, flag: str) -> bool:
         creation = self._module.NetworkDefinitionCreationFlag.__members__
         return flag in creation and bool(self._flags >> int(creation[flag]) & 1)
-
-    @property
-    def builder(self) -> Any:
-        return self._builder
-
-    @property
-    def flags(self) -> int:
-        return self._flags
-
-    def get_flag(self, flag: Any) -> bool:
-        return bool(self._flags >> int(flag) & 1)
 
     @property
     def num_layers(self) -> int:

@@ -47,9 +47,6 @@ class ParserError:
     def __init__(self, **about: Any) -> None:
         self._about = about
 
-    def code(self) -> Any:
-        return self._about["code"]
-
     def desc(self) -> str:
         return str(self._about["desc"])
 

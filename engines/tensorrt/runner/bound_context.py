@@ -60,18 +60,7 @@ class BoundContext:
         return self._loaded.memory_bytes(self._context) + sum(buffer.size_bytes for buffer in buffers)
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool = True) -> None:
-        """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address.
-
-        Args:
-            values: Input name to array, already checked.
-            feed_shapes: Shapes and values of `values`.
-            profile: One that takes them.
-            graph: Whether to capture, where the context was made for that.
-
-        Raises:
-            DataError: If an input on the device is this context's own output.
-            ModelError: If TensorRT refuses, or it cannot be captured.
-        """
+        """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address."""
         self.synchronize()
         self.binding = object()
         self._refuse_own_outputs(values)

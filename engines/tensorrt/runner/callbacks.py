@@ -48,10 +48,6 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
     TensorRT before 10 calls `reallocate_output`, 10 and newer `reallocate_output_async`. The memory is
     ordinary device memory: freeing the smaller one waits for the device, so no stream needs to be asked.
 
-    Args:
-        module: TensorRT's.
-        buffer: Where the output goes; it grows.
-
     Returns:
         An object with `shape`, the output's after a run and None before, `begin`, to be called before a
         run, and `raise_again`, for the error that must not cross TensorRT's C++.

@@ -39,11 +39,7 @@ class OutOfMemory(CudaError):
 
 
 def load_driver() -> Any:
-    """Return the module `cuda.bindings.driver`.
-
-    Raises:
-        ImportError: If it cannot be imported, with the reason.
-    """
+    """Return the module `cuda.bindings.driver`."""
     try:
         from cuda.bindings import driver
     except Exception as error:  # ImportError, of a library of the toolkit too
@@ -237,10 +233,6 @@ class PrimaryContext:
         cuda: The driver.
         device: The device's number.
         subject: What needs it, such as the engine's file; every message begins with it.
-
-    Raises:
-        EngineUnavailable: If there is no such device, or cuda-bindings is missing.
-        InvalidOption: If the number is negative.
     """
 
     def __init__(self, device: int, subject: str, *, engine: str = "tensorrt") -> None:
@@ -263,10 +255,6 @@ class PrimaryContext:
 
         The frames of an error that the block calls lose their locals here: whoever keeps the error would
         keep memory of the device and TensorRT's objects with them.
-
-        Raises:
-            EngineUnavailable: If the device's memory does not suffice.
-            ModelError: If CUDA fails otherwise.
         """
         outer = sys.exc_info()[1]
         self.cuda.call("cuCtxPushCurrent", self._handle)

@@ -125,11 +125,7 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Where it begins.
-
-        Raises:
-            DataError: If the memory belongs to another output meanwhile.
-        """
+        """Where it begins."""
         if not self._is_valid():
             raise DataError(
                 f"output of shape {self.shape} on the device: its runner was used again or closed since; "
@@ -159,11 +155,7 @@ class DeviceArray:
         }
 
     def copy_to_host(self) -> NDArray[Any]:
-        """Return a copy on the host.
-
-        Raises:
-            DataError: If the memory belongs to another output meanwhile.
-        """
+        """Return a copy on the host."""
         address = self.address
         array = np.empty(self.shape, self.dtype)
         if array.nbytes:
@@ -202,15 +194,6 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
 
     The protocol's version 3 tells the stream that writes, and ours waits for it. PyTorch has version 2,
     which tells none: the host waits for the device.
-
-    Args:
-        name: The input's, for messages.
-        value: Anything with `__cuda_array_interface__`.
-        context: Whose device it must be on; active.
-        stream: The stream that is to wait.
-
-    Raises:
-        DataError: If it is no array on this device, or not row-major without gaps.
     """
     try:
         interface = value.__cuda_array_interface__

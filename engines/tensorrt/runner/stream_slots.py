@@ -42,11 +42,7 @@ class StreamSlot:
         return tuple(self._contexts.values())
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
-        """Bind the execution context for these shapes: a new one if there is room, else the oldest's place.
-
-        Raises:
-            DataError, ModelError: As `BoundContext.bind`.
-        """
+        """Bind the context for these shapes: a new one if there is room, else the oldest's place."""
         key = feed_shapes.key if self._kept > 1 else None
         while True:
             try:
@@ -97,9 +93,6 @@ class StreamSlots:
         loaded: The engine; its context is active.
         streams: How many inferences can be under way at once.
         notes: Where the user reads what became of them.
-
-    Raises:
-        InvalidOption: If the engine cannot be run on so many.
     """
 
     def __init__(self, loaded: LoadedEngine, streams: int, notes: list[str]) -> None:
@@ -125,11 +118,7 @@ class StreamSlots:
         self._owners = dict(enumerate(self.all)) if self._exclusive else {}
 
     def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
-        """Return stream and profile for the inference of this turn.
-
-        Raises:
-            DataError: If no profile takes the shapes.
-        """
+        """Return stream and profile for the inference of this turn."""
         fitting = fitting_profiles(self._loaded.profiles, feed_shapes)
         slot = self.all[turn % len(self.all)]
         if not self._exclusive:

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.migrate import polygraphy, trtexec
+from qcompile.pipeline.migrate.translate import translate
 from qcompile.spec.tensorrt import TensorRTOptions
 
 STREAMS = "--allowWeightStreaming --weightStreamingBudget="
@@ -34,7 +34,7 @@ MISSING, IDLE = "missing", "unneeded"
     ],
 )
 def test_options_of_trtexec(options: str, expected: dict[str, object] | str) -> None:
-    intent = trtexec.translate(shlex.split(options), "tensorrt")
+    intent = translate("trtexec", shlex.split(options), "tensorrt")
     assert {outcome.fate for outcome in intent.outcomes} == {
         expected if isinstance(expected, str) else "kept"
     }
@@ -52,14 +52,14 @@ def test_options_of_trtexec(options: str, expected: dict[str, object] | str) -> 
 )
 def test_a_wrong_value_is_an_error(options: str, said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
-        TensorRTOptions(**trtexec.translate([options], "tensorrt").tensorrt)  # type: ignore[arg-type]
+        TensorRTOptions(**translate("trtexec", [options], "tensorrt").tensorrt)  # type: ignore[arg-type]
 
 
 def test_rtx_keeps_no_build_route() -> None:
-    intent = trtexec.translate(["--setBuildRoute=-a=off"], "tensorrt-rtx")
+    intent = translate("trtexec", ["--setBuildRoute=-a=off"], "tensorrt-rtx")
     assert [outcome.fate for outcome in intent.outcomes] == [MISSING]
 
 
 def test_a_level_that_polygraphy_has_not_is_an_error() -> None:
-    with pytest.raises(InvalidOption, match="none, fast, moderate, full is required"):
-        polygraphy.translate(["run", "m.onnx", "--tiling-optimization-level", "4"], "tensorrt")
+    with pytest.raises(InvalidOption, match="none, fast, moderate or full is required"):
+        translate("polygraphy", ["run", "m.onnx", "--tiling-optimization-level", "4"], "tensorrt")

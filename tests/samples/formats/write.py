@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 import qcompile
-from qcompile.bench.evaluate import evaluate
 from qcompile.calibration import save_ranges
 from qcompile.calibration.tensorrt_cache import read_cache
 
@@ -68,14 +67,7 @@ def main(target: Path) -> None:
         qcompile_(folder, "ranges", "cache", "all.ranges", "-o", "small.cache", "--tensorrt", "8.5.3")
         save_ranges(read_cache(folder / "small.cache", folder / "small.onnx"), folder / "fixed.ranges")
         _interrupt_a_calibration(folder)
-        artifacts = {"float": str(folder / "small.onnx"), "int8": str(folder / "out/int8.onnx")}
-        samples = str(folder / "samples.npz")
-        evaluate(
-            artifacts, folder / "small.1-of-2.scores", baseline="float", evaluation=samples, part=(1, 2),
-            metric="cosine", batch_size=2,
-        )  # fmt: skip
         kept = [
-            "small.1-of-2.scores",
             *(f"out/{name}" for name in KEPT),
             "layers.json",
             "small.cache",

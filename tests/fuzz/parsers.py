@@ -1,0 +1,389 @@
+"""Every parser of files and of what is typed, as a function of bytes and a folder.
+
+A parser returns, or raises a `QCompileError`. Where a form can be written, what was read is written and read
+as the same. `crash` says what else reads the bytes: it may end the process, which a watched child contains.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import shlex
+import struct
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+import safetensors.numpy
+
+from qcompile.artifact import read_manifest
+from qcompile.bench.metrics.names import read_metric
+from qcompile.bench.metrics.scores_file import load_scores, save_scores
+from qcompile.bench.results.export import markdown
+from qcompile.bench.results.regress import compare_results, parse_limit
+from qcompile.bench.results.results import parse_results
+from qcompile.bench.workers.process import read_answer
+from qcompile.calibration.calibrate import parse_shard
+from qcompile.calibration.checkpoint import load_checkpoint
+from qcompile.calibration.checksum import checksum
+from qcompile.calibration.ranges_file import load_ranges, save_ranges
+from qcompile.calibration.tensorrt_cache import parse_cache_bytes, version_code
+from qcompile.calibration.thresholds import parse_method
+from qcompile.cli.main import _VERBS
+from qcompile.cli.verb import Verb, read
+from qcompile.comparison.diff import parse_rules, parse_tolerances
+from qcompile.compiler.simplify.simplify import simplify
+from qcompile.data.archive import load_arrays, read_shapes
+from qcompile.data.audio.decode import decode as decode_audio
+from qcompile.data.images.decode import decode
+from qcompile.data.label_table import read_label_table
+from qcompile.data.polygraphy_json import load_polygraphy
+from qcompile.data.query import read_query
+from qcompile.data.spelling import Spelling, parse_spelling
+from qcompile.data.tables.files import read_table
+from qcompile.engines.gpu import parse_devices
+from qcompile.engines.tensorrt.runner.runtime_cache import RuntimeCacheFile
+from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCompileError
+from qcompile.model.input_notes import read_notes
+from qcompile.model.named.hf_folder import processor_of
+from qcompile.model.preprocessing import as_json, read_preprocessing
+from qcompile.model.source import parse_source
+from qcompile.model.source_options import parse_query
+from qcompile.pipeline.migrate import polygraphy, trtexec
+from qcompile.pipeline.migrate.command_line import read_command
+from qcompile.pipeline.recipe import parse_recipe
+from qcompile.reporting.sections import sections
+from qcompile.reporting.source import _layers, read_source
+from qcompile.reporting.summary import summarize
+from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes
+from qcompile.tensors import (
+    format_shape,
+    parse_dynamic_axis,
+    parse_input,
+    parse_named_shape,
+    parse_shape,
+    parse_shapes,
+)
+
+FOLDER = Path(__file__).parent
+Parse = Callable[[bytes, Path], object]
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A parser: its function of bytes and a folder, whether inputs are JSON, what reads the bytes but we."""
+
+    parse: Parse
+    json: bool = False
+    crash: str = ""
+
+
+def inputs(name: str, archive: str = "") -> dict[str, bytes]:
+    """The files of an archive: inputs that once showed a defect or reach a line of their own."""
+    path = FOLDER / "corpus" / f"{name}.tar.xz" if not archive else FOLDER / archive
+    with tarfile.open(path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
+
+
+def _file(content: bytes, folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def _text(content: bytes) -> str:
+    """Bytes as Python has them from a command line: what is no UTF-8 becomes lone surrogates."""
+    return content.decode("utf-8", "surrogateescape")
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise ArtifactError("no JSON") from None
+
+
+def _each(text: str, *parsers: Callable[[str], Any]) -> list[Any]:
+    """What several parsers read of one text; None where one refuses it."""
+    values = []
+    for parse in parsers:
+        try:
+            values.append(parse(text))
+        except QCompileError:
+            values.append(None)
+    return values
+
+
+# What is typed
+
+
+def shapes(content: bytes, _: Path) -> None:
+    """Every spelling of a shape; what is printed is read as the same."""
+    text = _text(content)
+    shape, declared, *_rest = _each(
+        text, parse_shape, parse_input, parse_named_shape, parse_dynamic_axis,
+        lambda text: parse_shapes([text, "y:1"], option="x"),
+    )  # fmt: skip
+    assert shape is None or parse_shape(format_shape(shape)) == shape
+    assert declared is None or parse_input(str(declared)) == declared
+
+
+def options(content: bytes, _: Path) -> None:
+    """Options with a grammar of their own."""
+    text = _text(content)
+    method, *_rest = _each(
+        text, parse_method, parse_limit, parse_shard, version_code,
+        lambda text: parse_rules([text], option="rules"),
+        lambda text: parse_tolerances([text], option="atol"),
+        lambda text: parse_devices(text.split(",")),
+        lambda text: parse_bytes(text, option="workspace"),
+        lambda text: TensorRTOptions(memory_pools=(text,)).pool_bytes,
+        lambda text: TensorRTOptions(io_formats=(text,)).tensor_formats,
+        lambda text: TensorRTOptions(profiles=(text,)),
+    )  # fmt: skip
+    assert method is None or parse_method(str(method)) == method
+    if ":" not in text:  # what has a colon may be a function, which is imported
+        _each(text, read_metric)
+
+
+def data_spelling(content: bytes, _: Path) -> None:
+    """DATA; the spelling of what was read is read as the same."""
+    spelling = parse_spelling(_text(content))
+    again = parse_spelling(str(spelling))
+    assert os.path.normpath(again.path) == os.path.normpath(spelling.path)
+    assert (again.kind, again.query) == (spelling.kind, spelling.query)
+    read_query(spelling.query, _text(content))
+
+
+def model_spelling(content: bytes, folder: Path) -> None:
+    """MODEL; the options that were read are written as they are read."""
+    text = _text(content)
+    (query,) = _each(text, lambda text: parse_query(text, "model"))
+    assert query is None or not query.query or parse_query(query.query[1:], "model") == query
+    source = parse_source(text, base=folder)
+    if source.is_named:
+        assert parse_source(source.absolute, base=folder).options == source.options
+
+
+@cache
+def _verbs() -> dict[str, Any]:
+    commands = {}
+    for name in _VERBS:
+        command = getattr(import_module(f"qcompile.cli.{name}"), name)
+        for verb in (command, *getattr(command, "commands", {}).values()):
+            if isinstance(verb, Verb):
+                commands[verb.name or name] = verb
+    return commands
+
+
+def command_line(content: bytes, _: Path) -> None:
+    """Arguments of a verb, one a line, the verb first: read as they are typed, nothing is run."""
+    name, *arguments = _text(content.replace(b"\0", b"")).split("\n")  # no argument holds a NUL
+    verb = _verbs().get(name)
+    if verb is None:
+        raise InvalidOption(f"verb {name!r}: another is required")
+    try:
+        context = verb.make_context(name, [word for word in arguments if word not in ("--help", "-h")])
+    except click.ClickException as error:
+        error.format_message()
+        return
+    with context:
+        read(verb.spec, context.params, told=lambda _: None)
+
+
+def migrate(content: bytes, _: Path) -> None:
+    """Command lines of trtexec and Polygraphy."""
+    call = read_command(_text(content))
+    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
+    for target in ("tensorrt", "tensorrt-rtx"):
+        translate(call.words, target)
+    shlex.split(call.text)
+
+
+# Documents
+
+
+def results(content: bytes, folder: Path) -> None:
+    """Results; what is written of them is read as the same, and the report's sections can be made."""
+    parsed = parse_results(content, folder / "results.json")
+    text = json.dumps(parsed.as_json())
+    again = parse_results(text.encode(), folder / "results.json")
+    assert json.dumps(again.as_json()) == text
+    markdown(parsed)
+    _each(text, lambda _: compare_results(parsed, again))
+
+
+def manifest(content: bytes, folder: Path) -> None:
+    """A manifest; what is written of it is read as the same."""
+    path = _file(b"", folder, "m.onnx")
+    _file(content, folder, "m.onnx.json")
+    parsed = read_manifest(path)
+    if parsed is not None:  # None is a stranger's JSON beside a model
+        text = json.dumps(parsed.as_json())
+        _file(text.encode(), folder, "m.onnx.json")
+        assert json.dumps(read_manifest(path).as_json()) == text  # type: ignore[union-attr]
+
+
+def input_notes(content: bytes, _: Path) -> None:
+    """What an ONNX file says of its inputs; a damaged entry is none."""
+    model = onnx.ModelProto()
+    model.metadata_props.add(key="qcompile.inputs", value=content.decode("utf-8", "replace"))
+    for note in read_notes(model).values():
+        json.dumps(note.as_json())
+
+
+# Files of calibration and of scores. A changed header gets its checksum; without it, all are refused at once.
+
+
+def _whole(name: str) -> bytes:
+    return inputs("", "whole.tar.xz")[name]
+
+
+def _sealed(header: bytes, name: str) -> bytes:
+    """A file whose tensors are those of a whole one, and whose metadata are this header."""
+    tensors = safetensors.numpy.load(_whole(name))
+    text = header.decode("utf-8", "replace")
+    try:
+        parsed = json.loads(header)
+        text = json.dumps({**parsed, "checksum": checksum(parsed, tensors)}) if "checksum" in parsed else text
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    return safetensors.numpy.save(tensors, {"qcompile": text})
+
+
+def _limits(ranges: Any) -> None:
+    for name in ranges.names():
+        for symmetric in (True, False):
+            low, high = ranges.limits(name, symmetric=symmetric)
+            assert -math.inf < low <= high < math.inf, (name, low, high)
+
+
+def ranges_file(content: bytes, folder: Path) -> None:
+    """A ranges file; what is read is written and read as the same."""
+    ranges = load_ranges(_file(content, folder, "a.ranges"))
+    _limits(ranges)
+    save_ranges(ranges, folder / "b.ranges")
+    again = load_ranges(folder / "b.ranges")
+    assert (again.model, again.portions, again.method) == (ranges.model, ranges.portions, ranges.method)
+
+
+def ranges_merge(content: bytes, folder: Path) -> None:
+    """Two shards, with headers from one JSON list, merged: no count is lost or made up."""
+    try:
+        headers = [json.dumps(header).encode() for header in json.loads(content)]
+    except (ValueError, TypeError, RecursionError):
+        headers = []
+    if len(headers) != 2:
+        raise CalibrationError("no two headers")
+    first, second = (
+        load_ranges(_file(_sealed(header, f"ranges.{n}"), folder, f"{n}.ranges"))
+        for n, header in enumerate(headers)
+    )
+    before = {name: histogram.total for name, histogram in first.histograms.items()}
+    first.merge(second)
+    for name, histogram in first.histograms.items():
+        assert histogram.total == before[name] + second.histograms[name].total, name
+    _limits(first)
+
+
+def ranges_counts(content: bytes, folder: Path) -> None:
+    """Damaged counts: negative ones, and such that overflow when added."""
+    tensors = safetensors.numpy.load(_whole("ranges.0"))
+    name = max(tensors, key=lambda name: tensors[name].size)
+    for place, value in struct.iter_unpack("<Hq", content[: len(content) // 10 * 10]):
+        tensors[name].reshape(-1)[place % tensors[name].size] = value
+    outer = json.loads(_whole("ranges.0")[8 : 8 + int.from_bytes(_whole("ranges.0")[:8], "little")])
+    header = json.loads(outer["__metadata__"]["qcompile"])
+    header.pop("checksum")  # as files of the former format
+    ranges_file(safetensors.numpy.save(tensors, {"qcompile": json.dumps(header)}), folder)
+
+
+def checkpoint(content: bytes, folder: Path) -> None:
+    """A checkpoint of a calibration; one that is damaged is none."""
+    loaded = load_checkpoint(_file(content, folder, "a.checkpoint"), {"model": "m", "data": ["d", 1]})
+    if loaded is not None:
+        assert min(loaded.units, loaded.samples) >= 0
+        for histogram in loaded.histograms.values():
+            histogram.add(np.float32([1.0, -3e38]))
+
+
+def scores(content: bytes, folder: Path, name: str = "top1") -> None:
+    """A file of scores; what is read is written and read as the same."""
+    loaded = load_scores(_file(content, folder, "a.scores"), read_metric(name))
+    save_scores(loaded, {"metric": name}, folder / "b.scores")
+    assert list(load_scores(folder / "b.scores", read_metric(name)).answers) == list(loaded.answers)
+
+
+# Data and models
+
+
+def npy(content: bytes, folder: Path) -> None:
+    """A .npy: both readers agree on its shape."""
+    path = _file(content, folder, "x.npy")
+    array = load_arrays(path)[""] if content[:6] == b"\x93NUMPY" else None
+    shape = read_shapes(path)[""]
+    assert array is None or (array.shape == shape and not array.dtype.hasobject)
+
+
+def _table(kind: str) -> Parse:
+    return lambda c, f: read_table(Spelling(path := str(_file(c, f, f"t.{kind}")), kind, path))
+
+
+PARSERS: dict[str, Parser] = {
+    "shapes": Parser(shapes),
+    "options": Parser(options),
+    "data_spelling": Parser(data_spelling),
+    "model_spelling": Parser(model_spelling),
+    "command_line": Parser(command_line),
+    "migrate": Parser(migrate),
+    "recipe": Parser(lambda c, _: parse_recipe(c, Path("recipe.toml"), told=lambda _: None)),
+    "results": Parser(results, json=True),
+    "report": Parser(
+        lambda c, f: sections(source := read_source(_file(c, f, "results.json")), summarize(source).chosen),
+        json=True,
+    ),
+    "layers": Parser(lambda c, f: _layers(_file(c, f, "layers.json")), json=True),
+    "manifest": Parser(manifest, json=True),
+    "preprocessing": Parser(lambda c, _: as_json(read_preprocessing(_json(c))), json=True),
+    "input_notes": Parser(input_notes, json=True),
+    "hf_folder": Parser(
+        lambda c, f: processor_of(_file(c, f, "preprocessor_config.json").parent, "image_processor"),
+        json=True,
+    ),
+    "worker_answers": Parser(lambda c, _: read_answer(c), json=True),
+    "ranges_header": Parser(lambda c, f: ranges_file(_sealed(c, "ranges.0"), f), json=True),
+    "ranges_file": Parser(ranges_file),
+    "ranges_merge": Parser(ranges_merge, json=True),
+    "ranges_counts": Parser(ranges_counts),
+    "checkpoint": Parser(lambda c, f: checkpoint(_sealed(c, "checkpoint"), f), json=True),
+    "checkpoint_file": Parser(checkpoint),
+    "tensorrt_cache": Parser(lambda c, _: parse_cache_bytes(c, Path("c.cache"))),
+    "runtime_cache": Parser(
+        lambda c, _: RuntimeCacheFile(Path("e"), "1.7", "sha256:0")._blob(b"qcompile runtime cache 1\n" + c),
+        json=True,
+    ),
+    "scores_header": Parser(lambda c, f: scores(_sealed(c, "scores.top1"), f), json=True),
+    "scores_file": Parser(scores),
+    "npy": Parser(npy),
+    "npz": Parser(lambda c, f: (read_shapes(path := _file(c, f, "x.npz")), load_arrays(path))),
+    "image": Parser(lambda c, _: [decode(io.BytesIO(c), mode, "x.png") for mode in ("RGB", "L")]),
+    "audio": Parser(lambda c, _: decode_audio(io.BytesIO(c), 16000, 1.0, "x.wav")),
+    "polygraphy_inputs": Parser(lambda c, f: load_polygraphy(_file(c, f, "inputs.json")), json=True),
+    "text_table": Parser(_table("text")),
+    "jsonl": Parser(_table("jsonl")),
+    "csv": Parser(_table("csv")),
+    "label_table": Parser(lambda c, f: read_label_table(_file(c, f, "l.csv"), ["a.png", "b/c.png"], f)),
+    "onnx": Parser(
+        lambda c, f: simplify(_file(c, f, "m.onnx"), f / "s.onnx"),
+        crash="onnx, onnxsim and ONNX Runtime read the bytes",
+    ),
+}
