@@ -118,7 +118,7 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
     except click.ClickException as error:
         gone = removed_option(error.option_name) if isinstance(error, click.NoSuchOption) else ""
         if gone:
-            error = click.UsageError(gone, error.ctx)  # type: ignore[union-attr]
+            error = click.UsageError(gone, getattr(error, "ctx", None))
         error.message = plain_lines(error.message)  # type: ignore[misc]  # nothing else is shown
         error.show()
         return error.exit_code
