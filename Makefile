@@ -46,7 +46,7 @@ resnet18: $(READY)
 cifar: $(READY)
 	$(BIN)/python examples/cifar_resnet18/compare.py
 
-# Every use of TensorRT is recorded: tests/support/replayed_tensorrt.py plays the file in its place.
+# The calls of TensorRT are recorded.
 test-gpu: $(READY)
 	PYTHONPATH=$(CURDIR)/tests/support/recording$${PYTHONPATH:+:$$PYTHONPATH} \
 	QCOMPILE_TENSORRT_RECORD=$(CURDIR)/build/recordings/test-gpu.jsonl \

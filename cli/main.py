@@ -116,9 +116,10 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
             return stop.exit_code  # `bench` keeps what it has measured, and says so itself
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
-        gone = removed_option(error.option_name) if isinstance(error, click.NoSuchOption) else ""
-        if gone:
-            error = click.UsageError(gone, getattr(error, "ctx", None))
+        if isinstance(error, click.NoSuchOption):
+            command = error.ctx.info_name if error.ctx is not None else None
+            if gone := removed_option(error.option_name, command or ""):
+                error = click.UsageError(gone, error.ctx)
         error.message = plain_lines(error.message)  # type: ignore[misc]  # nothing else is shown
         error.show()
         return error.exit_code

@@ -31,7 +31,7 @@ def hook() -> ModuleType:
         ("[a](../README.md)", "docs/models.md", "models.md", "[a](index.md)"),
         ("[a](../examples/qat/README.md)", "docs/models.md", "models.md", "[a](examples/qat.md)"),
         ("[a](../examples/qat)", "docs/models.md", "models.md", "[a](examples/qat.md)"),
-        ("[a](../mixed_precision)", "examples/qat/README.md", "examples/qat.md", "[a](mixed_precision.md)"),
+        ("[a](../digits)", "examples/qat/README.md", "examples/qat.md", "[a](digits.md)"),
         ("[a](docs/data.md#texts)", "CHANGELOG.md", "changelog.md", "[a](data.md#texts)"),
         ("[a](../../docs/data.md)", "examples/qat/README.md", "examples/qat.md", "[a](../data.md)"),
         ("[lines](../setup.cfg)", "docs/data.md", "data.md", "lines (`setup.cfg`)"),

@@ -90,7 +90,7 @@ def _recipe() -> Iterator[str]:
 
 
 def _migration() -> Iterator[str]:
-    yield from ("<!-- Written by `make reference` from pipeline/migrate/*.toml. -->", "")
+    yield from ("<!-- Written by `make reference` from pipeline/migrate/options.toml. -->", "")
     yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
     for tool in TOOLS:
         flags = list(dict.fromkeys(flags_of(tool).values()))
