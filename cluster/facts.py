@@ -119,7 +119,7 @@ def why_refused(facts: Facts, versions: Mapping[str, str]) -> str:
 
 def look() -> Found:
     """Look at the engines and the GPUs; imports the runtimes, but not torch, whose import takes seconds."""
-    from ..engines.doctor.gpus import gpus_here
+    from ..engines.gpu import find_gpus
     from ..engines.registry import engine, names
 
     no_torch = "" if "torch" in tool_versions("torch") else "torch is not installed"
@@ -129,12 +129,12 @@ def look() -> Found:
     }
     gpus = tuple(
         {
-            "index": gpu.index,
+            "index": index,
             "name": gpu.name,
-            "capability": gpu.types.capability,
+            "capability": gpu.architecture,
             "memory_bytes": gpu.memory_bytes,
         }
-        for gpu in gpus_here()
+        for index, gpu in enumerate(find_gpus())
     )
     return Found(why_not, gpus)
 

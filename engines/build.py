@@ -11,7 +11,6 @@ from ..files import write_text, writing
 from ..model.multiply_adds import multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
 from ..model.source import digest_source, parse_source
-from ..model.tensor_sizes import require_tensor_sizes
 from ..model.weightless import fingerprint
 from ..spec.decode import changed
 from .base import BuildOutcome, BuildRequest, Engine
@@ -31,8 +30,6 @@ def build_engine(request: BuildRequest) -> Artifact:
     spec = request.spec
     chosen = require_builder(spec.target)
     chosen.check(spec)
-    if chosen.takes == "onnx":
-        require_tensor_sizes(Path(request.model))
     final = Path(request.output)
     with writing(final) as path:
         outcome = _build(chosen, request, path)

@@ -14,11 +14,8 @@ from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
-from ...model.tensor_sizes import require_tensor_sizes
 from ...processor import device_for, resolve_isa, why_emulated, why_unchecked
-from ...progress import silent
 from ...spec.artifacts import BuildSpec
-from ...spec.decode import current
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
@@ -188,7 +185,6 @@ class OpenVino(Engine):
     ) -> OpenVinoRunner:
         import openvino
 
-        require_tensor_sizes(path)
         io = model_io(load_onnx(path, external_data=False))  # what is damaged is refused before it is read
         _require_dtypes(io, shown or path)
         core = openvino.Core()
@@ -236,7 +232,7 @@ def _as_built(path: Path) -> str:
     manifest = read_manifest(path)
     if manifest is None:
         return "fp32"
-    options = current(BuildSpec, manifest.options, silent)  # whichever version wrote it
+    options = manifest.current_options
     return _computed_in(manifest.precision, str(options.get("float_precision") or "fp32"))
 
 

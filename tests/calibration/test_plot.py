@@ -114,23 +114,6 @@ def test_odd_tensors_are_drawn_without_a_warning(values: Values, tmp_path: Path)
     assert "nan" not in path.read_text()
 
 
-@pytest.mark.parametrize(
-    "name", ["a<b>&c", "\"quoted\" 'name'", "_under_score_", "a$b", "äöü", "a;b:0", "x" * 40]
-)
-def test_names_are_drawn_as_they_are(name: str, tmp_path: Path) -> None:
-    found = texts(drawn(ranges_of({name: np.arange(100)}), tmp_path / "x.svg"))
-    assert any(text.startswith(f"{name}   ") for text in found)
-
-
-def test_a_long_name_keeps_its_end(tmp_path: Path) -> None:
-    name = "/".join(f"layer{index}" for index in range(20))
-    titles = [t for t in texts(drawn(ranges_of({name: np.arange(9)}), tmp_path / "x.svg")) if "clipped" in t]
-    shown = titles[0].split("   ")[0]
-    assert len(shown) == 40
-    assert shown.startswith("…")
-    assert name.endswith(shown[1:])
-
-
 @pytest.mark.parametrize("name", ["a.pdf", "a.jpg", "a", "a.svg.txt", "svg", "a.SVG"])
 def test_another_suffix_is_refused_and_nothing_is_written(name: str, tmp_path: Path) -> None:
     ranges = normals(1)

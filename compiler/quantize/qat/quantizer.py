@@ -47,7 +47,6 @@ class ActivationFakeQuantize(FakeQuantize):
         self.enable_fake_quant((mode and not self.frozen) or seen)
         return self
 
-
     def forward(self, values: Tensor) -> Tensor:
         """Return the values rounded to the grid.
 

@@ -28,8 +28,7 @@ from ....errors import EngineUnavailable, ExportError, InvalidOption, Quantizati
 from ....model.pytorch import import_torch
 from ....processor import resolve_isa
 from ....progress import quiet
-from ....spec.artifacts import QuantizeOptions
-from ....spec.decode import with_former_names
+from ....spec.decode import current_isas, deprecated
 from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
 from .placement import OPERATOR, VIEWS, WEIGHTED, operator, weight_axis
 
@@ -47,7 +46,8 @@ _IN_PLACE = frozenset(
     feature_dropout_ add_ sub_ mul_ div_
     """.split()
 )
-@with_former_names(QuantizeOptions)
+
+
 def prepare(
     model: torch.nn.Module,
     example_inputs: Any,
@@ -78,6 +78,7 @@ def prepare(
     """
     if target not in GRAPH_TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
+    isa = current_isas({"isa": isa}, deprecated)["isa"]
     if isa not in ISAS:
         raise InvalidOption(f"isa {isa!r} is unknown; known are {', '.join(ISAS)}")
     captured = _capture(model, example_inputs, dynamic_shapes)
@@ -135,6 +136,8 @@ def convert(model: torch.nn.Module) -> torch.fx.GraphModule:
             module = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
             if isinstance(module, quantizer.ActivationFakeQuantize):
                 _require_range(node.args[0].name, module.activation_post_process)
+            elif module is not None and node.args[0].op == "get_attr":
+                module(_attribute(converted, str(node.args[0].target)))  # the weight may have been loaded
             elif isinstance(module, torch.nn.BatchNorm2d):
                 _fold(converted, node, module)
             elif isinstance(module, torch.nn.Dropout | torch.nn.Dropout2d):
@@ -218,11 +221,7 @@ def _without_mutation(graph: torch.fx.Graph) -> None:
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         value = node.args[0] if operator(node) in _IN_PLACE else None
-        if (
-            value is None
-            or operator(value) in VIEWS
-            or any(operator(user) in VIEWS for user in value.users)
-        ):
+        if value is None or operator(value) in VIEWS or any(operator(user) in VIEWS for user in value.users):
             continue
         node.target = getattr(getattr(torch.ops.aten, operator(node)[:-1]), node.target._overloadname)
         for reader in [user for user in value.users if order[user] > order[node]]:
